@@ -1,0 +1,37 @@
+# `make demo` and `make test` are all a newcomer needs; both build .venv first.
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: help demo test check-fast format bench bootstrap clean
+
+help:
+	@echo 'make demo         build .venv and run the demo (no GPU needed)'
+	@echo 'make test         all checks and tests, also on other Python versions (ARGS=--fast: not)'
+	@echo 'make check-fast   formatting, lint and types only'
+	@echo 'make format       rewrite the code as the formatter wants it'
+	@echo 'make bench        the benchmarks'
+	@echo 'make clean        remove the environments and caches'
+
+bootstrap:
+	@$(PYTHON) tools/bootstrap.py
+
+demo: bootstrap
+	@.venv/bin/grn demo $(ARGS)
+
+test: bootstrap
+	@.venv/bin/python tools/check.py $(ARGS)
+
+check-fast: bootstrap
+	@.venv/bin/python tools/check.py --no-tests
+
+format: bootstrap
+	@.venv/bin/python -m ruff format
+	@.venv/bin/python -m ruff check --fix
+
+bench: bootstrap
+	@.venv/bin/python benchmarks/run.py $(ARGS)
+
+clean:
+	rm -rf .venv .venv-3.* .venv.lock dist build
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

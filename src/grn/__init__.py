@@ -1,0 +1,39 @@
+"""grn, the GPU Resource Negotiator: share the GPUs of one machine among many jobs.
+
+`@grn.job()` runs a function when a GPU has room for it; `grn.lease()` is the primitive under it.
+Everything else loads on first use, so importing grn costs a training script next to nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from grn.client.decorator import job
+    from grn.client.lease import lease
+    from grn.errors import DaemonNotRunning, GrnError, NeverFits
+
+__version__ = "0.1.0"
+__all__ = ["DaemonNotRunning", "GrnError", "NeverFits", "__version__", "job", "lease"]
+
+_HOMES = {
+    "job": "grn.client.decorator",
+    "lease": "grn.client.lease",
+    "GrnError": "grn.errors",
+    "DaemonNotRunning": "grn.errors",
+    "NeverFits": "grn.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'grn' has no attribute '{name}'")
+    import importlib
+
+    found: object = getattr(importlib.import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

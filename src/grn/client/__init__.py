@@ -1,0 +1,1 @@
+"""The thin library inside users' programs: standard library only."""

@@ -1,0 +1,196 @@
+"""Frames to and from the negotiator, for programs that block and for those on an event loop.
+
+The steps of a conversation are generators that say what to do next (send, receive, sleep); one
+driver does them blocking, the other awaits them. One idle connection is kept for the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+from grn import places, wire
+from grn.errors import DaemonError, DaemonNotRunning, from_code
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any, TypeVar
+
+    from grn.wire import Message
+
+    Result = TypeVar("Result")
+    Steps = Generator[tuple[str, Any, Any], Any, Result]
+
+ANSWER_S = 10.0
+CHUNK_BYTES = 65536
+
+
+class Connection:
+    """One socket to the negotiator, with the messages received but not read yet."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        self._ready: list[bytes] = []
+        self._last_id = 0
+
+    def close(self) -> None:
+        """Let the socket go."""
+        self.sock.close()
+
+    def send(self, message: Message) -> Steps[int]:
+        """Send one message and return the id its answers will carry."""
+        self._last_id += 1
+        message["id"], message["v"] = self._last_id, wire.PROTOCOL
+        yield ("send", self.sock, wire.encode(message))
+        return self._last_id
+
+    def receive(self, timeout_s: float | None) -> Steps[Message]:
+        """Wait for the next message; an error the negotiator sent is raised."""
+        while not self._ready:
+            data = yield ("recv", self.sock, timeout_s)
+            if not data:
+                raise ConnectionResetError("the negotiator closed the connection")
+            self._ready = self._frames.feed(data)
+        message = wire.decode(self._ready.pop(0))
+        error = message.get("error")
+        if error is not None:
+            raise from_code(error["code"], error["message"], error["hint"])
+        return message
+
+    def ask(self, message: Message, timeout_s: float | None = ANSWER_S) -> Steps[Message]:
+        """Send one message and return its answer."""
+        yield from self.send(message)
+        answer = yield from self.receive(timeout_s)
+        return answer
+
+
+class _Idle:
+    """The idle connections of this process, at most one; forked children start with none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: Connection | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def take(self) -> Connection | None:
+        with self._lock:
+            kept, self._kept = self._kept, None
+        return kept
+
+    def give(self, connection: Connection) -> None:
+        with self._lock:
+            if self._kept is None:
+                self._kept = connection
+                return
+        connection.close()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        if self._kept is not None:
+            self._kept.close()  # else the negotiator would take our life for our parent's
+            self._kept = None
+
+
+IDLE = _Idle()
+
+
+def connect() -> Connection:
+    """Connect to the negotiator of this machine."""
+    for path in places.sockets_to_try():
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(path)
+        except OSError:
+            sock.close()
+            continue
+        return Connection(sock)
+    raise DaemonNotRunning(places.own_socket())
+
+
+def drive(steps: Steps[Result]) -> Result:
+    """Do the steps of a conversation, blocking."""
+    try:
+        verb, subject, detail = next(steps)
+        while True:
+            try:
+                result = _perform(verb, subject, detail)
+            except OSError as error:
+                verb, subject, detail = steps.throw(error)
+            else:
+                verb, subject, detail = steps.send(result)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+async def drive_async(steps: Steps[Result]) -> Result:
+    """Do the steps of a conversation on the running event loop."""
+    try:
+        verb, subject, detail = next(steps)
+        while True:
+            try:
+                result = await _perform_async(verb, subject, detail)
+            except OSError as error:
+                verb, subject, detail = steps.throw(error)
+            else:
+                verb, subject, detail = steps.send(result)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+def ask_once(message: Message) -> Message:
+    """Ask the negotiator one question over the idle connection or a new one."""
+    return drive(_ask_once(message))
+
+
+def _ask_once(message: Message) -> Steps[Message]:
+    connection = connect()
+    try:
+        answer = yield from connection.ask(message)
+    except TimeoutError as error:
+        raise DaemonError(
+            f"the negotiator did not answer within {ANSWER_S:.0f} s.",
+            "It may be stopped or overloaded; `grn doctor` tells more.",
+        ) from error
+    except ConnectionError as error:
+        raise DaemonNotRunning(places.own_socket()) from error
+    finally:
+        connection.close()
+    return answer
+
+
+def _perform(verb: str, subject: Any, detail: Any) -> bytes | None:
+    if verb == "send":
+        subject.settimeout(ANSWER_S)
+        subject.sendall(detail)
+    elif verb == "recv":
+        subject.settimeout(detail)
+        data: bytes = subject.recv(CHUNK_BYTES)
+        return data
+    else:
+        time.sleep(detail)
+    return None
+
+
+async def _perform_async(verb: str, subject: Any, detail: Any) -> bytes | None:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    if verb == "sleep":
+        await asyncio.sleep(detail)
+        return None
+    subject.settimeout(0)
+    if verb == "send":
+        await loop.sock_sendall(subject, detail)
+        return None
+    try:
+        return await asyncio.wait_for(loop.sock_recv(subject, CHUNK_BYTES), detail)
+    except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
+        raise TimeoutError(str(error)) from error

@@ -1,0 +1,297 @@
+"""`@grn.job()`: a function that runs when a GPU has room for it.
+
+Turns a call into a wish, holds a lease around it and reports how it went. Arguments travel only as
+short facts to learn from; the function itself never leaves its process.
+"""
+
+from __future__ import annotations
+
+import functools
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from typing import Any
+
+    from grn.client.lease import Lease
+
+_CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
+_SECRET = ("password", "passwd", "secret", "token", "key", "auth", "credential")
+_MOST_ARGUMENTS = 16
+_POLICIES = ("spread", "spreading", "pack", "packing")
+
+
+def job(
+    jobstr: Any = None,
+    resource_policy: str = "spread",
+    continue_on_server_unavailable: bool = False,
+    *,
+    gpus: int = 1,
+    mem: str | int | None = None,
+    exclusive: bool = False,
+    priority: int = 0,
+    retry_oom: int = 0,
+) -> Any:
+    """Decorate a function so that each call waits for a GPU; works with and without parentheses.
+
+    `jobstr` names the job type (default: file and function). `mem` and `gpus` state a need where
+    it is known; else it is learned. `retry_oom` repeats a call that ran out of GPU memory, with
+    more room, so many times. With `continue_on_server_unavailable` a call runs unmanaged when
+    there is no negotiator.
+    """
+    if resource_policy not in _POLICIES:
+        raise ValueError(f"resource_policy is '{resource_policy}' and must be 'spread' or 'pack'")
+    if callable(jobstr):
+        return job()(jobstr)
+    asked = {
+        "policy": resource_policy,
+        "gpus": gpus,
+        "mem": mem,
+        "exclusive": exclusive,
+        "priority": priority,
+    }
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        managed = _Managed(function, jobstr, asked, continue_on_server_unavailable, retry_oom)
+        return managed.wrap()
+
+    return decorate
+
+
+class _Managed:
+    """One decorated function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        jobstr: str | None,
+        asked: dict[str, Any],
+        may_run_unmanaged: bool,
+        retry_oom: int,
+    ) -> None:
+        self.function = function
+        self.profiler: Callable[..., Any] | None = None
+        self._jobstr = jobstr
+        self._asked = asked
+        self._may_run_unmanaged = may_run_unmanaged
+        self._retry_oom = retry_oom
+        inner = getattr(function, "__func__", function)
+        self._code = getattr(inner, "__code__", None)
+
+    def wrap(self) -> Callable[..., Any]:
+        """Return what takes the function's place: of the same kind, sync or async."""
+        flags = self._code.co_flags if self._code is not None else 0
+        if flags & _CO_COROUTINE:
+            wrapper = self._wrap_async()
+        elif flags & _CO_ASYNC_GENERATOR:
+            wrapper = self._wrap_async_generator()
+        elif flags & _CO_GENERATOR:
+            wrapper = self._wrap_generator()
+        else:
+            wrapper = self._wrap_plain()
+        wrapper.profile = self.set_profiler  # type: ignore[attr-defined]
+        return wrapper
+
+    def set_profiler(self, profiler: Callable[..., Any]) -> Callable[..., Any]:
+        """Name a lighter function to be run in place of the first run, to learn from."""
+        if self.profiler is not None:
+            raise AttributeError("this job has a profile function already")
+        self.profiler = profiler
+        return profiler
+
+    def _wrap_plain(self) -> Callable[..., Any]:
+        @functools.wraps(self.function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = None
+            for attempt in self._attempts(args, kwargs):
+                with attempt as run:
+                    result = run(*args, **kwargs)
+            return result
+
+        return call
+
+    def _wrap_generator(self) -> Callable[..., Any]:
+        @functools.wraps(self.function)
+        def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            result = None
+            for attempt in self._attempts(args, kwargs, may_retry=False):
+                with attempt as run:
+                    if attempt.is_profile:
+                        _exhaust(run(*args, **kwargs))
+                    else:
+                        result = yield from run(*args, **kwargs)
+            return result
+
+        return call
+
+    def _wrap_async(self) -> Callable[..., Any]:
+        @functools.wraps(self.function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            result = None
+            for attempt in self._attempts(args, kwargs):
+                async with attempt as run:
+                    result = run(*args, **kwargs)
+                    if hasattr(result, "__await__"):
+                        result = await result
+            return result
+
+        return call
+
+    def _wrap_async_generator(self) -> Callable[..., Any]:
+        @functools.wraps(self.function)
+        async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            for attempt in self._attempts(args, kwargs, may_retry=False):
+                async with attempt as run:
+                    items = run(*args, **kwargs)
+                    if attempt.is_profile and not hasattr(items, "__aiter__"):
+                        if hasattr(items, "__await__"):
+                            await items
+                        continue
+                    async for item in items:
+                        if not attempt.is_profile:
+                            yield item
+
+        return call
+
+    def _attempts(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], may_retry: bool = True
+    ) -> Iterator[_Attempt]:
+        """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
+        from grn.client.lease import wish
+
+        job_type, label = self._names()
+        message = wish(job_type, label, **self._asked)
+        message["args"] = _facts(self._code, args, kwargs)
+        profiler, attempt = self.profiler, None
+        for tried in range(self._retry_oom + 1 if may_retry else 1):
+            message["attempt"] = min(tried, 100)
+            is_last = not may_retry or tried == self._retry_oom
+            attempt = _Attempt(self.function, message, self._may_run_unmanaged, profiler, is_last)
+            yield attempt
+            if attempt.is_profile:
+                attempt.warn_if_failed()
+                attempt = _Attempt(self.function, message, self._may_run_unmanaged, None, is_last)
+                yield attempt
+            profiler = None
+            if not attempt.is_to_be_repeated:
+                return
+
+    def _names(self) -> tuple[str, str]:
+        from grn.client.lease import type_and_label
+
+        if self._jobstr is not None:
+            return str(self._jobstr), str(self._jobstr)
+        name = getattr(self.function, "__qualname__", repr(self.function)).replace("<locals>.", "")
+        if self._code is None:
+            module = getattr(self.function, "__module__", "?")
+            return f"{module}::{name}", f"{module}::{name}"
+        return type_and_label(self._code.co_filename, name)
+
+
+class _Attempt:
+    """One run under one lease: of the job, or of its stand-in if nothing is known yet."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        message: dict[str, Any],
+        may_run_unmanaged: bool,
+        profiler: Callable[..., Any] | None,
+        is_last: bool,
+    ) -> None:
+        from grn.client.lease import Lease
+
+        self._function = function
+        self._profiler = profiler
+        self._may_run_unmanaged = may_run_unmanaged
+        self._is_last = is_last
+        self._lease: Lease = Lease(dict(message))
+        self._failure: BaseException | None = None
+        self.is_profile = False
+        self.is_to_be_repeated = False
+
+    def __enter__(self) -> Callable[..., Any]:
+        from grn.errors import DaemonNotRunning
+
+        try:
+            self._lease.acquire()
+        except DaemonNotRunning as error:
+            self._run_unmanaged(error)
+        return self._choose()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._lease.release(error)
+        return self._swallows(error)
+
+    async def __aenter__(self) -> Callable[..., Any]:
+        from grn.errors import DaemonNotRunning
+
+        try:
+            await self._lease.__aenter__()
+        except DaemonNotRunning as error:
+            self._run_unmanaged(error)
+        return self._choose()
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        await self._lease.__aexit__(kind, error, trace)
+        return self._swallows(error)
+
+    def warn_if_failed(self) -> None:
+        """Say that the stand-in failed: the job itself is measured instead."""
+        if self._failure is not None:
+            import warnings
+
+            text = f"grn: the profile function failed ({self._failure!r}); measuring the job itself"
+            warnings.warn(text, stacklevel=4)
+
+    def _run_unmanaged(self, error: Exception) -> None:
+        if not self._may_run_unmanaged:
+            raise error
+        import warnings
+
+        warnings.warn(f"{error} Running without it.", stacklevel=5)
+
+    def _choose(self) -> Callable[..., Any]:
+        if self._profiler is not None and self._lease.is_first_run:
+            self.is_profile = True
+            self._lease.outcome = "profiled"
+            return self._profiler
+        return self._function
+
+    def _swallows(self, error: BaseException | None) -> bool:
+        """Keep to ourselves a stand-in's failure, and running out of memory that is retried."""
+        if error is None or not isinstance(error, Exception):
+            return False
+        if self.is_profile:
+            self._failure = error
+            return True
+        from grn.client import frameworks
+
+        if self._is_last or not frameworks.is_out_of_memory(error):
+            return False
+        error.__traceback__ = None  # it keeps the failed call's tensors alive
+        self.is_to_be_repeated = True
+        frameworks.free_caches()
+        return True
+
+
+def _facts(code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments worth learning from: numbers and short words, nothing secret."""
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    facts: dict[str, Any] = {}
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        if len(facts) == _MOST_ARGUMENTS or len(name) > 64 or name == "self":
+            continue
+        if any(word in name.lower() for word in _SECRET):
+            continue
+        if isinstance(value, (bool, int, float)) and abs(value) < 1e18:
+            facts[name] = float(value)
+        elif isinstance(value, str) and len(value) <= 40 and value.isprintable():
+            facts[name] = value
+    return facts
+
+
+def _exhaust(items: Any) -> None:
+    if hasattr(items, "__next__"):
+        for _ in items:
+            pass

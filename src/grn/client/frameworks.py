@@ -1,0 +1,140 @@
+"""What the frameworks in this process say of their memory, without importing any of them.
+
+Asks only what is loaded and initialised already; a question a framework does not like is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_OOM_NAMES = {"OutOfMemoryError", "ResourceExhaustedError"}
+_OOM_TEXT = re.compile(
+    r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
+    r"|OOM when allocating tensor|RESOURCE_EXHAUSTED: Out of memory"
+    r"|INTERNAL: Failed to allocate \d+ bytes|[Oo]ut of memory allocating"
+    r"|Cuda failure '?(?:2 )?'?out of memory"
+)
+_ASKED = re.compile(
+    r"(?:[Tt]ried to allocate|trying to allocate|[Ff]ailed to allocate|allocating)"
+    r" ([\d.,]+)\s?(bytes|[KMGT]i?B)"
+)
+_UNITS = {"bytes": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True when an exception says that a GPU had no more memory."""
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError):
+            continue  # the host's memory, not a GPU's
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        if names & _OOM_NAMES or is_out_of_memory_text(str(cause)):
+            return True
+    return False
+
+
+def is_out_of_memory_text(text: str) -> bool:
+    """True when a program's output says that a GPU had no more memory."""
+    return _OOM_TEXT.search(text) is not None
+
+
+def asked_bytes(text: str) -> int | None:
+    """Return the size of the allocation that failed, where a message tells it."""
+    found = _ASKED.search(text)
+    if not found:
+        return None
+    unit = _UNITS[found[2] if found[2] == "bytes" else found[2][0]]
+    try:
+        return int(float(found[1].replace(",", "")) * unit) or None
+    except ValueError:
+        return None
+
+
+def asked_bytes_of(error: BaseException) -> int | None:
+    """Return the size of the allocation that failed, of an exception or its causes."""
+    sizes = [size for cause in _causes(error) if (size := asked_bytes(str(cause)))]
+    return max(sizes, default=None)
+
+
+def peak_bytes() -> int | None:
+    """Return the most GPU memory a framework of this process says it has held, on one GPU."""
+    peaks = [peak for ask in (_torch_peak, _jax_peak, _tensorflow_peak) if (peak := _safely(ask))]
+    return max(peaks, default=None)
+
+
+def has_touched_gpu() -> bool:
+    """True when CUDA runs in this process already, so that it cannot move to other GPUs."""
+    torch = sys.modules.get("torch")
+    if torch is not None and _safely(lambda: torch.cuda.is_initialized()):
+        return True
+    return bool(_safely(_jax_gpus)) or bool(_safely(_tensorflow_is_up))
+
+
+def free_caches() -> None:
+    """Give back what frameworks keep for later, before a job is tried again."""
+    import gc
+
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _safely(lambda: torch.cuda.is_initialized() and torch.cuda.empty_cache())
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen = 0
+    cause: BaseException | None = error
+    while cause is not None and seen < 8:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+        seen += 1
+
+
+def _safely(ask: Any) -> Any:
+    try:
+        return ask()
+    except Exception:  # whatever a framework raises here must not become the job's failure
+        return None
+
+
+def _torch_peak() -> int | None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    count = torch.cuda.device_count()
+    return max((torch.cuda.max_memory_reserved(index) for index in range(count)), default=None)
+
+
+def _jax_gpus() -> list[Any]:
+    bridge: Any = sys.modules.get("jax._src.xla_bridge")
+    jax: Any = sys.modules.get("jax")
+    if jax is None or not getattr(bridge, "_backends", None):
+        return []  # asking for devices now would initialise them
+    return [device for device in jax.local_devices() if device.platform in ("gpu", "cuda", "rocm")]
+
+
+def _jax_peak() -> int | None:
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in _jax_gpus()]
+    return max(peaks, default=None)
+
+
+def _tensorflow_is_up() -> bool:
+    eager: Any = sys.modules.get("tensorflow.python.eager.context")
+    context = eager.context() if eager is not None else None
+    return bool(context is not None and context._initialized and context.num_gpus())
+
+
+def _tensorflow_peak() -> int | None:
+    if not _tensorflow_is_up():
+        return None
+    tensorflow: Any = sys.modules["tensorflow"]
+    peaks = [
+        tensorflow.config.experimental.get_memory_info(device.name)["peak"]
+        for device in tensorflow.config.list_logical_devices("GPU")
+    ]
+    return max(peaks, default=None)

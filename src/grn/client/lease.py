@@ -1,0 +1,341 @@
+"""Acquire, hold, release: the primitive under every way to use a GPU through grn.
+
+One lease is one conversation with the negotiator. It starts no thread and never polls; when the
+negotiator restarts, a waiting lease asks again with the same key and keeps its place.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import warnings
+
+from grn.client import frameworks
+from grn.client.connection import IDLE, Connection, connect, drive, drive_async
+from grn.client.surroundings import SURROUNDINGS
+from grn.errors import DaemonNotRunning, GrnError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from grn.client.connection import Steps
+    from grn.wire import Message
+
+RECONNECT_S = 60.0
+RELEASE_RECONNECT_S = 2.0
+
+_current: contextvars.ContextVar[Lease | None] = contextvars.ContextVar("grn_lease", default=None)
+_unsaid: list[Message] = []  # ends that no negotiator has heard of yet
+_last_gpus: list[str] = []  # where this process was last, in case it cannot leave
+
+
+class Lease:
+    """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`."""
+
+    def __init__(self, wish: Message) -> None:
+        self._wish = wish
+        self._key = os.urandom(12).hex()
+        self._connection: Connection | None = None
+        self._owner_pid = 0
+        self._token: contextvars.Token[Lease | None] | None = None
+        self.id = ""
+        self.gpus: tuple[int, ...] = ()
+        self.visible_devices = ""
+        self.reserved_bytes = 0
+        self.is_first_run = False
+        self.is_nested = False
+        self.outcome = "ok"  # what `release` reports unless an exception says otherwise
+
+    def __repr__(self) -> str:
+        return f"<grn lease {self.id or 'not held'} on GPU {self.visible_devices or '-'}>"
+
+    @property
+    def is_held(self) -> bool:
+        """True between acquire and release, in the process that acquired it."""
+        return bool(self.id) and self._owner_pid == os.getpid()
+
+    def acquire(self) -> Lease:
+        """Wait for the GPUs and make them visible to this process."""
+        if not self._use_outer():
+            self._begin(drive(self._ask()))
+        return self
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Give the GPUs back and say how the job went."""
+        if self.is_held:
+            ending = self._end(error)
+            if ending is not None:
+                drive(self._tell(ending))
+
+    def __enter__(self) -> Lease:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release(error)
+
+    async def __aenter__(self) -> Lease:
+        if not self._use_outer():
+            self._begin(await drive_async(self._ask()))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_held:
+            ending = self._end(error)
+            if ending is not None:
+                await drive_async(self._tell(ending))
+
+    # --- the conversation ----------------------------------------------------------------
+
+    def _ask(self) -> Steps[Message]:
+        """Ask until there is an answer, through restarts of the negotiator."""
+        message = {"op": "lease", "key": self._key, **self._wish}
+        inherited = os.environ.get("GRN_LEASE")
+        if inherited:
+            message["within"] = inherited
+        if _last_gpus and frameworks.has_touched_gpu():
+            message["stay"] = list(_last_gpus)
+        waited_s = 0.0
+        while True:
+            try:
+                answer = yield from self._ask_here(message)
+                return answer
+            except DaemonNotRunning:
+                if inherited and not waited_s:
+                    # A job that runs under a lease goes on when the negotiator is away.
+                    return {"lease": inherited, "nested": True, "gpus": [], "visible": ""}
+                if not waited_s or waited_s > RECONNECT_S:
+                    raise
+            except ConnectionError:
+                if not waited_s:
+                    warnings.warn("grn: lost the negotiator, asking again", stacklevel=2)
+            pause_s = min(1.0, 0.02 + waited_s / 4)
+            waited_s += pause_s
+            yield ("sleep", None, pause_s)
+
+    def _ask_here(self, message: Message) -> Steps[Message]:
+        idle = IDLE.take()
+        connection = idle or connect()
+        try:
+            yield from _say_unsaid(connection)
+            yield from connection.send(dict(message))
+            answer = yield from connection.receive(None)
+            while answer["ev"] == "waiting":
+                self.waits(answer["reason"], answer["text"])
+                answer = yield from connection.receive(None)
+        except ConnectionError:
+            connection.close()
+            if idle is None:
+                raise
+            answer = yield from self._ask_here(message)  # the kept one was stale: a new one
+            return answer
+        except GrnError:
+            IDLE.give(connection)
+            raise
+        except BaseException:
+            connection.close()
+            self._give_up()
+            raise
+        self._connection = connection
+        return answer
+
+    def waits(self, reason: str, text: str) -> None:
+        """Hear why there is no GPU yet; a place for front ends to say so."""
+
+    def _give_up(self) -> None:
+        """Interrupted while waiting: the grant may have crossed with us, so take it back."""
+        try:
+            connection = connect()
+        except DaemonNotRunning:
+            return
+        try:
+            drive(connection.ask({"op": "cancel", "key": self._key}))
+        except (OSError, GrnError):
+            pass  # the negotiator is gone or does not know the key: nothing to take back
+        finally:
+            connection.close()
+
+    def _tell(self, ending: Message) -> Steps[None]:
+        """Say that the lease is over; if nobody hears it, it is said at the next chance."""
+        connection = self._connection
+        self._connection = None
+        waited_s = 0.0
+        while True:
+            try:
+                connection = connection or connect()
+                yield from connection.ask(dict(ending))
+                IDLE.give(connection)
+                return
+            except (OSError, GrnError) as error:
+                if connection is not None:
+                    connection.close()
+                connection = None
+                if isinstance(error, GrnError) and not isinstance(error, ConnectionError):
+                    return  # it answered: the lease is not ours any more
+                if waited_s >= RELEASE_RECONNECT_S or isinstance(error, TimeoutError):
+                    _unsaid.append(ending)
+                    return
+            waited_s += 0.1
+            yield ("sleep", None, 0.1)
+
+    # --- this process --------------------------------------------------------------------
+
+    def _use_outer(self) -> bool:
+        """Inside a call that holds a lease already, that lease serves."""
+        outer = _current.get()
+        if outer is None or not outer.id:
+            return False
+        self.id, self.gpus, self.visible_devices = outer.id, outer.gpus, outer.visible_devices
+        self.is_nested, self._owner_pid = True, os.getpid()
+        return True
+
+    def _begin(self, answer: Message) -> None:
+        self.id = answer["lease"]
+        self._owner_pid = os.getpid()
+        self.is_nested = answer["nested"]
+        self.gpus = tuple(gpu["index"] for gpu in answer["gpus"])
+        self.visible_devices = answer["visible"]
+        self.reserved_bytes = answer.get("reserved", 0)
+        self.is_first_run = answer.get("probe", False)
+        if self.is_nested:
+            if self._connection is not None:
+                IDLE.give(self._connection)
+                self._connection = None
+        else:
+            self._check_gpus([gpu["uuid"] for gpu in answer["gpus"]])
+            SURROUNDINGS.enter(self.id, self.visible_devices)
+        self._token = _current.set(self)
+
+    def _check_gpus(self, uuids: list[str]) -> None:
+        """Refuse a GPU that this process cannot reach any more."""
+        if not _last_gpus and frameworks.has_touched_gpu():
+            running_on = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+            if running_on != self.visible_devices:
+                drive(self._tell({"op": "done", "lease": self.id, "outcome": "failed"}))
+                self.id = ""
+                raise UsageError(
+                    f"CUDA already runs in this process on GPU {running_on}"
+                    f" and the lease is for GPU {self.visible_devices}.",
+                    "Take the lease before the first use of a GPU, or restart the process.",
+                )
+        _last_gpus[:] = uuids
+
+    def _end(self, error: BaseException | None) -> Message | None:
+        lease_id, self.id = self.id, ""
+        if self._token is not None:
+            try:
+                _current.reset(self._token)
+            except ValueError:  # released in another context than acquired in
+                _current.set(None)
+            self._token = None
+        if self.is_nested:
+            return None
+        SURROUNDINGS.leave()
+        return {"op": "done", "lease": lease_id, **self._ending(error)}
+
+    def _ending(self, error: BaseException | None) -> dict[str, Any]:
+        peak = frameworks.peak_bytes()
+        said: dict[str, Any] = {} if peak is None else {"peak": peak}
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            return {"outcome": self.outcome, **said}
+        if isinstance(error, (GeneratorExit, StopIteration)):
+            return {"outcome": self.outcome, **said}
+        if not frameworks.is_out_of_memory(error):
+            return {"outcome": "failed", **said}
+        asked = frameworks.asked_bytes_of(error)
+        return {"outcome": "oom", **said, **({"asked": asked} if asked else {})}
+
+
+def lease(
+    *,
+    gpus: int = 1,
+    mem: str | int | None = None,
+    exclusive: bool = False,
+    priority: int = 0,
+    policy: str = "spread",
+    type: str | None = None,
+) -> Lease:
+    """Return a lease to use as `with grn.lease(mem="6GiB", gpus=2) as lease:`."""
+    if type is None:
+        caller = sys._getframe(1)
+        type, label = type_and_label(caller.f_code.co_filename, caller.f_code.co_name)
+    else:
+        label = type
+    return Lease(
+        wish(type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy)
+    )
+
+
+POLICIES = {"spread": "spread", "spreading": "spread", "pack": "pack", "packing": "pack"}
+
+
+def wish(job_type: str, label: str, **asked: Any) -> Message:
+    """Return the message for a request, checked so far as it can be without the negotiator."""
+    policy = asked.get("policy", "spread")
+    if policy not in POLICIES:
+        raise ValueError(f"policy is '{policy}' and must be 'spread' or 'pack'")
+    gpus = asked.get("gpus", 1)
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= 1_000_000:
+        raise ValueError(f"gpus is {gpus!r} and must be a whole number from 1 up")
+    message: Message = {
+        "type": _text(job_type, 1024),
+        "label": _text(label, 256),
+        "gpus": gpus,
+        "policy": POLICIES[policy],
+        "priority": int(asked.get("priority", 0)),
+        "exclusive": bool(asked.get("exclusive", False)),
+    }
+    if asked.get("mem") is not None:
+        from grn.model.sizes import parse_size
+
+        message["mem"] = parse_size(asked["mem"])
+    return message
+
+
+def type_and_label(file: str, name: str) -> tuple[str, str]:
+    """Return the unambiguous name of a job type and the short one for people."""
+    if "ipykernel" in file or file.startswith("<"):  # a notebook's files have new names each time
+        place = f"notebook in {os.getcwd()}"
+        return f"{place}::{name}", f"notebook::{name}"
+    full = os.path.realpath(file)
+    short = os.path.relpath(os.path.abspath(file))
+    shown = full if short.startswith("..") else short
+    return f"{full}::{name}", f"{shown}::{name}"
+
+
+def _say_unsaid(connection: Connection) -> Steps[None]:
+    while _unsaid:
+        ending = _unsaid.pop()
+        try:
+            yield from connection.ask(dict(ending))
+        except ConnectionError:
+            _unsaid.append(ending)
+            raise
+        except GrnError:
+            pass  # the negotiator does not know that lease: it has ended it itself
+
+
+def _text(text: str, most: int) -> str:
+    """Return a text that JSON can carry, the end kept when it is too long."""
+    clean = text.encode("utf-8", "backslashreplace").decode()
+    return clean if len(clean) <= most else "…" + clean[1 - most :]
+
+
+def _after_fork() -> None:
+    """A child holds no lease of its own and has said nothing yet."""
+    _unsaid.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,68 @@
+"""What a job sees of its lease: environment variables, set at the start and put back at the end.
+
+The environment belongs to the whole process, so leases held at once by several threads share one
+setting; they are on the same GPUs, since a process cannot leave its GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+ALWAYS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+UNLESS_SET = {
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+
+
+def for_command(lease_id: str, visible: str, environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment for a command that runs under a lease."""
+    chosen = {**UNLESS_SET, **environment, **ALWAYS}
+    chosen["CUDA_VISIBLE_DEVICES"] = visible
+    chosen["GRN_LEASE"] = lease_id
+    chosen["GRN_GPU_COUNT"] = str(visible.count(",") + 1)
+    return chosen
+
+
+class Surroundings:
+    """The variables of this process while it holds leases."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: dict[str, str | None] = {}
+        self._holds = 0
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def enter(self, lease_id: str, visible: str) -> None:
+        """Set the variables, unless another lease of this process has done so."""
+        with self._lock:
+            self._holds += 1
+            if self._holds > 1:
+                return
+            wanted = for_command(lease_id, visible, dict(os.environ))
+            for name, value in wanted.items():
+                if os.environ.get(name) != value:
+                    self._before[name] = os.environ.get(name)
+                    os.environ[name] = value
+
+    def leave(self) -> None:
+        """Put the variables back when the last lease of this process ends."""
+        with self._lock:
+            self._holds -= 1
+            if self._holds:
+                return
+            for name, value in self._before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            self._before.clear()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._before.clear()
+        self._holds = 0
+
+
+SURROUNDINGS = Surroundings()

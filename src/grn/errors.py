@@ -1,0 +1,98 @@
+"""Every error grn raises on purpose, with the exit code the command line gives it.
+
+Holds no logic beyond the texts; turning errors into terminal output is the work of `front/cli.py`.
+"""
+
+from __future__ import annotations
+
+
+class GrnError(Exception):
+    """Root of all errors of grn; `hint` says what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message} {hint}".strip() if hint else message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(GrnError):
+    """The request makes no sense as it stands."""
+
+    exit_code = 2
+
+
+class BadSetting(UsageError):
+    """A flag, an environment variable or a line of the settings file is wrong."""
+
+
+class UnknownJob(UsageError):
+    """No lease, request or job type of that name."""
+
+
+class NotAllowed(UsageError):
+    """The caller does not own what it wants to change."""
+
+
+class NeverFits(UsageError, MemoryError):
+    """The need is larger than this machine can ever give."""
+
+    exit_code = 4
+
+
+class DaemonError(GrnError):
+    """The negotiator cannot be talked to."""
+
+    exit_code = 3
+
+
+class DaemonNotRunning(DaemonError, ConnectionError):
+    """Nobody answers at the socket."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"GPU Master is not available. No grn negotiator answers at {where}.",
+            "Start one with `grn start` (without a GPU: `grn start --virtual 2x2GiB`).",
+        )
+
+
+class VersionMismatch(DaemonError):
+    """Client and negotiator speak different versions of the protocol."""
+
+
+class ProtocolError(DaemonError):
+    """The bytes on the socket are not a message of ours."""
+
+
+class AlreadyRunning(DaemonError):
+    """A second negotiator was started on the same machine."""
+
+
+class MachineError(GrnError):
+    """Driver, disk or permission: the machine cannot do what was asked."""
+
+    exit_code = 4
+
+
+BY_CODE: dict[str, type[GrnError]] = {
+    kind.__name__: kind
+    for kind in (
+        GrnError,
+        UsageError,
+        BadSetting,
+        UnknownJob,
+        NotAllowed,
+        NeverFits,
+        DaemonError,
+        VersionMismatch,
+        ProtocolError,
+        AlreadyRunning,
+        MachineError,
+    )
+}
+
+
+def from_code(code: str, message: str, hint: str = "") -> GrnError:
+    """Rebuild the error that a negotiator sent by the name of its class."""
+    return BY_CODE.get(code, GrnError)(message, hint)

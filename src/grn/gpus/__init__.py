@@ -1,0 +1,1 @@
+"""The hardware: what GPUs there are and what they hold at one moment."""

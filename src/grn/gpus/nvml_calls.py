@@ -1,0 +1,274 @@
+"""Ask NVML one thing at a time; the quirks of drivers and of pynvml end here.
+
+Runs only inside the helper process, and knows nothing of pipes, deadlines or grn's own types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+NO_PERMISSION = 4
+INSUFFICIENT_SIZE = 7
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+UNKNOWN_ERROR = 999
+GARBAGE = -1  # ours: the driver answered, but nobody can believe it
+
+_LOST = (GPU_IS_LOST, UNKNOWN_ERROR)
+_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+_LIST_TRIES = 4  # a burst of starts between sizing and reading makes the list too long again
+_LARGEST_BYTES = 1 << 50
+_ALL_ONES = (1 << 64) - 1
+_LONGEST_NAME = 80
+
+
+class DriverError(Exception):
+    """A call failed with this NVML code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"NVML code {code}")
+        self.code = code
+
+
+class Nvml:
+    """The pynvml module, with every failure turned into a DriverError."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._error: type[Exception] = module.NVMLError
+        # Not an NVMLError: what the unversioned wrappers raise for a missing symbol.
+        self._mismatch = getattr(module, "NVMLLibraryMismatchError", module.NVMLError)
+        self.list_versions: tuple[str, ...] = ()
+        self.has_memory_v2 = False
+        self.pid_limit = 1 << 22
+
+    def open(self) -> None:
+        """Load the library, start a session, and look which calls this driver has."""
+        self.call("nvmlInit")
+        self.list_versions = self._trusted_list_versions()
+        has_version = hasattr(self._module, "nvmlMemory_v2")
+        self.has_memory_v2 = has_version and self._has("nvmlDeviceGetMemoryInfo_v2")
+        self.pid_limit = _pid_limit()
+
+    def call(self, name: str, *args: object) -> Any:  # what pynvml gives back has no types
+        """Call one function of pynvml."""
+        try:
+            return getattr(self._module, name)(*args)
+        except self._error as error:
+            raise DriverError(int(getattr(error, "value", UNKNOWN_ERROR))) from None
+        except (self._mismatch, AttributeError):
+            raise DriverError(FUNCTION_NOT_FOUND) from None
+        except UnicodeDecodeError:
+            raise DriverError(GARBAGE) from None
+
+    def handle(self, name: str, *args: object) -> object:
+        """Call a function that gives a handle; never hand out one that points nowhere."""
+        handle: object = self.call(name, *args)
+        if not handle:
+            raise DriverError(GPU_IS_LOST)
+        return handle
+
+    def memory_v2(self, handle: object) -> Any:
+        """Return the memory figures that show the driver's reserve apart."""
+        return self.call("nvmlDeviceGetMemoryInfo", handle, self._module.nvmlMemory_v2)
+
+    def error_text(self, code: int) -> str:
+        """Return the driver's words for an error code."""
+        try:
+            return printable(str(self._module.NVMLError(code)))
+        except (self._error, self._mismatch, UnicodeDecodeError):
+            return f"error {code}"
+
+    def _trusted_list_versions(self) -> tuple[str, ...]:
+        """Return the process list versions to try, best first."""
+        # Early R535 drivers gave `_v3` a longer element under the same name; `_v2` stayed right.
+        if self._has("nvmlDeviceGetConfComputeMemSizeInfo") and not self._has(
+            "nvmlDeviceGetRunningProcessDetailList"
+        ):
+            return ("_v2",)
+        return tuple(version for version in ("_v3", "_v2") if self._has(_LISTS[0] + version))
+
+    def _has(self, symbol: str) -> bool:
+        library = getattr(self._module, "nvmlLib", None)
+        return library is None or hasattr(library, symbol)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of one GPU. `total_bytes` leaves out the driver's reserve where it is known."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def memory(nvml: Nvml, handle: object) -> Memory:
+    """Read the memory of a GPU, by the newer call where there is one that makes sense."""
+    if nvml.has_memory_v2:
+        try:
+            raw = nvml.memory_v2(handle)
+            return _checked(int(raw.total) - int(raw.reserved), int(raw.free))
+        except DriverError as error:
+            if error.code in _LOST:
+                raise
+    raw = nvml.call("nvmlDeviceGetMemoryInfo", handle)
+    return _checked(int(raw.total), int(raw.free))
+
+
+def _checked(total_bytes: int, free_bytes: int) -> Memory:
+    if not 0 < total_bytes <= _LARGEST_BYTES or not 0 <= free_bytes <= total_bytes:
+        raise DriverError(GARBAGE)
+    return Memory(total_bytes, free_bytes)
+
+
+def load_pct(nvml: Nvml, handle: object) -> int | None:
+    """Read how busy a GPU is, or None when the driver does not say."""
+    try:
+        load = int(nvml.call("nvmlDeviceGetUtilizationRates", handle).gpu)
+    except DriverError as error:
+        if error.code == GPU_IS_LOST:
+            raise
+        return None
+    return load if load <= 100 else None  # billions have been seen
+
+
+def processes(nvml: Nvml, handle: object, total_bytes: int) -> dict[int, int | None]:
+    """Return the memory of each process on a GPU; None where the driver does not say."""
+    found: dict[int, int | None] = {}
+    for name in _LISTS:
+        for pid, used_bytes in _one_list(nvml, handle, name, total_bytes):
+            found[pid] = _larger(found.get(pid), used_bytes)
+    return found
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    """Return the larger figure: a process in several lists has the same memory in each."""
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
+
+
+def _one_list(
+    nvml: Nvml, handle: object, name: str, total_bytes: int
+) -> list[tuple[int, int | None]]:
+    """Read one process list by the first version that gives believable answers."""
+    plausible: list[tuple[int, int | None]] = []
+    for version in nvml.list_versions:
+        try:
+            entries = _entries(nvml, handle, name + version)
+        except DriverError as error:
+            if error.code in _LOST:
+                raise
+            continue
+        if all(_is_sane(nvml, pid, used, total_bytes) for pid, used in entries):
+            return entries
+        # One wrong entry means shifted elements: no size can be believed, possible pids may stand.
+        plausible = [(pid, None) for pid, _ in entries if 0 < pid < nvml.pid_limit]
+    return plausible
+
+
+def _is_sane(nvml: Nvml, pid: int, used_bytes: int | None, total_bytes: int) -> bool:
+    return 0 < pid < nvml.pid_limit and (used_bytes is None or used_bytes <= total_bytes)
+
+
+def _entries(nvml: Nvml, handle: object, name: str) -> list[tuple[int, int | None]]:
+    for _ in range(_LIST_TRIES):
+        try:
+            listed = nvml.call(name, handle)
+        except DriverError as error:
+            if error.code != INSUFFICIENT_SIZE:
+                raise
+        else:
+            return [(int(entry.pid), _known(entry.usedGpuMemory)) for entry in listed]
+    raise DriverError(INSUFFICIENT_SIZE)
+
+
+def _known(value: int | None) -> int | None:
+    return None if value is None or int(value) == _ALL_ONES else int(value)
+
+
+def peaks(nvml: Nvml, handle: object, pids: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the exact peak of each of these processes that the accounting of a GPU knows."""
+    for pid in pids:
+        try:
+            value = _known(nvml.call("nvmlDeviceGetAccountingStats", handle, pid).maxMemoryUsage)
+        except DriverError:
+            continue
+        if value is not None and 0 < value <= _LARGEST_BYTES:
+            yield pid, value
+
+
+def switch_accounting_on(nvml: Nvml, handle: object) -> bool:
+    """Try to have the driver keep peaks; return whether it does."""
+    try:
+        if nvml.call("nvmlDeviceGetAccountingMode", handle) == 1:
+            return True
+        nvml.call("nvmlDeviceSetAccountingMode", handle, 1)  # needs root
+        return bool(nvml.call("nvmlDeviceGetAccountingMode", handle) == 1)
+    except DriverError:
+        return False
+
+
+def compute_mode(nvml: Nvml, handle: object) -> int:
+    """Return the compute mode: 0 shared, 2 prohibited, 1 or 3 for one context only."""
+    try:
+        return int(nvml.call("nvmlDeviceGetComputeMode", handle))
+    except DriverError:
+        return 0
+
+
+def slices(nvml: Nvml, handle: object) -> list[object] | None:
+    """Return the handles of the MIG slices of a GPU, or None when MIG is off."""
+    try:
+        if nvml.call("nvmlDeviceGetMigMode", handle)[0] != 1:
+            return None
+        count = int(nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle))
+    except DriverError as error:
+        if error.code in _LOST:
+            raise
+        return None
+    found = []
+    for place in range(count):
+        try:
+            found.append(nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, place))
+        except DriverError:
+            continue  # places without a slice are normal
+    return found
+
+
+def uuid(nvml: Nvml, handle: object) -> str:
+    """Return the name of a GPU that stays when indices shift."""
+    name = str(nvml.call("nvmlDeviceGetUUID", handle))
+    if not 4 < len(name) <= 96 or not all(c.isascii() and (c.isalnum() or c in "-/") for c in name):
+        raise DriverError(GARBAGE)
+    return name
+
+
+def model(nvml: Nvml, handle: object) -> str:
+    """Return the product name of a GPU as harmless text."""
+    try:
+        return printable(str(nvml.call("nvmlDeviceGetName", handle))) or "NVIDIA GPU"
+    except DriverError as error:
+        if error.code in _LOST:
+            raise
+        return "NVIDIA GPU"
+
+
+def printable(text: str) -> str:
+    """Keep what can be printed on one line."""
+    kept = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(kept.split())[:_LONGEST_NAME]
+
+
+def _pid_limit() -> int:
+    try:
+        with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 1 << 22

@@ -1,0 +1,235 @@
+"""The helper process around NVML: takes requests as JSON lines, answers as JSON lines.
+
+It may hang or crash with the driver, so it decides nothing: deadlines, retries and what an error
+means are the business of the process that started it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from grn.gpus import nvml_calls
+from grn.gpus.nvml_calls import DriverError, Nvml
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One open GPU or MIG slice; `index` is that of the card it is on."""
+
+    uuid: str
+    index: int
+    model: str
+    total_bytes: int
+    is_slice: bool
+    mode: int
+    handle: object
+    has_accounting: bool
+
+
+class CannotOpen(Exception):
+    """NVML as a whole cannot be used."""
+
+    def __init__(self, why: str, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.why = why
+        self.text = text
+        self.code = code
+
+
+class Answers:
+    """The way back to the parent. Every line carries the number of its request."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self.request = 0
+
+    def say(self, kind: str, **facts: object) -> None:
+        """Put one line on its way; it may stay in the buffer until the next flush."""
+        self._out.write(json.dumps({"id": self.request, "say": kind, **facts}) + "\n")
+
+    def enter(self, index: int) -> None:
+        """Tell the parent which GPU is touched next, so that it knows where a hang is."""
+        self.say("at", index=index)
+        self._out.flush()
+
+    def finish(self, kind: str, **facts: object) -> None:
+        """Say the last line of an answer."""
+        self.say(kind, **facts)
+        self._out.flush()
+
+
+class Session:
+    """The open GPUs and what can be asked of them."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._nvml: Nvml | None = None
+        self._slots: dict[str, Slot] = {}
+
+    def serve(self, request: Mapping[str, object]) -> None:
+        """Carry out one request."""
+        asked = request.get("do")
+        if asked == "open":
+            self._open(_numbers(request.get("skip")))
+        elif asked == "sample":
+            self._sample(_names(request.get("uuids")))
+        elif asked == "peaks":
+            self._peaks(_numbers(request.get("pids")))
+        else:
+            raise ValueError(f"no such request: {asked!r}")
+        self._answers.finish("done")
+
+    def _open(self, skip: list[int]) -> None:
+        self._nvml = nvml = load()
+        try:
+            nvml.open()
+            count = int(nvml.call("nvmlDeviceGetCount"))
+        except DriverError as error:
+            raise CannotOpen("nvml", nvml.error_text(error.code), error.code) from None
+        for index in range(count):
+            if index not in skip:
+                self._answers.enter(index)
+                self._open_card(nvml, index)
+
+    def _open_card(self, nvml: Nvml, index: int) -> None:
+        try:
+            card = nvml.handle("nvmlDeviceGetHandleByIndex", index)
+            slices = nvml_calls.slices(nvml, card)
+        except DriverError as error:
+            self._leave_out(nvml, index, error)
+            return
+        if slices == []:
+            self._answers.say("left-out", index=index, code=0, text="MIG is on but has no slices")
+        for handle in [card] if slices is None else slices:
+            try:
+                self._add(open_slot(nvml, handle, index, is_slice=slices is not None))
+            except DriverError as error:
+                self._leave_out(nvml, index, error)
+
+    def _leave_out(self, nvml: Nvml, index: int, error: DriverError) -> None:
+        text = "nonsense from the driver" if error.code < 0 else nvml.error_text(error.code)
+        self._answers.say("left-out", index=index, code=error.code, text=text)
+
+    def _add(self, slot: Slot) -> None:
+        self._slots[slot.uuid] = slot
+        self._answers.say(
+            "found",
+            uuid=slot.uuid,
+            index=slot.index,
+            model=slot.model,
+            total=slot.total_bytes,
+            is_slice=slot.is_slice,
+            mode=slot.mode,
+        )
+
+    def _sample(self, uuids: list[str]) -> None:
+        for uuid in uuids:
+            slot = self._slots.get(uuid)
+            if slot is not None and self._nvml is not None:
+                self._answers.enter(slot.index)
+                self._answers.say("reading", uuid=uuid, **read(self._nvml, slot))
+
+    def _peaks(self, pids: list[int]) -> None:
+        for slot in self._slots.values():
+            if slot.has_accounting and self._nvml is not None:
+                self._answers.enter(slot.index)
+                for pid, peak_bytes in nvml_calls.peaks(self._nvml, slot.handle, pids):
+                    self._answers.say("peak", uuid=slot.uuid, pid=pid, peak=peak_bytes)
+
+
+def load() -> Nvml:
+    """Import pynvml, and refuse the old forks that go by the same name."""
+    try:
+        module = importlib.import_module("pynvml")
+    except ImportError as error:
+        raise CannotOpen("no-module", nvml_calls.printable(str(error))) from None
+    except SyntaxError:
+        raise CannotOpen("wrong-module", "a pynvml of Python 2") from None
+    if not hasattr(module, "nvmlDeviceGetComputeRunningProcesses_v2"):
+        raise CannotOpen("wrong-module", str(getattr(module, "__file__", "unknown place")))
+    return Nvml(module)
+
+
+def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> Slot:
+    """Learn the fixed facts of one GPU or slice."""
+    return Slot(
+        uuid=nvml_calls.uuid(nvml, handle),
+        index=index,
+        model=nvml_calls.model(nvml, handle),
+        total_bytes=nvml_calls.memory(nvml, handle).total_bytes,
+        is_slice=is_slice,
+        mode=0 if is_slice else nvml_calls.compute_mode(nvml, handle),
+        handle=handle,
+        has_accounting=not is_slice and nvml_calls.switch_accounting_on(nvml, handle),
+    )
+
+
+def read(nvml: Nvml, slot: Slot) -> dict[str, object]:
+    """Read one GPU once: its figures, or the code of the error that kept them back."""
+    try:
+        memory = nvml_calls.memory(nvml, slot.handle)
+        most_bytes = max(memory.total_bytes, slot.total_bytes)
+        uses = nvml_calls.processes(nvml, slot.handle, most_bytes)
+        load = None if slot.is_slice else nvml_calls.load_pct(nvml, slot.handle)
+    except DriverError as error:
+        return {"code": error.code}
+    return {"code": 0, "free": memory.free_bytes, "load": load, "uses": sorted(uses.items())}
+
+
+def _numbers(value: object) -> list[int]:
+    return [int(item) for item in value] if isinstance(value, list) else []
+
+
+def _names(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _listen(requests: queue.SimpleQueue[str]) -> None:
+    """Pass requests on; when the parent is gone, end at once, even from inside a call."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)  # no shutdown of NVML: it crashes while another thread is inside a call
+
+
+def _private_output() -> TextIO:
+    """Keep the pipe to the parent for ourselves: whatever a library prints goes nowhere."""
+    out = os.fdopen(os.dup(1), "w", encoding="ascii")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return out
+
+
+def main() -> None:
+    """Serve requests until the parent closes our input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
+    answers = Answers(_private_output())
+    session = Session(answers)
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    while True:
+        request = json.loads(requests.get())
+        answers.request = request["id"]
+        try:
+            session.serve(request)
+        except CannotOpen as error:
+            answers.finish("failed", why=error.why, code=error.code, text=error.text)
+        except BrokenPipeError:
+            os._exit(0)
+        except Exception:
+            # One request failed; the parent hears of it and starts a new helper.
+            answers.finish("failed", why="bug", code=0, text=traceback.format_exc())
+
+
+if __name__ == "__main__":
+    main()

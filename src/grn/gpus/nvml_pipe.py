@@ -1,0 +1,299 @@
+"""The parent's end of the NVML helper: its process, its lines, and the patience with it.
+
+Says what the helper said or that it is silent or gone; what that means for a GPU is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+_COMMAND = (sys.executable, "-m", "grn.gpus.nvml_helper")
+_GOODBYE_S = 1.0
+_LONGEST_LINE_BYTES = 1 << 22  # 4000 processes on one GPU are about 100 kB
+
+
+class HelperLate(Exception):
+    """The caller's time is up while the helper still works."""
+
+
+class HelperLost(Exception):
+    """The helper cannot be used any more; `helper.inside` is the GPU it was at."""
+
+    def __init__(self, helper: Helper, text: str) -> None:
+        super().__init__(text)
+        self.helper = helper
+
+
+class HelperSilent(HelperLost):
+    """The helper said nothing for too long."""
+
+
+class HelperGone(HelperLost):
+    """The helper ended, or what it says makes no sense."""
+
+
+class CannotOpen(Exception):
+    """The helper works, but NVML as a whole does not."""
+
+    def __init__(self, why: str, code: int, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One GPU or MIG slice, open in the helper."""
+
+    uuid: str
+    index: int
+    model: str
+    total_bytes: int
+    is_slice: bool
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A GPU the driver counts but does not give."""
+
+    index: int
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the driver said of one GPU; `code` is not 0 when it said an error instead."""
+
+    uuid: str
+    code: int
+    free_bytes: int | None
+    load_pct: float | None
+    uses: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The exact peak of one process on one GPU."""
+
+    uuid: str
+    pid: int
+    peak_bytes: int
+
+
+Fact = Found | LeftOut | Figures | Peak
+Line = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A helper with its GPUs open and read once."""
+
+    helper: Helper
+    found: tuple[Found, ...]
+    left_out: tuple[LeftOut, ...]
+    skipped: frozenset[int]  # indices that were not touched
+    figures: tuple[Figures, ...]
+
+
+class Helper:
+    """One helper process. Asked one thing at a time."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._last_request = 0
+        self.inside: int | None = None  # index of the GPU it is at
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return self._process.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether the process has ended; one stuck in the driver has not, even killed."""
+        return self._process.returncode is not None
+
+    async def ask(
+        self, request: Mapping[str, object], silence_s: float, until: float | None = None
+    ) -> AsyncIterator[Fact]:
+        """Yield what the helper answers; `until` is a time of the event loop's clock."""
+        self._last_request += 1
+        stdin = cast(asyncio.StreamWriter, self._process.stdin)
+        stdin.write(json.dumps({"id": self._last_request, **request}).encode() + b"\n")
+        while True:
+            line = await self._next_line(silence_s, until)
+            try:
+                fact = self._take(line)
+            except (KeyError, TypeError, ValueError) as error:
+                raise HelperGone(self, f"it talks nonsense: {error!r}") from error
+            if line.get("id") != self._last_request:
+                continue  # the rest of an answer nobody waited for
+            if isinstance(fact, CannotOpen):
+                raise fact
+            if line["say"] == "done":
+                return
+            if fact is not None:
+                yield fact
+
+    def _take(self, line: Line) -> Fact | CannotOpen | None:
+        """Turn a line into a value, and remember where the helper is."""
+        said = str(line["say"])
+        if said in _FACTS:
+            return _FACTS[said](line)
+        self.inside = _whole(line["index"]) if said == "at" else None
+        if said == "failed":
+            return CannotOpen(str(line["why"]), _whole(line["code"]), str(line["text"]))
+        return None
+
+    async def _next_line(self, silence_s: float, until: float | None) -> Line:
+        left_s = silence_s if until is None else until - asyncio.get_running_loop().time()
+        stdout = cast(asyncio.StreamReader, self._process.stdout)
+        try:
+            raw = await asyncio.wait_for(stdout.readline(), max(0.0, min(silence_s, left_s)))
+            line = json.loads(raw) if raw else None
+        except asyncio.TimeoutError:
+            late = HelperLate() if left_s < silence_s else HelperSilent(self, "no answer in time")
+            raise late from None
+        except (ValueError, OSError) as error:
+            raise HelperGone(self, str(error)) from error
+        if not isinstance(line, dict):
+            raise HelperGone(self, "it ended")
+        return line
+
+    def retire(self) -> None:
+        """Let a healthy helper end by itself."""
+        cast(asyncio.StreamWriter, self._process.stdin).close()
+
+    def kill(self) -> None:
+        """Kill the helper without waiting: inside a dead driver it cannot die."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self.retire()
+
+    async def ended_within(self, wait_s: float) -> bool:
+        """Wait a little for the process to end."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), wait_s)
+        return self.is_gone
+
+
+async def spawn(env: Mapping[str, str]) -> Helper:
+    """Start a helper process with these variables on top of our own."""
+    process = await asyncio.create_subprocess_exec(
+        *_COMMAND,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,  # a stuck helper must not hold the terminal or log of its parent
+        cwd="/",
+        env={**os.environ, **_import_path(), **env},
+        limit=_LONGEST_LINE_BYTES,
+    )
+    return Helper(process)
+
+
+def _import_path() -> dict[str, str]:
+    """Let the helper import grn from where we did, and nothing from the user's folder."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in ("site-packages", "dist-packages"):
+        paths.append(str(root))
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": ":".join(paths)}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a helper may be silent while it opens GPUs, and while it reads them."""
+
+    open_s: float
+    read_s: float
+
+
+async def launch(
+    env: Mapping[str, str],
+    skip: frozenset[int],
+    wanted: Collection[str] | None,
+    patience: Patience,
+) -> Launched:
+    """Start a helper, open all GPUs but those to skip, and read the wanted ones once."""
+    helper = await spawn(env)
+    try:
+        facts = [f async for f in helper.ask({"do": "open", "skip": [*skip]}, patience.open_s)]
+        found = tuple(fact for fact in facts if isinstance(fact, Found))
+        uuids = [gpu.uuid for gpu in found if wanted is None or gpu.uuid in wanted]
+        figures = await read(helper, uuids, patience.read_s)
+    except HelperLost:
+        helper.kill()  # it may not be able to die: do not wait
+        raise
+    except BaseException:  # also when cancelled: no process is left behind
+        helper.kill()
+        await helper.ended_within(_GOODBYE_S)
+        raise
+    left_out = tuple(fact for fact in facts if isinstance(fact, LeftOut))
+    return Launched(helper, found, left_out, skip, tuple(figures))
+
+
+async def read(helper: Helper, uuids: Sequence[str], silence_s: float) -> list[Figures]:
+    """Read these GPUs once."""
+    answer = helper.ask({"do": "sample", "uuids": [*uuids]}, silence_s)
+    return [fact async for fact in answer if isinstance(fact, Figures)]
+
+
+def _found(line: Line) -> Found:
+    return Found(
+        uuid=str(line["uuid"]),
+        index=_whole(line["index"]),
+        model=str(line["model"]),
+        total_bytes=_whole(line["total"]),
+        is_slice=bool(line["is_slice"]),
+        mode=_whole(line["mode"]),
+    )
+
+
+def _left_out(line: Line) -> LeftOut:
+    return LeftOut(_whole(line["index"]), _whole(line["code"]), str(line["text"]))
+
+
+def _figures(line: Line) -> Figures:
+    code = _whole(line["code"])
+    if code:
+        return Figures(str(line["uuid"]), code, None, None, ())
+    return Figures(
+        uuid=str(line["uuid"]),
+        code=0,
+        free_bytes=_whole(line["free"]),
+        load_pct=None if line["load"] is None else float(_whole(line["load"])),
+        uses=tuple(
+            (_whole(pid), None if used is None else _whole(used))
+            for pid, used in cast("list[list[object]]", line["uses"])
+        ),
+    )
+
+
+def _peak(line: Line) -> Peak:
+    return Peak(str(line["uuid"]), _whole(line["pid"]), _whole(line["peak"]))
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+_FACTS: dict[str, Callable[[Line], Fact]] = {
+    "found": _found,
+    "left-out": _left_out,
+    "reading": _figures,
+    "peak": _peak,
+}

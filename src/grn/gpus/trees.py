@@ -1,0 +1,207 @@
+"""Processes of this machine as the kernel lists them, and which lease each works for.
+
+Reads /proc directly: one small file per process and look. Signals go through pidfds only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from grn.gpus.probe import Placement
+from grn.model.job import Holder
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TAG = b"GRN_LEASE="
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process at one moment."""
+
+    pid: int
+    parent: int
+    session: int
+    started_ticks: int
+    resident_bytes: int
+    cpu_ticks: int
+
+
+def read_process(pid: int) -> Process | None:
+    """Return one process, None when it is gone (or only its exit status is left)."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 22 or fields[0] in (b"Z", b"X"):
+        return None
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        started_ticks=int(fields[19]),
+        resident_bytes=int(fields[21]) * PAGE_BYTES,
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+    )
+
+
+def read_all() -> dict[int, Process]:
+    """Return all processes that can be seen."""
+    found: dict[int, Process] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (process := read_process(int(name))) is not None:
+            found[process.pid] = process
+    return found
+
+
+def holder_of(pid: int) -> Holder | None:
+    """Name a live process so that a later one with the same pid is told apart."""
+    process = read_process(pid)
+    return Holder(pid, process.started_ticks) if process else None
+
+
+def is_alive(holder: Holder) -> bool:
+    """True while that very process runs."""
+    process = read_process(holder.pid)
+    return process is not None and process.started_ticks == holder.started_ticks
+
+
+def peak_resident_bytes(pid: int) -> int | None:
+    """Return the most memory a process ever had resident, None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith(b"VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def inner_pids(pid: int) -> int:
+    """Return in how many pid namespaces a process has a number: more than 1 is a container."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith(b"NSpid:"):
+                    return len(line.split()) - 1
+    except OSError:
+        return 1
+    return 1
+
+
+def end_processes(holders: Iterable[Holder]) -> None:
+    """Kill exactly these processes; one whose pid was reused meanwhile is left alone."""
+    for holder in holders:
+        try:
+            pidfd = os.pidfd_open(holder.pid)
+        except OSError:
+            continue
+        try:
+            if is_alive(holder):  # checked after opening, so the fd is of the right process
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(pidfd)
+
+
+class Trees:
+    """Finds the leases a process works for: by descent, by memory of past looks, by its tag."""
+
+    def __init__(self) -> None:
+        self._remembered: dict[Holder, tuple[str, ...]] = {}
+        self._tags: dict[Holder, str] = {}
+
+    def members(
+        self, processes: Mapping[int, Process], placements: Sequence[Placement]
+    ) -> dict[int, tuple[str, ...]]:
+        """Return pid -> leases for all of `processes` that work for a lease."""
+        roots = _roots(processes, placements)
+        live = {placement.lease for placement in placements}
+        answers: dict[int, tuple[str, ...]] = {}
+        for pid in processes:
+            self._answer(pid, processes, roots, live, answers)
+        self._remember(processes, answers)
+        return {pid: leases for pid, leases in answers.items() if leases}
+
+    def _answer(
+        self,
+        pid: int,
+        processes: Mapping[int, Process],
+        roots: Mapping[int, tuple[str, ...]],
+        live: set[str],
+        answers: dict[int, tuple[str, ...]],
+    ) -> tuple[str, ...]:
+        """Walk up from a process to the nearest holder; orphans go by what is known of them."""
+        path: list[int] = []
+        leases: tuple[str, ...] | None = None
+        while leases is None:
+            if pid in answers:
+                leases = answers[pid]
+            elif pid in roots:
+                leases = roots[pid]
+                path.append(pid)
+            elif pid not in processes or pid in path:
+                leases = ()
+            else:
+                path.append(pid)
+                own = self._known(processes[pid], live)
+                leases = own or None
+                pid = processes[pid].parent
+        for member in path:
+            answers[member] = leases
+        return leases
+
+    def _known(self, process: Process, live: set[str]) -> tuple[str, ...]:
+        holder = Holder(process.pid, process.started_ticks)
+        kept = tuple(lease for lease in self._remembered.get(holder, ()) if lease in live)
+        if kept or not live:
+            return kept
+        if holder not in self._tags:
+            self._tags[holder] = _tag_of(process.pid)
+        tag = self._tags[holder]
+        return (tag,) if tag in live else ()
+
+    def _remember(
+        self, processes: Mapping[int, Process], answers: Mapping[int, tuple[str, ...]]
+    ) -> None:
+        present = {Holder(process.pid, process.started_ticks) for process in processes.values()}
+        self._tags = {holder: tag for holder, tag in self._tags.items() if holder in present}
+        self._remembered = {
+            holder: leases for holder in present if (leases := answers.get(holder.pid))
+        }
+
+
+def _roots(
+    processes: Mapping[int, Process], placements: Sequence[Placement]
+) -> dict[int, tuple[str, ...]]:
+    roots: dict[int, tuple[str, ...]] = {}
+    for placement in placements:
+        holder = placement.holder
+        process = processes.get(holder.pid) if holder else None
+        if holder and process and process.started_ticks == holder.started_ticks:
+            roots[holder.pid] = (*roots.get(holder.pid, ()), placement.lease)
+    return roots
+
+
+def _tag_of(pid: int) -> str:
+    """Return the lease named in a process's environment; only its own user may look."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            for entry in environ.read(1 << 20).split(b"\0"):
+                if entry.startswith(_TAG):
+                    return entry[len(_TAG) :].decode("ascii", "replace")
+    except OSError:
+        return ""
+    return ""

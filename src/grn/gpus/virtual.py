@@ -1,0 +1,144 @@
+"""Virtual GPUs made of host memory: what a job uses is the resident memory of its process tree.
+
+For machines without a GPU, examples and tests. What a driver would refuse, `overflowing` names.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from grn.errors import BadSetting
+from grn.gpus import trees
+from grn.gpus.probe import Inventory, Placement
+from grn.model.gpu import Gpu, GpuKind, ProcessUse, Reading
+from grn.model.job import Holder
+from grn.model.sizes import parse_size
+
+_SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*(.+)", re.IGNORECASE)
+MOST_GPUS = 1024
+
+
+def parse_virtual(spec: str) -> list[Gpu]:
+    """Read `4x8GiB`, or `2x8GiB+1x4GiB` for GPUs of different sizes."""
+    gpus: list[Gpu] = []
+    for part in spec.split("+"):
+        found = _SPEC.fullmatch(part)
+        if not found or not 1 <= int(found[1]) <= MOST_GPUS - len(gpus):
+            raise BadSetting(
+                f"'{spec}' does not describe virtual GPUs.", "Write it like 4x8GiB or 2x512MiB."
+            )
+        total_bytes = parse_size(found[2])
+        model = f"virtual {found[2].strip()}"
+        for _ in range(int(found[1])):
+            index = len(gpus)
+            gpus.append(Gpu(f"VIRTUAL-{index}", index, model, total_bytes, GpuKind.VIRTUAL))
+    return gpus
+
+
+class VirtualProbe:
+    """A source of virtual GPUs."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = tuple(gpus)
+        self._trees = trees.Trees()
+        self._cpu_ticks: dict[Holder, int] = {}
+        self._looked_at = time.monotonic()
+        self._baseline: dict[str, int] = {}
+
+    async def start(self) -> Inventory:
+        """List the GPUs; they are empty."""
+        empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in self._gpus)
+        return Inventory(self._gpus, empty)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def begin(self, placement: Placement) -> None:
+        """Note the highest memory before a job starts, to tell its own peak apart."""
+        if placement.holder is not None:
+            peak = trees.peak_resident_bytes(placement.holder.pid)
+            self._baseline[placement.lease] = peak or 0
+
+    @property
+    def keeps_peaks(self) -> bool:
+        """False: all there is to know is known at once."""
+        return False
+
+    async def peak_in_time(self, placement: Placement) -> int | None:
+        """Return the same as at once."""
+        return self.peak_at_once(placement)
+
+    def peak_at_once(self, placement: Placement) -> int | None:
+        """Return the holder's own peak when it was reached under this lease."""
+        before = self._baseline.pop(placement.lease, None)
+        if placement.holder is None or before is None:
+            return None
+        if not trees.is_alive(placement.holder):
+            return None
+        peak = trees.peak_resident_bytes(placement.holder.pid)
+        if peak is None or peak <= before:
+            return None
+        return peak // len(placement.gpus)
+
+    async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
+        """Add up the memory and the CPU time of each lease's process tree."""
+        processes = trees.read_all() if placements else {}
+        members = self._trees.members(processes, placements)
+        loads = self._loads(processes, members)
+        homes = {placement.lease: placement.gpus for placement in placements}
+        return tuple(self._read(gpu, processes, members, homes, loads) for gpu in self._gpus)
+
+    def _read(
+        self,
+        gpu: Gpu,
+        processes: Mapping[int, trees.Process],
+        members: Mapping[int, tuple[str, ...]],
+        homes: Mapping[str, tuple[str, ...]],
+        loads: Mapping[int, float],
+    ) -> Reading:
+        uses = []
+        load_pct = 0.0
+        for pid, leases in members.items():
+            here = tuple(lease for lease in leases if gpu.uuid in homes[lease])
+            if here:
+                spread = max(len(homes[lease]) for lease in here)
+                uses.append(ProcessUse(pid, processes[pid].resident_bytes // spread, here))
+                load_pct += loads.get(pid, 0.0) / spread
+        used = sum(use.used_bytes or 0 for use in uses)
+        return Reading(gpu.uuid, used_bytes=used, load_pct=min(100.0, load_pct), uses=tuple(uses))
+
+    def _loads(
+        self, processes: Mapping[int, trees.Process], members: Mapping[int, tuple[str, ...]]
+    ) -> dict[int, float]:
+        now = time.monotonic()
+        passed_s = max(now - self._looked_at, 0.001)
+        ticks = {
+            Holder(pid, processes[pid].started_ticks): processes[pid].cpu_ticks for pid in members
+        }
+        loads = {
+            holder.pid: 100.0 * (spent - self._cpu_ticks[holder]) / trees.TICKS_PER_S / passed_s
+            for holder, spent in ticks.items()
+            if holder in self._cpu_ticks
+        }
+        self._cpu_ticks, self._looked_at = ticks, now
+        return loads
+
+
+def overflowing(gpu: Gpu, reading: Reading, before: Reading | None) -> tuple[str, ...]:
+    """Return the leases whose growth overflowed a virtual GPU: what a driver would have refused."""
+    if gpu.kind is not GpuKind.VIRTUAL or (reading.used_bytes or 0) <= gpu.total_bytes:
+        return ()
+    grown = _by_lease(reading)
+    for leases, used in _by_lease(before).items() if before else ():
+        if leases in grown:
+            grown[leases] -= used
+    return max(grown, key=lambda leases: grown[leases], default=())
+
+
+def _by_lease(reading: Reading) -> dict[tuple[str, ...], int]:
+    sums: dict[tuple[str, ...], int] = {}
+    for use in reading.uses:
+        sums[use.leases] = sums.get(use.leases, 0) + (use.used_bytes or 0)
+    return sums

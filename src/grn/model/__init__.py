@@ -1,0 +1,1 @@
+"""The nouns of grn as frozen values; nothing here touches the machine."""

@@ -1,0 +1,59 @@
+"""What is known of a GPU: its fixed facts, and one reading of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class GpuKind(Enum):
+    """Where the memory of a GPU comes from."""
+
+    CARD = "card"
+    MIG = "mig"
+    VIRTUAL = "virtual"
+
+
+class GpuHealth(Enum):
+    """Whether the driver answers for a GPU."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"  # no answer in time, or an error: no new job, running ones left alone
+    LOST = "lost"  # the driver says it is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The fixed facts of one GPU. `uuid` is its name everywhere inside grn."""
+
+    uuid: str
+    index: int
+    model: str
+    total_bytes: int
+    kind: GpuKind = GpuKind.CARD
+    is_exclusive: bool = False  # compute mode lets only one process in
+
+    @property
+    def visible_name(self) -> str:
+        """Return what CUDA_VISIBLE_DEVICES takes on the host: MIG slices have no index."""
+        return self.uuid if self.kind is GpuKind.MIG else str(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """Memory of one process on one GPU. `leases` are those its process tree holds."""
+
+    pid: int
+    used_bytes: int | None
+    leases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One GPU at one moment. None means the driver did not say."""
+
+    uuid: str
+    health: GpuHealth = GpuHealth.OK
+    used_bytes: int | None = None
+    load_pct: float | None = None
+    uses: tuple[ProcessUse, ...] = field(default=())

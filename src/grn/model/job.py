@@ -1,0 +1,54 @@
+"""What a job asks for, and how its run ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+Argument = tuple[str, float | str]
+
+
+class Policy(Enum):
+    """How a job is placed among GPUs that fit."""
+
+    SPREAD = "spread"
+    PACK = "pack"
+
+
+class Outcome(Enum):
+    """How the run under a lease ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "oom"
+    KILLED = "killed"  # the holder was gone without a word
+    PROFILED = "profiled"  # a run of the type's stand-in, to learn from
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds or asks for a lease, named so that a reused pid is told apart."""
+
+    pid: int
+    started_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A wish for GPUs. `key` is made by the client and survives a reconnect."""
+
+    key: str
+    lease: str  # the id the lease will have, drawn before the engine sees the request
+    job_type: str
+    label: str
+    user: int
+    gpus: int = 1
+    mem_bytes: int | None = None
+    is_exclusive: bool = False
+    priority: int = 0
+    policy: Policy = Policy.SPREAD
+    holder: Holder | None = None
+    arguments: tuple[Argument, ...] = ()
+    slots: tuple[str, ...] = ()  # only these GPUs, by index or uuid; empty means any
+    stay: tuple[str, ...] = ()  # the process cannot leave these GPUs any more
+    attempt: int = 0  # how often this job has run out of memory before

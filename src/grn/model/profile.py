@@ -1,0 +1,41 @@
+"""What was measured of a job type, and what is believed of its next run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grn.model.job import Argument, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One finished run: its highest memory on any one of its GPUs."""
+
+    outcome: Outcome
+    peak_bytes: int
+    duration_s: float
+    ended_at: float
+    reserved_bytes: int = 0
+    arguments: tuple[Argument, ...] = ()
+    is_full: bool = False  # a failed run that was flat long enough to count like a good one
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All remembered runs of one job type on one GPU model, oldest first."""
+
+    job_type: str
+    model: str
+    label: str
+    owner: int
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the next run is believed to need on each GPU, and why."""
+
+    need_bytes: int
+    runs: int
+    largest_bytes: int
+    because: str

@@ -1,0 +1,1 @@
+"""One process per machine that decides who gets which GPU, and when."""

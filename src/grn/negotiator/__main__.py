@@ -1,0 +1,158 @@
+"""Wiring: the only file where the negotiator's concrete parts meet.
+
+Run as `python -m grn.negotiator`; people use `grn start`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+
+from grn import __version__, settings
+from grn.errors import GrnError
+from grn.gpus.nvml import NvmlProbe
+from grn.gpus.probe import GpuProbe, Inventory
+from grn.gpus.virtual import VirtualProbe, parse_virtual
+from grn.gpus.visible import restrict
+from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.ground import Ground, boot_id, state_folder
+from grn.negotiator.ledger import Guard
+from grn.negotiator.loop import Loop
+from grn.negotiator.server import Limits, Server
+from grn.negotiator.store import Store
+
+log = logging.getLogger("grn.negotiator")
+
+BANNER = r"""
+   __ _ _ __ _ __
+  / _` | '__| '_ \    GPU Resource Negotiator {version}
+ | (_| | |  | | | |   socket {socket}
+  \__, |_|  |_| |_|   state  {state}
+  |___/
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the negotiator until it is told to stop."""
+    arguments = _parse(argv)
+    _log_to_stderr(arguments.debug)
+    try:
+        chosen = settings.load({"gpus": arguments.gpus, "idle_exit_s": arguments.idle_exit_s})
+        with Ground() as ground:
+            asyncio.run(_serve(chosen, ground, arguments))
+    except GrnError as error:
+        _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.Namespace) -> None:
+    probe = _probe(chosen)
+    inventory = _restricted(await probe.start())
+    folder, note = state_folder()
+    store = Store(folder, boot_id())
+    guard = Guard(chosen.guard_fraction, chosen.guard_bytes)
+    rules = Rules(guard, chosen.flat_s, chosen.patience_s, chosen.grace_s)
+    loop = Loop(Engine(rules), store, probe, chosen.sample_s)
+    stopped = asyncio.Event()
+    limits = Limits(chosen.connections_per_user, chosen.waiting_per_user, chosen.context_bytes)
+    server = Server(loop, limits, __version__, stopped.set)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
+    loop.start(inventory)
+    with contextlib.suppress(GrnError):
+        await loop.look()
+    gc.freeze()  # what lives for ever need not be walked at every collection
+    listener = await asyncio.get_running_loop().create_unix_server(
+        server.connection, sock=ground.listen()
+    )
+    _announce(inventory, ground, folder, note, arguments)
+    tasks = [asyncio.create_task(loop.observe()), asyncio.create_task(ground.keep_fresh())]
+    if chosen.idle_exit_s:
+        tasks.append(asyncio.create_task(_leave_when_idle(server, chosen.idle_exit_s, stopped)))
+    await stopped.wait()
+    print("[GPUMaster] Cleaning up...", file=sys.stderr, flush=True)
+    listener.close()
+    for task in tasks:
+        task.cancel()
+    loop.holders.close()
+    store.close()
+    await probe.close()
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m grn.negotiator")
+    parser.add_argument("--gpus", help="nvml, or virtual:4x8GiB")
+    parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
+    parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
+    parser.add_argument("--debug", action="store_true")
+    return parser.parse_args(argv)
+
+
+def _probe(chosen: settings.Settings) -> GpuProbe:
+    if chosen.gpus.startswith("virtual:"):
+        return VirtualProbe(parse_virtual(chosen.gpus[len("virtual:") :]))
+    return NvmlProbe(deadline_s=chosen.nvml_deadline_s)
+
+
+def _restricted(inventory: Inventory) -> Inventory:
+    gpus = restrict(inventory.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Inventory(gpus, inventory.readings, inventory.notes)
+
+
+def _announce(
+    inventory: Inventory, ground: Ground, folder: str, note: str, arguments: argparse.Namespace
+) -> None:
+    banner = BANNER.format(version=__version__, socket=ground.socket_path, state=folder)
+    print(banner, file=sys.stderr, flush=True)
+    for text in (*inventory.notes, *filter(None, [note])):
+        log.warning(text)
+    names = ", ".join(gpu.visible_name for gpu in inventory.gpus)
+    log.info("Managing GPUs {%s}", names)
+    _say(arguments.ready_fd, "ready")
+
+
+def _say(fd: int | None, line: str) -> None:
+    """Tell whoever started us in the background; they may be gone."""
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(fd, line.replace("\n", " ").encode() + b"\n")
+            os.close(fd)
+
+
+async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event) -> None:
+    idle_for_s, step_s = 0.0, min(1.0, idle_s / 4)
+    while idle_for_s < idle_s:
+        await asyncio.sleep(step_s)
+        idle_for_s = idle_for_s + step_s if server.is_idle else 0.0
+    log.info("action=leave reason=idle")
+    stopped.set()
+
+
+def _log_to_stderr(is_debug: bool) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if is_debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    with contextlib.suppress(ValueError, OSError):  # two descriptors for each client
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, 1 << 20)), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

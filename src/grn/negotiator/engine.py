@@ -1,0 +1,441 @@
+"""All state of the negotiator; `handle(event) -> actions` is the only door.
+
+Decides who gets which GPU and when. It never touches the machine: time comes in with the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+from grn.model.gpu import GpuHealth, Reading
+from grn.model.job import Request
+from grn.negotiator import learn
+from grn.negotiator.events import (
+    Action,
+    DropLease,
+    DropProfile,
+    DropWaiting,
+    Event,
+    Grant,
+    HolderChanged,
+    HolderGone,
+    Lease,
+    LeaseState,
+    LookSoon,
+    ProfileForgotten,
+    Released,
+    Requested,
+    Sampled,
+    SaveLease,
+    SaveRun,
+    SaveWaiting,
+    Started,
+    TellWaiting,
+    Wait,
+    WaitReason,
+    Withdrawn,
+)
+from grn.negotiator.ledger import Book, Guard, check_books
+from grn.negotiator.memory import Memory
+from grn.negotiator.order import Group, Refused, Waiting, Waitlist
+from grn.negotiator.place import Need, Place, Size, allowed, pinned, place
+from grn.negotiator.refuse import refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The numbers an administrator may change."""
+
+    guard: Guard = field(default_factory=Guard)
+    flat_s: float = 60.0  # a first run this long without a rise is believed
+    patience_s: float = 600.0  # after this long the oldest request is kept GPUs free
+    grace_s: float = 2.0  # after a restart, how long places are kept for those who waited
+
+
+class Engine:
+    """The negotiator's mind."""
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.memory = Memory()
+        self.books: dict[str, Book] = {}
+        self.leases: dict[str, Lease] = {}
+        self.waitlist = Waitlist()
+        self._watches: dict[str, learn.Watch] = {}
+        self._first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
+        self._sequence = 0
+        self._saved: set[str] = set()  # keys that are written down as waiting
+        self._returning: dict[str, int] = {}  # key -> old place of a request before a restart
+        self._grace_until = float("-inf")
+        self._wall_offset_s = 0.0
+        self._residue_until = float("-inf")
+        self._sizes_known: dict[str, Size] = {}
+
+    # --- the door ------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in one fact and return what is to be done."""
+        if isinstance(event, Requested):
+            return list(self._requested(event))
+        if isinstance(event, Sampled):
+            return list(self._sampled(event))
+        if isinstance(event, Released):
+            return list(self._released(event))
+        if isinstance(event, HolderGone):
+            return list(self._holder_gone(event))
+        if isinstance(event, Withdrawn):
+            return list(self._withdrawn(event))
+        if isinstance(event, HolderChanged):
+            return list(self._holder_changed(event))
+        if isinstance(event, Started):
+            return list(self._started(event))
+        return list(self._profile_forgotten(event))
+
+    # --- questions (they change nothing) -------------------------------------------------
+
+    def wants_look(self, at: float) -> bool:
+        """True while somebody waits for memory that a new reading may show to be free."""
+        if not len(self.waitlist):
+            return False
+        if at < self._residue_until:
+            return True
+        return any(lease.state is LeaseState.DRAINING for lease in self.leases.values())
+
+    def why(self, key: str, at: float) -> Wait | None:
+        """Return why a request waits, None when it does not wait."""
+        group = self.waitlist.group_of(key)
+        if group is None:
+            return None
+        if at < self._grace_until:
+            return _RESTARTING
+        answer = self._try(group.members[key].request, closed=())
+        if isinstance(answer, Wait):
+            return answer
+        return Wait(WaitReason.YIELDS_TO_OLDER, "it is next in turn")
+
+    def watch(self, lease_id: str) -> learn.Watch:
+        """Return what has been seen of a running job."""
+        return self._watches[lease_id]
+
+    def needs(self, request: Request) -> dict[str, Need]:
+        """Return what a request is believed to need on each GPU model."""
+        return self.memory.needs(request, self._sizes())
+
+    def check(self) -> None:
+        """Raise AssertionError when the books contradict each other."""
+        check_books(self.books, self.leases)
+        for lease_id, lease in self.leases.items():
+            assert lease_id in self._watches
+            assert lease.request.key not in self.waitlist, "granted and waiting at once"
+        for job_type, lease_id in self._first_runs.items():
+            assert self.leases[lease_id].request.job_type == job_type
+        assert self._saved >= {waiting.request.key for waiting in self.waitlist}
+
+    # --- one method per event ------------------------------------------------------------
+
+    def _started(self, event: Started) -> Iterator[Action]:
+        readings = {reading.uuid: reading for reading in event.readings}
+        self._wall_offset_s = event.wall_offset_s
+        for gpu in event.gpus:
+            unread = Reading(gpu.uuid, GpuHealth.UNKNOWN)
+            guard = self.rules.guard.of(gpu.total_bytes)
+            self.books[gpu.uuid] = Book(gpu, guard, readings.get(gpu.uuid, unread))
+        self.memory.load(event.profiles)
+        for lease in event.leases:
+            if all(uuid in self.books for uuid in lease.gpus):
+                self._put(lease, event.at)
+            else:
+                yield DropLease(lease.id)  # it is on a GPU that is not managed any more
+        self._returning = {key: place for place, key in enumerate(event.waiting)}
+        self._sequence = len(event.waiting)
+        self._saved = set(event.waiting)
+        if event.waiting:
+            self._grace_until = event.at + self.rules.grace_s
+
+    def _requested(self, event: Requested) -> Iterator[Action]:
+        request = event.request
+        held = self._held_by_key(request.key)
+        if held is not None:  # the client lost the answer and asks again
+            yield self._granted(held)
+            return
+        refused = refusal(request, list(self.books.values()))
+        if refused is not None:
+            yield from self._withdrawn(Withdrawn(event.at, request.key))
+            yield refused
+            return
+        waiting = self._enqueue(request, event.at)
+        if event.at < self._grace_until and not self._returning:
+            self._grace_until = event.at  # all who waited before the restart are back
+            yield from self._schedule(event.at)
+        elif event.at >= self._grace_until:
+            yield from self._newcomer(waiting, event.at)
+        if request.key in self.waitlist:
+            self._saved.add(request.key)
+            yield SaveWaiting(request.key, waiting.sequence, request.holder)
+            yield TellWaiting(request.key, self.why(request.key, event.at) or _RESTARTING)
+
+    def _enqueue(self, request: Request, at: float) -> Waiting:
+        before = self.waitlist.pop(request.key)
+        if before is not None:
+            sequence, since = before.sequence, before.since
+        else:
+            since = at
+            sequence = self._returning.pop(request.key, self._sequence)
+            self._sequence = max(self._sequence, sequence + 1)
+        waiting = Waiting(request, sequence, since)
+        self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
+        return waiting
+
+    def _newcomer(self, waiting: Waiting, at: float) -> Iterator[Action]:
+        """Offer to a newcomer alone: for all others nothing has changed."""
+        group = self.waitlist.group_of(waiting.request.key)
+        if group is not None and group.head is waiting:
+            yield from self._offer(group, at, self._closed(at))
+
+    def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
+        self._returning.pop(event.key, None)
+        yield from self._unsave(event.key)
+        if self.waitlist.pop(event.key) is not None:
+            yield from self._schedule(event.at)  # it may have kept GPUs closed to others
+
+    def _holder_changed(self, event: HolderChanged) -> Iterator[Action]:
+        lease = self.leases.get(event.lease)
+        if lease is not None:
+            changed = replace(lease, request=replace(lease.request, holder=event.holder))
+            self._replace(changed)
+            yield SaveLease(changed)
+
+    def _released(self, event: Released) -> Iterator[Action]:
+        lease = self.leases.get(event.lease)
+        if lease is None:
+            return
+        yield from self._learn(lease, event)
+        yield from self._drop(lease)
+        if not all(self.books[uuid].is_virtual for uuid in lease.gpus):
+            # The process lives on and may keep its memory a moment longer than its lease.
+            self._residue_until = event.at + _RESIDUE_S
+        yield from self._schedule(event.at)
+        if self.wants_look(event.at):
+            yield LookSoon()
+
+    def _holder_gone(self, event: HolderGone) -> Iterator[Action]:
+        lease = self.leases.get(event.lease)
+        if lease is None or lease.state is LeaseState.DRAINING:
+            return
+        yield from self._learn(lease, event)
+        draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=event.outcome)
+        self._replace(draining)
+        yield SaveLease(draining)
+        yield from self._schedule(event.at)
+        yield LookSoon()
+
+    def _sampled(self, event: Sampled) -> Iterator[Action]:
+        for reading in event.readings:
+            book = self.books.get(reading.uuid)
+            if book is not None:
+                book.read(reading)
+        for lease in list(self.leases.values()):
+            if lease.state is LeaseState.DRAINING:
+                yield from self._drain(lease)
+            else:
+                yield from self._look_at(lease, event.at)
+        if event.at >= self._grace_until:
+            for key in self._returning:
+                yield from self._unsave(key)
+            self._returning.clear()
+        yield from self._schedule(event.at)
+        if self.wants_look(event.at):
+            yield LookSoon()
+
+    def _profile_forgotten(self, event: ProfileForgotten) -> Iterator[Action]:
+        if self.memory.forget(event.job_type):
+            yield DropProfile(event.job_type)
+            yield from self._schedule(event.at)
+
+    # --- granting ------------------------------------------------------------------------
+
+    def _schedule(self, at: float) -> Iterator[Action]:
+        """Offer GPUs to those who wait, in turn, until nobody's wish fits any more."""
+        if at < self._grace_until or not len(self.waitlist):
+            return
+        closed = self._closed(at)
+        most_free = max((book.free_bytes for book in self.books.values()), default=0)
+        for group in self.waitlist.in_turn():
+            while group.members and not self._is_still_no(group, most_free):
+                granted = self._offer(group, at, closed)
+                yield from granted
+                if not granted:
+                    break
+
+    def _offer(self, group: Group, at: float, closed: dict[str, int]) -> list[Action]:
+        """Try the head of a group; the answer no is remembered for the group."""
+        head = group.head
+        shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
+        answer = self._try(head.request, shut)
+        if isinstance(answer, Wait):
+            group.refused = self._refused(head.request, answer)
+            return []
+        self.waitlist.pop(head.request.key)
+        lease = Lease(head.request, answer.gpus, answer.reserved, answer.is_probe, at)
+        self._put(lease, at)
+        return [*self._unsave(head.request.key), SaveLease(lease), self._granted(lease)]
+
+    def _refused(self, request: Request, wait: Wait) -> Refused | None:
+        version = self.memory.version
+        if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE:
+            return Refused(version, -1, self._first_runs.get(request.job_type))
+        if wait.reason in (WaitReason.NO_ROOM, WaitReason.NO_ROOM_FOR_FIRST_RUN):
+            least = min(need.need_bytes for need in self.needs(request).values())
+            return Refused(version, least, None)
+        return None
+
+    def _is_still_no(self, group: Group, most_free: int) -> bool:
+        """True when nothing has changed that could turn the last no to this group into a yes."""
+        refused = group.refused
+        if refused is None or refused.version != self.memory.version:
+            return False
+        if refused.sibling is not None:
+            return self._first_runs.get(group.head.request.job_type) == refused.sibling
+        return refused.more_than_bytes > most_free
+
+    def _try(self, request: Request, closed: Collection[str]) -> Place | Wait:
+        books = allowed(request, list(self.books.values()))
+        answer = place(request, self.needs(request), books, closed)
+        is_first = (
+            answer.is_probe
+            if isinstance(answer, Place)
+            else answer.reason is WaitReason.NO_ROOM_FOR_FIRST_RUN
+        )
+        running = self._first_runs.get(request.job_type) if is_first else None
+        return answer if running is None else self._wait_for_sibling(running)
+
+    def _wait_for_sibling(self, lease_id: str) -> Wait:
+        lease = self.leases[lease_id]
+        names = ", ".join(str(self.books[uuid].gpu.index) for uuid in lease.gpus)
+        text = f"the first run of {lease.request.label} is being measured on GPU {names}"
+        return Wait(WaitReason.FIRST_RUN_ELSEWHERE, f"{text} (lease {lease_id})")
+
+    def _closed(self, at: float) -> dict[str, int]:
+        """Keep GPUs free for the first in turn of those who have waited long enough."""
+        if at - self.waitlist.oldest_since() < self.rules.patience_s:
+            return {}
+        for group in self.waitlist.in_turn():
+            head = group.head
+            if at - head.since < self.rules.patience_s:
+                continue
+            books = allowed(head.request, list(self.books.values()))
+            usable = [book for book in books if book.is_usable]
+            roomy = sorted(usable, key=lambda book: -book.free_bytes)[: head.request.gpus]
+            return {book.gpu.uuid: head.sequence for book in roomy}
+        return {}
+
+    # --- leases --------------------------------------------------------------------------
+
+    def _put(self, lease: Lease, at: float) -> None:
+        self._watches[lease.id] = learn.Watch(min(lease.granted_at, at))
+        if lease.is_probe:
+            self._first_runs.setdefault(lease.request.job_type, lease.id)
+        self._replace(lease)
+
+    def _replace(self, lease: Lease) -> None:
+        self.leases[lease.id] = lease
+        for uuid in lease.gpus:
+            self.books[uuid].put(lease)
+        job_type = lease.request.job_type
+        if not lease.is_probe and self._first_runs.get(job_type) == lease.id:
+            del self._first_runs[job_type]
+
+    def _drop(self, lease: Lease) -> Iterator[Action]:
+        del self.leases[lease.id]
+        del self._watches[lease.id]
+        if self._first_runs.get(lease.request.job_type) == lease.id:
+            del self._first_runs[lease.request.job_type]
+        for uuid in lease.gpus:
+            self.books[uuid].take(lease.id)
+        yield DropLease(lease.id)
+
+    def _drain(self, lease: Lease) -> Iterator[Action]:
+        """Let a dead job's lease go when the driver shows its memory gone."""
+        books = [self.books[uuid] for uuid in lease.gpus]
+        if not all(book.is_usable for book in books):
+            return
+        if any(lease.id in book.measured for book in books):
+            freed = replace(lease, reserved=(0,) * len(lease.gpus))
+            if freed != lease:
+                self._replace(freed)
+                yield SaveLease(freed)
+        else:
+            yield from self._drop(lease)
+
+    def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
+        """Follow the memory of a running job; a first run that is flat gives room back."""
+        used = [self.books[uuid].measured.get(lease.id) or 0 for uuid in lease.gpus]
+        watch = self._watches[lease.id].seen(at, max(used))
+        self._watches[lease.id] = watch
+        if lease.is_probe and not lease.request.is_exclusive:
+            if not watch.is_flat(at, self.rules.flat_s):
+                return
+            model = self.books[lease.gpus[0]].gpu.model
+            keep = learn.shrunk_bytes(watch, at, self._sizes()[model].capacity_bytes)
+            shrunk = tuple(min(before, keep) for before in lease.reserved)
+            settled = replace(lease, reserved=shrunk, is_probe=False)
+            self._replace(settled)
+            self.memory.shown_while_running(lease.request.job_type, model, keep)
+            yield SaveLease(settled)
+
+    def _learn(self, lease: Lease, event: Released | HolderGone) -> Iterator[Action]:
+        """Turn the end of a run into a remembered one, when it taught something."""
+        request, model = lease.request, self.books[lease.gpus[0]].gpu.model
+        self.memory.run_over(request.job_type, model)
+        end = learn.End(
+            outcome=event.outcome,
+            at=event.at,
+            peak_bytes=event.peak_bytes,
+            asked_bytes=event.asked_bytes if isinstance(event, Released) else None,
+            reserved_bytes=lease.reserved_bytes,
+            was_sharing=self._is_sharing(lease),
+        )
+        usual_s = learn.usual_duration_s(self.memory.profile(request.job_type, model))
+        run = learn.finished_run(end, self._watches[lease.id], usual_s, self.rules.flat_s)
+        if run is not None:
+            ended_at = run.ended_at + self._wall_offset_s
+            run = replace(run, ended_at=ended_at, arguments=request.arguments)
+            self.memory.add(request, model, run)
+            yield SaveRun(request.job_type, model, request.label, request.user, run)
+
+    def _unsave(self, key: str) -> Iterator[Action]:
+        if key in self._saved:
+            self._saved.remove(key)
+            yield DropWaiting(key)
+
+    # --- small questions -----------------------------------------------------------------
+
+    def _granted(self, lease: Lease) -> Grant:
+        gpus = tuple(self.books[uuid].gpu for uuid in lease.gpus)
+        return Grant(lease.request.key, lease, gpus)
+
+    def _held_by_key(self, key: str) -> Lease | None:
+        for lease in self.leases.values():
+            if lease.request.key == key and lease.state is LeaseState.HELD:
+                return lease
+        return None
+
+    def _is_sharing(self, lease: Lease) -> bool:
+        books = [self.books[uuid] for uuid in lease.gpus]
+        return any(len(book.leases) > 1 or book.strangers_bytes > 0 for book in books)
+
+    def _sizes(self) -> dict[str, Size]:
+        if not self._sizes_known:
+            for book in self.books.values():
+                known = self._sizes_known.get(book.gpu.model)
+                if known is None or known.total_bytes < book.gpu.total_bytes:
+                    size = Size(book.gpu.total_bytes, book.capacity_bytes)
+                    self._sizes_known[book.gpu.model] = size
+        return self._sizes_known
+
+
+_RESIDUE_S = 5.0
+_RESTARTING = Wait(
+    WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"
+)

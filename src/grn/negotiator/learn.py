@@ -1,0 +1,178 @@
+"""Samples of a run to a profile, and a profile to an estimate for the next run.
+
+All arithmetic of learning is here; who may run where is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from grn.model.job import Outcome
+from grn.model.profile import Estimate, Profile, Run
+from grn.model.sizes import GiB, MiB, show_size
+
+RUNS_KEPT = 100
+PRIOR_WEIGHT = 2.0
+PRIOR_SPREAD = 0.15
+MISS_CHANCE = 0.02  # how often a need above the estimate is accepted before self-tuning
+LEAST_HEADROOM = 0.05
+_Z = NormalDist().inv_cdf(1 - MISS_CHANCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What has been seen of one running job: its peak and when that last rose."""
+
+    began_at: float
+    peak_bytes: int = 0
+    rose_at: float | None = None  # None until the first sample with memory in it
+
+    def seen(self, at: float, used_bytes: int) -> Watch:
+        """Add one sample; only a rise by more than 1 % counts as one."""
+        if used_bytes <= 0:
+            return self
+        if self.rose_at is None or used_bytes > self.peak_bytes * 1.01:
+            return Watch(self.began_at, max(self.peak_bytes, used_bytes), at)
+        if used_bytes > self.peak_bytes:
+            return Watch(self.began_at, used_bytes, self.rose_at)
+        return self
+
+    def is_flat(self, at: float, flat_s: float) -> bool:
+        """True when the memory has not risen for long enough to believe it."""
+        if self.rose_at is None:
+            return False
+        return at - self.rose_at >= max(flat_s, 0.2 * (at - self.began_at))
+
+
+def pad_bytes(capacity_bytes: int) -> int:
+    """Return the fixed part of a margin: 256 MiB, less on small GPUs."""
+    return min(256 * MiB, capacity_bytes // 96)
+
+
+def growth_bytes(capacity_bytes: int) -> int:
+    """Return the least step up after running out of memory: 1 GiB, less on small GPUs."""
+    return min(GiB, capacity_bytes // 24)
+
+
+def shrunk_bytes(watch: Watch, at: float, capacity_bytes: int) -> int:
+    """Return what a first run keeps reserved, given its peak and how long that was flat."""
+    quiet_s = at - watch.rose_at if watch.rose_at is not None else 0.0
+    factor = 1.10 + 0.40 * math.exp(-quiet_s / 30)
+    return min(capacity_bytes, int(watch.peak_bytes * factor) + pad_bytes(capacity_bytes))
+
+
+def counts_in_full(run: Run) -> bool:
+    """True when the peak of a run is what the job needs, not only a lower bound."""
+    return run.outcome in (Outcome.OK, Outcome.PROFILED) or run.is_full
+
+
+def is_known(profile: Profile | None) -> bool:
+    """True when at least one run counts in full."""
+    return profile is not None and any(counts_in_full(run) for run in profile.runs)
+
+
+def add_run(profile: Profile, run: Run) -> Profile:
+    """Return the profile with one more run, the oldest dropped when there are many."""
+    runs = (*profile.runs, run)[-RUNS_KEPT:]
+    return Profile(profile.job_type, profile.model, profile.label, profile.owner, runs)
+
+
+def estimate(profile: Profile, capacity_bytes: int) -> Estimate | None:
+    """Return what the next run needs, or None while no run counts in full."""
+    peaks = [run.peak_bytes for run in profile.runs if counts_in_full(run)]
+    if not peaks:
+        return None
+    largest = max(peaks)
+    headroom = _headroom([math.log(max(peak, 1)) for peak in peaks])
+    need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
+    because = f"{show_size(largest)} at most in {_runs(len(peaks))}, {headroom:.0%} headroom"
+    floor = lower_bound_bytes(profile, capacity_bytes)
+    if floor > need:
+        need, because = floor, f"a failed run already needed {show_size(floor)}"
+    return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
+
+
+def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
+    """Return what failed runs prove to be too little, plus a step up; 0 when there is none."""
+    floor = 0
+    for run in profile.runs:
+        if run.outcome is Outcome.OUT_OF_MEMORY:
+            short = max(run.peak_bytes, run.reserved_bytes)
+            floor = max(floor, short + max(short // 10, growth_bytes(capacity_bytes)))
+        elif not counts_in_full(run):
+            floor = max(floor, run.peak_bytes + pad_bytes(capacity_bytes))
+    return min(floor, capacity_bytes)
+
+
+def guess_bytes(known: Sequence[int], floor_bytes: int, capacity_bytes: int) -> int:
+    """Guess a type never seen: like 9 of 10 known types, else half a GPU."""
+    if known:
+        ranked = sorted(known)
+        guess = ranked[min(len(ranked) - 1, math.ceil(0.9 * len(ranked)) - 1)]
+    else:
+        guess = capacity_bytes // 2
+    return min(capacity_bytes, max(guess, floor_bytes))
+
+
+def after_out_of_memory(believed_bytes: int, attempt: int, capacity_bytes: int) -> int:
+    """Return the room for a job that ran out of memory: half as much again, then a whole GPU."""
+    if attempt >= 2:
+        return capacity_bytes
+    more = max(believed_bytes * 3 // 2, believed_bytes + growth_bytes(capacity_bytes))
+    return min(capacity_bytes, more)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended, as far as learning from it goes."""
+
+    outcome: Outcome
+    at: float
+    peak_bytes: int | None  # what the framework or the system reported
+    asked_bytes: int | None  # the allocation that failed
+    reserved_bytes: int
+    was_sharing: bool
+
+
+def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -> Run | None:
+    """Return what a run taught, or None when it taught nothing of the job's need."""
+    peak, outcome = max(watch.peak_bytes, end.peak_bytes or 0), end.outcome
+    if outcome is Outcome.OUT_OF_MEMORY:
+        if end.asked_bytes is not None and peak + end.asked_bytes <= end.reserved_bytes:
+            return None  # it stayed inside its reservation: a victim of others
+        peak += end.asked_bytes or 0
+        if not end.was_sharing:
+            outcome = Outcome.FAILED  # it had the GPU to itself: the job's own fault
+    if peak <= 0 and outcome is not Outcome.OUT_OF_MEMORY:
+        return None
+    ran_s = max(0.0, end.at - watch.began_at)
+    is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
+    is_full = is_long and end.outcome is Outcome.FAILED
+    return Run(outcome, peak, ran_s, end.at, end.reserved_bytes, is_full=is_full)
+
+
+def usual_duration_s(profile: Profile | None) -> float | None:
+    """Return the median time of good runs, None when there is none."""
+    times = (
+        sorted(run.duration_s for run in profile.runs if run.outcome is Outcome.OK)
+        if profile
+        else []
+    )
+    return times[len(times) // 2] if times else None
+
+
+def _headroom(logs: Sequence[float]) -> float:
+    """Return the margin over the largest peak: wide after one run, narrow after many like ones."""
+    count = len(logs)
+    mean = sum(logs) / count
+    squares = PRIOR_WEIGHT * PRIOR_SPREAD**2 + sum((log - mean) ** 2 for log in logs)
+    spread = math.sqrt(squares / (PRIOR_WEIGHT + count - 1))
+    shrink = min(1.0, 1 / (5 * MISS_CHANCE * count))
+    return max(LEAST_HEADROOM, math.exp(_Z * spread * shrink) - 1)
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"

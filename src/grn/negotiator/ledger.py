@@ -1,0 +1,178 @@
+"""What each GPU has promised to leases and what it really holds.
+
+Keeps the books only: `free = total - guard - leases - strangers - unexplained`; it places nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from grn.model.gpu import Gpu, GpuHealth, GpuKind, Reading
+from grn.model.sizes import MiB
+from grn.negotiator.events import Lease, LeaseState
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The part of a GPU that is never promised."""
+
+    fraction: float = 0.05
+    fixed_bytes: int = 512 * MiB
+
+    def of(self, total_bytes: int) -> int:
+        """Return the guard of one GPU; the fixed part scales down on small ones."""
+        return int(total_bytes * self.fraction) + min(self.fixed_bytes, total_bytes // 48)
+
+
+@dataclass(slots=True)
+class Book:
+    """One GPU: its latest reading and the leases on it. Sums are kept until something changes."""
+
+    gpu: Gpu
+    guard_bytes: int
+    reading: Reading
+    leases: dict[str, Lease] = field(default_factory=dict)
+    measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
+    _sums: tuple[int, int, int] | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Return what may be promised at most."""
+        return self.gpu.total_bytes - self.guard_bytes
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return what a person may call this GPU."""
+        return (self.gpu.uuid, str(self.gpu.index))
+
+    @property
+    def booked_bytes(self) -> int:
+        return self._totals()[0]
+
+    @property
+    def strangers_bytes(self) -> int:
+        """Return the memory of processes that hold no lease here."""
+        return self._totals()[1]
+
+    @property
+    def unexplained_bytes(self) -> int:
+        return self._totals()[2]
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what may still be promised; it can be negative."""
+        return self.capacity_bytes - sum(self._totals())
+
+    @property
+    def is_usable(self) -> bool:
+        return self.reading.health is GpuHealth.OK and self.reading.used_bytes is not None
+
+    @property
+    def is_virtual(self) -> bool:
+        return self.gpu.kind is GpuKind.VIRTUAL
+
+    @property
+    def has_probe(self) -> bool:
+        """True while a first run, not yet measured, is on this GPU."""
+        return any(lease.is_probe for lease in self.leases.values())
+
+    @property
+    def has_exclusive(self) -> bool:
+        """True while a job has this GPU to itself."""
+        return any(lease.request.is_exclusive for lease in self.leases.values())
+
+    def used_by_stranger(self, pid: int) -> int:
+        """Return what one process that holds no lease here has on this GPU."""
+        return sum(
+            use.used_bytes or 0
+            for use in self.reading.uses
+            if use.pid == pid and not self._live(use.leases)
+        )
+
+    def has_pid(self, pid: int) -> bool:
+        """True when that process has memory here or holds a lease here."""
+        if self.holds(pid):
+            return True
+        # A virtual GPU knows no memory outside a lease.
+        return not self.is_virtual and any(use.pid == pid for use in self.reading.uses)
+
+    def holds(self, pid: int) -> bool:
+        """True when that process holds a lease here."""
+        return any(
+            lease.state is LeaseState.HELD
+            and lease.request.holder is not None
+            and lease.request.holder.pid == pid
+            for lease in self.leases.values()
+        )
+
+    def put(self, lease: Lease) -> None:
+        """Add or replace a lease."""
+        self.leases[lease.id] = lease
+        self._sums = None
+
+    def take(self, lease_id: str) -> None:
+        """Remove a lease; on a virtual GPU its memory goes with it."""
+        self.leases.pop(lease_id, None)
+        self.measured.pop(lease_id, None)
+        if self.is_virtual:
+            left = tuple(use for use in self.reading.uses if lease_id not in use.leases)
+            used = sum(use.used_bytes or 0 for use in left)
+            health, load = self.reading.health, self.reading.load_pct
+            self.reading = Reading(self.gpu.uuid, health, used, load, left)
+        self._sums = None
+
+    def read(self, reading: Reading) -> None:
+        """Take in a new reading and share each process's memory among the leases it runs under."""
+        self.reading = reading
+        measured: dict[str, int | None] = {}
+        for use in reading.uses:
+            live = self._live(use.leases)
+            for lease_id in live:
+                share = None if use.used_bytes is None else use.used_bytes // len(live)
+                before = measured.get(lease_id, 0)
+                measured[lease_id] = None if share is None or before is None else before + share
+        if reading.health is GpuHealth.OK:
+            self.measured = measured
+        self._sums = None
+
+    def _live(self, lease_ids: tuple[str, ...]) -> list[str]:
+        return [lease_id for lease_id in lease_ids if lease_id in self.leases]
+
+    def _totals(self) -> tuple[int, int, int]:
+        if self._sums is None:
+            self._sums = self._add_up()
+        return self._sums
+
+    def _add_up(self) -> tuple[int, int, int]:
+        booked = 0
+        for lease_id, lease in self.leases.items():
+            measured = self.measured.get(lease_id) or 0
+            booked += max(lease.reserved_on(self.gpu.uuid), measured)
+        strangers = known = 0
+        is_partial = False
+        for use in self.reading.uses:
+            known += use.used_bytes or 0
+            is_partial = is_partial or use.used_bytes is None
+            if not self._live(use.leases):
+                strangers += use.used_bytes or 0
+        used = self.reading.used_bytes or 0
+        # Where the driver hides what a process uses, its memory shows only in the GPU's total:
+        # count it against what is booked rather than twice.
+        unexplained = used - (booked + strangers if is_partial else known)
+        return booked, strangers, max(0, unexplained)
+
+
+def check_books(books: Mapping[str, Book], leases: Mapping[str, Lease]) -> None:
+    """Raise AssertionError when books and leases contradict each other."""
+    for uuid, book in books.items():
+        assert all(leases.get(lease_id) is book.leases[lease_id] for lease_id in book.leases)
+        promised = sum(lease.reserved_on(uuid) for lease in book.leases.values())
+        assert promised <= book.capacity_bytes, f"{uuid} has promised more than it has"
+        probes = sum(lease.is_probe for lease in book.leases.values())
+        assert probes <= 1, f"two first runs on {uuid}"
+        assert not book.has_exclusive or len(book.leases) == 1, f"{uuid} is not exclusive"
+    for lease_id, lease in leases.items():
+        assert lease.id == lease_id
+        assert len(lease.gpus) == len(set(lease.gpus)) == len(lease.reserved) > 0
+        assert all(lease_id in books[uuid].leases for uuid in lease.gpus)

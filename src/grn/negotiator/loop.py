@@ -1,0 +1,242 @@
+"""Facts in, actions out: the engine's only caller.
+
+Notices what happens, tells the engine, writes down what it says and carries it out. It decides
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grn.gpus import trees
+from grn.gpus.probe import GpuProbe, Inventory, Placement
+from grn.gpus.virtual import overflowing
+from grn.model.gpu import GpuHealth, GpuKind, Reading
+from grn.model.job import Holder, Outcome
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import (
+    Action,
+    DropLease,
+    Event,
+    Grant,
+    HolderGone,
+    Lease,
+    LeaseState,
+    LookSoon,
+    Refuse,
+    Released,
+    Sampled,
+    Started,
+    TellWaiting,
+)
+from grn.negotiator.holders import Holders
+from grn.negotiator.store import Store
+
+log = logging.getLogger(__name__)
+FAST_LOOK_S = 0.02
+
+Answer = Callable[["Grant | Refuse | TellWaiting"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a client says its lease ended."""
+
+    outcome: Outcome
+    gpu_peak_bytes: int | None = None
+    resident_bytes: int | None = None
+    asked_bytes: int | None = None
+
+
+class Loop:
+    """The hands of the engine."""
+
+    def __init__(self, engine: Engine, store: Store, probe: GpuProbe, sample_s: float) -> None:
+        self.engine = engine
+        self.store = store
+        self.holders = Holders(self._process_gone)
+        self._probe = probe
+        self._sample_s = sample_s
+        self._answers: dict[str, Answer] = {}  # request key -> the client that waits for it
+        self._overflowed: set[str] = set()
+        self._look = asyncio.Event()
+        self._looked_at = 0.0
+
+    # --- what the server tells -----------------------------------------------------------
+
+    def start(self, inventory: Inventory) -> None:
+        """Wake the engine with what was saved; holders that are gone free their leases."""
+        saved = self.store.load()
+        waiting = tuple(key for key, who in saved.waiting if who is None or trees.is_alive(who))
+        now = self.now()
+        offset_s = time.time() - now
+        self.tell(
+            Started(
+                now, inventory.gpus, inventory.readings, saved.leases, waiting, saved.profiles,
+                offset_s,
+            )
+        )  # fmt: skip
+        for lease in list(self.engine.leases.values()):
+            holder = lease.request.holder
+            log.info("action=adopt lease=%s pid=%s", lease.id, holder.pid if holder else None)
+            if holder is None or not self.holders.watch(holder):
+                self.tell(HolderGone(self.now(), lease.id))
+
+    def now(self) -> float:
+        """Return the time events carry: it never jumps."""
+        return time.monotonic()
+
+    def tell(self, event: Event) -> None:
+        """Tell the engine one fact and do what it says: remember first, then act."""
+        actions = self.engine.handle(event)
+        self.store.write(actions)
+        for action in actions:
+            self._carry_out(action)
+
+    def expect(self, key: str, answer: Answer) -> None:
+        """Remember who is to be told of a request."""
+        self._answers[key] = answer
+
+    def forget(self, key: str) -> None:
+        """Nobody waits for this answer any more."""
+        self._answers.pop(key, None)
+
+    def release(self, lease_id: str, ending: Ending, then: Callable[[], None]) -> None:
+        """End a lease, at once where its peak is known, else after a last look at it."""
+        lease = self.engine.leases[lease_id]
+        if self._needs_last_look(lease):
+            asyncio.get_running_loop().create_task(self._release_later(lease_id, ending, then))
+            return
+        self._release_now(lease, ending, self._probe.peak_at_once(placement_of(lease)))
+        then()
+
+    # --- looking -------------------------------------------------------------------------
+
+    async def observe(self) -> None:
+        """Look at the GPUs for ever: at the usual pace, faster when the engine asks."""
+        while True:
+            try:
+                await asyncio.wait_for(self._look.wait(), self._sample_s)
+                await asyncio.sleep(max(0.0, self._looked_at + FAST_LOOK_S - self.now()))
+            except asyncio.TimeoutError:
+                pass
+            try:
+                await self.look()
+            except Exception:
+                # One look that fails must not end the looking: leases and clients are unharmed
+                # by it, and the next look starts afresh.
+                log.exception("action=look result=failed")
+
+    async def look(self) -> None:
+        """Read all GPUs once and tell the engine."""
+        self._look.clear()
+        placements = [placement_of(lease) for lease in self.engine.leases.values()]
+        readings = await self._probe.sample(placements)
+        self._looked_at = self.now()
+        self._note_health(readings)
+        self._end_overflowing(readings)
+        self.tell(Sampled(self.now(), readings))
+
+    # --- carrying out --------------------------------------------------------------------
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Grant):
+            self._begin(action)
+        elif isinstance(action, (Refuse, TellWaiting)):
+            answer = self._answers.get(action.key)
+            if isinstance(action, Refuse):
+                self._answers.pop(action.key, None)
+            if answer is not None:
+                answer(action)
+        elif isinstance(action, LookSoon):
+            self._look.set()
+        elif isinstance(action, DropLease):
+            log.info("action=end lease=%s", action.lease)
+
+    def _begin(self, grant: Grant) -> None:
+        lease = grant.lease
+        log.info(
+            "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s",
+            lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
+            lease.reserved_bytes, lease.is_probe,
+        )  # fmt: skip
+        self._probe.begin(placement_of(lease))
+        holder = lease.request.holder
+        answer = self._answers.pop(lease.request.key, None)
+        if answer is not None:
+            answer(grant)
+        if holder is not None and not self.holders.watch(holder):
+            asyncio.get_running_loop().call_soon(self._process_gone, holder)
+
+    def _process_gone(self, holder: Holder) -> None:
+        for lease in list(self.engine.leases.values()):
+            if lease.request.holder == holder and lease.state is LeaseState.HELD:
+                overflowed = lease.id in self._overflowed
+                self._overflowed.discard(lease.id)
+                outcome = Outcome.OUT_OF_MEMORY if overflowed else Outcome.KILLED
+                log.info("action=holder-gone lease=%s outcome=%s", lease.id, outcome.value)
+                self.tell(HolderGone(self.now(), lease.id, outcome))
+
+    def _end_overflowing(self, readings: tuple[Reading, ...]) -> None:
+        """Do what a driver would: refuse memory that is not there. Only virtual GPUs need it."""
+        for reading in readings:
+            book = self.engine.books[reading.uuid]
+            for lease_id in overflowing(book.gpu, reading, book.reading):
+                if lease_id in self._overflowed:
+                    continue
+                log.warning("action=kill lease=%s reason=virtual-gpu-overflow", lease_id)
+                self._overflowed.add(lease_id)
+                pids = [use.pid for use in reading.uses if lease_id in use.leases]
+                trees.end_processes(who for pid in pids if (who := trees.holder_of(pid)))
+
+    def _note_health(self, readings: tuple[Reading, ...]) -> None:
+        for reading in readings:
+            before = self.engine.books[reading.uuid].reading.health
+            if reading.health is not before:
+                level = logging.INFO if reading.health is GpuHealth.OK else logging.WARNING
+                index = self.engine.books[reading.uuid].gpu.index
+                log.log(level, "gpu=%d health=%s", index, reading.health.value)
+
+    def _needs_last_look(self, lease: Lease) -> bool:
+        if self._kind_of(lease) is GpuKind.VIRTUAL:
+            return False
+        return self._probe.keeps_peaks or self.engine.watch(lease.id).rose_at is None
+
+    async def _release_later(self, lease_id: str, ending: Ending, then: Callable[[], None]) -> None:
+        """Look once more before the end: a job shorter than the pace of looking has no sample."""
+        lease = self.engine.leases[lease_id]
+        peak = None
+        try:
+            if self.engine.watch(lease_id).rose_at is None:
+                await self.look()
+            peak = await self._probe.peak_in_time(placement_of(lease))
+        finally:
+            if lease_id in self.engine.leases:
+                self._release_now(lease, ending, peak)
+            then()
+
+    def _release_now(self, lease: Lease, ending: Ending, exact: int | None) -> None:
+        reported = (
+            ending.resident_bytes
+            if self._kind_of(lease) is GpuKind.VIRTUAL
+            else ending.gpu_peak_bytes
+        )
+        known = [size for size in (exact, reported) if size is not None]
+        peak = max(known, default=None)
+        holder = self.engine.leases[lease.id].request.holder
+        log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
+        self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
+        if holder is not None:
+            self.holders.unwatch(holder)
+
+    def _kind_of(self, lease: Lease) -> GpuKind:
+        return self.engine.books[lease.gpus[0]].gpu.kind
+
+
+def placement_of(lease: Lease) -> Placement:
+    """Return a lease as the hardware side knows it."""
+    return Placement(lease.id, lease.request.holder, lease.gpus)

@@ -1,0 +1,154 @@
+"""What the negotiator remembers of job types, and what a request is believed to need.
+
+Turns finished runs into profiles and profiles into needs; it grants nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from grn.model.job import Request
+from grn.model.profile import Estimate, Profile, Run
+from grn.model.sizes import show_size
+from grn.negotiator import learn
+from grn.negotiator.place import Need, Size
+
+Key = tuple[str, str]  # job type, GPU model
+_ANY_CAPACITY = 1 << 60
+
+
+class Memory:
+    """Profiles of all job types, and the estimates drawn from them."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[Key, Profile] = {}
+        self._estimates: dict[Key, dict[int, Estimate | None]] = {}
+        self._running: dict[Key, int] = {}  # what a first run, still going, showed when flat
+        self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
+        self.version = 0  # rises whenever a need may have changed
+        self._known: dict[tuple[str, int], list[int]] = {}  # (model, capacity) -> all estimates
+
+    def load(self, profiles: Iterable[Profile]) -> None:
+        """Take in what was saved."""
+        for profile in profiles:
+            self._put(profile)
+
+    def profiles(self) -> list[Profile]:
+        """Return all profiles."""
+        return list(self._profiles.values())
+
+    def profile(self, job_type: str, model: str) -> Profile | None:
+        return self._profiles.get((job_type, model))
+
+    def knows(self, job_type: str, model: str) -> bool:
+        """True when a run of this type has shown what it needs on this model."""
+        key = (job_type, model)
+        return key in self._running or learn.is_known(self._profiles.get(key))
+
+    def add(self, request: Request, model: str, run: Run) -> None:
+        """Remember one finished run."""
+        key = (request.job_type, model)
+        empty = Profile(request.job_type, model, request.label, request.user)
+        self._put(learn.add_run(self._profiles.get(key, empty), run))
+        self._running.pop(key, None)
+
+    def shown_while_running(self, job_type: str, model: str, need_bytes: int) -> None:
+        """Remember what a first run seems to need before it has ended."""
+        self._running[(job_type, model)] = need_bytes
+        self.version += 1
+
+    def run_over(self, job_type: str, model: str) -> None:
+        """Drop what a first run seemed to need: it has ended."""
+        if self._running.pop((job_type, model), None) is not None:
+            self.version += 1
+
+    def forget(self, job_type: str) -> bool:
+        """Forget a type on all models; True when there was something to forget."""
+        keys = [key for key in self._profiles if key[0] == job_type]
+        for key in keys:
+            del self._profiles[key]
+            self._forget_estimates(key)
+        self._models.pop(job_type, None)
+        return bool(keys)
+
+    def estimate(self, job_type: str, model: str, capacity_bytes: int) -> Estimate | None:
+        """Return what is believed of the next run, None for a type never measured."""
+        key = (job_type, model)
+        by_capacity = self._estimates.setdefault(key, {})
+        if capacity_bytes not in by_capacity:
+            profile = self._profiles.get(key)
+            by_capacity[capacity_bytes] = (
+                learn.estimate(profile, capacity_bytes) if profile else None
+            )
+        return by_capacity[capacity_bytes]
+
+    def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
+        """Return the need on each GPU model."""
+        return {model: self._need(request, model, size) for model, size in sizes.items()}
+
+    def _need(self, request: Request, model: str, size: Size) -> Need:
+        believed = self._believed(request, model, size.capacity_bytes)
+        stated = request.mem_bytes
+        if stated is None:
+            return self._raised(request, believed, size.capacity_bytes)
+        if stated > size.total_bytes:
+            return Need(stated, False, "as stated")  # this model is too small for it
+        stated = min(stated, size.capacity_bytes)  # "all of it" means all that can be promised
+        known = 0 if believed.is_probe else believed.need_bytes
+        text = "as stated" if stated >= known else believed.because
+        need = Need(max(stated, known), False, text)
+        return self._raised(request, need, size.capacity_bytes)
+
+    def _believed(self, request: Request, model: str, capacity_bytes: int) -> Need:
+        key = (request.job_type, model)
+        estimate = self.estimate(request.job_type, model, capacity_bytes)
+        if estimate is not None:
+            return Need(estimate.need_bytes, False, estimate.because)
+        if key in self._running:
+            need = min(self._running[key], capacity_bytes)
+            return Need(need, False, "its first run, still going, is flat at that")
+        guess = self._guess(key, capacity_bytes)
+        return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+
+    def _guess(self, key: Key, capacity_bytes: int) -> int:
+        profile = self._profiles.get(key)
+        floor = learn.lower_bound_bytes(profile, capacity_bytes) if profile else 0
+        elsewhere = [
+            estimate.need_bytes
+            for model in self._models.get(key[0], ())
+            if (estimate := self.estimate(key[0], model, _ANY_CAPACITY))
+        ]
+        if elsewhere:  # the same type on another model says more than other types on this one
+            return min(capacity_bytes, max(floor, *elsewhere))
+        known = self._known_on(key[1], capacity_bytes)
+        return learn.guess_bytes(known, floor, capacity_bytes)
+
+    def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
+        slot = (model, capacity_bytes)
+        if slot not in self._known:
+            self._known[slot] = [
+                estimate.need_bytes
+                for key in self._profiles
+                if key[1] == model and (estimate := self.estimate(*key, capacity_bytes))
+            ]
+        return self._known[slot]
+
+    def _put(self, profile: Profile) -> None:
+        key = (profile.job_type, profile.model)
+        self._profiles[key] = profile
+        self._models.setdefault(profile.job_type, set()).add(profile.model)
+        self._forget_estimates(key)
+
+    @staticmethod
+    def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:
+        """Give a job that ran out of memory more room than was believed enough."""
+        if not request.attempt:
+            return need
+        more = learn.after_out_of_memory(need.need_bytes, request.attempt, capacity_bytes)
+        because = f"ran out of memory {request.attempt}x before"
+        return Need(more, need.is_probe, because)
+
+    def _forget_estimates(self, key: Key) -> None:
+        self._estimates.pop(key, None)
+        self._known.clear()
+        self.version += 1

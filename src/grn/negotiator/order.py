@@ -1,0 +1,124 @@
+"""Whose turn it is: the requests that wait, grouped so that one answer serves all alike.
+
+Keeps order of arrival within a group and knows each request's place; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from grn.model.job import Request
+
+Turn = tuple[int, int, int]
+Kind = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One waiting request: its place and since when it waits."""
+
+    request: Request
+    sequence: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A no to a group's head that holds until one of these changes."""
+
+    version: int  # of what was learned
+    more_than_bytes: int  # free on some GPU
+    sibling: str | None  # the first run it waits for
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests that are interchangeable but for their age; the oldest is first."""
+
+    kind: Kind
+    members: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
+    refused: Refused | None = None  # the latest no to its head
+
+    @property
+    def head(self) -> Waiting:
+        return next(iter(self.members.values()))
+
+
+def turn(waiting: Waiting) -> Turn:
+    """Sort requests: those that ran out of memory first, then by priority, then by age."""
+    request = waiting.request
+    return (0 if request.attempt else 1, -request.priority, waiting.sequence)
+
+
+class Waitlist:
+    """All waiting requests."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Kind, Group] = {}
+        self._kind_of: dict[str, Kind] = {}
+
+    def __len__(self) -> int:
+        return len(self._kind_of)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kind_of
+
+    def __iter__(self) -> Iterator[Waiting]:
+        for group in self._groups.values():
+            yield from group.members.values()
+
+    def add(self, waiting: Waiting, is_pinned: bool) -> Group:
+        """Put a request behind its like, or among them where its old place was."""
+        kind = _kind(waiting.request, is_pinned)
+        group = self._groups.setdefault(kind, Group(kind))
+        newest = next(reversed(group.members.values()), None)
+        group.members[waiting.request.key] = waiting
+        if newest is not None and newest.sequence > waiting.sequence:
+            ranked = sorted(group.members.items(), key=lambda item: item[1].sequence)
+            group.members = OrderedDict(ranked)
+        self._kind_of[waiting.request.key] = kind
+        return group
+
+    def pop(self, key: str) -> Waiting | None:
+        """Take a request out."""
+        kind = self._kind_of.pop(key, None)
+        if kind is None:
+            return None
+        group = self._groups[kind]
+        waiting = group.members.pop(key)
+        if not group.members:
+            del self._groups[kind]
+        return waiting
+
+    def group_of(self, key: str) -> Group | None:
+        """Return the group a request waits in."""
+        kind = self._kind_of.get(key)
+        return None if kind is None else self._groups[kind]
+
+    def oldest_since(self) -> float:
+        """Return since when the first of any group waits; infinity when nobody does."""
+        return min((group.head.since for group in self._groups.values()), default=math.inf)
+
+    def in_turn(self) -> list[Group]:
+        """Return the groups by whose head is next."""
+        return sorted(self._groups.values(), key=lambda group: turn(group.head))
+
+
+def _kind(request: Request, is_pinned: bool) -> Kind:
+    """Return what two requests must share to be answered alike."""
+    return (
+        request.job_type,
+        request.user,
+        request.priority,
+        request.gpus,
+        request.mem_bytes,
+        request.is_exclusive,
+        request.policy,
+        request.slots,
+        request.stay,
+        request.attempt,
+        request.holder.pid if is_pinned and request.holder else None,
+    )

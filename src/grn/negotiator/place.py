@@ -1,0 +1,152 @@
+"""Where a request goes: `Place`, or `Wait` with the reason.
+
+Looks at the books and changes nothing; whose turn it is was decided before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from grn.model.job import Policy, Request
+from grn.model.sizes import show_size
+from grn.negotiator.events import Wait, WaitReason
+from grn.negotiator.ledger import Book
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request needs on a GPU of one model. A probe takes all that is free there."""
+
+    need_bytes: int
+    is_probe: bool
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The largest GPU of one model: all of it, and what may be promised of it."""
+
+    total_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Yes: these GPUs, with so much reserved on each."""
+
+    gpus: tuple[str, ...]
+    reserved: tuple[int, ...]
+    is_probe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A GPU that can take the request: what it has free and what would be reserved."""
+
+    book: Book
+    free_bytes: int
+    reserve_bytes: int
+    is_probe: bool
+
+
+def place(
+    request: Request,
+    needs: Mapping[str, Need],
+    books: Sequence[Book],
+    closed: Collection[str] = (),
+) -> Place | Wait:
+    """Choose GPUs for a request among `books`, those it may use at all."""
+    homes = pinned(request, books)
+    candidates = homes or books
+    usable = [book for book in candidates if book.is_usable]
+    if len(usable) < request.gpus:
+        return _silent(candidates)
+    fits = [fit for book in usable if (fit := _fit(request, needs[book.gpu.model], book))]
+    open_fits = [fit for fit in fits if fit.book.gpu.uuid not in closed]
+    if len(open_fits) >= request.gpus:
+        chosen = sorted(open_fits, key=lambda fit: _taste(request.policy, fit))[: request.gpus]
+        return Place(
+            tuple(fit.book.gpu.uuid for fit in chosen),
+            tuple(fit.reserve_bytes for fit in chosen),
+            any(fit.is_probe for fit in chosen),
+        )
+    if len(fits) >= request.gpus:
+        return Wait(WaitReason.YIELDS_TO_OLDER, "an older request is kept a GPU free for its turn")
+    return _why(request, needs, usable, fits, bool(homes))
+
+
+def allowed(request: Request, books: Sequence[Book]) -> list[Book]:
+    """Return the GPUs that a request may use at all."""
+    if not request.slots:
+        return list(books)
+    return [book for book in books if any(name in request.slots for name in book.names)]
+
+
+def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
+    """Return the GPUs that the asking process cannot leave any more: CUDA does not move."""
+    stay = [book for book in books if book.gpu.uuid in request.stay]
+    if stay or request.holder is None:
+        return stay
+    pid = request.holder.pid
+    return [book for book in books if book.has_pid(pid)]
+
+
+def _fit(request: Request, need: Need, book: Book) -> Fit | None:
+    free = book.free_bytes
+    if request.holder is not None:
+        free += book.used_by_stranger(request.holder.pid)
+    if book.has_exclusive:
+        return None
+    if request.is_exclusive or book.gpu.is_exclusive:
+        is_empty = not book.leases and book.strangers_bytes <= book.guard_bytes
+        if not is_empty or need.need_bytes > free:
+            return None
+        return Fit(book, free, free, need.is_probe)
+    if need.need_bytes > free:
+        return None
+    if need.is_probe:
+        return None if book.has_probe else Fit(book, free, free, is_probe=True)
+    return Fit(book, free, need.need_bytes, is_probe=False)
+
+
+def _taste(policy: Policy, fit: Fit) -> tuple[int, int, int]:
+    """Sort GPUs: spread takes empty and roomy ones first, pack the fullest that fits."""
+    index = fit.book.gpu.index
+    if policy is Policy.PACK and not fit.is_probe:
+        return (0, fit.free_bytes, index)
+    return (1 if fit.book.leases else 0, -fit.free_bytes, index)
+
+
+def _silent(books: Sequence[Book]) -> Wait:
+    names = ", ".join(str(book.gpu.index) for book in books if not book.is_usable)
+    return Wait(WaitReason.GPU_SILENT, f"the driver does not answer for GPU {names}")
+
+
+def _why(
+    request: Request,
+    needs: Mapping[str, Need],
+    usable: Sequence[Book],
+    fits: Sequence[Fit],
+    is_pinned: bool,
+) -> Wait:
+    best = max(usable, key=lambda book: book.free_bytes)
+    need = needs[best.gpu.model]
+    room = f"GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
+    strangers = best.strangers_bytes + best.unexplained_bytes
+    if strangers > best.guard_bytes:
+        room += f" ({show_size(strangers)} is used by processes without a lease)"
+    if is_pinned:
+        text = f"this process already uses GPU {best.gpu.index} and cannot move; it needs "
+        return Wait(WaitReason.STAYS_ON_ITS_GPU, f"{text}{show_size(need.need_bytes)}; {room}")
+    if request.gpus > 1 and fits:
+        text = f"needs {request.gpus} GPUs at once with {show_size(need.need_bytes)} each"
+        return Wait(WaitReason.NOT_ENOUGH_GPUS, f"{text}; only {len(fits)} can take it now")
+    if request.is_exclusive or best.gpu.is_exclusive:
+        return Wait(WaitReason.NO_EMPTY_GPU, "needs a GPU to itself and none is empty")
+    if need.is_probe:
+        text = "its first run needs room nobody else has been promised: at least "
+        text += f"{show_size(need.need_bytes)} and no other first run beside it; {room}"
+        return Wait(WaitReason.NO_ROOM_FOR_FIRST_RUN, text)
+    text = f"needs {show_size(need.need_bytes)} ({need.because}); {room}"
+    return Wait(WaitReason.NO_ROOM, text)

@@ -1,0 +1,44 @@
+"""What can never be granted, said at once with the number that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grn.model.job import Request
+from grn.model.sizes import show_size
+from grn.negotiator.events import Refuse
+from grn.negotiator.ledger import Book
+from grn.negotiator.place import allowed, pinned
+
+
+def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
+    """Return the refusal of a request that no waiting would help, else None."""
+    names = ", ".join(str(book.gpu.index) for book in books)
+    known = {name for book in books for name in book.names}
+    for slot in request.slots:
+        if slot not in known:
+            text = f"GPU {slot} is not managed here."
+            return Refuse(request.key, text, f"There are GPUs {names}.", "UsageError")
+    mine = allowed(request, books)
+    if request.gpus > len(mine):
+        text = f"{request.gpus} GPUs are asked for and {len(mine)} are managed."
+        return Refuse(request.key, text, "Ask for fewer.")
+    homes = pinned(request, mine)
+    if homes and request.gpus > len(homes):
+        home = ", ".join(str(book.gpu.index) for book in homes)
+        text = f"this process already uses GPU {home} and cannot get {request.gpus} GPUs now."
+        return Refuse(request.key, text, "Ask in a fresh process.", "UsageError")
+    return _too_large(request, mine)
+
+
+def _too_large(request: Request, books: Sequence[Book]) -> Refuse | None:
+    totals = sorted((book.gpu.total_bytes for book in books), reverse=True)
+    largest = totals[request.gpus - 1]
+    if request.mem_bytes is None or request.mem_bytes <= largest:
+        return None
+    text = f"{show_size(request.mem_bytes)} of memory are asked for and"
+    if request.gpus == 1:
+        text += f" the largest GPU has {show_size(largest)}."
+    else:
+        text += f" {request.gpus} GPUs have at most {show_size(largest)} each."
+    return Refuse(request.key, text, "Ask for less memory per GPU.")

@@ -1,0 +1,188 @@
+"""The engine's state as plain messages for clients to show. Documented in docs/json.md.
+
+Only reads; every text of a user passes `harmless` on its way out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grn.model.job import Request
+from grn.model.profile import Profile
+from grn.negotiator import learn
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import Grant, Lease, LeaseState
+from grn.negotiator.ledger import Book
+from grn.negotiator.order import Waiting, turn
+
+Row = dict[str, Any]
+
+
+def harmless(text: str) -> str:
+    """Spell out what could drive a terminal or turn a line around."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def status(engine: Engine, at: float) -> Row:
+    """Return GPUs, leases and who waits, in turn."""
+    waiting = sorted(engine.waitlist, key=turn)
+    return {
+        "gpus": [_gpu(book) for book in engine.books.values()],
+        "leases": [_lease(engine, lease, at) for lease in engine.leases.values()],
+        "waiting": _all_waiting(engine, waiting, at),
+    }
+
+
+def profiles(engine: Engine, job_type: str | None) -> list[Row]:
+    """Return what was learned, of one type (by its full name or its label) or of all."""
+    found = [
+        profile
+        for profile in engine.memory.profiles()
+        if job_type is None or job_type in (profile.job_type, profile.label)
+    ]
+    return [_profile(engine, profile) for profile in found]
+
+
+def granted(grant: Grant, by_uuid: bool) -> Row:
+    """Return what a client needs to know of its lease."""
+    names = [gpu.uuid if by_uuid else gpu.visible_name for gpu in grant.gpus]
+    return {
+        "ev": "granted",
+        "lease": grant.lease.id,
+        "visible": ",".join(names),
+        "gpus": [{"index": gpu.index, "uuid": gpu.uuid} for gpu in grant.gpus],
+        "reserved": grant.lease.reserved_bytes,
+        "probe": grant.lease.is_probe,
+        "nested": False,
+    }
+
+
+def explain(engine: Engine, name: str, at: float) -> list[Row]:
+    """Return all leases and requests that `name` may mean: a beginning of an id, or a pid."""
+    leases = [
+        _lease(engine, lease, at)
+        for lease in engine.leases.values()
+        if _is_meant(name, lease.request, lease.id)
+    ]
+    waiting = [w for w in engine.waitlist if _is_meant(name, w.request, w.request.lease)]
+    return leases + _all_waiting(engine, sorted(waiting, key=turn), at)
+
+
+def _is_meant(name: str, request: Request, shown_id: str) -> bool:
+    pid = str(request.holder.pid) if request.holder else None
+    return shown_id.startswith(name) or name == pid or name == request.label
+
+
+def _gpu(book: Book) -> Row:
+    reading = book.reading
+    return {
+        "index": book.gpu.index,
+        "uuid": book.gpu.uuid,
+        "model": harmless(book.gpu.model),
+        "kind": book.gpu.kind.value,
+        "health": reading.health.value,
+        "total_bytes": book.gpu.total_bytes,
+        "guard_bytes": book.guard_bytes,
+        "used_bytes": reading.used_bytes,
+        "reserved_bytes": sum(lease.reserved_on(book.gpu.uuid) for lease in book.leases.values()),
+        "strangers_bytes": book.strangers_bytes,
+        "unexplained_bytes": book.unexplained_bytes,
+        "free_bytes": max(0, book.free_bytes) if book.is_usable else None,
+        "load_pct": reading.load_pct,
+        "leases": list(book.leases),
+    }
+
+
+def _request(request: Request) -> Row:
+    return {
+        "id": request.lease,
+        "type": harmless(request.job_type),
+        "label": harmless(request.label),
+        "user": request.user,
+        "pid": request.holder.pid if request.holder else None,
+        "gpus_asked": request.gpus,
+        "mem_bytes": request.mem_bytes,
+        "exclusive": request.is_exclusive,
+        "priority": request.priority,
+        "policy": request.policy.value,
+        "attempt": request.attempt,
+    }
+
+
+def _lease(engine: Engine, lease: Lease, at: float) -> Row:
+    indices = [engine.books[uuid].gpu.index for uuid in lease.gpus]
+    used = [engine.books[uuid].measured.get(lease.id) for uuid in lease.gpus]
+    known = [size for size in used if size is not None]
+    watch = engine.watch(lease.id)
+    held = lease.state is LeaseState.HELD
+    return _request(lease.request) | {
+        "state": "running" if held else "draining",
+        "gpus": indices,
+        "reserved_bytes": lease.reserved_bytes,
+        "used_bytes": max(known, default=None),
+        "peak_bytes": watch.peak_bytes or None,
+        "first_run": lease.is_probe,
+        "for_s": at - lease.granted_at,
+        "reason": None if held else "memory-not-gone",
+        "why": _why_running(lease, indices),
+    }
+
+
+def _why_running(lease: Lease, indices: list[int]) -> str:
+    where = "GPU " + ", ".join(map(str, indices))
+    if lease.state is LeaseState.DRAINING:
+        return f"its process is gone; {where} still shows its memory"
+    if lease.is_probe:
+        return f"runs on {where}; first run of its type, so it has all that was free there"
+    return f"runs on {where}"
+
+
+def _all_waiting(engine: Engine, waiting: list[Waiting], at: float) -> list[Row]:
+    return [_waiting(engine, one, place, at) for place, one in enumerate(waiting, 1)]
+
+
+def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
+    wait = engine.why(waiting.request.key, at)
+    return _request(waiting.request) | {
+        "state": "waiting",
+        "place": place,
+        "for_s": at - waiting.since,
+        "reason": wait.reason.value if wait else None,
+        "why": harmless(wait.text) if wait else "",
+    }
+
+
+def _profile(engine: Engine, profile: Profile) -> Row:
+    book = next((b for b in engine.books.values() if b.gpu.model == profile.model), None)
+    estimate = None
+    if book is not None:
+        estimate = engine.memory.estimate(profile.job_type, profile.model, book.capacity_bytes)
+    peaks = [run.peak_bytes for run in profile.runs if learn.counts_in_full(run)]
+    return {
+        "type": harmless(profile.job_type),
+        "label": harmless(profile.label),
+        "model": harmless(profile.model),
+        "owner": profile.owner,
+        "runs": len(profile.runs),
+        "known": bool(peaks),
+        "largest_bytes": max(peaks, default=None),
+        "estimate_bytes": estimate.need_bytes if estimate else None,
+        "because": estimate.because if estimate else "no run has shown yet what it needs",
+        "usual_duration_s": learn.usual_duration_s(profile),
+        "history": [
+            {
+                "outcome": run.outcome.value,
+                "peak_bytes": run.peak_bytes,
+                "reserved_bytes": run.reserved_bytes,
+                "duration_s": run.duration_s,
+                "ended_at": run.ended_at,
+                "args": {name: value for name, value in run.arguments},
+                "counts": learn.counts_in_full(run),
+            }
+            for run in profile.runs[-20:]
+        ],
+    }

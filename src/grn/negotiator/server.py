@@ -1,0 +1,363 @@
+"""The socket: who speaks, whether the message is one of ours, and the replies.
+
+Bad input ends here, as an error for that client alone; only facts go on to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from grn import wire
+from grn.errors import GrnError, NotAllowed, ProtocolError, UnknownJob, UsageError
+from grn.gpus import trees
+from grn.model.job import Holder, Outcome, Policy, Request
+from grn.negotiator import messages, report
+from grn.negotiator.events import (
+    Grant,
+    HolderChanged,
+    Lease,
+    LeaseState,
+    ProfileForgotten,
+    Refuse,
+    Requested,
+    TellWaiting,
+    Withdrawn,
+)
+from grn.negotiator.holders import peer_of
+from grn.negotiator.loop import Ending, Loop
+
+log = logging.getLogger(__name__)
+FRAME_DEADLINE_S = 10.0
+MOST_UNREAD_BYTES = 8 << 20
+MOST_ASKED_AT_ONCE = 1024
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one user may take up, and what a context adds to a framework's own figure."""
+
+    connections_per_user: int = 4096
+    waiting_per_user: int = 10000
+    context_bytes: int = 512 << 20
+
+
+class Server:
+    """All connections, and the table of what they may say."""
+
+    def __init__(self, loop: Loop, limits: Limits, version: str, stop: Callable[[], None]) -> None:
+        self.loop = loop
+        self.limits = limits
+        self.version = version
+        self.stop = stop
+        self.connections: Counter[int] = Counter()
+        self.waiting: Counter[int] = Counter()
+        self.namespaces = trees.inner_pids(os.getpid())
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nobody is connected and nothing is leased."""
+        return not self.connections.total() and not self.loop.engine.leases
+
+    def connection(self) -> Connection:
+        """Make the protocol of one new connection."""
+        return Connection(self)
+
+    def may_change(self, uid: int, owner: int) -> bool:
+        """True for the owner, root, and whoever runs the negotiator."""
+        return uid in (owner, 0, os.getuid())
+
+
+class Connection(asyncio.Protocol):
+    """One client. Its identity comes from the kernel, never from what it says."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._frames = wire.Frames(wire.MAX_REQUEST_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._holder: Holder | None = None
+        self._uid = -1
+        self._asked: dict[str, int] = {}  # request key -> id of the message to answer
+        self._unwatched_leases: set[str] = set()  # of a process the kernel does not show us
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # --- the life of a connection --------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=MOST_UNREAD_BYTES)
+        peer: socket.socket = transport.get_extra_info("socket")
+        holder, self._uid, pidfd = peer_of(peer)
+        self._server.connections[self._uid] += 1
+        if holder is not None and self._loop.holders.watch(holder, pidfd):
+            self._holder = holder
+        most = self._server.limits.connections_per_user
+        if self._server.connections[self._uid] > most:
+            self._refuse(None, UsageError(f"this user has {most} connections already."))
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections[self._uid] -= 1
+        self._transport = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for key in list(self._asked):
+            self._loop.forget(key)
+            self._answered(key)
+            self._loop.tell(Withdrawn(self._loop.now(), key))
+        for lease in self._unwatched_leases & self._loop.engine.leases.keys():
+            # Nothing but this connection ever proved that such a holder is alive.
+            self._loop.release(lease, Ending(Outcome.FAILED), lambda: None)
+        if self._holder is not None:
+            self._loop.holders.unwatch(self._holder)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            bodies = self._frames.feed(data)
+        except ProtocolError as error:
+            self._refuse(None, error)
+            if self._transport is not None:
+                self._transport.close()
+            return
+        for body in bodies:
+            self._read(body)
+        self._watch_frame()
+
+    def pause_writing(self) -> None:
+        """Drop a client that does not read what it asked for."""
+        if self._transport is not None:
+            log.warning("action=drop-connection uid=%d reason=not-reading", self._uid)
+            self._transport.abort()
+
+    def _watch_frame(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._frames.is_mid_frame and self._transport is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(FRAME_DEADLINE_S, self._transport.abort)
+
+    def _read(self, body: bytes) -> None:
+        message_id: int | None = None
+        try:
+            message = messages.read(body)
+            message_id = message.id
+            _TABLE[type(message)](self, message)
+        except messages.Rejected as rejected:
+            self._refuse(rejected.message_id, rejected.error)
+        except GrnError as error:
+            self._refuse(message_id, error)
+        except Exception:
+            # A request that breaks something must not end the negotiator for all others; the
+            # client is told and the traceback is kept.
+            log.exception("action=answer uid=%d result=failed", self._uid)
+            self._refuse(
+                message_id, GrnError("the negotiator failed on this request; see its log.")
+            )
+
+    def _send(self, message_id: int | None, message: dict[str, Any]) -> None:
+        if self._transport is not None:
+            body = _encode_json({"id": message_id, **message})
+            self._transport.write(wire.HEADER.pack(len(body)) + body)
+
+    def _refuse(self, message_id: int | None, error: GrnError) -> None:
+        text = {"code": type(error).__name__, "message": error.message, "hint": error.hint}
+        self._send(message_id, {"error": text})
+
+    # --- what a client may say -----------------------------------------------------------
+
+    def lease(self, message: messages.LeaseAsked) -> None:
+        if message.within and self._nested(message.id, message.within):
+            return
+        if len(self._asked) >= MOST_ASKED_AT_ONCE:
+            raise UsageError(f"{MOST_ASKED_AT_ONCE} requests wait on this connection already.")
+        most = self._server.limits.waiting_per_user
+        if self._server.waiting[self._uid] >= most:
+            raise UsageError(f"{most} requests of this user wait already.")
+        if message.key in self._asked:
+            raise UsageError("a request with this key waits already.")
+        self._asked[message.key] = message.id
+        self._server.waiting[self._uid] += 1
+        self._loop.expect(message.key, self._answer)
+        self._loop.tell(Requested(self._loop.now(), self._request(message)))
+
+    def hold(self, message: messages.HoldAsked) -> None:
+        lease = self._own(message.lease)
+        if self._holder is None:
+            raise UsageError("the kernel does not show this process; it cannot hold a lease.")
+        before = lease.request.holder
+        if self._holder != before and self._loop.holders.watch(self._holder):
+            if before is not None:
+                self._loop.holders.unwatch(before)
+            self._loop.tell(HolderChanged(self._loop.now(), lease.id, self._holder))
+        self._send(message.id, {"ok": True})
+
+    def done(self, message: messages.DoneSaid) -> None:
+        if message.lease not in self._loop.engine.leases:
+            self._send(message.id, {"ok": True, "known": False})
+            return
+        lease = self._own(message.lease)
+        self._unwatched_leases.discard(lease.id)
+        context = self._server.limits.context_bytes
+        gpu_peak = message.peak + context if message.peak is not None else None
+        outcome = Outcome(message.outcome)
+        ending = Ending(outcome, gpu_peak, message.resident, message.asked)
+        answer = {"ok": True, "known": True}
+        self._loop.release(lease.id, ending, lambda: self._send(message.id, answer))
+
+    def cancel(self, message: messages.CancelAsked) -> None:
+        engine = self._loop.engine
+        for lease in list(engine.leases.values()):
+            if lease.request.key == message.key and lease.state is LeaseState.HELD:
+                self._own(lease.id)
+                self._loop.release(lease.id, Ending(Outcome.FAILED), lambda: None)
+        group = engine.waitlist.group_of(message.key)
+        if group is not None and group.members[message.key].request.user == self._uid:
+            self._loop.tell(Withdrawn(self._loop.now(), message.key))
+        self._send(message.id, {"ok": True})
+
+    def status(self, message: messages.StatusAsked) -> None:
+        self._send(message.id, {"status": self._whole_status()})
+
+    def why(self, message: messages.WhyAsked) -> None:
+        found = report.explain(self._loop.engine, message.name, self._loop.now())
+        if not found:
+            raise UnknownJob(f"nothing runs or waits under '{message.name}'.", "See `grn ps`.")
+        self._send(message.id, {"why": found})
+
+    def profiles(self, message: messages.ProfilesAsked) -> None:
+        self._send(message.id, {"profiles": report.profiles(self._loop.engine, message.type)})
+
+    def forget(self, message: messages.ForgetAsked) -> None:
+        known = [
+            profile
+            for profile in self._loop.engine.memory.profiles()
+            if message.type in (profile.job_type, profile.label)
+        ]
+        if not known:
+            raise UnknownJob(f"no job type '{message.type}' is known.", "See `grn profiles`.")
+        if not all(self._server.may_change(self._uid, profile.owner) for profile in known):
+            raise NotAllowed("this profile was learned from another user's jobs.")
+        for job_type in {profile.job_type for profile in known}:
+            self._loop.tell(ProfileForgotten(self._loop.now(), job_type))
+        self._send(message.id, {"forgotten": len(known)})
+
+    def ping(self, message: messages.PingSaid) -> None:
+        self._send(
+            message.id,
+            {"version": self._server.version, "pid": os.getpid(), "uid": os.getuid()},
+        )
+
+    def stop(self, message: messages.StopAsked) -> None:
+        if not self._server.may_change(self._uid, os.getuid()):
+            raise NotAllowed("only the user who started the negotiator, or root, can stop it.")
+        self._send(message.id, {"ok": True, "leases": len(self._loop.engine.leases)})
+        self._server.stop()
+
+    # --- helpers of the above ------------------------------------------------------------
+
+    def _request(self, message: messages.LeaseAsked) -> Request:
+        arguments = tuple(
+            (name, value) for name, value in message.args.items() if value is not None
+        )
+        return Request(
+            key=message.key,
+            lease=secrets.token_hex(4),
+            job_type=message.type,
+            label=report.harmless(message.label),
+            user=self._uid,
+            gpus=message.gpus,
+            mem_bytes=message.mem,
+            is_exclusive=message.exclusive,
+            priority=message.priority,
+            policy=Policy(message.policy),
+            holder=self._holder,
+            arguments=arguments,
+            slots=tuple(message.slots),
+            stay=tuple(message.stay),
+            attempt=message.attempt,
+        )
+
+    def _answer(self, action: Grant | Refuse | TellWaiting) -> None:
+        message_id = self._asked.get(action.key)
+        if message_id is None:
+            return
+        if isinstance(action, TellWaiting):
+            wait = action.wait
+            text = {"reason": wait.reason.value, "text": report.harmless(wait.text)}
+            self._send(message_id, {"ev": "waiting", **text})
+            return
+        self._answered(action.key)
+        if isinstance(action, Refuse):
+            error = {"code": action.code, "message": action.message, "hint": action.hint}
+            self._send(message_id, {"error": error})
+            return
+        if self._holder is None:
+            self._unwatched_leases.add(action.lease.id)
+        self._send(message_id, report.granted(action, self._wants_uuids()))
+
+    def _answered(self, key: str) -> None:
+        if self._asked.pop(key, None) is not None:
+            self._server.waiting[self._uid] -= 1
+
+    def _nested(self, message_id: int, lease_id: str) -> bool:
+        """Answer a call inside a running job: it uses the lease that job holds."""
+        lease = self._loop.engine.leases.get(lease_id)
+        if lease is None or lease.request.user != self._uid or lease.state is not LeaseState.HELD:
+            return False
+        gpus = tuple(self._loop.engine.books[uuid].gpu for uuid in lease.gpus)
+        grant = Grant(lease.request.key, lease, gpus)
+        answer = report.granted(grant, self._wants_uuids())
+        self._send(message_id, answer | {"nested": True, "probe": False})
+        return True
+
+    def _own(self, lease_id: str) -> Lease:
+        lease = self._loop.engine.leases.get(lease_id)
+        if lease is None:
+            raise UnknownJob(f"there is no lease {lease_id}.", "See `grn ps`.")
+        if lease.request.user != self._uid and self._uid != 0:
+            raise NotAllowed(f"lease {lease_id} belongs to another user.")
+        return lease
+
+    def _wants_uuids(self) -> bool:
+        """Inside a container the numbers of GPUs may differ from ours; their UUIDs do not."""
+        if self._holder is None:
+            return True
+        return trees.inner_pids(self._holder.pid) > self._server.namespaces
+
+    def _whole_status(self) -> dict[str, Any]:
+        whole = report.status(self._loop.engine, self._loop.now())
+        return {
+            "schema": 1,
+            "version": self._server.version,
+            "pid": os.getpid(),
+            "uid": os.getuid(),
+            "trouble": self._loop.store.trouble,
+            **whole,
+        }
+
+
+_TABLE: dict[type, Callable[[Connection, Any], None]] = {
+    messages.LeaseAsked: Connection.lease,
+    messages.HoldAsked: Connection.hold,
+    messages.DoneSaid: Connection.done,
+    messages.CancelAsked: Connection.cancel,
+    messages.StatusAsked: Connection.status,
+    messages.WhyAsked: Connection.why,
+    messages.ProfilesAsked: Connection.profiles,
+    messages.ForgetAsked: Connection.forget,
+    messages.PingSaid: Connection.ping,
+    messages.StopAsked: Connection.stop,
+}

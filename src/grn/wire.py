@@ -1,0 +1,73 @@
+"""Bytes on the socket to messages and back: a length, then one JSON object.
+
+Knows framing, limits and the protocol version; what the messages mean is for their readers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from grn.errors import ProtocolError
+
+PROTOCOL = 1
+MAX_REQUEST_BYTES = 1 << 20
+MAX_REPLY_BYTES = 64 << 20
+HEADER = struct.Struct(">I")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = dict[str, Any]
+
+_encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def encode(message: Message) -> bytes:
+    """Frame one message."""
+    body = _encode_json(message).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """Read the JSON object of one frame."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a frame is not JSON: {type(error).__name__}") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("a frame must hold one JSON object")
+    return message
+
+
+class Frames:
+    """Cut a stream of bytes into frame bodies."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._buffer = bytearray()
+        self._max_bytes = max_bytes
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """True while a frame has begun and not ended."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add what was received and return the bodies that are complete now."""
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(buffer, start)
+            if length > self._max_bytes:
+                raise ProtocolError(f"a frame of {length} bytes is over {self._max_bytes}")
+            end = start + HEADER.size + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + HEADER.size : end]))
+            start = end
+        if start:
+            del buffer[:start]
+        return bodies

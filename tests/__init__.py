@@ -1,0 +1,1 @@
+"""The tests of grn; see CONTRIBUTING.md for how to write one."""

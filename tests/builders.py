@@ -1,0 +1,224 @@
+"""Makers of test values, with defaults for all that is not the point, and `Story`.
+
+A story holds an engine, a clock and what is true of the GPUs; each step tells one fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.job import Holder, Outcome, Request
+from grn.model.profile import Profile, Run
+from grn.model.sizes import GiB
+from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.events import (
+    Action,
+    Event,
+    Grant,
+    HolderGone,
+    Lease,
+    Refuse,
+    Released,
+    Requested,
+    Sampled,
+    Started,
+    WaitReason,
+    Withdrawn,
+)
+from grn.negotiator.ledger import Book, Guard
+
+MODEL = "Card 24"
+NO_GUARD = Guard(fraction=0.0, fixed_bytes=0)
+PLAIN_RULES = Rules(guard=NO_GUARD)  # round numbers: all of a GPU may be promised
+
+
+def a_gpu(index: int = 0, total_bytes: int = 24 * GiB, **changes: Any) -> Gpu:
+    return Gpu(**{"uuid": f"GPU-{index}", "index": index, "model": MODEL,
+                  "total_bytes": total_bytes} | changes)  # fmt: skip
+
+
+def a_virtual_gpu(index: int = 0, total_bytes: int = 24 * GiB) -> Gpu:
+    return a_gpu(index, total_bytes, kind=GpuKind.VIRTUAL)
+
+
+def some_gpus(count: int, total_bytes: int = 24 * GiB) -> list[Gpu]:
+    return [a_gpu(index, total_bytes) for index in range(count)]
+
+
+def a_use(pid: int, used_bytes: int | None, *leases: str) -> ProcessUse:
+    return ProcessUse(pid, used_bytes, leases)
+
+
+def a_reading(gpu: int | Gpu = 0, *uses: ProcessUse, **changes: Any) -> Reading:
+    """Return a reading in which the processes explain all that is used, unless told otherwise."""
+    uuid = gpu.uuid if isinstance(gpu, Gpu) else f"GPU-{gpu}"
+    used = sum(use.used_bytes or 0 for use in uses)
+    return Reading(**{"uuid": uuid, "used_bytes": used, "uses": uses} | changes)
+
+
+def a_holder(pid: int = 100) -> Holder:
+    return Holder(pid, started_ticks=7 * pid)
+
+
+def a_request(key: str = "a", pid: int | None = None, **changes: Any) -> Request:
+    values = {"key": key, "lease": f"lease-{key}", "job_type": "train.py", "label": "train.py",
+              "user": 1000, "holder": a_holder(pid) if pid else None}  # fmt: skip
+    return Request(**values | changes)
+
+
+def a_lease(key: str = "a", reserved_bytes: int = 4 * GiB, **changes: Any) -> Lease:
+    """Return a lease; words it does not know are for its request."""
+    own = {name: changes.pop(name) for name in tuple(changes) if name in Lease.__slots__}
+    gpus = own.pop("gpus", ("GPU-0",))
+    values = {"request": a_request(key, **changes), "gpus": gpus, "is_probe": False,
+              "reserved": (reserved_bytes,) * len(gpus), "granted_at": 0.0}  # fmt: skip
+    return Lease(**values | own)
+
+
+def a_book(
+    gpu: Gpu | None = None,
+    leases: Sequence[Lease] = (),
+    reading: Reading | None = None,
+    guard_bytes: int = 0,
+) -> Book:
+    gpu = gpu or a_gpu()
+    book = Book(gpu, guard_bytes, a_reading(gpu))
+    for lease in leases:
+        book.put(lease)
+    book.read(reading or a_reading(gpu))
+    return book
+
+
+def a_run(peak_bytes: int = 4 * GiB, outcome: Outcome = Outcome.OK, **changes: Any) -> Run:
+    values = {"outcome": outcome, "peak_bytes": peak_bytes, "duration_s": 100.0, "ended_at": 0.0}
+    return Run(**values | changes)
+
+
+def a_profile(*runs: Run | int, job_type: str = "train.py", model: str = MODEL) -> Profile:
+    """Return a profile; a run given as a number is a good one with that peak."""
+    full = tuple(a_run(run) if isinstance(run, int) else run for run in runs)
+    return Profile(job_type, model, job_type, 1000, full)
+
+
+def an_engine(
+    gpus: Sequence[Gpu] | None = None, rules: Rules = PLAIN_RULES, **remembered: Any
+) -> Engine:
+    """Return an engine that has started at 0 with empty GPUs and what it is to remember."""
+    gpus = tuple(gpus or [a_gpu()])
+    values = {"at": 0.0, "gpus": gpus, "readings": tuple(a_reading(gpu) for gpu in gpus)}
+    engine = Engine(rules)
+    engine.handle(Started(**values | remembered))
+    engine.check()
+    return engine
+
+
+class Story:
+    """An engine, a clock and the truth about the GPUs. Steps return the keys they got granted."""
+
+    def __init__(
+        self, gpus: Sequence[Gpu] | None = None, rules: Rules = PLAIN_RULES, **remembered: Any
+    ) -> None:
+        self.engine = an_engine(gpus, rules, **remembered)
+        self.at = float(remembered.get("at", 0.0))
+        self.leases: dict[str, Lease] = {}  # key -> its lease, as it was granted
+        self.actions: list[Action] = []  # of the latest step
+        self.memory: dict[str, int | None] = {}  # key -> what its process has on each of its GPUs
+        self.strangers: dict[int, list[ProcessUse]] = {}  # GPU index -> processes without a lease
+        self.unexplained: dict[int, int] = {}
+        self.health: dict[int, GpuHealth] = {}
+        for lease in self.engine.leases.values():
+            self.leases[lease.request.key] = lease
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> list[str]:
+        """Tell the engine one fact, check its books, and return whom it granted."""
+        self.at = event.at
+        self.actions = self.engine.handle(event)
+        self.engine.check()
+        grants = [action for action in self.actions if isinstance(action, Grant)]
+        self.leases.update({grant.key: grant.lease for grant in grants})
+        return [grant.key for grant in grants]
+
+    def asks(self, key: str = "a", after_s: float = 0.0, **changes: Any) -> list[str]:
+        return self.tell(Requested(self.at + after_s, a_request(key, **changes)))
+
+    def gives_up(self, key: str) -> list[str]:
+        return self.tell(Withdrawn(self.at, key))
+
+    def ends(
+        self, key: str, outcome: Outcome = Outcome.OK, after_s: float = 1.0, **told: Any
+    ) -> list[str]:
+        """The job lets go of its lease; what its process keeps is for the next look to show."""
+        return self.tell(Released(self.at + after_s, self.leases[key].id, outcome, **told))
+
+    def dies(self, key: str, after_s: float = 1.0, **told: Any) -> list[str]:
+        """The holder is gone without a word; its memory is still in `memory`."""
+        return self.tell(HolderGone(self.at + after_s, self.leases[key].id, **told))
+
+    def looks(self, after_s: float = 1.0) -> list[str]:
+        """Read all GPUs as they truly are."""
+        readings = [self.reading(book.gpu) for book in self.engine.books.values()]
+        return self.tell(Sampled(self.at + after_s, tuple(readings)))
+
+    def passes(self, seconds: float, every_s: float = 10.0) -> list[str]:
+        """Let time go by, with a look every few seconds."""
+        granted: list[str] = []
+        until = self.at + seconds
+        while self.at < until:
+            granted += self.looks(min(every_s, until - self.at))
+        return granted
+
+    # --- what is true and what is so -----------------------------------------------------
+
+    def reading(self, gpu: Gpu) -> Reading:
+        """Return what a true driver would say of one GPU."""
+        health = self.health.get(gpu.index, GpuHealth.OK)
+        if health is not GpuHealth.OK:
+            return Reading(gpu.uuid, health)
+        uses = [*self._own_uses(gpu), *self.strangers.get(gpu.index, [])]
+        known = sum(use.used_bytes or 0 for use in uses)
+        used = known + self.unexplained.get(gpu.index, 0)
+        return a_reading(gpu, *uses, used_bytes=used)
+
+    def _own_uses(self, gpu: Gpu) -> list[ProcessUse]:
+        by_pid: dict[int, tuple[int | None, tuple[str, ...]]] = {}
+        for number, (key, size) in enumerate(self.memory.items()):
+            lease = self.leases[key]
+            if gpu.uuid not in lease.gpus:
+                continue
+            pid = lease.request.holder.pid if lease.request.holder else 10_000 + number
+            before, ids = by_pid.get(pid, (0, ()))
+            total = None if size is None or before is None else before + size
+            by_pid[pid] = (total, (*ids, lease.id))
+        return [ProcessUse(pid, size, ids) for pid, (size, ids) in by_pid.items()]
+
+    def why(self, key: str) -> WaitReason | None:
+        """Return the reason why a request waits, None when it does not."""
+        wait = self.engine.why(key, self.at)
+        assert wait is None or wait.text
+        return wait.reason if wait else None
+
+    def text(self, key: str) -> str:
+        """Return the sentence about why a request waits."""
+        wait = self.engine.why(key, self.at)
+        assert wait is not None
+        return wait.text
+
+    def reserved(self, key: str) -> int:
+        """Return what a lease has reserved now, on any one GPU."""
+        return self.engine.leases[self.leases[key].id].reserved_bytes
+
+    def gpus(self, key: str) -> list[int]:
+        """Return the GPUs a job was given, by index."""
+        return [self.engine.books[uuid].gpu.index for uuid in self.leases[key].gpus]
+
+    def free(self, index: int = 0) -> int:
+        """Return what the ledger says is free on one GPU."""
+        return self.engine.books[f"GPU-{index}"].free_bytes
+
+    @property
+    def refusals(self) -> list[Refuse]:
+        return [action for action in self.actions if isinstance(action, Refuse)]

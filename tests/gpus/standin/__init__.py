@@ -1,0 +1,1 @@
+"""Stand-ins for what a machine with NVIDIA GPUs has: the driver's library, and torch."""

@@ -1,0 +1,92 @@
+"""Run every check behind `make test`: format, lint, types, tests; then the tests on other Pythons.
+
+Stops at the first failure with its exit code. The environment it runs in is made by bootstrap.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import bootstrap
+
+ROOT = Path(bootstrap.ROOT)
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
+WORKERS = min(4, max(2, os.cpu_count() or 2))  # never one: many tests wait for other processes
+PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
+LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
+WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
+
+
+def step(version: str, python: str, *tool: str) -> None:
+    """Run one tool of an environment under a header line; leave with its exit code if it fails."""
+    print(f"\n== Python {version}: {' '.join(tool)}", flush=True)
+    environment = bootstrap.clean_environment()
+    code = subprocess.call([python, "-m", *tool], cwd=ROOT, env=environment)
+    if code:
+        print(f"\n== failed with exit code {code}: {' '.join(tool)}", flush=True)
+        sys.exit(code)
+
+
+def find(version: str) -> str | None:
+    """Find an interpreter that runs and has what grn needs; a pyenv shim often has nothing."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places = [Path(folder) for folder in os.get_exec_path()]
+    places += sorted(pyenv.glob(f"versions/{version}.*/bin"), reverse=True)
+    for place in places:
+        python = str(place / f"python{version}")
+        if (bootstrap.ask(python, WHAT_GRN_NEEDS) or "").strip() == version:
+            return python
+    return None
+
+
+def make_environment(version: str, python: str) -> str | None:
+    """Build `.venv-3.X` and return its interpreter; None when that does not succeed."""
+    venv = ROOT / f".venv-{version}"
+    command = [sys.executable, "tools/bootstrap.py", "--venv", str(venv), "--python", python]
+    is_made = subprocess.call(command, cwd=ROOT) == 0
+    return str(venv / "bin" / "python") if is_made else None
+
+
+def check_others(versions: list[str], is_asked: bool) -> None:
+    """Run the quicker tests on other versions; all notes come first, the tests' summary last."""
+    print(f"\n== other Python versions: {', '.join(versions)}", flush=True)
+    ready: dict[str, str] = {}
+    for version in versions:
+        found = find(version)
+        made = make_environment(version, found) if found else None
+        if made:
+            ready[version] = made
+        else:
+            why = "grn could not be installed" if found else "not found"
+            print(f"   {version} skipped: {why}", flush=True)
+            if is_asked:
+                sys.exit(1)
+    for version, python in ready.items():
+        step(version, python, *PYTEST, "-m", "not slow and not gpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fast", action="store_true", help="leave out other Python versions")
+    parser.add_argument("--no-tests", action="store_true", help="format, lint and types only")
+    parser.add_argument("--only", choices=VERSIONS, help="the tests on this Python version only")
+    options = parser.parse_args()
+    if not options.only:
+        for tool in LINT:
+            step(CURRENT, sys.executable, *tool)
+    if options.no_tests:
+        return
+    if options.only in (None, CURRENT):
+        step(CURRENT, sys.executable, *PYTEST)
+    if options.only != CURRENT and not options.fast:
+        wanted = [options.only] if options.only else [v for v in VERSIONS if v != CURRENT]
+        check_others(wanted, is_asked=bool(options.only))
+
+
+if __name__ == "__main__":
+    main()
