@@ -15,7 +15,8 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
-    "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report explain",
+    "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report "
+    "explain",
     "front": "__init__ render",
     "gpus": "__init__ visible",
 }

@@ -11,17 +11,47 @@ import functools
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
-    from typing import Any
+    from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
     from grn.client.lease import Lease
 
+    Arguments = ParamSpec("Arguments")
+    Result = TypeVar("Result", covariant=True)
+    Profiler = TypeVar("Profiler", bound=Callable[..., Any])
+
+    class Job(Protocol[Arguments, Result]):
+        """A decorated function."""
+
+        def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result: ...
+
+        def profile(self, profiler: Profiler, /) -> Profiler: ...
+
+    class JobDecorator(Protocol):
+        """What `grn.job` is: a decorator, with and without parentheses."""
+
+        @overload
+        def __call__(self, jobstr: Callable[Arguments, Result], /) -> Job[Arguments, Result]: ...
+
+        @overload
+        def __call__(
+            self,
+            jobstr: str | None = None,
+            resource_policy: str = "spread",
+            continue_on_server_unavailable: bool = False,
+            *,
+            gpus: int = 1,
+            mem: str | int | None = None,
+            exclusive: bool = False,
+            priority: int = 0,
+            retry_oom: int = 0,
+        ) -> Callable[[Callable[Arguments, Result]], Job[Arguments, Result]]: ...
+
+
 _CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
-_SECRET = ("password", "passwd", "secret", "token", "key", "auth", "credential")
-_MOST_ARGUMENTS = 16
 _POLICIES = ("spread", "spreading", "pack", "packing")
 
 
-def job(
+def _job(
     jobstr: Any = None,
     resource_policy: str = "spread",
     continue_on_server_unavailable: bool = False,
@@ -42,7 +72,7 @@ def job(
     if resource_policy not in _POLICIES:
         raise ValueError(f"resource_policy is '{resource_policy}' and must be 'spread' or 'pack'")
     if callable(jobstr):
-        return job()(jobstr)
+        return _job()(jobstr)
     asked = {
         "policy": resource_policy,
         "gpus": gpus,
@@ -56,6 +86,10 @@ def job(
         return managed.wrap()
 
     return decorate
+
+
+_job.__name__ = _job.__qualname__ = "job"
+job: JobDecorator = _job
 
 
 class _Managed:
@@ -276,19 +310,10 @@ class _Attempt:
 
 
 def _facts(code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments worth learning from: numbers and short words, nothing secret."""
+    from grn.client.facts import worth_learning
+
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    facts: dict[str, Any] = {}
-    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        if len(facts) == _MOST_ARGUMENTS or len(name) > 64 or name == "self":
-            continue
-        if any(word in name.lower() for word in _SECRET):
-            continue
-        if isinstance(value, (bool, int, float)) and abs(value) < 1e18:
-            facts[name] = float(value)
-        elif isinstance(value, str) and len(value) <= 40 and value.isprintable():
-            facts[name] = value
-    return facts
+    return worth_learning([*zip(names, args, strict=False), *kwargs.items()])
 
 
 def _exhaust(items: Any) -> None:

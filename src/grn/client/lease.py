@@ -18,6 +18,7 @@ from grn.errors import DaemonNotRunning, GrnError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any
 
@@ -35,8 +36,9 @@ _last_gpus: list[str] = []  # where this process was last, in case it cannot lea
 class Lease:
     """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`."""
 
-    def __init__(self, wish: Message) -> None:
+    def __init__(self, wish: Message, on_wait: Callable[[str], None] | None = None) -> None:
         self._wish = wish
+        self._on_wait = on_wait  # hears why there is no GPU yet
         self._key = os.urandom(12).hex()
         self._connection: Connection | None = None
         self._owner_pid = 0
@@ -63,12 +65,10 @@ class Lease:
             self._begin(drive(self._ask()))
         return self
 
-    def release(self, error: BaseException | None = None) -> None:
-        """Give the GPUs back and say how the job went."""
-        if self.is_held:
-            ending = self._end(error)
-            if ending is not None:
-                drive(self._tell(ending))
+    def release(self, error: BaseException | None = None, **said: Any) -> str | None:
+        """Give the GPUs back and say how the job went; return how the negotiator saw it end."""
+        ending = self._end(error) if self.is_held else None
+        return None if ending is None else drive(self._tell({**ending, **said}))
 
     def __enter__(self) -> Lease:
         return self.acquire()
@@ -92,17 +92,16 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.is_held:
-            ending = self._end(error)
-            if ending is not None:
-                await drive_async(self._tell(ending))
+        ending = self._end(error) if self.is_held else None
+        if ending is not None:
+            await drive_async(self._tell(ending))
 
     # --- the conversation ----------------------------------------------------------------
 
     def _ask(self) -> Steps[Message]:
         """Ask until there is an answer, through restarts of the negotiator."""
         message = {"op": "lease", "key": self._key, **self._wish}
-        inherited = os.environ.get("GRN_LEASE")
+        inherited = SURROUNDINGS.inherited_lease()
         if inherited:
             message["within"] = inherited
         if _last_gpus and frameworks.has_touched_gpu():
@@ -133,7 +132,8 @@ class Lease:
             yield from connection.send(dict(message))
             answer = yield from connection.receive(None)
             while answer["ev"] == "waiting":
-                self.waits(answer["reason"], answer["text"])
+                if self._on_wait is not None:
+                    self._on_wait(answer["text"])
                 answer = yield from connection.receive(None)
         except ConnectionError:
             connection.close()
@@ -151,9 +151,6 @@ class Lease:
         self._connection = connection
         return answer
 
-    def waits(self, reason: str, text: str) -> None:
-        """Hear why there is no GPU yet; a place for front ends to say so."""
-
     def _give_up(self) -> None:
         """Interrupted while waiting: the grant may have crossed with us, so take it back."""
         try:
@@ -167,7 +164,7 @@ class Lease:
         finally:
             connection.close()
 
-    def _tell(self, ending: Message) -> Steps[None]:
+    def _tell(self, ending: Message) -> Steps[str | None]:
         """Say that the lease is over; if nobody hears it, it is said at the next chance."""
         connection = self._connection
         self._connection = None
@@ -175,18 +172,19 @@ class Lease:
         while True:
             try:
                 connection = connection or connect()
-                yield from connection.ask(dict(ending))
+                answer = yield from connection.ask(dict(ending))
                 IDLE.give(connection)
-                return
+                ended: str | None = answer["ended"]
+                return ended
             except (OSError, GrnError) as error:
                 if connection is not None:
                     connection.close()
                 connection = None
                 if isinstance(error, GrnError) and not isinstance(error, ConnectionError):
-                    return  # it answered: the lease is not ours any more
+                    return None  # it answered: the lease is not ours any more
                 if waited_s >= RELEASE_RECONNECT_S or isinstance(error, TimeoutError):
                     _unsaid.append(ending)
-                    return
+                    return None
             waited_s += 0.1
             yield ("sleep", None, 0.1)
 

@@ -46,6 +46,13 @@ class Surroundings:
                     self._before[name] = os.environ.get(name)
                     os.environ[name] = value
 
+    def inherited_lease(self) -> str | None:
+        """Return the lease this process was started under, if any; not those it took itself."""
+        with self._lock:
+            if self._holds:
+                return self._before.get("GRN_LEASE")
+            return os.environ.get("GRN_LEASE") or None
+
     def leave(self) -> None:
         """Put the variables back when the last lease of this process ends."""
         with self._lock:

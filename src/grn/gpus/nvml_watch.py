@@ -114,7 +114,7 @@ class Watch:
         """Read all GPUs that can be; after a hang go on with the rest in a new helper."""
         self._take_scout()
         self._send_scout_if_due()
-        until = asyncio.get_running_loop().time() + 2 * self._patience.read_s
+        until = self._until()
         figures: dict[str, Figures] = {}
         while await self._is_ready(until):
             try:
@@ -134,12 +134,13 @@ class Watch:
         peaks: list[Peak] = []
         if self._helper is None:
             return peaks
+        request = {"do": "peaks", "pids": [*pids]}
         try:
-            async for fact in self._helper.ask(
-                {"do": "peaks", "pids": [*pids]}, self._patience.read_s
-            ):
+            async for fact in self._helper.ask(request, self._patience.read_s, self._until()):
                 if isinstance(fact, Peak):
                     peaks.append(fact)
+        except HelperLate:
+            pass  # what came in time counts
         except (HelperLost, CannotOpen) as error:
             self._drop(error)
         return peaks
@@ -155,6 +156,10 @@ class Watch:
             self._retire(self._helper)
             self._helper = None
         await asyncio.gather(*(_see_off(helper) for helper in self._leaving))
+
+    def _until(self) -> float:
+        """Return when a caller has waited enough: there is time for one hang and what follows."""
+        return asyncio.get_running_loop().time() + 2 * self._patience.read_s
 
     async def _read_missing(self, until: float, figures: dict[str, Figures]) -> None:
         waiting = self._waiting()

@@ -381,13 +381,13 @@ class Engine:
             shrunk = tuple(min(before, keep) for before in lease.reserved)
             settled = replace(lease, reserved=shrunk, is_probe=False)
             self._replace(settled)
-            self.memory.shown_while_running(lease.request.job_type, model, keep)
+            self.memory.shown_while_running(lease.request, model, keep)
             yield SaveLease(settled)
 
     def _learn(self, lease: Lease, event: Released | HolderGone) -> Iterator[Action]:
         """Turn the end of a run into a remembered one, when it taught something."""
         request, model = lease.request, self.books[lease.gpus[0]].gpu.model
-        self.memory.run_over(request.job_type, model)
+        self.memory.run_over(request, model)
         end = learn.End(
             outcome=event.outcome,
             at=event.at,

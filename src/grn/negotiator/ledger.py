@@ -6,7 +6,7 @@ Keeps the books only: `free = total - guard - leases - strangers - unexplained`;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, Reading
 from grn.model.sizes import MiB
@@ -115,12 +115,11 @@ class Book:
         """Remove a lease; on a virtual GPU its memory goes with it."""
         self.leases.pop(lease_id, None)
         self.measured.pop(lease_id, None)
-        if self.is_virtual:
-            left = tuple(use for use in self.reading.uses if lease_id not in use.leases)
-            used = sum(use.used_bytes or 0 for use in left)
-            health, load = self.reading.health, self.reading.load_pct
-            self.reading = Reading(self.gpu.uuid, health, used, load, left)
         self._sums = None
+        if self.is_virtual and self.reading.used_bytes is not None:
+            left = tuple(use for use in self.reading.uses if self._live(use.leases))
+            used = sum(use.used_bytes or 0 for use in left)
+            self.read(replace(self.reading, used_bytes=used, uses=left))
 
     def read(self, reading: Reading) -> None:
         """Take in a new reading and share each process's memory among the leases it runs under."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grn.gpus import trees
 from grn.gpus.probe import GpuProbe, Inventory, Placement
@@ -38,6 +38,8 @@ from grn.negotiator.store import Store
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
+MOST_ENDS = 1000
+REPORT_S = 0.5
 
 Answer = Callable[["Grant | Refuse | TellWaiting"], None]
 
@@ -63,6 +65,8 @@ class Loop:
         self._sample_s = sample_s
         self._answers: dict[str, Answer] = {}  # request key -> the client that waits for it
         self._overflowed: set[str] = set()
+        self._ends: dict[str, Outcome] = {}  # how the last leases ended, for late askers
+        self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
         self._look = asyncio.Event()
         self._looked_at = 0.0
 
@@ -105,14 +109,32 @@ class Loop:
         """Nobody waits for this answer any more."""
         self._answers.pop(key, None)
 
-    def release(self, lease_id: str, ending: Ending, then: Callable[[], None]) -> None:
+    def release(self, lease_id: str, ending: Ending, then: Callable[[Outcome], None]) -> None:
         """End a lease, at once where its peak is known, else after a last look at it."""
         lease = self.engine.leases[lease_id]
+        if lease_id in self._overflowed and ending.outcome is Outcome.FAILED:
+            ending = replace(ending, outcome=Outcome.OUT_OF_MEMORY)
         if self._needs_last_look(lease):
             asyncio.get_running_loop().create_task(self._release_later(lease_id, ending, then))
             return
         self._release_now(lease, ending, self._probe.peak_at_once(placement_of(lease)))
-        then()
+        then(ending.outcome)
+
+    def expect_report(self, lease_id: str) -> None:
+        """The process that asked for a lease watches over the one that holds it."""
+        self._reported.add(lease_id)
+
+    def no_report(self, lease_id: str) -> None:
+        """Nobody watches over the holder any more; if it is gone already, conclude now."""
+        if lease_id in self._reported:
+            self._reported.discard(lease_id)
+            lease = self.engine.leases.get(lease_id)
+            if lease and lease.request.holder and not trees.is_alive(lease.request.holder):
+                self._conclude(lease_id)
+
+    def outcome_of(self, lease_id: str) -> Outcome | None:
+        """Return how a lease of late ended when its holder could not say so itself."""
+        return self._ends.get(lease_id)
 
     # --- looking -------------------------------------------------------------------------
 
@@ -155,6 +177,8 @@ class Loop:
         elif isinstance(action, LookSoon):
             self._look.set()
         elif isinstance(action, DropLease):
+            self._reported.discard(action.lease)
+            self._overflowed.discard(action.lease)
             log.info("action=end lease=%s", action.lease)
 
     def _begin(self, grant: Grant) -> None:
@@ -175,11 +199,24 @@ class Loop:
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.engine.leases.values()):
             if lease.request.holder == holder and lease.state is LeaseState.HELD:
-                overflowed = lease.id in self._overflowed
-                self._overflowed.discard(lease.id)
-                outcome = Outcome.OUT_OF_MEMORY if overflowed else Outcome.KILLED
-                log.info("action=holder-gone lease=%s outcome=%s", lease.id, outcome.value)
-                self.tell(HolderGone(self.now(), lease.id, outcome))
+                if lease.id in self._reported:
+                    # Its parent learns of this end in the same moment and knows the exit status.
+                    later = asyncio.get_running_loop().call_later
+                    later(REPORT_S, self._conclude, lease.id)
+                else:
+                    self._conclude(lease.id)
+
+    def _conclude(self, lease_id: str) -> None:
+        """End a lease whose holder is gone without a word."""
+        lease = self.engine.leases.get(lease_id)
+        if lease is None or lease.state is LeaseState.DRAINING:
+            return
+        outcome = Outcome.OUT_OF_MEMORY if lease_id in self._overflowed else Outcome.KILLED
+        log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.value)
+        self._ends[lease_id] = outcome
+        if len(self._ends) > MOST_ENDS:
+            del self._ends[next(iter(self._ends))]
+        self.tell(HolderGone(self.now(), lease_id, outcome))
 
     def _end_overflowing(self, readings: tuple[Reading, ...]) -> None:
         """Do what a driver would: refuse memory that is not there. Only virtual GPUs need it."""
@@ -206,7 +243,9 @@ class Loop:
             return False
         return self._probe.keeps_peaks or self.engine.watch(lease.id).rose_at is None
 
-    async def _release_later(self, lease_id: str, ending: Ending, then: Callable[[], None]) -> None:
+    async def _release_later(
+        self, lease_id: str, ending: Ending, then: Callable[[Outcome], None]
+    ) -> None:
         """Look once more before the end: a job shorter than the pace of looking has no sample."""
         lease = self.engine.leases[lease_id]
         peak = None
@@ -217,7 +256,7 @@ class Loop:
         finally:
             if lease_id in self.engine.leases:
                 self._release_now(lease, ending, peak)
-            then()
+            then(ending.outcome)
 
     def _release_now(self, lease: Lease, ending: Ending, exact: int | None) -> None:
         reported = (

@@ -23,7 +23,7 @@ class Memory:
     def __init__(self) -> None:
         self._profiles: dict[Key, Profile] = {}
         self._estimates: dict[Key, dict[int, Estimate | None]] = {}
-        self._running: dict[Key, int] = {}  # what a first run, still going, showed when flat
+        self._running: dict[Key, tuple[str, int]] = {}  # lease and need of a flat first run
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.version = 0  # rises whenever a need may have changed
         self._known: dict[tuple[str, int], list[int]] = {}  # (model, capacity) -> all estimates
@@ -50,23 +50,25 @@ class Memory:
         key = (request.job_type, model)
         empty = Profile(request.job_type, model, request.label, request.user)
         self._put(learn.add_run(self._profiles.get(key, empty), run))
-        self._running.pop(key, None)
 
-    def shown_while_running(self, job_type: str, model: str, need_bytes: int) -> None:
+    def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
-        self._running[(job_type, model)] = need_bytes
+        self._running[(request.job_type, model)] = (request.lease, need_bytes)
         self.version += 1
 
-    def run_over(self, job_type: str, model: str) -> None:
-        """Drop what a first run seemed to need: it has ended."""
-        if self._running.pop((job_type, model), None) is not None:
+    def run_over(self, request: Request, model: str) -> None:
+        """Drop what a first run seemed to need, when it is this one that has ended."""
+        key = (request.job_type, model)
+        if key in self._running and self._running[key][0] == request.lease:
+            del self._running[key]
             self.version += 1
 
     def forget(self, job_type: str) -> bool:
         """Forget a type on all models; True when there was something to forget."""
-        keys = [key for key in self._profiles if key[0] == job_type]
+        keys = {key for key in (*self._profiles, *self._running) if key[0] == job_type}
         for key in keys:
-            del self._profiles[key]
+            self._profiles.pop(key, None)
+            self._running.pop(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         return bool(keys)
@@ -105,14 +107,14 @@ class Memory:
         if estimate is not None:
             return Need(estimate.need_bytes, False, estimate.because)
         if key in self._running:
-            need = min(self._running[key], capacity_bytes)
-            return Need(need, False, "its first run, still going, is flat at that")
+            need = max(self._running[key][1], self._floor(key, capacity_bytes))
+            because = "its first run, still going, is flat at that"
+            return Need(min(need, capacity_bytes), False, because)
         guess = self._guess(key, capacity_bytes)
         return Need(guess, True, f"never measured, guessed {show_size(guess)}")
 
     def _guess(self, key: Key, capacity_bytes: int) -> int:
-        profile = self._profiles.get(key)
-        floor = learn.lower_bound_bytes(profile, capacity_bytes) if profile else 0
+        floor = self._floor(key, capacity_bytes)
         elsewhere = [
             estimate.need_bytes
             for model in self._models.get(key[0], ())
@@ -122,6 +124,10 @@ class Memory:
             return min(capacity_bytes, max(floor, *elsewhere))
         known = self._known_on(key[1], capacity_bytes)
         return learn.guess_bytes(known, floor, capacity_bytes)
+
+    def _floor(self, key: Key, capacity_bytes: int) -> int:
+        profile = self._profiles.get(key)
+        return learn.lower_bound_bytes(profile, capacity_bytes) if profile else 0
 
     def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
         slot = (model, capacity_bytes)

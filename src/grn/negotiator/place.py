@@ -58,20 +58,23 @@ def place(
 ) -> Place | Wait:
     """Choose GPUs for a request among `books`, those it may use at all."""
     homes = pinned(request, books)
+    if homes and len(homes) < request.gpus:
+        names = ", ".join(str(book.gpu.index) for book in homes)
+        text = f"this process already uses GPU {names} and cannot get {request.gpus} GPUs"
+        return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
     candidates = homes or books
     usable = [book for book in candidates if book.is_usable]
     if len(usable) < request.gpus:
         return _silent(candidates)
     fits = [fit for book in usable if (fit := _fit(request, needs[book.gpu.model], book))]
-    open_fits = [fit for fit in fits if fit.book.gpu.uuid not in closed]
-    if len(open_fits) >= request.gpus:
-        chosen = sorted(open_fits, key=lambda fit: _taste(request.policy, fit))[: request.gpus]
+    chosen = _choose(request, [fit for fit in fits if fit.book.gpu.uuid not in closed])
+    if chosen:
         return Place(
             tuple(fit.book.gpu.uuid for fit in chosen),
             tuple(fit.reserve_bytes for fit in chosen),
             any(fit.is_probe for fit in chosen),
         )
-    if len(fits) >= request.gpus:
+    if _choose(request, fits):
         return Wait(WaitReason.YIELDS_TO_OLDER, "an older request is kept a GPU free for its turn")
     return _why(request, needs, usable, fits, bool(homes))
 
@@ -92,22 +95,40 @@ def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
     return [book for book in books if book.has_pid(pid)]
 
 
+def could_take(request: Request, need: Need, book: Book) -> bool:
+    """True when a GPU would do for a request once no lease is left on it."""
+    strangers = book.strangers_bytes - _own_bytes(request, book)
+    if (request.is_exclusive or book.gpu.is_exclusive) and strangers > book.guard_bytes:
+        return False
+    foreign = strangers + book.unexplained_bytes
+    # A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
+    room = book.capacity_bytes - (foreign if foreign > book.guard_bytes else 0)
+    return need.need_bytes <= room
+
+
+def _own_bytes(request: Request, book: Book) -> int:
+    """Return what the asking process still has here from before: it may use that again."""
+    return book.used_by_stranger(request.holder.pid) if request.holder is not None else 0
+
+
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
-    free = book.free_bytes
-    if request.holder is not None:
-        free += book.used_by_stranger(request.holder.pid)
-    if book.has_exclusive:
+    if book.has_exclusive or not could_take(request, need, book):
         return None
-    if request.is_exclusive or book.gpu.is_exclusive:
-        is_empty = not book.leases and book.strangers_bytes <= book.guard_bytes
-        if not is_empty or need.need_bytes > free:
-            return None
-        return Fit(book, free, free, need.is_probe)
-    if need.need_bytes > free:
+    free = book.free_bytes + _own_bytes(request, book)
+    is_alone = request.is_exclusive or book.gpu.is_exclusive
+    if book.leases and (is_alone or need.need_bytes > free):
         return None
-    if need.is_probe:
+    if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
         return None if book.has_probe else Fit(book, free, free, is_probe=True)
-    return Fit(book, free, need.need_bytes, is_probe=False)
+    return Fit(book, free, free if is_alone else min(need.need_bytes, free), is_probe=False)
+
+
+def _choose(request: Request, fits: Sequence[Fit]) -> list[Fit]:
+    """Return as many of the best GPUs as are asked for, or none."""
+    ranked = sorted(fits, key=lambda fit: _taste(request.policy, fit))
+    if any(fit.is_probe for fit in ranked[: request.gpus]):  # no first run stands beside another
+        ranked = [fit for fit in ranked if not fit.book.has_probe]
+    return ranked[: request.gpus] if len(ranked) >= request.gpus else []
 
 
 def _taste(policy: Policy, fit: Fit) -> tuple[int, int, int]:

@@ -28,15 +28,18 @@ def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
         home = ", ".join(str(book.gpu.index) for book in homes)
         text = f"this process already uses GPU {home} and cannot get {request.gpus} GPUs now."
         return Refuse(request.key, text, "Ask in a fresh process.", "UsageError")
-    return _too_large(request, mine)
+    return _too_large(request, homes or mine, bool(homes))
 
 
-def _too_large(request: Request, books: Sequence[Book]) -> Refuse | None:
+def _too_large(request: Request, books: Sequence[Book], is_pinned: bool) -> Refuse | None:
     totals = sorted((book.gpu.total_bytes for book in books), reverse=True)
     largest = totals[request.gpus - 1]
     if request.mem_bytes is None or request.mem_bytes <= largest:
         return None
     text = f"{show_size(request.mem_bytes)} of memory are asked for and"
+    if is_pinned:
+        text += f" the GPU this process already uses has {show_size(largest)}."
+        return Refuse(request.key, text, "Ask in a fresh process.")
     if request.gpus == 1:
         text += f" the largest GPU has {show_size(largest)}."
     else:

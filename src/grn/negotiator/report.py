@@ -180,7 +180,7 @@ def _profile(engine: Engine, profile: Profile) -> Row:
                 "reserved_bytes": run.reserved_bytes,
                 "duration_s": run.duration_s,
                 "ended_at": run.ended_at,
-                "args": {name: value for name, value in run.arguments},
+                "args": dict(run.arguments),
                 "counts": learn.counts_in_full(run),
             }
             for run in profile.runs[-20:]

@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._holder: Holder | None = None
         self._uid = -1
         self._asked: dict[str, int] = {}  # request key -> id of the message to answer
-        self._unwatched_leases: set[str] = set()  # of a process the kernel does not show us
+        self._granted: set[str] = set()  # leases this connection asked for
         self._deadline: asyncio.TimerHandle | None = None
 
     # --- the life of a connection --------------------------------------------------------
@@ -117,9 +117,12 @@ class Connection(asyncio.Protocol):
             self._loop.forget(key)
             self._answered(key)
             self._loop.tell(Withdrawn(self._loop.now(), key))
-        for lease in self._unwatched_leases & self._loop.engine.leases.keys():
-            # Nothing but this connection ever proved that such a holder is alive.
-            self._loop.release(lease, Ending(Outcome.FAILED), lambda: None)
+        for lease_id in self._granted & self._loop.engine.leases.keys():
+            if self._loop.engine.leases[lease_id].request.holder is None:
+                # Nothing but this connection ever proved that such a holder is alive.
+                self._loop.release(lease_id, Ending(Outcome.FAILED), _nobody_cares)
+            else:
+                self._loop.no_report(lease_id)
         if self._holder is not None:
             self._loop.holders.unwatch(self._holder)
 
@@ -202,27 +205,32 @@ class Connection(asyncio.Protocol):
             if before is not None:
                 self._loop.holders.unwatch(before)
             self._loop.tell(HolderChanged(self._loop.now(), lease.id, self._holder))
+            if lease.id not in self._granted:
+                self._loop.expect_report(lease.id)
         self._send(message.id, {"ok": True})
 
     def done(self, message: messages.DoneSaid) -> None:
-        if message.lease not in self._loop.engine.leases:
-            self._send(message.id, {"ok": True, "known": False})
+        ended = self._loop.outcome_of(message.lease)
+        if ended is not None or message.lease not in self._loop.engine.leases:
+            self._ended(message.id, ended)
             return
         lease = self._own(message.lease)
-        self._unwatched_leases.discard(lease.id)
+        self._granted.discard(lease.id)
         context = self._server.limits.context_bytes
         gpu_peak = message.peak + context if message.peak is not None else None
         outcome = Outcome(message.outcome)
         ending = Ending(outcome, gpu_peak, message.resident, message.asked)
-        answer = {"ok": True, "known": True}
-        self._loop.release(lease.id, ending, lambda: self._send(message.id, answer))
+        self._loop.release(lease.id, ending, lambda how: self._ended(message.id, how))
+
+    def _ended(self, message_id: int, outcome: Outcome | None) -> None:
+        self._send(message_id, {"ok": True, "ended": outcome.value if outcome else None})
 
     def cancel(self, message: messages.CancelAsked) -> None:
         engine = self._loop.engine
         for lease in list(engine.leases.values()):
             if lease.request.key == message.key and lease.state is LeaseState.HELD:
                 self._own(lease.id)
-                self._loop.release(lease.id, Ending(Outcome.FAILED), lambda: None)
+                self._loop.release(lease.id, Ending(Outcome.FAILED), _nobody_cares)
         group = engine.waitlist.group_of(message.key)
         if group is not None and group.members[message.key].request.user == self._uid:
             self._loop.tell(Withdrawn(self._loop.now(), message.key))
@@ -304,8 +312,7 @@ class Connection(asyncio.Protocol):
             error = {"code": action.code, "message": action.message, "hint": action.hint}
             self._send(message_id, {"error": error})
             return
-        if self._holder is None:
-            self._unwatched_leases.add(action.lease.id)
+        self._granted.add(action.lease.id)
         self._send(message_id, report.granted(action, self._wants_uuids()))
 
     def _answered(self, key: str) -> None:
@@ -347,6 +354,10 @@ class Connection(asyncio.Protocol):
             "trouble": self._loop.store.trouble,
             **whole,
         }
+
+
+def _nobody_cares(_outcome: Outcome) -> None:
+    """Stand for the client that is gone."""
 
 
 _TABLE: dict[type, Callable[[Connection, Any], None]] = {

@@ -98,6 +98,11 @@ def crash(function: str, uuid: str = "") -> str:
     return f"crash {function} {uuid}"
 
 
+def null(function: str, uuid: str = "") -> str:
+    """Spell that a function gives a handle that points nowhere."""
+    return f"null {function} {uuid}"
+
+
 def fail(function: str, code: int, uuid: str = "") -> str:
     """Spell that a function gives an error."""
     return f"fail {function} {code} {uuid}"

@@ -9,6 +9,7 @@
  *   hang FUNCTION|* [UUID]         the call does not return while the line is there
  *   fail FUNCTION|* CODE [UUID]
  *   crash FUNCTION|* [UUID]        the process dies inside the call
+ *   null FUNCTION [UUID]           the call succeeds with a handle that points nowhere
  *   accounting on|off|denied|unsupported
  *   peak UUID PID BYTES
  *   burst N                        the first N readings of a process list find it has grown
@@ -166,7 +167,9 @@ static void read_line(char *line) {
     if (sscanf(line, "%15s %15s", word, value) < 2) return;
     if (!strcmp(word, "gpu") || !strcmp(word, "mig")) read_gpu(line);
     if (!strcmp(word, "process")) read_process(line);
-    if (!strcmp(word, "hang") || !strcmp(word, "fail") || !strcmp(word, "crash")) read_rule(line);
+    if (!strcmp(word, "hang") || !strcmp(word, "fail") || !strcmp(word, "crash") ||
+        !strcmp(word, "null"))
+        read_rule(line);
     if (!strcmp(word, "burst")) bursts = atoi(value);
     if (!strcmp(word, "accounting"))
         accounting = !strcmp(value, "on") ? 1 : !strcmp(value, "off") ? 0 : !strcmp(value, "denied") ? 2 : 3;
@@ -272,7 +275,8 @@ static u64 used_bytes(const struct gpu *gpu) {
         int is_repeated = 0; /* the same process in another list */
         if (strcmp(process->uuid, gpu->uuid) || process->bytes == ALL_ONES) continue;
         for (int k = 0; k < i; k++)
-            is_repeated |= processes[k].pid == process->pid && !strcmp(processes[k].uuid, gpu->uuid);
+            is_repeated |= processes[k].pid == process->pid && processes[k].bytes != ALL_ONES &&
+                           !strcmp(processes[k].uuid, gpu->uuid);
         if (!is_repeated) sum += process->bytes;
     }
     return sum;
@@ -323,7 +327,7 @@ int nvmlDeviceGetHandleByIndex_v2(u32 index, Handle **handle) {
     struct gpu *gpu = card(index);
     if (!gpu) return INVALID;
     code = touch(__func__, handle_of(gpu->uuid), &gpu);
-    if (!code) *handle = handle_of(gpu->uuid);
+    if (!code) *handle = rule_for("null", __func__, gpu->uuid) ? NULL : handle_of(gpu->uuid);
     return code;
 }
 

@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class dtype:  # noqa: N801
+class dtype:
     """A kind of number, of which only the size matters."""
 
     name: str
@@ -50,7 +50,7 @@ float64 = dtype("float64", 8)
 int64 = dtype("int64", 8)
 
 
-class device:  # noqa: N801
+class device:
     """Where a tensor lives: `cpu`, `cuda` or `cuda:1`."""
 
     def __init__(self, name: str | int | device) -> None:

@@ -50,10 +50,12 @@ class Machine:
     def hold(self, uuid: str, held_bytes: int) -> None:
         """Say how much this process has on a GPU."""
         folder = _folder(self.state)
-        made = folder / f".{uuid}.{os.getpid()}"
+        path = folder / f"{uuid}.{os.getpid()}"
+        if not path.exists():
+            atexit.register(_let_go, path, os.getpid())
+        made = folder / f".{path.name}"
         made.write_text(f"{held_bytes} {_started_ticks(os.getpid()) or 0}")
-        made.rename(folder / f"{uuid}.{os.getpid()}")
-        atexit.register(_let_go, folder / f"{uuid}.{os.getpid()}", os.getpid())
+        made.rename(path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Machine]:
@@ -81,8 +83,9 @@ class Machine:
         elif words[:1] == ["mig"]:
             self.slices.setdefault(words[1], []).append(words[3])
             self._read_gpu(words[3], words[4:])
-        elif words[:1] == ["process"] and words[3] != "unknown":
-            if "sticky" in words or _started_ticks(int(words[2])) is not None:
+        elif words[:1] == ["process"]:
+            is_there = "sticky" in words or _started_ticks(int(words[2])) is not None
+            if is_there and words[3] != "unknown":
                 self._take(words[1], int(words[2]), int(words[3]))
 
     def read_allocation(self, path: Path) -> None:

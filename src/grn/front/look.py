@@ -1,0 +1,120 @@
+"""Commands that only look: gpus, ps, why, profiles. Each can speak JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import pwd
+import shutil
+import sys
+from typing import Any
+
+import click
+
+from grn.client.connection import ask_once
+from grn.errors import UnknownJob
+from grn.front import render
+
+_json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+
+
+@click.command()
+@_json_flag
+def gpus(as_json: bool) -> int:
+    """Show each GPU: its memory by who has it, its load, its jobs."""
+    status = ask_once({"op": "status"})["status"]
+    if as_json:
+        keys = ("schema", "version", "gpus")
+        return _print_json({key: status[key] for key in keys})
+    click.echo(render.gpus(status, _width(), _is_ascii()))
+    _say_trouble(status)
+    return 0
+
+
+@click.command()
+@_json_flag
+def ps(as_json: bool) -> int:
+    """Show the jobs of all users: what runs, what waits, and why it waits."""
+    status = ask_once({"op": "status"})["status"]
+    if as_json:
+        keys = ("schema", "version", "leases", "waiting")
+        return _print_json({key: status[key] for key in keys})
+    click.echo(render.ps(status, _user_name, _width()))
+    _say_trouble(status)
+    return 0
+
+
+@click.command()
+@click.argument("job")
+@_json_flag
+def why(job: str, as_json: bool) -> int:
+    """Explain why JOB waits, or where it runs.
+
+    JOB is the beginning of an id from `grn ps`, a pid, or a job type.
+    """
+    rows = ask_once({"op": "why", "name": job})["why"]
+    if as_json:
+        return _print_json({"schema": 1, "jobs": rows})
+    click.echo(render.why(rows, _user_name))
+    return 0
+
+
+@click.group(invoke_without_command=True)
+@_json_flag
+@click.pass_context
+def profiles(ctx: click.Context, as_json: bool) -> int:
+    """Show what was learned of job types: runs, peaks, and the estimate for the next run."""
+    if ctx.invoked_subcommand is not None:
+        return 0
+    rows = ask_once({"op": "profiles"})["profiles"]
+    if as_json:
+        return _print_json({"schema": 1, "profiles": rows})
+    click.echo(render.profiles(rows, _width()))
+    return 0
+
+
+@profiles.command("show")
+@click.argument("job_type", metavar="TYPE")
+@_json_flag
+def profiles_show(job_type: str, as_json: bool) -> int:
+    """Explain what is believed of TYPE and why, run by run."""
+    rows = ask_once({"op": "profiles", "type": job_type})["profiles"]
+    if not rows:
+        raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
+    if as_json:
+        return _print_json({"schema": 1, "profiles": rows})
+    click.echo("\n\n".join(render.profile(row, _is_ascii()) for row in rows))
+    return 0
+
+
+@profiles.command("forget")
+@click.argument("job_type", metavar="TYPE")
+def profiles_forget(job_type: str) -> int:
+    """Forget what was learned of TYPE: its next run is measured anew."""
+    ask_once({"op": "forget", "type": job_type})
+    click.echo(f"forgotten: {job_type}", err=True)
+    return 0
+
+
+def _print_json(data: Any) -> int:
+    click.echo(json.dumps(data, indent=2))
+    return 0
+
+
+def _say_trouble(status: dict[str, Any]) -> None:
+    if status["trouble"]:
+        click.echo(f"warning: {status['trouble']}", err=True)
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _is_ascii() -> bool:
+    return "utf" not in (sys.stdout.encoding or "").lower()

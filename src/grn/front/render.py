@@ -1,0 +1,169 @@
+"""Plain text for people out of the negotiator's answers: pure, so it can be tested as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grn.model.sizes import show_size
+
+Row = dict[str, Any]
+UserName = Callable[[int], str]
+
+BLOCKS = ("█", "▒", "░", "·")
+ASCII_BLOCKS = ("#", "=", "x", ".")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> str:
+    """Align columns; the last one is cut to the width of the terminal, 0 for no limit."""
+    if not rows:
+        return ""
+    sizes = [max(len(line[i]) for line in [headers, *rows]) for i in range(len(headers))]
+    lines = []
+    for line in [headers, *rows]:
+        cells = [cell.ljust(size) for cell, size in zip(line, sizes, strict=True)]
+        text = "  ".join(cells).rstrip()
+        lines.append(text if not width or len(text) <= width else text[: width - 1] + "…")
+    return "\n".join(lines)
+
+
+def gpus(status: Row, width: int = 0, is_ascii: bool = False) -> str:
+    """Draw one line for each GPU."""
+    rows = [_gpu_row(gpu, is_ascii) for gpu in status["gpus"]]
+    used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
+    legend = f"{used} used by jobs  {reserved} reserved  {strangers} others and guard"
+    headers = ("GPU", "MODEL", "MEMORY", "USED", "RESERVED", "FREE", "TOTAL", "LOAD", "JOBS")
+    return table(headers, rows, width) + f"\n{legend}"
+
+
+def ps(status: Row, user_name: UserName, width: int = 0) -> str:
+    """List what runs and what waits, with reasons."""
+    rows = [_job_row(row, user_name) for row in [*status["leases"], *status["waiting"]]]
+    if not rows:
+        return "nothing runs and nothing waits"
+    headers = ("ID", "STATE", "USER", "PID", "GPU", "USED/RESERVED", "FOR", "TYPE", "WHY")
+    return table(headers, rows, width)
+
+
+def why(rows: Sequence[Row], user_name: UserName) -> str:
+    """Explain each of the jobs meant."""
+    return "\n".join(_explained(row, user_name) for row in rows)
+
+
+def profiles(rows: Sequence[Row], width: int = 0) -> str:
+    """List what was learned, a line for each job type and GPU model."""
+    if not rows:
+        return "nothing was learned yet: run a job first"
+    lines = [
+        (
+            row["label"],
+            row["model"],
+            str(row["runs"]),
+            show_size(row["largest_bytes"]),
+            show_size(row["estimate_bytes"]),
+            show_time(row["usual_duration_s"]),
+        )
+        for row in rows
+    ]
+    headers = ("TYPE", "GPU MODEL", "RUNS", "LARGEST", "ESTIMATE", "USUAL TIME")
+    return table(headers, lines, width)
+
+
+def profile(row: Row, is_ascii: bool = False) -> str:
+    """Explain one profile in words and draw the peaks of its runs."""
+    lines = [
+        f"{row['label']} on {row['model']}",
+        f"  type      {row['type']}",
+        f"  estimate  {show_size(row['estimate_bytes'])}: {row['because']}",
+        f"  runs      {row['runs']}, the last {len(row['history'])}:",
+    ]
+    largest = max((run["peak_bytes"] for run in row["history"]), default=1) or 1
+    block = "#" if is_ascii else "█"
+    for run in row["history"]:
+        bar = block * max(1, round(24 * run["peak_bytes"] / largest))
+        note = "" if run["counts"] else "  (at least: it did not end well)"
+        facts = " ".join(f"{name}={_value(value)}" for name, value in run["args"].items())
+        size, time = show_size(run["peak_bytes"]), show_time(run["duration_s"])
+        lines.append(f"  {run['outcome']:9} {bar:24} {size:>9} in {time:>6} {facts}{note}".rstrip())
+    return "\n".join(lines)
+
+
+def show_time(seconds: float | None) -> str:
+    """Spell a duration shortly."""
+    if seconds is None:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
+
+
+def bar(gpu: Row, size: int, is_ascii: bool = False) -> str:
+    """Draw the memory of a GPU: used by jobs, reserved beyond that, others and guard, free."""
+    used_block, reserved_block, others_block, free_block = ASCII_BLOCKS if is_ascii else BLOCKS
+    if gpu["used_bytes"] is None:
+        return "?" * size
+    others = gpu["strangers_bytes"] + gpu["unexplained_bytes"]
+    used = max(0, gpu["used_bytes"] - others)
+    reserved = max(0, gpu["reserved_bytes"] - used)
+    others += gpu["guard_bytes"]
+    parts = [_cells(part, gpu["total_bytes"], size) for part in (used, reserved, others)]
+    drawn = used_block * parts[0] + reserved_block * parts[1]
+    drawn = drawn[: size - parts[2]].ljust(size - parts[2], free_block)
+    return (drawn + others_block * parts[2])[:size]
+
+
+def _cells(part: int, total: int, size: int) -> int:
+    return min(size, max(1, round(size * part / total)) if part else 0)
+
+
+def _gpu_row(gpu: Row, is_ascii: bool) -> tuple[str, ...]:
+    load = "?" if gpu["load_pct"] is None else f"{gpu['load_pct']:.0f}%"
+    health = "" if gpu["health"] == "ok" else f" ({gpu['health']})"
+    return (
+        str(gpu["index"]),
+        gpu["model"] + health,
+        bar(gpu, 20, is_ascii),
+        show_size(gpu["used_bytes"]),
+        show_size(gpu["reserved_bytes"]),
+        show_size(gpu["free_bytes"]),
+        show_size(gpu["total_bytes"]),
+        load,
+        str(len(gpu["leases"])),
+    )
+
+
+def _job_row(row: Row, user_name: UserName) -> tuple[str, ...]:
+    is_waiting = row["state"] == "waiting"
+    places = f"({row['gpus_asked']})" if is_waiting else ",".join(map(str, row["gpus"]))
+    memory = (
+        "" if is_waiting else f"{show_size(row['used_bytes'])}/{show_size(row['reserved_bytes'])}"
+    )
+    state = "first run" if row.get("first_run") else row["state"]
+    return (
+        row["id"],
+        state,
+        user_name(row["user"]),
+        str(row["pid"] or "?"),
+        places,
+        memory,
+        show_time(row["for_s"]),
+        row["label"],
+        row["why"] if is_waiting or row["state"] == "draining" else "",
+    )
+
+
+def _explained(row: Row, user_name: UserName) -> str:
+    who = f"{row['id']}  {row['label']}  of {user_name(row['user'])} (pid {row['pid'] or '?'})"
+    if row["state"] == "waiting":
+        verb = f"waits for {show_time(row['for_s'])}, place {row['place']}"
+        return f"{who}\n  {verb}: {row['why']}  [{row['reason']}]"
+    memory = f"{show_size(row['used_bytes'])} used of {show_size(row['reserved_bytes'])} reserved"
+    return f"{who}\n  {row['why']}, for {show_time(row['for_s'])}; {memory}"
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

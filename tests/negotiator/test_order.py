@@ -1,0 +1,123 @@
+"""Whose turn it is."""
+
+import math
+
+import pytest
+
+from grn.model.job import Policy
+from grn.negotiator.order import Waiting, Waitlist, turn
+from tests.builders import a_holder, a_request
+
+
+def a_waitlist(*waiting, is_pinned=False):
+    waitlist = Waitlist()
+    for one in waiting:
+        waitlist.add(one, is_pinned)
+    return waitlist
+
+
+def a_waiting(key, sequence=0, since=0.0, **changes):
+    return Waiting(a_request(key, **changes), sequence, since)
+
+
+def in_turn(waitlist):
+    return [waiting.request.key for waiting in sorted(waitlist, key=turn)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (a_waiting("a", 1), a_waiting("b", 2)),
+        (a_waiting("a", 2, priority=1), a_waiting("b", 1)),
+        (a_waiting("a", 1), a_waiting("b", 2, priority=-1)),
+        (a_waiting("a", 2, attempt=1), a_waiting("b", 1)),
+        (a_waiting("a", 2, attempt=1), a_waiting("b", 1, priority=9)),
+        (a_waiting("a", 1, attempt=1), a_waiting("b", 2, attempt=2)),
+        (a_waiting("a", 2, attempt=1, priority=1), a_waiting("b", 1, attempt=1)),
+    ],
+)
+def test_retries_come_first_then_priority_then_age(first, second):
+    assert in_turn(a_waitlist(second, first)) == ["a", "b"]
+    heads = [group.head.request.key for group in a_waitlist(first, second).in_turn()]
+    assert heads[0] == "a"
+
+
+def test_requests_that_are_alike_wait_in_one_group():
+    waitlist = a_waitlist(a_waiting("a", 1), a_waiting("b", 2), a_waiting("c", 3, pid=7))
+
+    (group,) = waitlist.in_turn()
+    assert list(group.members) == ["a", "b", "c"]
+    assert group.head.request.key == "a"
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"job_type": "other.py"},
+        {"user": 1001},
+        {"priority": 1},
+        {"gpus": 2},
+        {"mem_bytes": 5},
+        {"is_exclusive": True},
+        {"policy": Policy.PACK},
+        {"slots": ("0",)},
+        {"stay": ("GPU-0",)},
+        {"attempt": 1},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_requests_that_differ_in_what_counts_wait_apart(difference):
+    waitlist = a_waitlist(a_waiting("a", 1), a_waiting("b", 2, **difference))
+
+    assert len(waitlist.in_turn()) == 2
+
+
+def test_a_process_that_cannot_move_waits_apart_from_all_others():
+    waitlist = a_waitlist(a_waiting("a", 1, pid=7))
+    waitlist.add(a_waiting("b", 2, pid=7), is_pinned=True)
+    waitlist.add(a_waiting("c", 3, pid=8), is_pinned=True)
+    waitlist.add(a_waiting("d", 4, pid=8), is_pinned=True)
+
+    assert [list(group.members) for group in waitlist.in_turn()] == [["a"], ["b"], ["c", "d"]]
+
+
+def test_one_that_comes_back_takes_its_old_place_among_its_like():
+    waitlist = a_waitlist(a_waiting("c", 3), a_waiting("a", 1), a_waiting("d", 4), a_waiting("b", 2))
+
+    (group,) = waitlist.in_turn()
+    assert list(group.members) == ["a", "b", "c", "d"]
+
+
+def test_a_waitlist_knows_who_waits():
+    waitlist = a_waitlist(a_waiting("a", 1), a_waiting("b", 2, priority=3))
+
+    assert len(waitlist) == 2
+    assert "a" in waitlist
+    assert "x" not in waitlist
+    assert waitlist.group_of("x") is None
+    assert waitlist.group_of("b").head.request.key == "b"
+
+
+def test_taking_out_the_last_of_a_group_ends_the_group():
+    waitlist = a_waitlist(a_waiting("a", 1), a_waiting("b", 2))
+
+    assert waitlist.pop("a").sequence == 1
+    assert waitlist.pop("a") is None
+    assert [group.head.request.key for group in waitlist.in_turn()] == ["b"]
+    assert waitlist.pop("b").sequence == 2
+    assert (len(waitlist), waitlist.in_turn(), list(waitlist)) == (0, [], [])
+
+
+def test_the_longest_wait_is_known():
+    waitlist = a_waitlist(a_waiting("a", 1, since=30.0), a_waiting("b", 2, since=20.0, gpus=2))
+
+    assert waitlist.oldest_since() == 20.0
+    assert Waitlist().oldest_since() == math.inf
+
+
+def test_who_holds_makes_no_difference_while_it_can_move():
+    waitlist = a_waitlist(
+        a_waiting("a", 1, holder=a_holder(1)), a_waiting("b", 2, holder=a_holder(2))
+    )
+
+    assert len(waitlist.in_turn()) == 1
