@@ -17,6 +17,7 @@ PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report "
     "explain",
+    "queue": "__init__ events engine lifecycle finish",
     "front": "__init__ render",
     "gpus": "__init__ visible",
 }
@@ -35,18 +36,39 @@ ARROWS = {
     "model": {"errors"},
     "wire": {"model", "errors"},
     "settings": {"errors", "model", "places"},
+    "ground": {"errors", "places"},
     "gpus": {"model", "errors"},
     "pure negotiator": {"model", "errors"},
-    "negotiator": {"pure negotiator", "gpus", "wire", "model", "settings", "places", "errors"},
+    "negotiator": {
+        "pure negotiator",
+        "gpus",
+        "wire",
+        "model",
+        "settings",
+        "places",
+        "ground",
+        "errors",
+    },
+    "pure queue": {"model", "errors"},
+    "queue": {
+        "pure queue",
+        "client",
+        "wire",
+        "model",
+        "settings",
+        "places",
+        "ground",
+        "errors",
+    },
     "client": {"wire", "model", "settings", "places", "errors"},
-    "front": {"client", "wire", "model", "settings", "places", "errors"},
+    "front": {"grn", "client", "wire", "model", "settings", "places", "errors"},
     "__main__": {"front"},
     "glb": {"grn", "client", "errors"},
 }
 THIRD_PARTY = {
     "click": {"front"},
     "rich": {"front"},
-    "msgspec": {"negotiator", "settings"},
+    "msgspec": {"negotiator", "queue", "settings"},
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"settings"},
 }
@@ -57,7 +79,7 @@ def part_of(module: str) -> str:
     """Name the part a module belongs to: `grn.negotiator.place` → `pure negotiator`."""
     pieces = module.split(".")
     part = pieces[1] if len(pieces) > 1 and pieces[0] == "grn" else pieces[0]
-    return "pure negotiator" if part == "negotiator" and is_pure(module) else part
+    return f"pure {part}" if part in ("negotiator", "queue") and is_pure(module) else part
 
 
 def is_pure(module: str) -> bool:

@@ -50,7 +50,10 @@ class DaemonError(GrnError):
 class DaemonNotRunning(DaemonError, ConnectionError):
     """Nobody answers at the socket."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, what: str = "negotiator") -> None:
+        if what == "queue":
+            super().__init__(f"no grn queue answers at {where}.", "`grn submit` starts one.")
+            return
         super().__init__(
             f"GPU Master is not available. No grn negotiator answers at {where}.",
             "Start one with `grn start` (without a GPU: `grn start --virtual 2x2GiB`).",
@@ -73,6 +76,14 @@ class MachineError(GrnError):
     """Driver, disk or permission: the machine cannot do what was asked."""
 
     exit_code = 4
+
+
+class JobFailed(GrnError):
+    """A job that was waited for did not end well; its exit code is the job's own."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 BY_CODE: dict[str, type[GrnError]] = {

@@ -5,11 +5,14 @@ Reads them once; what they mean is known where they are used. Each is listed in 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
+import msgspec.structs
 
 from grn import places
 from grn.errors import BadSetting
@@ -36,10 +39,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections_per_user: int = 4096
     waiting_per_user: int = 10000
     idle_exit_s: float = 0.0  # leave after so long without work; 0 stays
+    queue_running: int = 0  # jobs of the queue that may run at once; 0: as many as GPUs allow
+    grace_to_end_s: float = 10.0  # between asking a job to end and killing it
+    log_size: str = "64MiB"  # of what a job prints, so much is kept
+    on_end: str = ""  # commands for the shell: when a job has ended,
+    on_failure: str = ""  # ended badly,
+    on_empty: str = ""  # and when no job is left
 
     @property
     def guard_bytes(self) -> int:
         return parse_size(self.guard_size)
+
+    @property
+    def log_bytes(self) -> int:
+        return parse_size(self.log_size)
 
     @property
     def context_bytes(self) -> int:
@@ -56,48 +69,85 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "connections_per_user": (1, 1_000_000),
     "waiting_per_user": (1, 1_000_000),
     "idle_exit_s": (0, 30 * 86400),
+    "queue_running": (0, 1_000_000),
+    "grace_to_end_s": (0, 86400),
 }
+_SIZES = ("guard_size", "context_size", "log_size")
+_HINT = "See docs/settings.md."
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One value and where it comes from."""
+
+    name: str
+    value: object
+    source: str
+
+    def wrong(self, text: str, hint: str = _HINT) -> BadSetting:
+        return BadSetting(f"{self.name} is {self.value!r} ({self.source}) {text}.", hint)
 
 
 def load(flags: Mapping[str, object] | None = None) -> Settings:
     """Read all sources; a bad value is one line that names it and its source."""
-    values: dict[str, object] = {}
-    names = Settings.__struct_fields__
-    values.update(_from_file(places.settings_file()))
-    for name in names:
-        text = os.environ.get(f"GRN_{name.upper()}")
-        if text:
-            values[name] = text
+    given: dict[str, _Given] = {}
+    path = places.settings_file()
+    for name, value in _from_file(path).items():
+        given[name] = _Given(name, value, f"in {path}")
+    for name in Settings.__struct_fields__:
+        variable = f"GRN_{name.upper()}"
+        if text := os.environ.get(variable):
+            given[name] = _Given(name, text, f"from {variable}")
     for name, value in (flags or {}).items():
         if value is not None:
-            values[name] = value
-    try:
-        settings = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadSetting(f"a setting is wrong: {error}.", "See docs/settings.md.") from error
-    return _checked(settings)
+            given[name] = _Given(name, value, "from the command line")
+    return msgspec.convert({name: _read(one) for name, one in given.items()}, Settings)
 
 
 def _from_file(path: str) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
             values: dict[str, object] = tomllib.load(file)
-            return values
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not TOML, or not even UTF-8
         raise BadSetting(f"{path} is not TOML: {error}.") from error
+    for name in values:
+        if name not in Settings.__struct_fields__:
+            near = difflib.get_close_matches(name, Settings.__struct_fields__, 1)
+            hint = f"Did you mean {near[0]}? {_HINT}" if near else _HINT
+            raise BadSetting(f"{path} sets '{name}', which is no setting.", hint)
+    return values
 
 
-def _checked(settings: Settings) -> Settings:
-    for name, (least, most) in _RANGES.items():
-        value = getattr(settings, name)
+def _read(given: _Given) -> object:
+    """Check one value and return it as the type of its field."""
+    kind = _KINDS[given.name]
+    try:
+        value: object = msgspec.convert(given.value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise given.wrong(f"and must be {_spelled(given.name)}") from error
+    if isinstance(value, (int, float)):
+        least, most = _RANGES[given.name]
         if not least <= value <= most:
-            raise BadSetting(f"{name} is {value} and must be from {least:g} to {most:g}.")
-    if settings.gpus != "nvml" and not settings.gpus.startswith("virtual:"):
-        raise BadSetting(f"gpus is '{settings.gpus}'.", "Use nvml or virtual:4x8GiB.")
-    parse_size(settings.guard_size)
-    parse_size(settings.context_size)
-    return settings
+            raise given.wrong(f"and must be {_spelled(given.name)}")
+    elif given.name in _SIZES:
+        try:
+            parse_size(str(value))
+        except BadSetting as error:
+            raise given.wrong("and must be a size", error.hint) from error
+    elif value != "nvml" and not str(value).startswith("virtual:"):
+        raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
+    return value
+
+
+def _spelled(name: str) -> str:
+    if name not in _RANGES:
+        return "a text"
+    least, most = _RANGES[name]
+    return f"a {'whole ' if _KINDS[name] is int else ''}number from {least} to {most}"
+
+
+_KINDS = {field.name: field.type for field in msgspec.structs.fields(Settings)}

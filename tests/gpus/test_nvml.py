@@ -454,7 +454,7 @@ def test_a_call_that_hangs_on_one_gpu_costs_only_that_gpu(machine: Machines, fun
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.OK, c=GpuHealth.OK)
         assert (await look(probe))[B].used_bytes == 2 * GiB
 
-    play(here, story, deadline_s=2.0, open_s=2.0)
+    play(here, story, deadline_s=2.0)
 
 
 def test_a_hanging_gpu_is_left_alone_until_its_time_has_come(machine: Machines) -> None:
@@ -484,8 +484,8 @@ def test_the_parent_stays_responsive_while_a_call_hangs(machine: Machines) -> No
         while not sampling.done():
             await asyncio.sleep(0.005)
             turns += 1
-        assert turns > 30
-        assert [reading.health for reading in await sampling] == [GpuHealth.UNKNOWN, GpuHealth.OK]
+        assert turns > 10
+        assert (await sampling)[0].health is GpuHealth.UNKNOWN
 
     play(here, story, deadline_s=1.0)
 
@@ -505,7 +505,7 @@ def test_all_gpus_hanging_at_once_are_all_unknown_within_twice_the_deadline(
         here.write(gpu(A), gpu(B), gpu(C))
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.OK, c=GpuHealth.OK)
 
-    play(here, story, deadline_s=1.0, open_s=1.0)
+    play(here, story, deadline_s=1.0)
 
 
 def test_a_gpu_that_hangs_at_the_start_is_left_out_with_a_note(machine: Machines) -> None:
@@ -537,7 +537,7 @@ def test_a_hanging_gpu_that_is_unplugged_is_lost(machine: Machines) -> None:
         here.write(gpu(A))
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.LOST)
 
-    play(here, story, deadline_s=2.0, open_s=2.0)
+    play(here, story, deadline_s=2.0)
 
 
 def test_a_sample_that_is_cancelled_does_not_confuse_the_next(machine: Machines) -> None:
@@ -639,6 +639,42 @@ def test_a_new_session_that_sees_less_does_not_replace_the_old_one(machine: Mach
         assert probe.helper_pid == helper
 
     play(here, story)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_driver_that_stays_broken_is_tried_ever_more_rarely(
+    machine: Machines, is_killed: bool
+) -> None:
+    here = machine()
+    here.write(gpu(A), gpu(B))
+
+    async def story(probe: NvmlProbe, _: Inventory) -> None:
+        here.write(gpu(A), gpu(B), fail("*", 999))
+        if is_killed:
+            os.kill(probe.helper_pid or 0, signal.SIGKILL)
+        for _ in range(50):
+            await probe.sample([])
+            await asyncio.sleep(0.01)
+        assert here.sessions <= 2  # one at the start, one try after the trouble began
+
+    play(here, story, restart_s=600.0, longest_restart_s=600.0)
+
+
+def test_a_gpu_that_still_hangs_is_tried_ever_more_rarely(machine: Machines) -> None:
+    here = machine()
+    here.write(gpu(A), gpu(B))
+
+    async def story(probe: NvmlProbe, _: Inventory) -> None:
+        here.write(gpu(A), gpu(B), hang(MEMORY, B))
+        await look(probe)
+        here.write(gpu(A), gpu(B), hang(MEMORY, B), fail("nvmlInitWithFlags", 18))
+        for _ in range(50):
+            await probe.sample([])
+            await asyncio.sleep(0.02)
+        # Its start, the one after the hang, and tries after 0.2, 0.4 and 0.8 s.
+        assert here.sessions <= 5
+
+    play(here, story, deadline_s=1.0, open_s=1.0, restart_s=0.2, longest_restart_s=600.0)
 
 
 def test_after_the_end_all_is_unknown_and_nothing_is_started(machine: Machines) -> None:
@@ -808,9 +844,10 @@ def test_with_accounting_a_lease_has_an_exact_peak_on_its_fullest_gpu(
     )
 
     async def story(probe: NvmlProbe, _: Inventory) -> None:
+        assert probe.keeps_peaks
         probe.begin(placed("lease", A, B))
-        assert await probe.final_peak(placed("lease", A, B)) == 3 * GiB
-        assert await probe.final_peak(placed("lease", A, B)) is None  # it has ended
+        assert await probe.peak_in_time(placed("lease", A, B)) == 3 * GiB
+        assert await probe.peak_in_time(placed("lease", A, B)) is None  # it has ended
 
     play(here, story)
 
@@ -821,8 +858,39 @@ def test_without_accounting_the_peak_is_unknown(machine: Machines, accounting: s
     here.write(gpu(A), f"accounting {accounting}", f"peak {A} {ME} {GiB}")
 
     async def story(probe: NvmlProbe, _: Inventory) -> None:
+        assert not probe.keeps_peaks
         probe.begin(placed("lease"))
-        assert await probe.final_peak(placed("lease")) is None
+        assert await probe.peak_in_time(placed("lease")) is None
+
+    play(here, story)
+
+
+def test_a_lease_that_ended_without_a_word_is_forgotten_and_a_new_one_is_not(
+    machine: Machines,
+) -> None:
+    here = machine()
+    here.write(gpu(A), "accounting on", f"peak {A} {ME} {GiB}")
+
+    async def story(probe: NvmlProbe, _: Inventory) -> None:
+        probe.begin(placed("old"))
+        sampling = asyncio.ensure_future(probe.sample([]))
+        await asyncio.sleep(0)
+        probe.begin(placed("new"))  # too late for that sample to know of it
+        await sampling
+        assert await probe.peak_in_time(placed("old")) is None
+        assert await probe.peak_in_time(placed("new")) == GiB
+
+    play(here, story)
+
+
+def test_no_peak_is_had_at_once_and_asking_ends_the_lease(machine: Machines) -> None:
+    here = machine()
+    here.write(gpu(A), "accounting on", f"peak {A} {ME} {GiB}")
+
+    async def story(probe: NvmlProbe, _: Inventory) -> None:
+        probe.begin(placed("lease"))
+        assert probe.peak_at_once(placed("lease")) is None
+        assert await probe.peak_in_time(placed("lease")) is None
 
     play(here, story)
 
@@ -834,12 +902,12 @@ def test_a_peak_from_before_the_lease_is_not_its_own(machine: Machines) -> None:
     async def story(probe: NvmlProbe, _: Inventory) -> None:
         await probe.sample([])
         probe.begin(placed("first"))  # the process is on the GPU already
-        assert await probe.final_peak(placed("first")) is None
+        assert await probe.peak_in_time(placed("first")) is None
         probe.begin(placed("second"))
-        assert await probe.final_peak(placed("second")) is None  # not higher than before
+        assert await probe.peak_in_time(placed("second")) is None  # not higher than before
         probe.begin(placed("third"))
         here.write(gpu(A), "accounting on", process(A, ME, GiB), f"peak {A} {ME} {3 * GiB}")
-        assert await probe.final_peak(placed("third")) == 3 * GiB
+        assert await probe.peak_in_time(placed("third")) == 3 * GiB
 
     play(here, story)
 
@@ -854,7 +922,7 @@ def test_the_children_of_a_holder_count_and_are_not_added_up(machine: Machines) 
             placement = Placement("lease", trees.holder_of(ME), (A,))
             probe.begin(placement)
             await probe.sample([placement])
-            assert await probe.final_peak(placement) == 3 * GiB
+            assert await probe.peak_in_time(placement) == 3 * GiB
 
         play(here, story)
         child.kill()
@@ -869,7 +937,7 @@ def test_a_process_under_two_leases_gives_neither_an_exact_peak(machine: Machine
         for placement in both:
             probe.begin(placement)
         await probe.sample(both)
-        assert [await probe.final_peak(placement) for placement in both] == [None, None]
+        assert [await probe.peak_in_time(placement) for placement in both] == [None, None]
 
     play(here, story)
 
@@ -882,7 +950,7 @@ def test_a_hang_while_peaks_are_read_is_survived(machine: Machines) -> None:
         lines = [gpu(A), gpu(B), "accounting on", f"peak {A} {ME} {GiB}"]
         here.write(*lines, hang("nvmlDeviceGetAccountingStats", B))
         probe.begin(placed("lease"))
-        assert await probe.final_peak(placed("lease")) == GiB
+        assert await probe.peak_in_time(placed("lease")) == GiB
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.OK)
 
     play(here, story, deadline_s=1.0)

@@ -129,6 +129,13 @@ def test_on_a_virtual_gpu_the_memory_goes_with_the_lease():
     assert book.reading.used_bytes == GiB
 
 
+def test_what_two_leases_of_one_process_shared_is_the_others_when_one_ends():
+    book = a_book(leases=[A, B], reading=a_reading(0, a_use(1, 16 * GiB, "lease-a", "lease-b")))
+    book.take("lease-a")
+
+    assert (book.measured, book.free_bytes) == ({"lease-b": 16 * GiB}, 8 * GiB)
+
+
 def test_on_a_virtual_gpu_a_process_keeps_its_memory_while_another_of_its_leases_lasts():
     reading = a_reading(0, a_use(1, 10 * GiB, "lease-a", "lease-b"))
     book = a_book(a_virtual_gpu(), [A, B], reading)

@@ -82,10 +82,21 @@ def test_a_process_that_cannot_move_waits_apart_from_all_others():
 
 
 def test_one_that_comes_back_takes_its_old_place_among_its_like():
-    waitlist = a_waitlist(a_waiting("c", 3), a_waiting("a", 1), a_waiting("d", 4), a_waiting("b", 2))
+    waitlist = a_waitlist(*(a_waiting(key, place) for key, place in zip("cadb", [3, 1, 4, 2], strict=True)))
 
     (group,) = waitlist.in_turn()
     assert list(group.members) == ["a", "b", "c", "d"]
+
+
+def test_one_whose_process_cannot_move_any_more_is_set_apart_in_its_place():
+    waitlist = a_waitlist(*(a_waiting(key, n, pid=5 + n) for n, key in enumerate("abc")))
+    first = waitlist.group_of("a").head
+    waitlist.set_apart(first)
+    apart = waitlist.group_of("a")
+    waitlist.set_apart(first)
+
+    assert waitlist.group_of("a") is apart
+    assert [list(group.members) for group in waitlist.in_turn()] == [["a"], ["b", "c"]]
 
 
 def test_a_waitlist_knows_who_waits():

@@ -283,7 +283,7 @@ class _Attempt:
             raise error
         import warnings
 
-        warnings.warn(f"{error} Running without it.", stacklevel=5)
+        warnings.warn(f"{error} Running without it.", stacklevel=4)
 
     def _choose(self) -> Callable[..., Any]:
         if self._profiler is not None and self._lease.is_first_run:

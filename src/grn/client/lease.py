@@ -127,17 +127,19 @@ class Lease:
     def _ask_here(self, message: Message) -> Steps[Message]:
         idle = IDLE.take()
         connection = idle or connect()
+        is_heard = False
         try:
             yield from _say_unsaid(connection)
             yield from connection.send(dict(message))
             answer = yield from connection.receive(None)
+            is_heard = True
             while answer["ev"] == "waiting":
                 if self._on_wait is not None:
                     self._on_wait(answer["text"])
                 answer = yield from connection.receive(None)
         except ConnectionError:
             connection.close()
-            if idle is None:
+            if idle is None or is_heard:
                 raise
             answer = yield from self._ask_here(message)  # the kept one was stale: a new one
             return answer

@@ -40,10 +40,11 @@ class Surroundings:
             self._holds += 1
             if self._holds > 1:
                 return
-            wanted = for_command(lease_id, visible, dict(os.environ))
-            for name, value in wanted.items():
-                if os.environ.get(name) != value:
-                    self._before[name] = os.environ.get(name)
+            own = {name: os.environ[name] for name in UNLESS_SET if name in os.environ}
+            for name, value in for_command(lease_id, visible, own).items():
+                before = os.environ.get(name)
+                if before != value:
+                    self._before[name] = before
                     os.environ[name] = value
 
     def inherited_lease(self) -> str | None:

@@ -2,88 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
 import click
 
-from grn import places
 from grn.client.connection import ask_once
-from grn.errors import DaemonError, DaemonNotRunning, GrnError, MachineError
+from grn.client.daemons import negotiator_argv, start_aside, who_answers
+from grn.errors import DaemonError
 
-READY_S = 30.0
 STOP_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A negotiator this process has started."""
-
-    process: subprocess.Popen[bytes]
-    log_path: str
-
-
-def negotiator_argv(gpus: str | None, debug: bool, idle_exit_s: float | None) -> list[str]:
-    """Return the command that runs a negotiator."""
-    argv = [sys.executable, "-m", "grn.negotiator"]
-    if gpus:
-        argv += ["--gpus", gpus]
-    if idle_exit_s is not None:
-        argv += ["--idle-exit-s", str(idle_exit_s)]
-    return [*argv, "--debug"] if debug else argv
-
-
-def who_answers() -> dict[str, object] | None:
-    """Return what a running negotiator says of itself, None when there is none."""
-    try:
-        return ask_once({"op": "ping"})
-    except DaemonNotRunning:
-        return None
-
-
-def start_aside(argv: list[str], *, is_detached: bool) -> Started:
-    """Start a negotiator beside us and return when it is ready, or raise with its reason."""
-    log_path = os.path.join(places.state_dir(), "negotiator.log")
-    try:
-        os.makedirs(places.state_dir(), mode=0o700, exist_ok=True)
-        log = open(log_path, "ab")  # noqa: SIM115 - closed below, with the pipe
-    except OSError as error:
-        raise MachineError(
-            f"the log {log_path} cannot be written: {error.strerror}.",
-            "Make the folder writable, or name another in GRN_STATE_DIR.",
-        ) from error
-    reader, writer = os.pipe()
-    with log, os.fdopen(reader, "rb") as said:
-        process = subprocess.Popen(
-            [*argv, "--ready-fd", str(writer)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[writer],
-            start_new_session=is_detached,
-        )
-        os.close(writer)
-        line = said.readline().decode(errors="replace").strip()
-    if line != "ready":
-        process.wait()
-        reason = line.removeprefix("error: ") or f"it ended with status {process.returncode}"
-        raise MachineError(f"the negotiator did not start: {reason}", f"Its log is {log_path}.")
-    return Started(process, log_path)
-
-
-def ensure_running(idle_exit_s: float) -> None:
-    """Start a negotiator in the background unless one answers; it leaves when idle."""
-    if who_answers() is None:
-        argv = negotiator_argv(None, debug=False, idle_exit_s=idle_exit_s)
-        try:
-            start_aside(argv, is_detached=True)
-        except GrnError:
-            if who_answers() is None:  # else somebody else was faster
-                raise
 
 
 @click.command()
@@ -102,7 +31,7 @@ def start(virtual: str | None, background: bool, debug: bool, idle_exit: float |
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(argv[0], argv)
-    started = start_aside(argv, is_detached=True)
+    started = start_aside("negotiator", argv, is_detached=True)
     click.echo(f"negotiator ready: pid {started.process.pid}, log {started.log_path}", err=True)
     return 0
 
@@ -121,13 +50,3 @@ def stop() -> int:
     note = f"; {left} running job(s) go on" if left else ""
     click.echo(f"negotiator stopped (pid {answer['pid']}){note}", err=True)
     return 0
-
-
-def end(started: Started) -> None:
-    """End a negotiator we started."""
-    started.process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        started.process.wait(STOP_S)
-        return
-    started.process.kill()
-    started.process.wait()

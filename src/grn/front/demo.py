@@ -22,9 +22,10 @@ from rich.live import Live
 from rich.text import Text
 
 from grn.client.connection import ask_once
+from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.front import render
-from grn.front.daemon import end, negotiator_argv, start_aside
+from grn.front.daemon import STOP_S
 
 VIRTUAL = "2x512MiB"
 PACE_S = 0.2
@@ -94,12 +95,14 @@ def _own_negotiator() -> Iterator[None]:
         os.environ["GRN_RUNTIME_DIR"] = os.environ["GRN_STATE_DIR"] = folder
         os.environ["GRN_SAMPLE_S"] = "0.1"
         started = start_aside(
-            negotiator_argv(f"virtual:{VIRTUAL}", debug=False, idle_exit_s=None), is_detached=True
+            "negotiator",
+            negotiator_argv(f"virtual:{VIRTUAL}", debug=False, idle_exit_s=None),
+            is_detached=True,
         )
         try:
             yield
         finally:
-            end(started)
+            started.end(STOP_S)
 
 
 def _start_jobs(demo: Demo) -> None:

@@ -13,11 +13,11 @@ import click
 
 from grn.client import facts, frameworks
 from grn.client.connection import connect, drive
+from grn.client.daemons import ensure_negotiator
 from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
 from grn.errors import GrnError
 from grn.front.cli import say_error
-from grn.front.daemon import ensure_running
 
 OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND = 125, 126, 127
 IDLE_EXIT_S = 300.0
@@ -60,13 +60,14 @@ def execute(
     the background if none runs.
     """
     try:
-        ensure_running(IDLE_EXIT_S)
+        ensure_negotiator(IDLE_EXIT_S)
         full, label = facts.command_type(command)
         message = wish(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
         message["args"] = facts.of_command(command)
+        message["command"] = True
         attempt = 0
         while True:
             message["attempt"] = attempt
@@ -86,7 +87,9 @@ def _run_once(
 ) -> tuple[int, str | None]:
     """Run the command under one lease; return its status and how the lease ended."""
     lease = Lease(dict(message), None if quiet else _say_why).acquire()
-    environment = for_command(lease.id, lease.visible_devices, dict(os.environ))
+    environment = dict(os.environ)
+    if not lease.is_nested:  # else all is set as the outer job has it
+        environment = for_command(lease.id, lease.visible_devices, environment)
     is_scanned = not _is_same_file(1, 2) and not os.isatty(2)
     reader, writer = os.pipe() if is_scanned else (-1, -1)
     sys.stdout.flush()
@@ -121,8 +124,9 @@ def _become(
     try:
         if writer >= 0:
             os.dup2(writer, 2)
-        connection = connect()
-        drive(connection.ask({"op": "hold", "lease": lease.id}))
+        if not lease.is_nested:  # an outer lease stays with the outer job
+            connection = connect()
+            drive(connection.ask({"op": "hold", "lease": lease.id}))
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
             signal.signal(signum, signal.SIG_DFL)
         os.execvpe(command[0], list(command), environment)

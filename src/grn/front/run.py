@@ -9,7 +9,8 @@ from types import FrameType
 
 import click
 
-from grn.front.daemon import end, negotiator_argv, start_aside, who_answers
+from grn.client.daemons import negotiator_argv, start_aside, who_answers
+from grn.front.daemon import STOP_S
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -29,14 +30,14 @@ def run(debug: bool, virtual: str | None, commands: tuple[str, ...]) -> int:
     started = None
     if who_answers() is None:
         gpus = f"virtual:{virtual}" if virtual else None
-        started = start_aside(negotiator_argv(gpus, debug, None), is_detached=True)
+        started = start_aside("negotiator", negotiator_argv(gpus, debug, None), is_detached=True)
         if debug:
             click.echo(f"negotiator log: {started.log_path}", err=True)
     try:
         return _run_all(commands)
     finally:
         if started is not None:
-            end(started)
+            started.end(STOP_S)
 
 
 def _run_all(commands: tuple[str, ...]) -> int:

@@ -108,8 +108,11 @@ class NvmlProbe:
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
         """Read every GPU once, within twice the deadline. Never raises."""
+        ended = self._runs.keys() - {placement.lease for placement in placements}
         async with self._lock:
             figures = await self._watch.read()
+        for lease in ended:
+            self._runs.pop(lease, None)
         leases = self._trees.members(trees.read_all(), placements) if placements else {}
         self._note_processes(figures, leases)
         return self._readings(figures, leases)
@@ -119,7 +122,17 @@ class NvmlProbe:
         pids = {placement.holder.pid} if placement.holder else set()
         self._runs[placement.lease] = _Run(pids, self._on_gpus)
 
-    async def final_peak(self, placement: Placement) -> int | None:
+    @property
+    def keeps_peaks(self) -> bool:
+        """Return whether the driver's accounting is on."""
+        return self._watch.has_accounting
+
+    def peak_at_once(self, placement: Placement) -> int | None:
+        """Return None: the driver has to be asked, which takes time."""
+        self._runs.pop(placement.lease, None)
+        return None
+
+    async def peak_in_time(self, placement: Placement) -> int | None:
         """Return the highest memory of one process of a lease, if the driver's accounting is on.
 
         Exact for a job of one process. Peaks of several are not added up: a job that runs

@@ -130,6 +130,7 @@ class Session:
             total=slot.total_bytes,
             is_slice=slot.is_slice,
             mode=slot.mode,
+            has_accounting=slot.has_accounting,
         )
 
     def _sample(self, uuids: list[str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 _COMMAND = (sys.executable, "-m", "grn.gpus.nvml_helper")
-_GOODBYE_S = 1.0
+_GOODBYE_S = 3.0
 _LONGEST_LINE_BYTES = 1 << 22  # 4000 processes on one GPU are about 100 kB
 
 
@@ -61,6 +61,7 @@ class Found:
     total_bytes: int
     is_slice: bool
     mode: int
+    has_accounting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class Helper:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._last_request = 0
+        self._is_killed = False
         self.inside: int | None = None  # index of the GPU it is at
 
     @property
@@ -178,14 +180,20 @@ class Helper:
 
     def kill(self) -> None:
         """Kill the helper without waiting: inside a dead driver it cannot die."""
+        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self.retire()
 
-    async def ended_within(self, wait_s: float) -> bool:
-        """Wait a little for the process to end."""
+    async def see_off(self) -> None:
+        """Wait a little for the process to end, killing it if it does not by itself."""
+        if not self._is_killed and not await self._ended_in_time():
+            self.kill()
+        await self._ended_in_time()
+
+    async def _ended_in_time(self) -> bool:
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), wait_s)
+            await asyncio.wait_for(self._process.wait(), _GOODBYE_S)
         return self.is_gone
 
 
@@ -238,7 +246,7 @@ async def launch(
         raise
     except BaseException:  # also when cancelled: no process is left behind
         helper.kill()
-        await helper.ended_within(_GOODBYE_S)
+        await helper.see_off()
         raise
     left_out = tuple(fact for fact in facts if isinstance(fact, LeftOut))
     return Launched(helper, found, left_out, skip, tuple(figures))
@@ -258,6 +266,7 @@ def _found(line: Line) -> Found:
         total_bytes=_whole(line["total"]),
         is_slice=bool(line["is_slice"]),
         mode=_whole(line["mode"]),
+        has_accounting=bool(line["has_accounting"]),
     )
 
 

@@ -23,8 +23,6 @@ from grn.gpus.nvml_pipe import (
     launch,
 )
 
-_GOODBYE_S = 1.0
-
 
 @dataclass(slots=True)
 class Backoff:
@@ -67,6 +65,7 @@ class Watch:
         self._wanted: tuple[str, ...] | None = None
         self._helper: Helper | None = None
         self._opened: frozenset[str] = frozenset()  # what that helper has open
+        self._has_accounting = False
         self._ok = 0  # GPUs that answered it last time
         self._hung: dict[int, Backoff] = {}  # by index
         self._driver = Backoff(*waits)
@@ -85,6 +84,11 @@ class Watch:
     def hung(self) -> Collection[int]:
         """Return the indices of GPUs inside which a helper hung or crashed."""
         return self._hung.keys()
+
+    @property
+    def has_accounting(self) -> bool:
+        """Return whether the driver keeps the exact peaks of processes, on some GPU at least."""
+        return self._helper is not None and self._has_accounting
 
     def is_missing(self, uuid: str) -> bool:
         """Return whether the driver works and says that there is no such GPU."""
@@ -155,7 +159,7 @@ class Watch:
         if self._helper is not None:
             self._retire(self._helper)
             self._helper = None
-        await asyncio.gather(*(_see_off(helper) for helper in self._leaving))
+        await asyncio.gather(*(helper.see_off() for helper in self._leaving))
 
     def _until(self) -> float:
         """Return when a caller has waited enough: there is time for one hang and what follows."""
@@ -230,6 +234,7 @@ class Watch:
             self._retire(self._helper)
         self._helper = fresh.helper
         self._opened = frozenset(found.uuid for found in fresh.found)
+        self._has_accounting = any(found.has_accounting for found in fresh.found)
         self.index_of.update((found.uuid, found.index) for found in fresh.found)
         self._ok = _answering(fresh)
         for index in self._hung.keys() - fresh.skipped:
@@ -270,9 +275,3 @@ class Watch:
 
 def _answering(fresh: Launched) -> int:
     return sum(1 for said in fresh.figures if said.code == 0)
-
-
-async def _see_off(helper: Helper) -> None:
-    if not await helper.ended_within(_GOODBYE_S):
-        helper.kill()
-        await helper.ended_within(_GOODBYE_S)

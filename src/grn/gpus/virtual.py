@@ -71,15 +71,16 @@ class VirtualProbe:
         return self.peak_at_once(placement)
 
     def peak_at_once(self, placement: Placement) -> int | None:
-        """Return the holder's own peak when it was reached under this lease."""
+        """Return the holder's own peak when it was reached under this lease, else what it has."""
         before = self._baseline.pop(placement.lease, None)
         if placement.holder is None or before is None:
             return None
-        if not trees.is_alive(placement.holder):
+        process = trees.read_process(placement.holder.pid)
+        if process is None or process.started_ticks != placement.holder.started_ticks:
             return None
-        peak = trees.peak_resident_bytes(placement.holder.pid)
+        peak = trees.peak_resident_bytes(process.pid)
         if peak is None or peak <= before:
-            return None
+            peak = process.resident_bytes
         return peak // len(placement.gpus)
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:

@@ -22,14 +22,16 @@ from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.gpus.visible import restrict
+from grn.ground import Ground, boot_id, mounts, state_folder
 from grn.negotiator.engine import Engine, Rules
-from grn.negotiator.ground import Ground, boot_id, state_folder
 from grn.negotiator.ledger import Guard
 from grn.negotiator.loop import Loop
 from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
 
 log = logging.getLogger("grn.negotiator")
+_MOST_FILES = 1 << 20
+_OWN_FILES = 128
 
 BANNER = r"""
    __ _ _ __ _ __
@@ -60,14 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.Namespace) -> None:
     probe = _probe(chosen)
     inventory = _restricted(await probe.start())
-    folder, note = state_folder()
+    folder, note = state_folder(mounts())
     store = Store(folder, boot_id())
     guard = Guard(chosen.guard_fraction, chosen.guard_bytes)
     rules = Rules(guard, chosen.flat_s, chosen.patience_s, chosen.grace_s)
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = asyncio.Event()
-    limits = Limits(chosen.connections_per_user, chosen.waiting_per_user, chosen.context_bytes)
-    server = Server(loop, limits, __version__, stopped.set)
+    server = Server(loop, _limits(chosen), __version__, stopped.set)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     loop.start(inventory)
@@ -86,7 +87,8 @@ async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.
     listener.close()
     for task in tasks:
         task.cancel()
-    loop.holders.close()
+    server.is_closed = True
+    await loop.finish()
     store.close()
     await probe.close()
 
@@ -98,6 +100,22 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
+
+
+def _limits(chosen: settings.Settings) -> Limits:
+    """Leave descriptors for our own work, and half of the connections to other users."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard if hard != resource.RLIM_INFINITY else _MOST_FILES, _MOST_FILES)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        soft = max(soft, wanted)
+    most = max(8, (soft - _OWN_FILES) // 2)  # two for each client: its socket, its pidfd
+    return Limits(
+        min(chosen.connections_per_user, most // 2),
+        chosen.waiting_per_user,
+        chosen.context_bytes,
+        most,
+    )
 
 
 def _probe(chosen: settings.Settings) -> GpuProbe:
@@ -148,10 +166,6 @@ def _log_to_stderr(is_debug: bool) -> None:
         stream=sys.stderr,
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 20
-    with contextlib.suppress(ValueError, OSError):  # two descriptors for each client
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, 1 << 20)), hard))
 
 
 if __name__ == "__main__":

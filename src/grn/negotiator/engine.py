@@ -5,6 +5,7 @@ Decides who gets which GPU and when. It never touches the machine: time comes in
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -38,8 +39,8 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.ledger import Book, Guard, check_books
 from grn.negotiator.memory import Memory
-from grn.negotiator.order import Group, Refused, Waiting, Waitlist
-from grn.negotiator.place import Need, Place, Size, allowed, pinned, place
+from grn.negotiator.order import Group, Refused, Waiting, Waitlist, turn
+from grn.negotiator.place import Need, Place, Size, allowed, pinned, place, to_keep
 from grn.negotiator.refuse import refusal
 
 
@@ -67,9 +68,9 @@ class Engine:
         self._sequence = 0
         self._saved: set[str] = set()  # keys that are written down as waiting
         self._returning: dict[str, int] = {}  # key -> old place of a request before a restart
-        self._grace_until = float("-inf")
+        self._grace_until = _NEVER
         self._wall_offset_s = 0.0
-        self._residue_until = float("-inf")
+        self._residue_until = _NEVER
         self._sizes_known: dict[str, Size] = {}
 
     # --- the door ------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class Engine:
         answer = self._try(group.members[key].request, closed=())
         if isinstance(answer, Wait):
             return answer
-        return Wait(WaitReason.YIELDS_TO_OLDER, "it is next in turn")
+        return Wait(WaitReason.YIELDS_TO_OLDER, "the room there is is kept for an older request")
 
     def watch(self, lease_id: str) -> learn.Watch:
         """Return what has been seen of a running job."""
@@ -127,7 +128,8 @@ class Engine:
         check_books(self.books, self.leases)
         for lease_id, lease in self.leases.items():
             assert lease_id in self._watches
-            assert lease.request.key not in self.waitlist, "granted and waiting at once"
+            is_held = lease.state is LeaseState.HELD
+            assert not (is_held and lease.request.key in self.waitlist), "granted and waiting"
         for job_type, lease_id in self._first_runs.items():
             assert self.leases[lease_id].request.job_type == job_type
         assert self._saved >= {waiting.request.key for waiting in self.waitlist}
@@ -147,6 +149,8 @@ class Engine:
                 self._put(lease, event.at)
             else:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
+        for book in self.books.values():
+            book.read(book.reading)  # again, now that it is known whose memory it shows
         self._returning = {key: place for place, key in enumerate(event.waiting)}
         self._sequence = len(event.waiting)
         self._saved = set(event.waiting)
@@ -165,8 +169,7 @@ class Engine:
             yield refused
             return
         waiting = self._enqueue(request, event.at)
-        if event.at < self._grace_until and not self._returning:
-            self._grace_until = event.at  # all who waited before the restart are back
+        if self._ends_grace(event.at):
             yield from self._schedule(event.at)
         elif event.at >= self._grace_until:
             yield from self._newcomer(waiting, event.at)
@@ -174,6 +177,13 @@ class Engine:
             self._saved.add(request.key)
             yield SaveWaiting(request.key, waiting.sequence, request.holder)
             yield TellWaiting(request.key, self.why(request.key, event.at) or _RESTARTING)
+
+    def _ends_grace(self, at: float) -> bool:
+        """True once after a restart: when all who waited are back, or have had their time."""
+        if self._grace_until == _NEVER or (at < self._grace_until and self._returning):
+            return False
+        self._grace_until = _NEVER
+        return True
 
     def _enqueue(self, request: Request, at: float) -> Waiting:
         before = self.waitlist.pop(request.key)
@@ -202,7 +212,8 @@ class Engine:
     def _holder_changed(self, event: HolderChanged) -> Iterator[Action]:
         lease = self.leases.get(event.lease)
         if lease is not None:
-            changed = replace(lease, request=replace(lease.request, holder=event.holder))
+            request = replace(lease.request, holder=event.holder, is_command=False)
+            changed = replace(lease, request=request)
             self._replace(changed)
             yield SaveLease(changed)
 
@@ -261,12 +272,15 @@ class Engine:
             return
         closed = self._closed(at)
         most_free = max((book.free_bytes for book in self.books.values()), default=0)
-        for group in self.waitlist.in_turn():
-            while group.members and not self._is_still_no(group, most_free):
-                granted = self._offer(group, at, closed)
-                yield from granted
-                if not granted:
-                    break
+        turns = [(turn(group.head), group) for group in self.waitlist.in_turn()]
+        while turns:
+            _, group = heapq.heappop(turns)
+            if self._is_still_no(group, most_free):
+                continue
+            head = group.head
+            yield from self._offer(group, at, closed)
+            if group.members and group.head is not head:  # the next of its like, in its own turn
+                heapq.heappush(turns, (turn(group.head), group))
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> list[Action]:
         """Try the head of a group; the answer no is remembered for the group."""
@@ -275,6 +289,8 @@ class Engine:
         answer = self._try(head.request, shut)
         if isinstance(answer, Wait):
             group.refused = self._refused(head.request, answer)
+            if len(group.members) > 1 and pinned(head.request, list(self.books.values())):
+                self.waitlist.set_apart(head)  # its like can go where it cannot
             return []
         self.waitlist.pop(head.request.key)
         lease = Lease(head.request, answer.gpus, answer.reserved, answer.is_probe, at)
@@ -282,11 +298,15 @@ class Engine:
         return [*self._unsave(head.request.key), SaveLease(lease), self._granted(lease)]
 
     def _refused(self, request: Request, wait: Wait) -> Refused | None:
-        version = self.memory.version
-        if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE:
+        version, needs = self.memory.version, self.needs(request)
+        is_unknown = all(need.is_probe for need in needs.values())
+        if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE and is_unknown:
             return Refused(version, -1, self._first_runs.get(request.job_type))
         if wait.reason in (WaitReason.NO_ROOM, WaitReason.NO_ROOM_FOR_FIRST_RUN):
-            least = min(need.need_bytes for need in self.needs(request).values())
+            least = min(
+                min(needs[book.gpu.model].need_bytes, book.least_whole_bytes)
+                for book in self.books.values()
+            )
             return Refused(version, least, None)
         return None
 
@@ -300,15 +320,23 @@ class Engine:
         return refused.more_than_bytes > most_free
 
     def _try(self, request: Request, closed: Collection[str]) -> Place | Wait:
-        books = allowed(request, list(self.books.values()))
-        answer = place(request, self.needs(request), books, closed)
+        needs, books = self.needs(request), allowed(request, list(self.books.values()))
+        answer = place(request, needs, books, closed)
         is_first = (
             answer.is_probe
             if isinstance(answer, Place)
             else answer.reason is WaitReason.NO_ROOM_FOR_FIRST_RUN
         )
         running = self._first_runs.get(request.job_type) if is_first else None
-        return answer if running is None else self._wait_for_sibling(running)
+        if running is None:
+            return answer
+        homes = pinned(request, books) or books
+        known = [book for book in homes if not needs[book.gpu.model].is_probe]
+        if len(known) >= request.gpus:  # it is measured on another model than these
+            answer = place(request, needs, known, closed)
+            if isinstance(answer, Place):
+                return answer
+        return self._wait_for_sibling(running)
 
     def _wait_for_sibling(self, lease_id: str) -> Wait:
         lease = self.leases[lease_id]
@@ -324,10 +352,14 @@ class Engine:
             head = group.head
             if at - head.since < self.rules.patience_s:
                 continue
+            needs = self.needs(head.request)
+            is_first = any(need.is_probe for need in needs.values())
+            if is_first and head.request.job_type in self._first_runs:
+                continue  # it does not wait for room
             books = allowed(head.request, list(self.books.values()))
-            usable = [book for book in books if book.is_usable]
-            roomy = sorted(usable, key=lambda book: -book.free_bytes)[: head.request.gpus]
-            return {book.gpu.uuid: head.sequence for book in roomy}
+            kept = to_keep(head.request, needs, books)
+            if kept:
+                return {book.gpu.uuid: head.sequence for book in kept}
         return {}
 
     # --- leases --------------------------------------------------------------------------
@@ -370,13 +402,16 @@ class Engine:
 
     def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
         """Follow the memory of a running job; a first run that is flat gives room back."""
-        used = [self.books[uuid].measured.get(lease.id) or 0 for uuid in lease.gpus]
+        books = [self.books[uuid] for uuid in lease.gpus]
+        if not all(book.is_usable for book in books):
+            return  # silence shows nothing, least of all that its memory is flat
+        used = [book.measured.get(lease.id) or 0 for book in books]
         watch = self._watches[lease.id].seen(at, max(used))
         self._watches[lease.id] = watch
         if lease.is_probe and not lease.request.is_exclusive:
             if not watch.is_flat(at, self.rules.flat_s):
                 return
-            model = self.books[lease.gpus[0]].gpu.model
+            model = books[0].gpu.model
             keep = learn.shrunk_bytes(watch, at, self._sizes()[model].capacity_bytes)
             shrunk = tuple(min(before, keep) for before in lease.reserved)
             settled = replace(lease, reserved=shrunk, is_probe=False)
@@ -394,7 +429,7 @@ class Engine:
             peak_bytes=event.peak_bytes,
             asked_bytes=event.asked_bytes if isinstance(event, Released) else None,
             reserved_bytes=lease.reserved_bytes,
-            was_sharing=self._is_sharing(lease),
+            was_sharing=self.is_sharing(lease),
         )
         usual_s = learn.usual_duration_s(self.memory.profile(request.job_type, model))
         run = learn.finished_run(end, self._watches[lease.id], usual_s, self.rules.flat_s)
@@ -421,9 +456,9 @@ class Engine:
                 return lease
         return None
 
-    def _is_sharing(self, lease: Lease) -> bool:
+    def is_sharing(self, lease: Lease) -> bool:
         books = [self.books[uuid] for uuid in lease.gpus]
-        return any(len(book.leases) > 1 or book.strangers_bytes > 0 for book in books)
+        return any(len(b.leases) > 1 or b.strangers_bytes > b.guard_bytes for b in books)
 
     def _sizes(self) -> dict[str, Size]:
         if not self._sizes_known:
@@ -435,6 +470,7 @@ class Engine:
         return self._sizes_known
 
 
+_NEVER = float("-inf")
 _RESIDUE_S = 5.0
 _RESTARTING = Wait(
     WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"

@@ -20,6 +20,7 @@ PRIOR_SPREAD = 0.15
 MISS_CHANCE = 0.02  # how often a need above the estimate is accepted before self-tuning
 LEAST_HEADROOM = 0.05
 _Z = NormalDist().inv_cdf(1 - MISS_CHANCE)
+_FULL = (Outcome.OK, Outcome.PROFILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def shrunk_bytes(watch: Watch, at: float, capacity_bytes: int) -> int:
 
 def counts_in_full(run: Run) -> bool:
     """True when the peak of a run is what the job needs, not only a lower bound."""
-    return run.outcome in (Outcome.OK, Outcome.PROFILED) or run.is_full
+    return run.outcome in _FULL or run.is_full
 
 
 def is_known(profile: Profile | None) -> bool:
@@ -86,7 +87,7 @@ def estimate(profile: Profile, capacity_bytes: int) -> Estimate | None:
     if not peaks:
         return None
     largest = max(peaks)
-    headroom = _headroom([math.log(max(peak, 1)) for peak in peaks])
+    headroom = _headroom([math.log(peak) if peak > 1 else 0.0 for peak in peaks])
     need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
     because = f"{show_size(largest)} at most in {_runs(len(peaks))}, {headroom:.0%} headroom"
     floor = lower_bound_bytes(profile, capacity_bytes)
@@ -99,10 +100,12 @@ def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
     """Return what failed runs prove to be too little, plus a step up; 0 when there is none."""
     floor = 0
     for run in profile.runs:
+        if counts_in_full(run):
+            continue
         if run.outcome is Outcome.OUT_OF_MEMORY:
             short = max(run.peak_bytes, run.reserved_bytes)
             floor = max(floor, short + max(short // 10, growth_bytes(capacity_bytes)))
-        elif not counts_in_full(run):
+        else:
             floor = max(floor, run.peak_bytes + pad_bytes(capacity_bytes))
     return min(floor, capacity_bytes)
 

@@ -42,6 +42,11 @@ class Book:
         return self.gpu.total_bytes - self.guard_bytes
 
     @property
+    def least_whole_bytes(self) -> int:
+        """Return what is free at least where no lease is and strangers stay within the guard."""
+        return self.capacity_bytes - self.guard_bytes
+
+    @property
     def names(self) -> tuple[str, str]:
         """Return what a person may call this GPU."""
         return (self.gpu.uuid, str(self.gpu.index))
@@ -115,11 +120,12 @@ class Book:
         """Remove a lease; on a virtual GPU its memory goes with it."""
         self.leases.pop(lease_id, None)
         self.measured.pop(lease_id, None)
-        self._sums = None
-        if self.is_virtual and self.reading.used_bytes is not None:
-            left = tuple(use for use in self.reading.uses if self._live(use.leases))
+        reading = self.reading
+        if self.is_virtual and reading.used_bytes is not None:
+            left = tuple(use for use in reading.uses if self._live(use.leases))
             used = sum(use.used_bytes or 0 for use in left)
-            self.read(replace(self.reading, used_bytes=used, uses=left))
+            reading = replace(reading, used_bytes=used, uses=left)
+        self.read(reading)  # again: what it shared with other leases of its process is theirs now
 
     def read(self, reading: Reading) -> None:
         """Take in a new reading and share each process's memory among the leases it runs under."""

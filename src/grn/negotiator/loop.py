@@ -32,6 +32,7 @@ from grn.negotiator.events import (
     Sampled,
     Started,
     TellWaiting,
+    Withdrawn,
 )
 from grn.negotiator.holders import Holders
 from grn.negotiator.store import Store
@@ -54,6 +55,15 @@ class Ending:
     asked_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a lease ended in the negotiator's eyes; no outcome when it knows nothing of it."""
+
+    outcome: Outcome | None
+    was_alone: bool = True
+    peak_bytes: int | None = None
+
+
 class Loop:
     """The hands of the engine."""
 
@@ -65,8 +75,9 @@ class Loop:
         self._sample_s = sample_s
         self._answers: dict[str, Answer] = {}  # request key -> the client that waits for it
         self._overflowed: set[str] = set()
-        self._ends: dict[str, Outcome] = {}  # how the last leases ended, for late askers
+        self._ends: dict[str, Settled] = {}  # how the last leases ended, for late askers
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
+        self._releasing: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
         self._looked_at = 0.0
 
@@ -105,20 +116,38 @@ class Loop:
         """Remember who is to be told of a request."""
         self._answers[key] = answer
 
-    def forget(self, key: str) -> None:
-        """Nobody waits for this answer any more."""
-        self._answers.pop(key, None)
+    def forget(self, key: str, answer: Answer) -> bool:
+        """This one waits no more; False when another has asked with the same key since."""
+        if self._answers.get(key) != answer:
+            return False
+        del self._answers[key]
+        return True
 
-    def release(self, lease_id: str, ending: Ending, then: Callable[[Outcome], None]) -> None:
+    def take_back(self, key: str) -> None:
+        """Withdraw a request; whoever still waits for it is told."""
+        self.tell(Withdrawn(self.now(), key))
+        text = "this request was taken back."
+        self._carry_out(Refuse(key, text, code="UsageError"))
+
+    def release(self, lease_id: str, ending: Ending, then: Callable[[Settled], None]) -> None:
         """End a lease, at once where its peak is known, else after a last look at it."""
         lease = self.engine.leases[lease_id]
         if lease_id in self._overflowed and ending.outcome is Outcome.FAILED:
             ending = replace(ending, outcome=Outcome.OUT_OF_MEMORY)
         if self._needs_last_look(lease):
-            asyncio.get_running_loop().create_task(self._release_later(lease_id, ending, then))
+            later = self._release_later(lease_id, ending, then)
+            task = asyncio.get_running_loop().create_task(later)
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
             return
-        self._release_now(lease, ending, self._probe.peak_at_once(placement_of(lease)))
-        then(ending.outcome)
+        peak = self._probe.peak_at_once(placement_of(lease))
+        then(self._release_now(lease, ending, peak))
+
+    async def finish(self) -> None:
+        """Stop watching processes and see the ends through that wait for a last look."""
+        self.holders.close()
+        if self._releasing:
+            await asyncio.wait(self._releasing)
 
     def expect_report(self, lease_id: str) -> None:
         """The process that asked for a lease watches over the one that holds it."""
@@ -132,7 +161,7 @@ class Loop:
             if lease and lease.request.holder and not trees.is_alive(lease.request.holder):
                 self._conclude(lease_id)
 
-    def outcome_of(self, lease_id: str) -> Outcome | None:
+    def end_of(self, lease_id: str) -> Settled | None:
         """Return how a lease of late ended when its holder could not say so itself."""
         return self._ends.get(lease_id)
 
@@ -213,7 +242,8 @@ class Loop:
             return
         outcome = Outcome.OUT_OF_MEMORY if lease_id in self._overflowed else Outcome.KILLED
         log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.value)
-        self._ends[lease_id] = outcome
+        peak = self.engine.watch(lease_id).peak_bytes or None
+        self._ends[lease_id] = Settled(outcome, not self.engine.is_sharing(lease), peak)
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
         self.tell(HolderGone(self.now(), lease_id, outcome))
@@ -244,7 +274,7 @@ class Loop:
         return self._probe.keeps_peaks or self.engine.watch(lease.id).rose_at is None
 
     async def _release_later(
-        self, lease_id: str, ending: Ending, then: Callable[[Outcome], None]
+        self, lease_id: str, ending: Ending, then: Callable[[Settled], None]
     ) -> None:
         """Look once more before the end: a job shorter than the pace of looking has no sample."""
         lease = self.engine.leases[lease_id]
@@ -254,11 +284,12 @@ class Loop:
                 await self.look()
             peak = await self._probe.peak_in_time(placement_of(lease))
         finally:
+            settled = Settled(ending.outcome)
             if lease_id in self.engine.leases:
-                self._release_now(lease, ending, peak)
-            then(ending.outcome)
+                settled = self._release_now(lease, ending, peak)
+            then(settled)
 
-    def _release_now(self, lease: Lease, ending: Ending, exact: int | None) -> None:
+    def _release_now(self, lease: Lease, ending: Ending, exact: int | None) -> Settled:
         reported = (
             ending.resident_bytes
             if self._kind_of(lease) is GpuKind.VIRTUAL
@@ -267,15 +298,19 @@ class Loop:
         known = [size for size in (exact, reported) if size is not None]
         peak = max(known, default=None)
         holder = self.engine.leases[lease.id].request.holder
+        seen = max(self.engine.watch(lease.id).peak_bytes, peak or 0) or None
+        settled = Settled(ending.outcome, not self.engine.is_sharing(lease), seen)
         log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
         self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
         if holder is not None:
             self.holders.unwatch(holder)
+        return settled
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind
 
 
 def placement_of(lease: Lease) -> Placement:
-    """Return a lease as the hardware side knows it."""
-    return Placement(lease.id, lease.request.holder, lease.gpus)
+    """Return a lease as the hardware side knows it; one still to be taken over has no process."""
+    holder = None if lease.request.is_command else lease.request.holder
+    return Placement(lease.id, holder, lease.gpus)

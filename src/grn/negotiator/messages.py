@@ -5,7 +5,8 @@ Only shapes and limits; what a message does is in the server's table.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +14,9 @@ from msgspec import Meta
 from grn import wire
 from grn.errors import GrnError, ProtocolError, VersionMismatch
 
-Key = Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]
+Id = Annotated[int, Meta(ge=0, le=1 << 53)]
+Version = Annotated[int, Meta(ge=0, le=1 << 31)]
+Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
@@ -26,8 +29,8 @@ ArgumentText = Annotated[str, Meta(max_length=64)]
 class _Message(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True
 ):
-    id: int
-    v: int = wire.PROTOCOL
+    id: Id
+    v: Version = wire.PROTOCOL
 
 
 class LeaseAsked(_Message, frozen=True, tag="lease", kw_only=True):
@@ -46,6 +49,7 @@ class LeaseAsked(_Message, frozen=True, tag="lease", kw_only=True):
     slots: GpuNames = []
     stay: GpuNames = []
     within: Key | None = None
+    command: bool = False
 
 
 class HoldAsked(_Message, frozen=True, tag="hold", kw_only=True):
@@ -62,6 +66,12 @@ class DoneSaid(_Message, frozen=True, tag="done", kw_only=True):
     peak: Bytes | None = None  # GPU memory, as the framework says
     resident: Bytes | None = None  # host memory, as the system says
     asked: Bytes | None = None
+
+
+class WatchAsked(_Message, frozen=True, tag="watch", kw_only=True):
+    """Promise to say how a lease ends, which another process holds."""
+
+    lease: Key
 
 
 class CancelAsked(_Message, frozen=True, tag="cancel", kw_only=True):
@@ -104,6 +114,7 @@ Message = (
     LeaseAsked
     | HoldAsked
     | DoneSaid
+    | WatchAsked
     | CancelAsked
     | StatusAsked
     | WhyAsked
@@ -117,8 +128,8 @@ _decoder = msgspec.json.Decoder(Message)
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    id: int | None = None
-    v: int = wire.PROTOCOL
+    id: Id | None = None
+    v: Version = wire.PROTOCOL
 
 
 _envelope = msgspec.json.Decoder(_Envelope)
@@ -141,7 +152,23 @@ def read(body: bytes) -> Message:
         raise _rejected(body, error) from error
     if message.v != wire.PROTOCOL:
         raise Rejected(message.id, _mismatch(message.v))
+    try:
+        json.loads(body, object_pairs_hook=_without_repeats)
+    except _Repeated as error:
+        raise Rejected(message.id, ProtocolError(f"a message says {error} twice.")) from error
     return message
+
+
+class _Repeated(Exception):
+    """A key stands twice in one object: two readers could take it for different messages."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise _Repeated(repr(name))
+        seen.add(name)
 
 
 def _rejected(body: bytes, error: Exception) -> Rejected:

@@ -93,6 +93,12 @@ class Waitlist:
             del self._groups[kind]
         return waiting
 
+    def set_apart(self, waiting: Waiting) -> None:
+        """Let a request wait apart from its like: its process cannot move any more."""
+        if self._kind_of[waiting.request.key] != _kind(waiting.request, is_pinned=True):
+            self.pop(waiting.request.key)
+            self.add(waiting, is_pinned=True)
+
     def group_of(self, key: str) -> Group | None:
         """Return the group a request waits in."""
         kind = self._kind_of.get(key)

@@ -89,7 +89,7 @@ def allowed(request: Request, books: Sequence[Book]) -> list[Book]:
 def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
     """Return the GPUs that the asking process cannot leave any more: CUDA does not move."""
     stay = [book for book in books if book.gpu.uuid in request.stay]
-    if stay or request.holder is None:
+    if stay or request.holder is None or request.is_command:
         return stay
     pid = request.holder.pid
     return [book for book in books if book.has_pid(pid)]
@@ -104,6 +104,19 @@ def could_take(request: Request, need: Need, book: Book) -> bool:
     # A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
     room = book.capacity_bytes - (foreign if foreign > book.guard_bytes else 0)
     return need.need_bytes <= room
+
+
+def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> list[Book]:
+    """Return the GPUs to keep free for a request: the roomiest of those that will do once empty."""
+    homes = pinned(request, books) or books
+    good = [
+        book
+        for book in homes
+        if book.is_usable and could_take(request, needs[book.gpu.model], book)
+    ]
+    if len(good) < request.gpus:
+        return []
+    return sorted(good, key=lambda book: -book.free_bytes)[: request.gpus]
 
 
 def _own_bytes(request: Request, book: Book) -> int:

@@ -5,6 +5,7 @@ Only reads; every text of a user passes `harmless` on its way out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from grn.model.job import Request
@@ -29,11 +30,10 @@ def harmless(text: str) -> str:
 
 def status(engine: Engine, at: float) -> Row:
     """Return GPUs, leases and who waits, in turn."""
-    waiting = sorted(engine.waitlist, key=turn)
     return {
         "gpus": [_gpu(book) for book in engine.books.values()],
         "leases": [_lease(engine, lease, at) for lease in engine.leases.values()],
-        "waiting": _all_waiting(engine, waiting, at),
+        "waiting": [_waiting(engine, one, place, at) for place, one in _in_turn(engine)],
     }
 
 
@@ -62,19 +62,22 @@ def granted(grant: Grant, by_uuid: bool) -> Row:
 
 
 def explain(engine: Engine, name: str, at: float) -> list[Row]:
-    """Return all leases and requests that `name` may mean: a beginning of an id, or a pid."""
+    """Return all that `name` may mean: the beginning of an id, a pid, a job type, a label."""
     leases = [
         _lease(engine, lease, at)
         for lease in engine.leases.values()
         if _is_meant(name, lease.request, lease.id)
     ]
-    waiting = [w for w in engine.waitlist if _is_meant(name, w.request, w.request.lease)]
-    return leases + _all_waiting(engine, sorted(waiting, key=turn), at)
+    return leases + [
+        _waiting(engine, one, place, at)
+        for place, one in _in_turn(engine)
+        if _is_meant(name, one.request, one.request.lease)
+    ]
 
 
 def _is_meant(name: str, request: Request, shown_id: str) -> bool:
     pid = str(request.holder.pid) if request.holder else None
-    return shown_id.startswith(name) or name == pid or name == request.label
+    return shown_id.startswith(name) or name in (pid, request.label, request.job_type)
 
 
 def _gpu(book: Book) -> Row:
@@ -141,8 +144,8 @@ def _why_running(lease: Lease, indices: list[int]) -> str:
     return f"runs on {where}"
 
 
-def _all_waiting(engine: Engine, waiting: list[Waiting], at: float) -> list[Row]:
-    return [_waiting(engine, one, place, at) for place, one in enumerate(waiting, 1)]
+def _in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
+    return enumerate(sorted(engine.waitlist, key=turn), 1)
 
 
 def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
@@ -180,9 +183,13 @@ def _profile(engine: Engine, profile: Profile) -> Row:
                 "reserved_bytes": run.reserved_bytes,
                 "duration_s": run.duration_s,
                 "ended_at": run.ended_at,
-                "args": dict(run.arguments),
+                "args": {harmless(name): _shown(value) for name, value in run.arguments},
                 "counts": learn.counts_in_full(run),
             }
             for run in profile.runs[-20:]
         ],
     }
+
+
+def _shown(value: float | str) -> float | str:
+    return harmless(value) if isinstance(value, str) else value

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,7 +18,14 @@ from typing import Any, cast
 import msgspec
 
 from grn import wire
-from grn.errors import GrnError, NotAllowed, ProtocolError, UnknownJob, UsageError
+from grn.errors import (
+    GrnError,
+    NotAllowed,
+    ProtocolError,
+    UnknownJob,
+    UsageError,
+    from_code,
+)
 from grn.gpus import trees
 from grn.model.job import Holder, Outcome, Policy, Request
 from grn.negotiator import messages, report
@@ -34,12 +41,12 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.holders import peer_of
-from grn.negotiator.loop import Ending, Loop
+from grn.negotiator.loop import Ending, Loop, Settled
 
 log = logging.getLogger(__name__)
-FRAME_DEADLINE_S = 10.0
-MOST_UNREAD_BYTES = 8 << 20
+MOST_UNREAD_BYTES = 64 << 10
 MOST_ASKED_AT_ONCE = 1024
+TURN_S = 0.005
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -51,6 +58,8 @@ class Limits:
     connections_per_user: int = 4096
     waiting_per_user: int = 10000
     context_bytes: int = 512 << 20
+    connections: int = 1 << 20  # of all users together
+    deadline_s: float = 10.0  # to end a frame once begun, and to read what was answered
 
 
 class Server:
@@ -64,6 +73,7 @@ class Server:
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
         self.namespaces = trees.inner_pids(os.getpid())
+        self.is_closed = False  # what clients do from now on is for the next negotiator to hear
 
     @property
     def is_idle(self) -> bool:
@@ -91,7 +101,10 @@ class Connection(asyncio.Protocol):
         self._uid = -1
         self._asked: dict[str, int] = {}  # request key -> id of the message to answer
         self._granted: set[str] = set()  # leases this connection asked for
-        self._deadline: asyncio.TimerHandle | None = None
+        self._todo: deque[bytes] = deque()  # frames that wait for their turn
+        self._is_stuffed = False  # it has more answers than it reads
+        self._frame_deadline: asyncio.TimerHandle | None = None
+        self._read_deadline: asyncio.TimerHandle | None = None
 
     # --- the life of a connection --------------------------------------------------------
 
@@ -103,20 +116,24 @@ class Connection(asyncio.Protocol):
         self._server.connections[self._uid] += 1
         if holder is not None and self._loop.holders.watch(holder, pidfd):
             self._holder = holder
-        most = self._server.limits.connections_per_user
-        if self._server.connections[self._uid] > most:
-            self._refuse(None, UsageError(f"this user has {most} connections already."))
-            self._transport.close()
+        limits, open_now = self._server.limits, self._server.connections
+        if open_now[self._uid] > limits.connections_per_user:
+            self._turn_away(f"this user has {limits.connections_per_user} connections already.")
+        elif open_now.total() > limits.connections:
+            self._turn_away(f"there are {limits.connections} connections already.")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._server.is_closed:
+            return
         self._server.connections[self._uid] -= 1
         self._transport = None
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._todo.clear()
+        for timer in filter(None, (self._frame_deadline, self._read_deadline)):
+            timer.cancel()
         for key in list(self._asked):
-            self._loop.forget(key)
             self._answered(key)
-            self._loop.tell(Withdrawn(self._loop.now(), key))
+            if self._loop.forget(key, self._answer):  # else another connection asks by now
+                self._loop.tell(Withdrawn(self._loop.now(), key))
         for lease_id in self._granted & self._loop.engine.leases.keys():
             if self._loop.engine.leases[lease_id].request.holder is None:
                 # Nothing but this connection ever proved that such a holder is alive.
@@ -130,27 +147,59 @@ class Connection(asyncio.Protocol):
         try:
             bodies = self._frames.feed(data)
         except ProtocolError as error:
-            self._refuse(None, error)
-            if self._transport is not None:
-                self._transport.close()
+            self._todo.clear()
+            self._turn_away(error.message, ProtocolError)
             return
-        for body in bodies:
-            self._read(body)
-        self._watch_frame()
+        self._watch_frame(has_ended=bool(bodies))
+        self._todo.extend(bodies)
+        self._work()
+
+    def _work(self) -> None:
+        """Answer for a moment what was asked; the rest comes after the turn of all others."""
+        turn_ends_at = self._loop.now() + TURN_S
+        while self._todo and self._transport is not None:
+            if self._transport.is_closing() or self._server.is_closed:
+                return
+            if self._is_stuffed or self._loop.now() > turn_ends_at:
+                self._transport.pause_reading()
+                if not self._is_stuffed:
+                    asyncio.get_running_loop().call_soon(self._work)
+                return
+            self._read(self._todo.popleft())
+        if self._transport is not None and not self._is_stuffed:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """Drop a client that does not read what it asked for."""
-        if self._transport is not None:
-            log.warning("action=drop-connection uid=%d reason=not-reading", self._uid)
-            self._transport.abort()
+        """Hear a client no further until it reads its answers; drop one that never does."""
+        self._is_stuffed = True
+        self._read_deadline = self._drop_later("not-reading")
 
-    def _watch_frame(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if self._frames.is_mid_frame and self._transport is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(FRAME_DEADLINE_S, self._transport.abort)
+    def resume_writing(self) -> None:
+        self._is_stuffed = False
+        if self._read_deadline is not None:
+            self._read_deadline.cancel()
+        self._work()
+
+    def _watch_frame(self, has_ended: bool) -> None:
+        """Give a frame so long from its first byte to its last, however slowly they drip."""
+        if self._frame_deadline is not None and (has_ended or not self._frames.is_mid_frame):
+            self._frame_deadline.cancel()
+            self._frame_deadline = None
+        if self._frames.is_mid_frame and self._frame_deadline is None:
+            self._frame_deadline = self._drop_later("half-a-frame")
+
+    def _drop_later(self, reason: str) -> asyncio.TimerHandle:
+        def drop() -> None:
+            if self._transport is not None:
+                log.warning("action=drop-connection uid=%d reason=%s", self._uid, reason)
+                self._transport.abort()
+
+        return asyncio.get_running_loop().call_later(self._server.limits.deadline_s, drop)
+
+    def _turn_away(self, text: str, kind: type[GrnError] = UsageError) -> None:
+        self._refuse(None, kind(text))
+        if self._transport is not None:
+            self._transport.close()
 
     def _read(self, body: bytes) -> None:
         message_id: int | None = None
@@ -176,7 +225,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(wire.HEADER.pack(len(body)) + body)
 
     def _refuse(self, message_id: int | None, error: GrnError) -> None:
-        text = {"code": type(error).__name__, "message": error.message, "hint": error.hint}
+        message, hint = report.harmless(error.message), report.harmless(error.hint)
+        text = {"code": type(error).__name__, "message": message, "hint": hint}
         self._send(message_id, {"error": text})
 
     # --- what a client may say -----------------------------------------------------------
@@ -191,6 +241,8 @@ class Connection(asyncio.Protocol):
             raise UsageError(f"{most} requests of this user wait already.")
         if message.key in self._asked:
             raise UsageError("a request with this key waits already.")
+        if self._owner_of(message.key) not in (None, self._uid):
+            raise NotAllowed("a request with this key belongs to another user.")
         self._asked[message.key] = message.id
         self._server.waiting[self._uid] += 1
         self._loop.expect(message.key, self._answer)
@@ -198,6 +250,8 @@ class Connection(asyncio.Protocol):
 
     def hold(self, message: messages.HoldAsked) -> None:
         lease = self._own(message.lease)
+        if lease.state is not LeaseState.HELD:
+            raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
         if self._holder is None:
             raise UsageError("the kernel does not show this process; it cannot hold a lease.")
         before = lease.request.holder
@@ -210,9 +264,9 @@ class Connection(asyncio.Protocol):
         self._send(message.id, {"ok": True})
 
     def done(self, message: messages.DoneSaid) -> None:
-        ended = self._loop.outcome_of(message.lease)
+        ended = self._loop.end_of(message.lease)
         if ended is not None or message.lease not in self._loop.engine.leases:
-            self._ended(message.id, ended)
+            self._ended(message.id, ended or Settled(None))
             return
         lease = self._own(message.lease)
         self._granted.discard(lease.id)
@@ -222,18 +276,25 @@ class Connection(asyncio.Protocol):
         ending = Ending(outcome, gpu_peak, message.resident, message.asked)
         self._loop.release(lease.id, ending, lambda how: self._ended(message.id, how))
 
-    def _ended(self, message_id: int, outcome: Outcome | None) -> None:
-        self._send(message_id, {"ok": True, "ended": outcome.value if outcome else None})
+    def watch(self, message: messages.WatchAsked) -> None:
+        lease = self._own(message.lease)
+        self._granted.add(lease.id)
+        self._loop.expect_report(lease.id)
+        self._send(message.id, {"ok": True})
+
+    def _ended(self, message_id: int, settled: Settled) -> None:
+        ended = settled.outcome.value if settled.outcome else None
+        facts = {"alone": settled.was_alone, "peak": settled.peak_bytes}
+        self._send(message_id, {"ok": True, "ended": ended, **facts})
 
     def cancel(self, message: messages.CancelAsked) -> None:
-        engine = self._loop.engine
-        for lease in list(engine.leases.values()):
-            if lease.request.key == message.key and lease.state is LeaseState.HELD:
-                self._own(lease.id)
-                self._loop.release(lease.id, Ending(Outcome.FAILED), _nobody_cares)
-        group = engine.waitlist.group_of(message.key)
-        if group is not None and group.members[message.key].request.user == self._uid:
-            self._loop.tell(Withdrawn(self._loop.now(), message.key))
+        if self._owner_of(message.key) not in (None, self._uid) and self._uid != 0:
+            raise NotAllowed("this request belongs to another user.")
+        lease = self._held_by_key(message.key)
+        if lease is not None:
+            self._loop.release(lease.id, Ending(Outcome.FAILED), _nobody_cares)
+        elif message.key in self._loop.engine.waitlist:
+            self._loop.take_back(message.key)
         self._send(message.id, {"ok": True})
 
     def status(self, message: messages.StatusAsked) -> None:
@@ -295,6 +356,7 @@ class Connection(asyncio.Protocol):
             arguments=arguments,
             slots=tuple(message.slots),
             stay=tuple(message.stay),
+            is_command=message.command,
             attempt=message.attempt,
         )
 
@@ -309,8 +371,7 @@ class Connection(asyncio.Protocol):
             return
         self._answered(action.key)
         if isinstance(action, Refuse):
-            error = {"code": action.code, "message": action.message, "hint": action.hint}
-            self._send(message_id, {"error": error})
+            self._refuse(message_id, from_code(action.code, action.message, action.hint))
             return
         self._granted.add(action.lease.id)
         self._send(message_id, report.granted(action, self._wants_uuids()))
@@ -329,6 +390,20 @@ class Connection(asyncio.Protocol):
         answer = report.granted(grant, self._wants_uuids())
         self._send(message_id, answer | {"nested": True, "probe": False})
         return True
+
+    def _held_by_key(self, key: str) -> Lease | None:
+        for lease in self._loop.engine.leases.values():
+            if lease.request.key == key and lease.state is LeaseState.HELD:
+                return lease
+        return None
+
+    def _owner_of(self, key: str) -> int | None:
+        """Return whose lease or request this is, None when there is none."""
+        lease = self._held_by_key(key)
+        if lease is not None:
+            return lease.request.user
+        group = self._loop.engine.waitlist.group_of(key)
+        return group.members[key].request.user if group is not None else None
 
     def _own(self, lease_id: str) -> Lease:
         lease = self._loop.engine.leases.get(lease_id)
@@ -356,7 +431,7 @@ class Connection(asyncio.Protocol):
         }
 
 
-def _nobody_cares(_outcome: Outcome) -> None:
+def _nobody_cares(_settled: Settled) -> None:
     """Stand for the client that is gone."""
 
 
@@ -364,6 +439,7 @@ _TABLE: dict[type, Callable[[Connection, Any], None]] = {
     messages.LeaseAsked: Connection.lease,
     messages.HoldAsked: Connection.hold,
     messages.DoneSaid: Connection.done,
+    messages.WatchAsked: Connection.watch,
     messages.CancelAsked: Connection.cancel,
     messages.StatusAsked: Connection.status,
     messages.WhyAsked: Connection.why,

@@ -11,14 +11,16 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from grn.errors import MachineError
-from grn.model.job import Argument, Holder, Outcome
+from grn.model.job import Argument, Holder
 from grn.model.profile import Profile, Run
 from grn.negotiator import learn
 from grn.negotiator.events import (
@@ -35,6 +37,7 @@ from grn.negotiator.events import (
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 FILE_NAME = "negotiator.sqlite3"
+RETRY_S = 0.5
 
 _SCHEMA = """
 CREATE TABLE leases (id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL) WITHOUT ROWID;
@@ -50,6 +53,8 @@ CREATE TABLE runs (
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 """
+
+Row = tuple[str, str]  # table, key
 
 _encode = msgspec.json.Encoder().encode
 _decode_lease = msgspec.json.Decoder(Lease).decode
@@ -72,29 +77,40 @@ class Store:
         self.path = os.path.join(folder, FILE_NAME)
         self._boot = boot
         self._unwritten: list[Action] = []  # kept while the disk does not take them
+        self._retry_at = 0.0
+        self._on_disk: set[Row] = set()
         self.trouble: str | None = None
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            self._db = self._open()
+            self._db = _open_or_begin_anew(self.path)
         except (OSError, sqlite3.Error) as error:
+            is_locked = "locked" in str(error)
+            hint = "Make it writable" if not is_locked else "End the negotiator that uses it"
             raise MachineError(
                 f"the state folder {folder} cannot be used: {error}.",
-                "Make it writable, or name another in GRN_STATE_DIR.",
+                f"{hint}, or name another in GRN_STATE_DIR.",
             ) from error
 
     def load(self) -> Remembered:
         """Read everything; leases of an earlier boot are gone with their processes."""
         db = self._db
-        db.execute("DELETE FROM leases WHERE boot != ?", (self._boot,))
-        db.execute("DELETE FROM waiting WHERE boot != ?", (self._boot,))
+        for table in ("leases", "waiting"):
+            self._tidy(f"DELETE FROM {table} WHERE boot != ?", self._boot)
         leases = []
-        for lease_id, body in db.execute("SELECT id, body FROM leases").fetchall():
+        for lease_id, body in db.execute(
+            "SELECT id, body FROM leases WHERE boot = ?", (self._boot,)
+        ).fetchall():
+            self._on_disk.add(("leases", lease_id))
             try:
                 leases.append(_decode_lease(body))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, TypeError):
                 log.error("action=set-aside lease=%s reason=unreadable", lease_id)
-                db.execute("DELETE FROM leases WHERE id = ?", (lease_id,))
-        rows = db.execute("SELECT key, pid, started_ticks FROM waiting ORDER BY place").fetchall()
+                self._tidy("DELETE FROM leases WHERE id = ?", lease_id)
+        rows = db.execute(
+            "SELECT key, pid, started_ticks FROM waiting WHERE boot = ? ORDER BY place",
+            (self._boot,),
+        ).fetchall()
+        self._on_disk.update(("waiting", key) for key, _, _ in rows)
         waiting = tuple((key, Holder(pid, ticks) if pid else None) for key, pid, ticks in rows)
         return Remembered(tuple(leases), waiting, self._profiles())
 
@@ -107,62 +123,170 @@ class Store:
         todo = [action for action in actions if type(action) in _WRITERS]
         if not todo and not self._unwritten:
             return
-        todo = self._unwritten + todo
+        self._unwritten += todo
+        if self.trouble is not None and time.monotonic() < self._retry_at:
+            return
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            for action in todo:
+            for action in self._unwritten:
                 _WRITERS[type(action)](self._db, self._boot, action)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
-            self._unwritten = todo
+            self._unwritten = without_undone(self._unwritten, self._on_disk)
+            self._retry_at = time.monotonic() + RETRY_S
             if self.trouble is None:
                 log.error("action=save-later reason=%r path=%s", str(error), self.path)
             self.trouble = f"{self.path} cannot be written: {error}"
         else:
             if self.trouble is not None:
                 log.warning("action=saved-again path=%s", self.path)
+            self._note_written()
             self._unwritten, self.trouble = [], None
 
     def close(self) -> None:
-        """Fold the log into the file and let go."""
+        """Try once more what was not written, fold the log into the file and let go."""
+        self._retry_at = 0.0
+        self.write(())
         self._db.close()
 
-    def _open(self) -> sqlite3.Connection:
-        old_mask = os.umask(0o077)
+    def _note_written(self) -> None:
+        for action in self._unwritten:
+            if isinstance(action, (SaveLease, SaveWaiting)):
+                self._on_disk.add(_row_of(action))
+            elif isinstance(action, (DropLease, DropWaiting)):
+                self._on_disk.discard(_row_of(action))
+
+    def _tidy(self, sql: str, value: object) -> None:
+        """Remove rows nobody reads; on a full disk they stay for the next time."""
         try:
-            db = sqlite3.connect(self.path, isolation_level=None)
-        finally:
-            os.umask(old_mask)
-        db.execute("PRAGMA locking_mode=EXCLUSIVE")
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise MachineError(
-                f"{self.path} was written by a newer grn (schema {version}).",
-                "Use that grn, or name another folder in GRN_STATE_DIR.",
-            )
-        if version == 0:
-            db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        return db
+            self._db.execute(sql, (value,))
+        except sqlite3.OperationalError as error:
+            log.warning("action=tidy result=failed reason=%r", str(error))
 
     def _profiles(self) -> tuple[Profile, ...]:
         profiles: dict[tuple[str, str], Profile] = {}
         rows = self._db.execute(
-            "SELECT job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
+            "SELECT id, job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
             " reserved_bytes, arguments, is_full FROM runs ORDER BY id"
-        )
-        for job_type, model, label, owner, outcome, peak, duration, ended, *rest in rows:
-            reserved, arguments, is_full = rest
-            run = Run(
-                Outcome(outcome), peak, duration, ended, reserved,
-                _decode_arguments(arguments), bool(is_full),
-            )  # fmt: skip
-            known = profiles.get((job_type, model), Profile(job_type, model, label, owner))
+        ).fetchall()
+        for row_id, job_type, model, label, owner, *rest in rows:
+            try:
+                run = _read_run(rest)
+                whose = {"job_type": job_type, "model": model, "label": label, "owner": owner}
+                known = profiles.get((job_type, model)) or msgspec.convert(whose, Profile)
+            except (msgspec.DecodeError, TypeError):
+                log.error("action=set-aside run=%s type=%r reason=unreadable", row_id, job_type)
+                self._tidy("DELETE FROM runs WHERE id = ?", row_id)
+                continue
             profiles[(job_type, model)] = learn.add_run(known, run)
         return tuple(profiles.values())
+
+
+def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[Action]:
+    """Leave out what a later action undoes, so that a long trouble does not fill the memory."""
+    kept: list[Action] = []
+    settled: set[Row] = set()
+    forgotten: set[str] = set()
+    runs: Counter[tuple[str, str]] = Counter()
+    for action in reversed(actions):
+        if isinstance(action, SaveRun):
+            runs[(action.job_type, action.model)] += 1
+            is_outlived = runs[(action.job_type, action.model)] > learn.RUNS_KEPT
+            if action.job_type in forgotten or is_outlived:
+                continue
+        elif isinstance(action, DropProfile):
+            forgotten.add(action.job_type)
+        elif isinstance(action, (SaveLease, DropLease, SaveWaiting, DropWaiting)):
+            row = _row_of(action)
+            is_gone = isinstance(action, (DropLease, DropWaiting)) and row not in on_disk
+            if row in settled or is_gone:
+                settled.add(row)
+                continue
+            settled.add(row)
+        kept.append(action)
+    return kept[::-1]
+
+
+def _row_of(action: SaveLease | DropLease | SaveWaiting | DropWaiting) -> Row:
+    if isinstance(action, SaveLease):
+        return "leases", action.lease.id
+    return ("leases", action.lease) if isinstance(action, DropLease) else ("waiting", action.key)
+
+
+def _open_or_begin_anew(path: str) -> sqlite3.Connection:
+    """Open the file; a broken one is set aside: what it knew can be learned again."""
+    try:
+        return _open(path)
+    except sqlite3.OperationalError:  # the disk or the rights to it: the file may be good
+        raise
+    except sqlite3.DatabaseError as error:
+        aside = _set_aside(path)
+        log.error("action=set-aside path=%s to=%s reason=%r", path, aside, str(error))
+        return _open(path)
+
+
+def _open(path: str) -> sqlite3.Connection:
+    old_mask = os.umask(0o077)
+    try:
+        db = sqlite3.connect(path, isolation_level=None)
+    finally:
+        os.umask(old_mask)
+    try:
+        _prepare(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: str) -> None:
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    db.execute("PRAGMA locking_mode=EXCLUSIVE")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise MachineError(
+            f"{path} was written by a newer grn (schema {version}).",
+            "Use that grn, or name another folder in GRN_STATE_DIR.",
+        )
+    verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(verdict)
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if version == 0 and not tables:
+        db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+    elif not tables >= {"leases", "waiting", "runs"}:
+        raise sqlite3.DatabaseError(f"it holds other tables: {sorted(tables)}")
+
+
+def _set_aside(path: str) -> str:
+    number = 1
+    while os.path.lexists(f"{path}.broken-{number}"):
+        number += 1
+    aside = f"{path}.broken-{number}"
+    for part in ("-wal", "-shm", "-journal", ""):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path + part, aside + part)
+    return aside
+
+
+def _read_run(row: Sequence[Any]) -> Run:
+    outcome, peak, duration_s, ended_at, reserved, arguments, is_full = row
+    return msgspec.convert(
+        {
+            "outcome": outcome,
+            "peak_bytes": peak,
+            "duration_s": duration_s,
+            "ended_at": ended_at,
+            "reserved_bytes": reserved,
+            "arguments": _decode_arguments(arguments),
+            "is_full": bool(is_full),
+        },
+        Run,
+    )
 
 
 def _save_lease(db: sqlite3.Connection, boot: str, action: SaveLease) -> None:

@@ -48,6 +48,12 @@ class StandIn:
         """Return the folder where processes say what they have allocated."""
         return self.state.with_name(self.state.name + ".d")
 
+    @property
+    def sessions(self) -> int:
+        """Return how often a process has opened the driver, or tried to."""
+        dots = self.state.with_name(self.state.name + ".sessions")
+        return dots.stat().st_size if dots.exists() else 0
+
     def write(self, *lines: str) -> None:
         """Replace the state, in one step."""
         self.allocations.mkdir(exist_ok=True)

@@ -1,0 +1,69 @@
+"""Run all benchmarks, each in a process of its own, and print what they found in one table.
+
+It informs and exits 0; with --check a missed target exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import rig
+
+HERE = Path(__file__).resolve().parent
+BENCHMARKS = {
+    "round_trip": "acquire + release",
+    "handover": "hand-over",
+    "startup": "start",
+    "footprint": "footprint: 8 GPUs, 50 leases",
+    "crowd": "1,000 waiting",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument("only", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    options = parser.parse_args()
+    unknown = set(options.only) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    began = time.monotonic()
+    print(_machine())
+    figures: list[rig.Figure] = []
+    for name in options.only or BENCHMARKS:
+        print(f"\n... {name}", file=sys.stderr, flush=True)
+        found = _run(name)
+        print("\n" + rig.table(BENCHMARKS[name], found), flush=True)
+        figures += found
+    held = [figure for figure in figures if figure.most is not None]
+    missed = [figure for figure in held if not figure.is_met]
+    took_s = time.monotonic() - began
+    print(f"\n{len(held) - len(missed)} of {len(held)} targets met in {took_s:.0f} s")
+    for figure in missed:
+        print(f"MISSED  {figure.what}: {figure.ratio:.2f}, at most {figure.most:g}")
+    sys.exit(int(options.check and bool(missed)))
+
+
+def _run(name: str) -> list[rig.Figure]:
+    command = [sys.executable, str(HERE / f"{name}.py"), "--json"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if ended.returncode:
+        sys.exit(f"{name} failed with exit code {ended.returncode}")
+    return [rig.Figure(**figure) for figure in json.loads(ended.stdout)]
+
+
+def _machine() -> str:
+    load = os.getloadavg()[0]
+    cores = len(os.sched_getaffinity(0))
+    return f"Python {platform.python_version()}, {cores} cores, load {load:.1f} before we began"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Starting grn's processes by name, each in a process of its own, and waiting until it is ready."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from grn import places
+from grn.client.connection import ask_once
+from grn.errors import DaemonNotRunning, GrnError, MachineError
+
+
+class Started:
+    """A process of grn's that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: str) -> None:
+        self.process = process
+        self.log_path = log_path
+
+    def end(self, patience_s: float) -> None:
+        """End it, kindly first."""
+        self.process.terminate()
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def negotiator_argv(gpus: str | None, debug: bool, idle_exit_s: float | None) -> list[str]:
+    """Return the command that runs a negotiator."""
+    argv = [sys.executable, "-m", "grn.negotiator"]
+    if gpus:
+        argv += ["--gpus", gpus]
+    if idle_exit_s is not None:
+        argv += ["--idle-exit-s", str(idle_exit_s)]
+    return [*argv, "--debug"] if debug else argv
+
+
+def who_answers() -> dict[str, object] | None:
+    """Return what a running negotiator says of itself, None when there is none."""
+    try:
+        return ask_once({"op": "ping"})
+    except DaemonNotRunning:
+        return None
+
+
+def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
+    """Start `what` beside us and return when it is ready, or raise with its reason."""
+    log_path = os.path.join(places.state_dir(), f"{what}.log")
+    try:
+        os.makedirs(places.state_dir(), mode=0o700, exist_ok=True)
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise MachineError(
+            f"the log {log_path} cannot be written: {error.strerror}.",
+            "Make the folder writable, or name another in GRN_STATE_DIR.",
+        ) from error
+    reader, writer = os.pipe()
+    with os.fdopen(log_fd, "ab") as log, os.fdopen(reader, "rb") as said:
+        process = subprocess.Popen(
+            [*argv, "--ready-fd", str(writer)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[writer],
+            start_new_session=is_detached,
+        )
+        os.close(writer)
+        line = said.readline().decode(errors="replace").strip()
+    if line != "ready":
+        process.wait()
+        reason = line.removeprefix("error: ") or f"it ended with status {process.returncode}"
+        raise MachineError(f"the {what} did not start: {reason}", f"Its log is {log_path}.")
+    return Started(process, log_path)
+
+
+def ensure_negotiator(idle_exit_s: float | None) -> None:
+    """Start a negotiator in the background unless one answers."""
+    if who_answers() is None:
+        argv = negotiator_argv(None, debug=False, idle_exit_s=idle_exit_s)
+        try:
+            start_aside("negotiator", argv, is_detached=True)
+        except GrnError:
+            if who_answers() is None:  # else somebody else was faster
+                raise

@@ -1,0 +1,108 @@
+"""The line to this user's queue, which is started when nobody answers.
+
+A submit carries the environment, which may hold secrets: it is sent only to a process of the same
+user, as the kernel says.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from grn import places
+from grn.client.connection import ANSWER_S, Connection, drive
+from grn.errors import DaemonError, DaemonNotRunning, GrnError, NotAllowed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from grn.wire import Message
+
+SUBMIT_S = 120.0
+_CREDENTIALS = struct.Struct("3i")
+
+
+def connect(*, may_start: bool = True) -> Connection:
+    """Connect to this user's queue, starting it if need be."""
+    try:
+        return _connect_now()
+    except DaemonNotRunning:
+        if not may_start:
+            raise
+    import sys
+
+    from grn.client.daemons import start_aside
+
+    try:
+        start_aside("queue", [sys.executable, "-m", "grn.queue"], is_detached=True)
+    except GrnError:
+        try:
+            return _connect_now()  # somebody else was faster
+        except DaemonNotRunning:
+            pass
+        raise
+    return _connect_now()
+
+
+def ask(message: Message, *, may_start: bool = True, timeout_s: float = SUBMIT_S) -> Message:
+    """Ask the queue one question."""
+    connection = connect(may_start=may_start)
+    try:
+        return drive(connection.ask(message, timeout_s))
+    except TimeoutError as error:
+        raise DaemonError(
+            f"the queue did not answer within {timeout_s:.0f} s.",
+            "It may be stopped or its disk busy; `grn doctor` tells more.",
+        ) from error
+    except ConnectionError as error:
+        raise DaemonError("the queue closed the connection.", "See its log, queue.log.") from error
+    finally:
+        connection.close()
+
+
+def submit(message: Message) -> Message:
+    """Submit; when the answer is lost, ask again with the same key: it is one submit for ever."""
+    message["key"] = os.urandom(12).hex()
+    for tried in range(3):
+        try:
+            return ask(dict(message))
+        except DaemonError:
+            if tried == 2:
+                raise
+    raise AssertionError("unreachable")
+
+
+def ends(jobs: list[int]) -> Iterator[Message]:
+    """Yield how each job ended, as it ends; through restarts of the queue."""
+    left = set(jobs)
+    while left:
+        connection = connect()
+        try:
+            drive(connection.send({"op": "wait", "jobs": sorted(left)}))
+            while left:
+                ended = drive(connection.receive(None))["ended"]
+                if ended["id"] in left:
+                    left.discard(ended["id"])
+                    yield ended
+        except ConnectionError:
+            continue  # the queue was restarted: ask the new one
+        finally:
+            connection.close()
+
+
+def _connect_now() -> Connection:
+    path = places.queue_socket()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(ANSWER_S)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise DaemonNotRunning(path, "queue") from None
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    if _CREDENTIALS.unpack(raw)[1] != os.getuid():
+        sock.close()
+        raise NotAllowed(f"{path} is answered by another user.", "Set GRN_RUNTIME_DIR elsewhere.")
+    return Connection(sock)

@@ -1,0 +1,188 @@
+"""`grn.submit`: hand a command to the queue and walk away, or hold on to it by its handle."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from grn.client import facts, queue
+from grn.errors import JobFailed, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+    from typing import Any
+
+    from grn.wire import Message
+
+JOBS_PER_MESSAGE = 1000
+
+
+class JobHandle:
+    """One submitted job, by its id; works in any process of the same user."""
+
+    def __init__(self, job_id: int) -> None:
+        self.id = job_id
+
+    def __repr__(self) -> str:
+        return f"<grn job {self.id}>"
+
+    def status(self) -> dict[str, Any]:
+        """Return all that is known of the job."""
+        job: dict[str, Any] = queue.ask({"op": "show", "job": self.id})["job"]
+        return job
+
+    def wait(self) -> dict[str, Any]:
+        """Wait until the job has ended and return how."""
+        return next(queue.ends([self.id]))
+
+    def result(self) -> int:
+        """Wait, and raise JobFailed unless it ended well."""
+        return _checked(self.wait())
+
+    def cancel(self, *, now: bool = False) -> None:
+        """End the job with its whole process tree."""
+        queue.ask({"op": "cancel", "jobs": [self.id], "now": now})
+
+    def logs(self, *, stderr: bool = False) -> str:
+        """Return what the job has printed so far."""
+        from grn.client.logs import read_log
+
+        return read_log(self.status()["folder"], "err" if stderr else "log").decode(
+            errors="replace"
+        )
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> int:
+        from grn.client.connection import drive_async
+
+        while True:
+            connection = queue.connect()
+            try:
+                await drive_async(connection.send({"op": "wait", "jobs": [self.id]}))
+                answer = await drive_async(connection.receive(None))
+                return _checked(answer["ended"])
+            except ConnectionError:
+                continue
+            finally:
+                connection.close()
+
+
+def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
+    """Submit one command: a list of words, or with `shell=True` a line for the shell.
+
+    Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
+    requeue, hold, notify; as of `grn submit`.
+    """
+    return submit_many([command], **options)[0]
+
+
+def submit_many(commands: Iterable[str | Sequence[str]], **options: Any) -> list[JobHandle]:
+    """Submit several commands that share their options."""
+    shell = bool(options.pop("shell", False))
+    job_type = options.pop("type", None)
+    name = options.pop("name", "")
+    jobs = [wanted(words(command, shell), job_type, name) for command in commands]
+    return [JobHandle(job_id) for job_id in send(jobs, request(**options))]
+
+
+def words(command: str | Sequence[str], shell: bool) -> list[str]:
+    """Return a command as a list of words."""
+    if shell:
+        line = command if isinstance(command, str) else " ".join(command)
+        return ["/bin/sh", "-c", line]
+    if isinstance(command, str):
+        raise UsageError(
+            f"the command {command!r} is one text.",
+            "Give a list of words, or shell=True to have a shell take it apart.",
+        )
+    if not command:
+        raise UsageError("the command is empty.")
+    return [str(word) for word in command]
+
+
+def wanted(argv: list[str], job_type: str | None = None, name: str = "") -> Message:
+    """Return one job of a submit."""
+    is_shell = argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3
+    told = argv[2].split() if is_shell else argv
+    full, label = facts.command_type(told) if told else ("sh", "sh")
+    message: Message = {
+        "argv": argv,
+        "type": job_type or full,
+        "label": (job_type or label)[-256:],
+        "args": facts.of_command(told),
+    }
+    if name:
+        message["name"] = name
+    return message
+
+
+def request(**options: Any) -> Message:
+    """Return what all jobs of a submit share."""
+    env = dict(os.environ)
+    env.pop("GRN_LEASE", None)  # a job of its own gets a lease of its own
+    env.update(options.pop("env", None) or {})
+    mask = os.umask(0)
+    os.umask(mask)
+    message: Message = {
+        "cwd": os.path.abspath(options.pop("cwd", None) or os.getcwd()),
+        "env": env,
+        "umask": mask,
+        "after": [_after(one) for one in options.pop("after", ())],
+    }
+    mem = options.pop("mem", None)
+    if mem is not None:
+        from grn.model.sizes import parse_size
+
+        message["mem"] = parse_size(mem)
+    names = {"time_limit": "time_limit_s", "hold": "held"}
+    allowed = {"gpus", "exclusive", "priority", "retry", "time_limit", "requeue", "hold", "notify"}
+    for name, value in options.items():
+        if name not in allowed:
+            raise TypeError(f"submit() has no option '{name}'")
+        if value is not None:
+            message[names.get(name, name)] = value
+    return message
+
+
+def send(jobs: list[Message], shared: Message) -> list[int]:
+    """Send jobs, a thousand in a message; return their ids. Each message is accepted whole."""
+    if not os.path.isdir(shared["cwd"]):
+        raise UsageError(f"the folder {shared['cwd']} does not exist.", "Name another with --cwd.")
+    ids: list[int] = []
+    for start in range(0, len(jobs), JOBS_PER_MESSAGE):
+        part = jobs[start : start + JOBS_PER_MESSAGE]
+        answer = queue.submit({"op": "submit", "jobs": part, **shared})
+        ids += range(answer["first"], answer["first"] + answer["count"])
+        if answer["trouble"] and start == 0:
+            print(f"grn: accepted, but it waits: {answer['trouble']}", file=sys.stderr)
+    return ids
+
+
+def _after(one: Any) -> list[Any]:
+    if isinstance(one, JobHandle):
+        return [one.id, True]
+    text, _, condition = str(one).partition(":")
+    if not text.isdigit() or condition not in ("", "ok", "any"):
+        raise UsageError(f"'{one}' names no job to come after.", "Write 42, 42:ok or 42:any.")
+    return [int(text), condition != "any"]
+
+
+def _checked(ended: dict[str, Any]) -> int:
+    if ended["reason"] != "ok":
+        text = f": {ended['text']}" if ended["text"] else ""
+        raise JobFailed(f"job {ended['id']} ended as {ended['reason']}{text}.", exit_code_of(ended))
+    return 0
+
+
+def exit_code_of(ended: dict[str, Any]) -> int:
+    """Return the exit code that tells how a job ended: its own, or one of coreutils' `timeout`."""
+    if ended["reason"] == "ok":
+        return 0
+    if ended["reason"] == "timed-out":
+        return 124
+    if ended["signal"]:
+        return 128 + int(ended["signal"])
+    return int(ended["status"]) if ended["status"] else 125

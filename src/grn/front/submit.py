@@ -1,0 +1,158 @@
+"""`grn submit`: a command into the queue, its id out. Light: it is called in loops of shells."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from grn.errors import GrnError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+MOST_ARRAY = 100_000
+
+DESCRIPTION = """\
+Hand CMD to your queue and return at once with its id. It runs when its turn comes and a GPU has
+room, with this environment and in this folder, whatever happens to this terminal."""
+EPILOG = """\
+examples:
+  grn submit -- python train.py --lr 0.1
+  grn submit --gpus 2 --mem 12GiB --retry 2 -- torchrun --nproc-per-node=gpu train.py
+  grn submit --after 41 --shell -- 'python eval.py > eval.txt'
+  grn submit --array 0-9 -- sh -c 'python train.py --seed $GRN_ARRAY_INDEX'
+  grep -v skip commands.txt | grn submit --lines -
+
+See the jobs with `grn ls`, their output with `grn logs ID`, wait with `grn wait ID`."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of `grn submit`."""
+    made = argparse.ArgumentParser(
+        prog="grn submit",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--name", default="", help="a name to find it by")
+    add("-n", "--gpus", type=int, default=1, metavar="N", help="how many GPUs")
+    add("--mem", metavar="SIZE", help="memory per GPU, e.g. 6GiB; learned if not given")
+    add("--exclusive", action="store_true", help="GPUs to itself")
+    add("--type", metavar="NAME", help="job type; the program if not given")
+    add("--priority", type=int, default=0, metavar="N", help="higher goes first")
+    add("--after", action="append", default=[], metavar="ID[:ok|:any]",
+        help="start when that job has ended well (or however it ended)")  # fmt: skip
+    add("--retry", type=int, default=0, metavar="N", help="run again so often if it fails")
+    add("--time-limit", metavar="TIME", help="end it after 90s, 30m, 12h or 2d")
+    add("--cwd", metavar="DIR", help="run it in this folder")
+    add("--env", action="append", default=[], metavar="K=V", help="set a variable for it")
+    add("--shell", action="store_true", help="CMD is a line for the shell")
+    add("--lines", metavar="FILE", help="submit each line of FILE (- for stdin), run by the shell")
+    add("--array", metavar="A-B", help="submit CMD for each number, in GRN_ARRAY_INDEX")
+    add("--requeue", action="store_true", help="run it again if the machine goes down under it")
+    add("--hold", action="store_true", help="keep it back until `grn release`")
+    add("--notify", default="", metavar="CMD", help="run CMD by the shell when it has ended")
+    add("-q", "--quiet", action="store_true", help="print nothing but ids")
+    add("command", nargs=argparse.REMAINDER, metavar="-- CMD ...")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Submit and print the ids, one a line."""
+    options = parser().parse_args(argv)
+    try:
+        ids = _submit(options)
+    except (GrnError, ValueError, TypeError) as error:
+        message = error.message if isinstance(error, GrnError) else str(error)
+        print(f"error: {message}", file=sys.stderr)
+        if isinstance(error, GrnError) and error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return error.exit_code if isinstance(error, GrnError) else 2
+    print("\n".join(map(str, ids)))
+    return 0
+
+
+def _submit(options: argparse.Namespace) -> list[int]:
+    from grn.client.submit import request, send, wanted, words
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.lines and (command or options.array):
+        raise UsageError("--lines goes without a command.", "Give one or the other.")
+    if options.lines:
+        commands = [["/bin/sh", "-c", line] for line in _lines(options.lines)]
+    elif command:
+        commands = [words(" ".join(command) if options.shell else command, options.shell)]
+    else:
+        raise UsageError("there is no command.", "Write it at the end: grn submit -- CMD ...")
+    jobs = [wanted(argv, options.type, options.name) for argv in commands]
+    if options.array:
+        jobs = [
+            {**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in _range(options.array)
+        ]
+    return send(jobs, request(**_shared(options)))
+
+
+def _shared(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "gpus": options.gpus,
+        "mem": options.mem,
+        "exclusive": options.exclusive,
+        "priority": options.priority,
+        "after": options.after,
+        "retry": options.retry,
+        "time_limit": _seconds(options.time_limit) if options.time_limit else None,
+        "cwd": options.cwd,
+        "env": dict(_pair(text) for text in options.env),
+        "requeue": options.requeue,
+        "hold": options.hold,
+        "notify": options.notify,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        if path == "-":
+            text = sys.stdin.buffer.read() if sys.stdin else b""
+        else:
+            with open(path, "rb") as file:
+                text = file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    lines = [line.strip() for line in text.decode("utf-8", "surrogateescape").split("\n")]
+    commands = [line for line in lines if line and not line.startswith("#")]
+    if not commands:
+        raise UsageError(f"there is no command in {path}.")
+    return commands
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not mark or not name:
+        raise UsageError(f"'{text}' sets no variable.", "Write --env NAME=VALUE.")
+    return name, value
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    unit = units.get(text[-1:], 0)
+    try:
+        seconds = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UsageError(f"'{text}' is no time.", "Write it like 90s, 30m, 12h or 2d.")
+    return seconds
+
+
+def _range(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+        raise UsageError(f"'{text}' is no range.", "Write it like 0-9, or 10 for 0-9.")
+    numbers = range(int(first), int(last) + 1) if dash else range(int(first))
+    if not 0 < len(numbers) <= MOST_ARRAY:
+        raise UsageError(f"'{text}' has {len(numbers)} numbers; 1 to {MOST_ARRAY} are allowed.")
+    return numbers

@@ -1,0 +1,117 @@
+"""Wiring: the only file where the queue's concrete parts meet.
+
+Run as `python -m grn.queue`; `grn submit` starts it, `grn queue` shows and stops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import hashlib
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from grn import __version__, places, settings
+from grn.errors import GrnError
+from grn.ground import Ground, boot_id, mounts, state_folder
+from grn.queue.engine import Engine, Limits
+from grn.queue.journal import Journal
+from grn.queue.launch import Manners
+from grn.queue.loop import Hooks, Loop
+from grn.queue.server import Server
+
+log = logging.getLogger("grn.queue")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the queue until it is told to stop."""
+    parser = argparse.ArgumentParser(prog="python -m grn.queue")
+    parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    try:
+        chosen = settings.load()
+        with Ground(places.queue_socket(), is_private=True) as ground:
+            asyncio.run(_serve(chosen, ground, arguments.ready_fd))
+    except GrnError as error:
+        _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
+        print(f"error: {error.message} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None) -> None:
+    state, note = state_folder(mounts())
+    folder = os.path.join(state, "queue")
+    if note:
+        log.warning(note)
+    journal = Journal(folder, boot_id(), time.time)
+    loop = Loop(
+        Engine(Limits(running=chosen.queue_running)),
+        journal,
+        _manners(chosen, folder, ground.lock_path),
+        boot_id(),
+        Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
+    )
+    stopped = asyncio.Event()
+    server = Server(loop, __version__, stopped.set)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
+    _raise_limits()
+    await loop.start()
+    gc.freeze()  # what lives for ever need not be walked at every collection
+    listener = await asyncio.get_running_loop().create_unix_server(
+        server.connection, sock=ground.listen()
+    )
+    tasks = [
+        asyncio.create_task(loop.leases.keep_connected()),
+        asyncio.create_task(ground.keep_fresh()),
+    ]
+    log.info("action=ready jobs=%d folder=%s", len(loop.engine.jobs), folder)
+    _say(ready_fd, "ready")
+    await stopped.wait()
+    listener.close()
+    for task in tasks:
+        task.cancel()
+    loop.leases.close()
+    loop.launcher.close()
+    journal.close()
+
+
+def _manners(chosen: settings.Settings, folder: str, lock_path: str) -> Manners:
+    identity = hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:16]
+    return Manners(
+        root=os.path.join(folder, "jobs"),
+        queue_id=identity,
+        queue_lock=lock_path,
+        grace_s=chosen.grace_to_end_s,
+        log_bytes=chosen.log_bytes,
+    )
+
+
+def _raise_limits() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 16
+    with contextlib.suppress(ValueError, OSError):  # one descriptor for each running job
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, 1 << 16)), hard))
+
+
+def _say(fd: int | None, line: str) -> None:
+    """Tell whoever started us; they may be gone."""
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(fd, line.replace("\n", " ").encode() + b"\n")
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

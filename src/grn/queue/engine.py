@@ -1,0 +1,475 @@
+"""All state of the queue; `handle(event) -> actions` is the only door.
+
+Decides which job is next and what its end means. GPUs are the negotiator's to give; processes,
+files and clocks are the loop's to touch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from grn.queue import finish
+from grn.queue.events import (
+    Action,
+    AskLease,
+    CancelAsked,
+    DrainAsked,
+    DropAsk,
+    EndReason,
+    Event,
+    Exit,
+    Exited,
+    Found,
+    HoldAsked,
+    JobSpec,
+    JobState,
+    Kept,
+    Launch,
+    LeaseAwaited,
+    LeaseGranted,
+    LeaseRefused,
+    MoveAsked,
+    NegotiatorFound,
+    NegotiatorLost,
+    Recovered,
+    ReturnLease,
+    SaveAttemptEnd,
+    SaveBegin,
+    SaveDrain,
+    SaveEnd,
+    SaveState,
+    ShimLost,
+    Started,
+    Stop,
+    Submitted,
+    TellEmpty,
+    TellEnded,
+)
+from grn.queue.lifecycle import moved
+
+Rank = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Job:
+    """One job that has not ended."""
+
+    spec: JobSpec
+    priority: int
+    place: int
+    tries_left: int
+    state: JobState = JobState.QUEUED
+    attempt: int = 0
+    memory_attempt: int = 0
+    is_held: bool = False
+    is_asked: bool = False  # the negotiator has been asked for a lease
+    lease: str = ""
+    waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
+    why: str = ""  # what the negotiator said last
+
+    @property
+    def rank(self) -> Rank:
+        """Return its place in the line: out-of-memory retries first, then priority, then age."""
+        return (0 if self.memory_attempt else 1, -self.priority, self.place)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is JobState.QUEUED and not self.is_held and not self.waits_for
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many jobs are asked for at once, and how many may run at once (0: as GPUs allow)."""
+
+    window: int = 64
+    running: int = 0
+
+
+class Engine:
+    """The queue's mind."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.jobs: dict[int, Job] = {}
+        self.is_drained = False
+        self.has_negotiator = False
+        self._line: list[tuple[Rank, int]] = []  # ready and not asked; stale entries are skipped
+        self._asked: set[int] = set()
+        self._asked_levels: Counter[tuple[int, int]] = Counter()
+        self._busy = 0  # starting, running or stopping
+        self._followers: dict[int, list[int]] = {}
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in one fact and return what is to be done."""
+        return list(_HANDLERS[type(event)](self, event))
+
+    # --- questions -----------------------------------------------------------------------
+
+    def why(self, job: Job) -> str:
+        """Say why a job does not run yet, or what it does."""
+        if job.state is not JobState.QUEUED:
+            return str(job.state.value)
+        if job.is_held:
+            return "held: release it with `grn release`"
+        if job.waits_for:
+            return f"comes after {', '.join(map(str, sorted(job.waits_for)))}"
+        if self.is_drained:
+            return "the queue is drained: `grn drain --off` goes on"
+        if not self.has_negotiator:
+            return "no negotiator answers"
+        if job.is_asked:
+            return job.why or "the negotiator was asked"
+        if self.limits.running and self._busy >= self.limits.running:
+            return f"{self.limits.running} jobs of this queue run already"
+        return "others are before it"
+
+    def check(self) -> None:
+        """Raise AssertionError when the state contradicts itself."""
+        busy = 0
+        for job_id, job in self.jobs.items():
+            assert job.spec.id == job_id
+            assert job.state is not JobState.ENDED, "an ended job is kept"
+            assert job.is_asked == (job_id in self._asked)
+            assert not job.is_asked or job.is_ready, "asked for a job that is not ready"
+            assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
+            busy += job.state is not JobState.QUEUED
+        assert busy == self._busy
+        assert self._asked <= self.jobs.keys()
+        lined = {job_id for _, job_id in self._line}
+        for job_id, job in self.jobs.items():
+            assert not job.is_ready or job.is_asked or job_id in lined, "a ready job is forgotten"
+
+    # --- submitting and steering ---------------------------------------------------------
+
+    def _recovered(self, event: Recovered) -> Iterator[Action]:
+        self.is_drained = event.is_drained
+        for kept in event.jobs:
+            self._add(kept)
+        ends = dict(event.ends)
+        for job in list(self.jobs.values()):
+            yield from self._wire(job, ends)
+        for kept in event.jobs:
+            if kept.found is not None and kept.spec.id in self.jobs:
+                yield from self._settle_found(kept)
+        yield from self._ask()
+
+    def _submitted(self, event: Submitted) -> Iterator[Action]:
+        ends = dict(event.ends)
+        for spec in event.jobs:
+            kept = Kept(spec, JobState.QUEUED, tries_left=spec.retries, place=spec.id)
+            job = self._add(kept)
+            job.is_held = event.is_held
+            yield from self._wire(job, ends)
+            if event.is_held and spec.id in self.jobs:
+                yield self._saved(job)
+        yield from self._ask()
+
+    def _cancel_asked(self, event: CancelAsked) -> Iterator[Action]:
+        for job_id in event.jobs:
+            job = self.jobs.get(job_id)
+            if job is None:
+                continue
+            if job.state is JobState.QUEUED:
+                yield from self._end(job, EndReason.CANCELLED, "", None)
+                continue
+            job.state = moved(job.state, event) or job.state
+            yield self._saved(job)
+            yield Stop(job_id, job.attempt, event.is_now)
+        yield from self._ask()
+
+    def _hold_asked(self, event: HoldAsked) -> Iterator[Action]:
+        for job_id in event.jobs:
+            job = self.jobs.get(job_id)
+            if job is None or job.state is not JobState.QUEUED or job.is_held == event.is_held:
+                continue
+            job.is_held = event.is_held
+            yield from self._unask(job)
+            self._line_up(job)
+            yield self._saved(job)
+        yield from self._ask()
+
+    def _move_asked(self, event: MoveAsked) -> Iterator[Action]:
+        places = [job.place for job in self.jobs.values()]
+        first, last = min(places, default=0), max(places, default=0)
+        moving = [self.jobs[job_id] for job_id in event.jobs if job_id in self.jobs]
+        for step, job in enumerate(moving):
+            if job.state is not JobState.QUEUED:
+                continue
+            yield from self._unask(job)
+            if event.priority is not None:
+                job.priority = event.priority
+            if event.to_front is not None:
+                job.place = first - len(moving) + step if event.to_front else last + 1 + step
+            self._line_up(job)
+            yield self._saved(job)
+        yield from self._ask()
+
+    def _drain_asked(self, event: DrainAsked) -> Iterator[Action]:
+        self.is_drained = event.is_drained
+        yield SaveDrain(event.is_drained)
+        if event.is_drained:
+            for job_id in list(self._asked):
+                yield from self._unask(self.jobs[job_id])
+                self._line_up(self.jobs[job_id])
+        yield from self._ask()
+
+    # --- leases --------------------------------------------------------------------------
+
+    def _lease_granted(self, event: LeaseGranted) -> Iterator[Action]:
+        job = self.jobs.get(event.job)
+        if job is None or not job.is_asked:
+            yield ReturnLease(event.lease)  # it was taken back while the grant was on its way
+            return
+        self._no_longer_asked(job)
+        job.attempt += 1
+        job.lease = event.lease
+        job.why = ""
+        self._busy += 1
+        job.state = JobState.STARTING
+        yield self._saved(job)
+        yield SaveBegin(event.job, job.attempt, event.lease, event.gpus, event.reserved_bytes)
+        yield Launch(event.job, job.attempt, event.lease, event.visible)
+        yield from self._ask()
+
+    def _lease_awaited(self, event: LeaseAwaited) -> Iterator[Action]:
+        job = self.jobs.get(event.job)
+        if job is not None:
+            job.why = event.text
+        yield from ()
+
+    def _lease_refused(self, event: LeaseRefused) -> Iterator[Action]:
+        job = self.jobs.get(event.job)
+        if job is not None and job.is_asked:
+            yield from self._end(job, EndReason.REFUSED, event.text, None)
+            yield from self._ask()
+
+    def _negotiator_lost(self, event: NegotiatorLost) -> Iterator[Action]:
+        self.has_negotiator = False
+        yield from ()
+
+    def _negotiator_found(self, event: NegotiatorFound) -> Iterator[Action]:
+        """Ask again for all that was asked: the same keys keep their places."""
+        self.has_negotiator = True
+        for job_id in sorted(self._asked, key=lambda one: self.jobs[one].rank):
+            job = self.jobs[job_id]
+            yield AskLease(job.spec, job.attempt + 1, job.memory_attempt)
+        yield from self._ask()
+
+    # --- attempts ------------------------------------------------------------------------
+
+    def _started(self, event: Started) -> Iterator[Action]:
+        """Note that it runs; not written down, for recovery treats starting and running alike."""
+        job = self._at(event.job, event.attempt)
+        if job is not None:
+            job.state = moved(job.state, event) or job.state
+        yield from ()
+
+    def _exited(self, event: Exited) -> Iterator[Action]:
+        job = self._at(event.job, event.attempt)
+        if job is None or moved(job.state, event) is None:
+            return
+        is_stopping = job.state is JobState.STOPPING
+        reason = finish.reason_of(event.exit, event.settled)
+        peak = event.settled.peak_bytes
+        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak)
+        verdict = finish.after_exit(
+            event.exit, event.settled, job.tries_left, job.memory_attempt, is_stopping
+        )
+        yield from self._conclude(job, verdict, event.exit)
+
+    def _shim_lost(self, event: ShimLost) -> Iterator[Action]:
+        job = self._at(event.job, event.attempt)
+        if job is None or moved(job.state, event) is None:
+            return
+        is_stopping = job.state is JobState.STOPPING
+        exit = Exit(None, text="the shim was killed")
+        yield SaveAttemptEnd(event.job, event.attempt, EndReason.LOST, exit, None)
+        yield from self._conclude(job, finish.after_loss(job.tries_left, is_stopping), exit)
+
+    def _conclude(
+        self, job: Job, verdict: finish.End | finish.Again, exit: Exit | None
+    ) -> Iterator[Action]:
+        self._busy -= 1
+        job.lease = ""
+        if isinstance(verdict, finish.End):
+            yield from self._end(job, verdict.reason, verdict.text, exit)
+        else:
+            job.state = JobState.QUEUED
+            job.tries_left -= verdict.is_counted
+            job.memory_attempt += verdict.needs_more_memory
+            self._line_up(job)
+            yield self._saved(job)
+        yield from self._ask()
+
+    def _settle_found(self, kept: Kept) -> Iterator[Action]:
+        """Go on from what recovery found of an attempt; exits come as events of their own."""
+        job = self.jobs[kept.spec.id]
+        if kept.found is Found.NOT_BEGUN:
+            is_stopping = job.state is JobState.STOPPING
+            self._busy -= 1
+            job.state, job.lease = JobState.QUEUED, ""
+            if is_stopping:
+                yield from self._end(job, EndReason.CANCELLED, "", None)
+            else:
+                self._line_up(job)
+                yield self._saved(job)
+        elif kept.found is Found.INTERRUPTED:
+            exit = Exit(None, text="the machine went down")
+            yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
+            again = finish.Again(EndReason.INTERRUPTED, is_counted=False)
+            end = finish.End(EndReason.INTERRUPTED, "the machine went down while it ran")
+            may_requeue = job.spec.may_requeue and job.state is not JobState.STOPPING
+            yield from self._conclude(job, again if may_requeue else end, None)
+        elif kept.found is Found.ALIVE and job.state is JobState.STOPPING:
+            yield Stop(job.spec.id, job.attempt, is_now=False)
+
+    # --- the line ------------------------------------------------------------------------
+
+    def _ask(self) -> Iterator[Action]:
+        """Ask the negotiator for leases for those at the head of the line."""
+        while self._may_ask():
+            job = self._pop()
+            if job is None:
+                return
+            job.is_asked = True
+            self._asked.add(job.spec.id)
+            self._asked_levels[job.rank[:2]] += 1
+            yield AskLease(job.spec, job.attempt + 1, job.memory_attempt)
+        yield from self._prefer_better()
+
+    def _may_ask(self) -> bool:
+        if self.is_drained or not self.has_negotiator or len(self._asked) >= self.limits.window:
+            return False
+        return not self.limits.running or self._busy + len(self._asked) < self.limits.running
+
+    def _prefer_better(self) -> Iterator[Action]:
+        """When the window is full, a better ranked job takes the place of the last asked."""
+        if self.is_drained or not self.has_negotiator or not self._asked:
+            return
+        best = self._peek()
+        if best is None:
+            return
+        if best.rank[:2] < max(self._asked_levels):
+            worst = max((self.jobs[job_id] for job_id in self._asked), key=lambda job: job.rank)
+            yield from self._unask(worst)
+            self._line_up(worst)
+            yield from self._ask()
+
+    def _peek(self) -> Job | None:
+        while self._line:
+            rank, job_id = self._line[0]
+            job = self.jobs.get(job_id)
+            if job is not None and job.is_ready and not job.is_asked and job.rank == rank:
+                return job
+            heapq.heappop(self._line)
+        return None
+
+    def _pop(self) -> Job | None:
+        job = self._peek()
+        if job is not None:
+            heapq.heappop(self._line)
+        return job
+
+    def _line_up(self, job: Job) -> None:
+        if job.is_ready and not job.is_asked:
+            heapq.heappush(self._line, (job.rank, job.spec.id))
+
+    def _unask(self, job: Job) -> Iterator[Action]:
+        if job.is_asked:
+            self._no_longer_asked(job)
+            yield DropAsk(job.spec.id)
+
+    def _no_longer_asked(self, job: Job) -> None:
+        job.is_asked = False
+        self._asked.discard(job.spec.id)
+        level = job.rank[:2]
+        self._asked_levels[level] -= 1
+        if not self._asked_levels[level]:
+            del self._asked_levels[level]
+
+    # --- jobs ----------------------------------------------------------------------------
+
+    def _add(self, kept: Kept) -> Job:
+        job = Job(
+            kept.spec,
+            kept.spec.priority,
+            kept.place,
+            kept.tries_left,
+            kept.state,
+            kept.attempt,
+            kept.memory_attempt,
+            kept.is_held,
+            lease=kept.lease,
+        )
+        self.jobs[kept.spec.id] = job
+        self._busy += kept.state is not JobState.QUEUED
+        return job
+
+    def _wire(self, job: Job, ends: dict[int, bool]) -> Iterator[Action]:
+        """Note which jobs a queued one comes after; those that ended badly end it as well."""
+        if job.state is not JobState.QUEUED:
+            return
+        for after in job.spec.after:
+            if after.job in self.jobs:
+                job.waits_for.add(after.job)
+                self._followers.setdefault(after.job, []).append(job.spec.id)
+            elif after.must_be_ok and not ends.get(after.job, False):
+                text = f"job {after.job}, which it comes after, did not end well"
+                yield from self._end(job, EndReason.SKIPPED, text, None)
+                return
+        self._line_up(job)
+
+    def _end(self, job: Job, reason: EndReason, text: str, exit: Exit | None) -> Iterator[Action]:
+        job_id = job.spec.id
+        yield from self._unask(job)
+        del self.jobs[job_id]
+        yield SaveEnd(job_id, reason, text, exit)
+        yield TellEnded(job_id, reason)
+        for follower_id in self._followers.pop(job_id, []):
+            follower = self.jobs.get(follower_id)
+            if follower is not None:
+                yield from self._after_end(follower, job_id, reason is EndReason.OK)
+        if not self.jobs:
+            yield TellEmpty()
+
+    def _after_end(self, follower: Job, ended: int, is_ok: bool) -> Iterator[Action]:
+        follower.waits_for.discard(ended)
+        needs_ok = any(one.job == ended and one.must_be_ok for one in follower.spec.after)
+        if needs_ok and not is_ok:
+            text = f"job {ended}, which it comes after, did not end well"
+            yield from self._end(follower, EndReason.SKIPPED, text, None)
+        else:
+            self._line_up(follower)
+
+    def _at(self, job_id: int, attempt: int) -> Job | None:
+        job = self.jobs.get(job_id)
+        return job if job is not None and job.attempt == attempt else None
+
+    @staticmethod
+    def _saved(job: Job) -> SaveState:
+        return SaveState(
+            job.spec.id, job.state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
+            job.priority, job.place,
+        )  # fmt: skip
+
+
+_HANDLERS: dict[type, Callable[[Engine, Any], Iterator[Action]]] = {
+    Recovered: Engine._recovered,
+    Submitted: Engine._submitted,
+    LeaseGranted: Engine._lease_granted,
+    LeaseAwaited: Engine._lease_awaited,
+    LeaseRefused: Engine._lease_refused,
+    NegotiatorLost: Engine._negotiator_lost,
+    NegotiatorFound: Engine._negotiator_found,
+    Started: Engine._started,
+    Exited: Engine._exited,
+    ShimLost: Engine._shim_lost,
+    CancelAsked: Engine._cancel_asked,
+    HoldAsked: Engine._hold_asked,
+    MoveAsked: Engine._move_asked,
+    DrainAsked: Engine._drain_asked,
+}

@@ -1,0 +1,360 @@
+"""Facts the queue's engine is told, and actions it answers with.
+
+Events are in the past tense and carry their time; actions are imperatives for the loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class JobState(Enum):
+    """Where a job is in its life; the moves between them are in lifecycle.py."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class EndReason(Enum):
+    """How a job ended. Each is documented in docs/queue.md."""
+
+    OK = "ok"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out-of-memory"
+    TIMED_OUT = "timed-out"
+    CANCELLED = "cancelled"
+    NOT_RUNNABLE = "not-runnable"
+    REFUSED = "refused"  # it can never get what it asks for
+    SKIPPED = "skipped"  # a job it comes after did not end as it must
+    INTERRUPTED = "interrupted"  # the machine went down under it
+    LOST = "lost"  # its shim was killed: how it ended is not known
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """A job that must have ended first, and whether it must have ended well."""
+
+    job: int
+    must_be_ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the engine needs to know of a job; command and environment stay in the journal."""
+
+    id: int
+    job_type: str
+    label: str
+    gpus: int = 1
+    mem_bytes: int | None = None
+    is_exclusive: bool = False
+    priority: int = 0
+    after: tuple[After, ...] = ()
+    retries: int = 0
+    may_requeue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What a shim wrote down of the end of one attempt."""
+
+    status: int | None  # exit status of the command, None when a signal ended it
+    signal: int | None = None
+    because: EndReason | None = None  # set when the shim itself knows: time limit, cancel, ...
+    text: str = ""
+    resident_bytes: int | None = None
+    asked_bytes: int | None = None  # the GPU allocation that failed
+    ran_s: float = 0.0
+    ended_at: float = 0.0  # wall clock, for display
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the negotiator says of a lease that is over."""
+
+    outcome: str | None = None
+    was_alone: bool = True
+    peak_bytes: int | None = None
+
+
+# --- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One job as the journal has it, with what was found of its attempt after a restart."""
+
+    spec: JobSpec
+    state: JobState
+    attempt: int = 0
+    tries_left: int = 0
+    memory_attempt: int = 0
+    is_held: bool = False
+    place: int = 0
+    found: Found | None = None
+    lease: str = ""
+
+
+class Found(Enum):
+    """What recovery finds of an attempt that was begun before a restart."""
+
+    NOT_BEGUN = "not-begun"
+    ALIVE = "alive"
+    ENDED = "ended"
+    LOST = "lost"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The queue came up: all jobs that have not ended, and how those ended they come after."""
+
+    at: float
+    jobs: tuple[Kept, ...]
+    ends: tuple[tuple[int, bool], ...] = ()
+    is_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    at: float
+    jobs: tuple[JobSpec, ...]
+    ends: tuple[tuple[int, bool], ...] = ()  # jobs that have ended already: id, ended well
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    at: float
+    job: int
+    lease: str
+    visible: str
+    gpus: tuple[int, ...]
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAwaited:
+    """The negotiator says why there is no GPU yet."""
+
+    at: float
+    job: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRefused:
+    """The negotiator says that there never will be one."""
+
+    at: float
+    job: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NegotiatorLost:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NegotiatorFound:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    at: float
+    job: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """An attempt is over and its lease settled."""
+
+    at: float
+    job: int
+    attempt: int
+    exit: Exit
+    settled: Settled = Settled()
+
+
+@dataclass(frozen=True, slots=True)
+class ShimLost:
+    """The shim is gone without an exit record; what it left was ended."""
+
+    at: float
+    job: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    at: float
+    jobs: tuple[int, ...]
+    is_now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    at: float
+    jobs: tuple[int, ...]
+    is_held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAsked:
+    """Give jobs another priority, or the first or last place among their like."""
+
+    at: float
+    jobs: tuple[int, ...]
+    priority: int | None = None
+    to_front: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    at: float
+    is_drained: bool = True
+
+
+Event = (
+    Recovered
+    | Submitted
+    | LeaseGranted
+    | LeaseAwaited
+    | LeaseRefused
+    | NegotiatorLost
+    | NegotiatorFound
+    | Started
+    | Exited
+    | ShimLost
+    | CancelAsked
+    | HoldAsked
+    | MoveAsked
+    | DrainAsked
+)
+
+# --- actions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Write down where a job is now."""
+
+    job: int
+    state: JobState
+    attempt: int
+    tries_left: int
+    memory_attempt: int
+    is_held: bool
+    priority: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBegin:
+    """Write down that an attempt begins, before it does."""
+
+    job: int
+    attempt: int
+    lease: str
+    gpus: tuple[int, ...]
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAttemptEnd:
+    """Write down how one attempt ended."""
+
+    job: int
+    attempt: int
+    reason: EndReason
+    exit: Exit
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnd:
+    """Write down how a job ended, for good."""
+
+    job: int
+    reason: EndReason
+    text: str
+    exit: Exit | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDrain:
+    is_drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskLease:
+    spec: JobSpec
+    attempt: int
+    memory_attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAsk:
+    """Take back a request for a lease."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnLease:
+    """Give back a lease that nothing was started under."""
+
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    job: int
+    attempt: int
+    lease: str
+    visible: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask a job's shim to end its process tree."""
+
+    job: int
+    attempt: int
+    is_now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TellEnded:
+    """Tell whoever waits for a job, and its hooks."""
+
+    job: int
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class TellEmpty:
+    """The last job has ended."""
+
+
+Action = (
+    SaveState
+    | SaveBegin
+    | SaveAttemptEnd
+    | SaveEnd
+    | SaveDrain
+    | AskLease
+    | DropAsk
+    | ReturnLease
+    | Launch
+    | Stop
+    | TellEnded
+    | TellEmpty
+)

@@ -1,0 +1,92 @@
+"""What the end of an attempt means: the end of the job, or another try.
+
+Also what recovery concludes from what is on disk. Both are plain functions of plain facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grn.queue.events import EndReason, Exit, Found, Settled
+
+MOST_MEMORY_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over."""
+
+    reason: EndReason
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The job goes back into the queue."""
+
+    reason: EndReason  # of the attempt that was not enough
+    is_counted: bool  # against the retries asked for
+    needs_more_memory: bool = False
+
+
+def after_exit(
+    exit: Exit, settled: Settled, tries_left: int, memory_attempt: int, is_stopping: bool
+) -> End | Again:
+    """Decide what follows an attempt that ended."""
+    reason = reason_of(exit, settled)
+    if reason is EndReason.OK:
+        return End(EndReason.OK)
+    if is_stopping:
+        return End(EndReason.CANCELLED)
+    is_our_fault = reason is EndReason.OUT_OF_MEMORY and not settled.was_alone
+    if is_our_fault and memory_attempt < MOST_MEMORY_ATTEMPTS:
+        return Again(reason, is_counted=False, needs_more_memory=True)
+    may_retry = reason in (EndReason.FAILED, EndReason.OUT_OF_MEMORY)
+    if may_retry and tries_left > 0:
+        return Again(reason, is_counted=True)
+    return End(reason, exit.text or describe(exit, reason))
+
+
+def reason_of(exit: Exit, settled: Settled) -> EndReason:
+    """Name how an attempt ended."""
+    if exit.because is not None and exit.because is not EndReason.OUT_OF_MEMORY:
+        return exit.because
+    if exit.status == 0:
+        return EndReason.OK
+    if exit.because is EndReason.OUT_OF_MEMORY or settled.outcome == "oom":
+        return EndReason.OUT_OF_MEMORY
+    return EndReason.FAILED
+
+
+def describe(exit: Exit, reason: EndReason) -> str:
+    """Say in a few words how an attempt ended."""
+    if reason is EndReason.OUT_OF_MEMORY:
+        return "ran out of GPU memory although it was alone on its GPU"
+    if exit.signal is not None:
+        return f"ended by signal {exit.signal}"
+    return f"exit status {exit.status}"
+
+
+def after_loss(tries_left: int, is_stopping: bool) -> End | Again:
+    """Decide what follows when a shim was killed: how the command ended is not known."""
+    if is_stopping:
+        return End(EndReason.CANCELLED)
+    if tries_left > 0:
+        return Again(EndReason.LOST, is_counted=True)
+    return End(EndReason.LOST, "its shim was killed; what was left of it has been ended")
+
+
+def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> Found:
+    """Conclude what became of an attempt from what is on disk.
+
+    A lock that is held proves a living shim, whatever else is there; an exit record is the truth
+    once the shim is gone. Without a claim the attempt never began, and after another boot whatever
+    was begun was interrupted.
+    """
+    if is_locked and is_same_boot:
+        return Found.ALIVE
+    if has_exit:
+        return Found.ENDED
+    if not is_same_boot:
+        return Found.INTERRUPTED
+    return Found.LOST if has_claim else Found.NOT_BEGUN

@@ -1,0 +1,202 @@
+"""The queue's line to the negotiator: many requests over one connection, kept through restarts.
+
+Translates between messages and plain calls; which job is to be asked for is the engine's choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from grn import places, wire
+from grn.client import daemons
+from grn.errors import GrnError, ProtocolError
+from grn.queue.events import JobSpec, Settled
+
+log = logging.getLogger(__name__)
+RETRY_S = 1.0
+SETTLE_S = 5.0
+
+
+class Listener(Protocol):
+    """What the loop does when the negotiator speaks."""
+
+    def connected(self) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+    def granted(self, job: int, answer: dict[str, Any]) -> None: ...
+
+    def awaited(self, job: int, text: str) -> None: ...
+
+    def refused(self, job: int, text: str) -> None: ...
+
+
+class Leases(asyncio.Protocol):
+    """One connection to the negotiator, made again whenever it is lost."""
+
+    def __init__(self, queue_id: str, listener: Listener) -> None:
+        self._queue_id = queue_id
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        self._last_id = 0
+        self._jobs: dict[int, int] = {}  # message id -> job it asked a lease for
+        self._settling: dict[int, Callable[[Settled], None]] = {}
+        self._unsaid: list[dict[str, Any]] = []
+        self._lost = asyncio.Event()
+        self.trouble = ""  # why there is no negotiator
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None
+
+    # --- what the loop asks for ----------------------------------------------------------
+
+    def ask(self, spec: JobSpec, attempt: int, memory_attempt: int, facts: dict[str, Any]) -> None:
+        """Ask for the lease of one attempt."""
+        message: dict[str, Any] = {
+            "op": "lease",
+            "key": self.key(spec.id, attempt),
+            "type": spec.job_type,
+            "label": spec.label,
+            "gpus": spec.gpus,
+            "exclusive": spec.is_exclusive,
+            "priority": spec.priority,
+            "attempt": memory_attempt,
+            "args": facts,
+            "command": True,
+        }
+        if spec.mem_bytes is not None:
+            message["mem"] = spec.mem_bytes
+        self._jobs[self._send(message)] = spec.id
+
+    def drop(self, job: int, attempt: int) -> None:
+        """Take a request back."""
+        for message_id, asked in list(self._jobs.items()):
+            if asked == job:
+                del self._jobs[message_id]
+        self._send({"op": "cancel", "key": self.key(job, attempt)})
+
+    def watch(self, lease: str) -> None:
+        """Promise to say how a lease ends."""
+        self._send({"op": "watch", "lease": lease})
+
+    def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settled], None]) -> None:
+        """Say how a lease ended; `then` hears what the negotiator makes of it, or nothing."""
+        message = {"op": "done", "lease": lease, **ending}
+        if self._transport is None:
+            self._unsaid.append(message)
+            then(Settled())
+            return
+        message_id = self._send(message)
+        self._settling[message_id] = then
+        asyncio.get_running_loop().call_later(SETTLE_S, self._settle, message_id, Settled())
+
+    def key(self, job: int, attempt: int) -> str:
+        """Return the name of a request, the same after a restart of either side."""
+        return f"{self._queue_id}{job:012x}{attempt:04x}"
+
+    # --- the connection ------------------------------------------------------------------
+
+    async def keep_connected(self) -> None:
+        """Connect, and connect again when the line is lost; start a negotiator if none answers."""
+        while True:
+            if await self._connect():
+                self.trouble = ""
+                self._say_unsaid()
+                self._listener.connected()
+                await self._lost.wait()
+                self._listener.disconnected()
+            else:
+                await self._start_negotiator()
+                await asyncio.sleep(RETRY_S if self.trouble else 0)
+
+    async def _connect(self) -> bool:
+        loop = asyncio.get_running_loop()
+        for path in places.sockets_to_try():
+            try:
+                await loop.create_unix_connection(lambda: self, path)
+            except OSError:
+                continue
+            return True
+        return False
+
+    async def _start_negotiator(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, daemons.ensure_negotiator, None)
+        except GrnError as error:
+            if self.trouble != error.message:
+                log.warning("action=start-negotiator result=failed reason=%r", error.message)
+            self.trouble = error.message
+        else:
+            self.trouble = ""
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        self._lost.clear()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._jobs.clear()
+        for message_id in list(self._settling):
+            self._settle(message_id, Settled())
+        self._lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._hear(wire.decode(body))
+        except ProtocolError:
+            log.exception("action=listen result=failed")
+            self.close()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        message_id = message.get("id")
+        job = self._jobs.get(message_id) if isinstance(message_id, int) else None
+        error = message.get("error")
+        if message_id in self._settling:
+            said = Settled() if error else _settled(message)
+            self._settle(cast(int, message_id), said)
+        elif job is None:
+            if message.get("ev") == "granted":
+                # Taken back while the grant was on its way: give it back.
+                self.done(message["lease"], {"outcome": "failed"}, lambda _: None)
+        elif error is not None:
+            del self._jobs[cast(int, message_id)]
+            self._listener.refused(job, f"{error['message']} {error['hint']}".strip())
+        elif message.get("ev") == "waiting":
+            self._listener.awaited(job, message["text"])
+        elif message.get("ev") == "granted":
+            del self._jobs[cast(int, message_id)]
+            self._listener.granted(job, message)
+
+    def _settle(self, message_id: int, settled: Settled) -> None:
+        then = self._settling.pop(message_id, None)
+        if then is not None:
+            then(settled)
+
+    def _say_unsaid(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for message in unsaid:
+            self._send(message)
+
+    def _send(self, message: dict[str, Any]) -> int:
+        self._last_id += 1
+        message["id"], message["v"] = self._last_id, wire.PROTOCOL
+        if self._transport is not None:
+            self._transport.write(wire.encode(message))
+        return self._last_id
+
+
+def _settled(message: dict[str, Any]) -> Settled:
+    return Settled(message.get("ended"), bool(message.get("alone", True)), message.get("peak"))

@@ -1,0 +1,38 @@
+"""The life of a job as a table: which event moves it from which state to which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grn.queue.events import (
+    CancelAsked,
+    Exited,
+    JobState,
+    LeaseGranted,
+    LeaseRefused,
+    ShimLost,
+    Started,
+)
+
+NEXT: Mapping[tuple[JobState, type], JobState] = {
+    (JobState.QUEUED, LeaseGranted): JobState.STARTING,
+    (JobState.QUEUED, LeaseRefused): JobState.ENDED,
+    (JobState.QUEUED, CancelAsked): JobState.ENDED,
+    (JobState.STARTING, Started): JobState.RUNNING,
+    (JobState.STARTING, Exited): JobState.ENDED,  # over before we saw it run
+    (JobState.STARTING, ShimLost): JobState.ENDED,
+    (JobState.STARTING, CancelAsked): JobState.STOPPING,
+    (JobState.RUNNING, Exited): JobState.ENDED,
+    (JobState.RUNNING, ShimLost): JobState.ENDED,
+    (JobState.RUNNING, CancelAsked): JobState.STOPPING,
+    (JobState.STOPPING, Started): JobState.STOPPING,  # cancel overtook the start
+    (JobState.STOPPING, CancelAsked): JobState.STOPPING,  # asked twice: now in earnest
+    (JobState.STOPPING, Exited): JobState.ENDED,
+    (JobState.STOPPING, ShimLost): JobState.ENDED,
+}
+"""What is not here changes nothing. Ended by `Exited` or `ShimLost` may mean: queued once more."""
+
+
+def moved(state: JobState, event: object) -> JobState | None:
+    """Return the state after an event, None when it means nothing in this state."""
+    return NEXT.get((state, type(event)))

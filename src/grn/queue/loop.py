@@ -1,0 +1,315 @@
+"""Facts in, actions out: the engine's only caller.
+
+All facts of one turn are handled together, written down in one transaction, and only then acted
+on. When the disk does not take them nothing is acted on until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from grn.queue.engine import Engine
+from grn.queue.events import (
+    Action,
+    AskLease,
+    DropAsk,
+    EndReason,
+    Event,
+    Exit,
+    Exited,
+    Found,
+    JobState,
+    Kept,
+    Launch,
+    LeaseAwaited,
+    LeaseGranted,
+    LeaseRefused,
+    NegotiatorFound,
+    NegotiatorLost,
+    Recovered,
+    ReturnLease,
+    Settled,
+    ShimLost,
+    Started,
+    Stop,
+    TellEmpty,
+    TellEnded,
+)
+from grn.queue.finish import reason_of
+from grn.queue.journal import Journal, NotWritten
+from grn.queue.launch import Attempt, Launcher, Manners
+from grn.queue.leases import Leases
+
+log = logging.getLogger(__name__)
+RETRY_WRITE_S = 0.5
+
+_OUTCOMES = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Commands of the user's to run when something has happened; empty for none."""
+
+    on_end: str = ""
+    on_failure: str = ""
+    on_empty: str = ""
+
+
+class Loop:
+    """The hands of the engine."""
+
+    def __init__(
+        self, engine: Engine, journal: Journal, manners: Manners, boot: str, hooks: Hooks
+    ) -> None:
+        self.engine = engine
+        self.journal = journal
+        self.leases = Leases(manners.queue_id, self)
+        self.launcher = Launcher(manners, self._shim_started, self._shim_gone)
+        self.trouble: str | None = None
+        self._boot = boot
+        self._hooks = hooks
+        self._inbox: list[Event] = []
+        self._unwritten: list[Action] = []
+        self._held: dict[int, str] = {}  # job -> its lease
+        self._waiters: defaultdict[int, list[Callable[[int], None]]] = defaultdict(list)
+        self._notifications: set[asyncio.Task[None]] = set()
+
+    # --- facts in ------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the time events carry: it never jumps."""
+        return time.monotonic()
+
+    def tell(self, event: Event) -> None:
+        """Note a fact; all facts of this turn are handled together at its end."""
+        if not self._inbox:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._inbox.append(event)
+
+    def tell_now(self, event: Event) -> None:
+        """Note a fact and handle it at once, with all before it."""
+        self._inbox.append(event)
+        self._turn()
+
+    def when_ended(self, job: int, waiter: Callable[[int], None]) -> None:
+        """Remember who waits for a job."""
+        self._waiters[job].append(waiter)
+
+    def stop_waiting(self, job: int, waiter: Callable[[int], None]) -> None:
+        """Forget who waited for a job."""
+        if waiter in self._waiters.get(job, []):
+            self._waiters[job].remove(waiter)
+
+    # --- the start -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find what became of everything, then go on."""
+        await self.launcher.open()
+        kept = [self._found(one) for one in self.journal.kept()]
+        after = {need.job for one in kept for need in one.spec.after}
+        ends = self.journal.ended_well(after)
+        drained = self.journal.is_drained()
+        self.tell_now(Recovered(self.now(), tuple(kept), tuple(ends.items()), drained))
+        for one in kept:
+            if one.found in (Found.ENDED, Found.LOST):
+                self._shim_gone(Attempt(one.spec.id, one.attempt))
+
+    def _found(self, kept: Kept) -> Kept:
+        if kept.state is JobState.QUEUED:
+            return kept
+        lease, boot = self.journal.lease_of(kept.spec.id, kept.attempt)
+        found = self.launcher.find(Attempt(kept.spec.id, kept.attempt), boot == self._boot)
+        log.info(
+            "action=recover job=%d attempt=%d found=%s", kept.spec.id, kept.attempt, found.value
+        )
+        if boot == self._boot and found is not Found.NOT_BEGUN:
+            self._held[kept.spec.id] = lease
+        elif boot == self._boot:
+            self.leases.done(lease, {"outcome": "failed"}, lambda _: None)
+        return Kept(
+            kept.spec, kept.state, kept.attempt, kept.tries_left, kept.memory_attempt,
+            kept.is_held, kept.place, found, lease,
+        )  # fmt: skip
+
+    # --- a turn --------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        if not inbox:
+            return
+        actions = self._unwritten
+        for event in inbox:
+            actions = actions + self.engine.handle(event)
+        self._unwritten = actions
+        self._write_and_act()
+
+    def _write_and_act(self) -> None:
+        """Remember first, then act."""
+        try:
+            self.journal.write(self._unwritten)
+        except NotWritten as error:
+            if self.trouble is None:
+                log.error("action=save-later reason=%r", error.message)
+                asyncio.get_running_loop().call_later(RETRY_WRITE_S, self._write_again)
+            self.trouble = error.message
+            return
+        actions, self._unwritten = self._unwritten, []
+        for action in actions:
+            act = _ACTS.get(type(action))
+            if act is not None:
+                act(self, action)
+
+    def _write_again(self) -> None:
+        was, self.trouble = self.trouble, None
+        self._write_and_act()
+        if self.trouble is None:
+            log.warning("action=saved-again after=%r", was)
+
+    # --- acting --------------------------------------------------------------------------
+
+    def _ask_lease(self, action: AskLease) -> None:
+        facts = self.journal.arguments(action.spec.id)
+        self.leases.ask(action.spec, action.attempt, action.memory_attempt, facts)
+
+    def _drop_ask(self, action: DropAsk) -> None:
+        job = self.engine.jobs.get(action.job)
+        self.leases.drop(action.job, job.attempt + 1 if job else 1)
+
+    def _return_lease(self, action: ReturnLease) -> None:
+        self.leases.done(action.lease, {"outcome": "failed"}, lambda _: None)
+
+    def _launch(self, action: Launch) -> None:
+        log.info(
+            "action=launch job=%d attempt=%d lease=%s", action.job, action.attempt, action.lease
+        )
+        self._held[action.job] = action.lease
+        command = self.journal.command(action.job)
+        attempt = Attempt(action.job, action.attempt)
+        self.launcher.start(attempt, command, action.lease, action.visible)
+
+    def _stop(self, action: Stop) -> None:
+        log.info("action=stop job=%d attempt=%d now=%s", action.job, action.attempt, action.is_now)
+        self.launcher.stop(Attempt(action.job, action.attempt), action.is_now)
+
+    def _tell_ended(self, action: TellEnded) -> None:
+        log.info("action=end job=%d reason=%s", action.job, action.reason.value)
+        for waiter in self._waiters.pop(action.job, []):
+            waiter(action.job)
+        own = self.journal.command(action.job).notify
+        happened = {"GRN_JOB_ID": str(action.job), "GRN_REASON": action.reason.value}
+        hooks = [own, self._hooks.on_end]
+        if action.reason is not EndReason.OK:
+            hooks.append(self._hooks.on_failure)
+        for hook in filter(None, hooks):
+            self._notify(hook, {"GRN_EVENT": "end", **happened})
+
+    def _tell_empty(self, _action: TellEmpty) -> None:
+        if self._hooks.on_empty:
+            self._notify(self._hooks.on_empty, {"GRN_EVENT": "empty"})
+
+    def _notify(self, hook: str, facts: dict[str, str]) -> None:
+        task = asyncio.get_running_loop().create_task(_run_hook(hook, facts))
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
+
+    # --- shims ---------------------------------------------------------------------------
+
+    def _shim_started(self, attempt: Attempt) -> None:
+        self.tell(Started(self.now(), attempt.job, attempt.number))
+        job = self.engine.jobs.get(attempt.job)
+        if job is not None and job.state is JobState.STOPPING:
+            asyncio.get_running_loop().call_soon(self.launcher.stop, attempt, False)
+
+    def _shim_gone(self, attempt: Attempt) -> None:
+        """A shim has ended: read what it wrote, and settle the lease before the engine hears."""
+        exit = self.launcher.exit_of(attempt)
+        lease = self._held.pop(attempt.job, "")
+        if exit is None:
+            killed = self.launcher.end_leftovers(attempt)
+            log.warning(
+                "action=shim-lost job=%d attempt=%d killed=%d", attempt.job, attempt.number, killed
+            )
+            self._settle(lease, {"outcome": "failed"}, None)
+            self.tell(ShimLost(self.now(), attempt.job, attempt.number))
+            return
+
+        def settled(how: Settled) -> None:
+            self.tell(Exited(self.now(), attempt.job, attempt.number, exit, how))
+
+        self._settle(lease, _ending(exit), settled)
+
+    def _settle(
+        self, lease: str, ending: dict[str, Any], then: Callable[[Settled], None] | None
+    ) -> None:
+        if lease:
+            self.leases.done(lease, ending, then or (lambda _: None))
+        elif then is not None:
+            then(Settled())
+
+    # --- what the negotiator says --------------------------------------------------------
+
+    def connected(self) -> None:
+        for lease in self._held.values():
+            self.leases.watch(lease)
+        self.tell(NegotiatorFound(self.now()))
+
+    def disconnected(self) -> None:
+        self.tell(NegotiatorLost(self.now()))
+
+    def granted(self, job: int, answer: dict[str, Any]) -> None:
+        gpus = tuple(gpu["index"] for gpu in answer["gpus"])
+        self.tell(
+            LeaseGranted(
+                self.now(), job, answer["lease"], answer["visible"], gpus, answer["reserved"]
+            )
+        )
+
+    def awaited(self, job: int, text: str) -> None:
+        self.tell(LeaseAwaited(self.now(), job, text))
+
+    def refused(self, job: int, text: str) -> None:
+        self.tell(LeaseRefused(self.now(), job, text))
+
+
+_ACTS: dict[type, Callable[[Loop, Any], None]] = {
+    AskLease: Loop._ask_lease,
+    DropAsk: Loop._drop_ask,
+    ReturnLease: Loop._return_lease,
+    Launch: Loop._launch,
+    Stop: Loop._stop,
+    TellEnded: Loop._tell_ended,
+    TellEmpty: Loop._tell_empty,
+}
+
+
+def _ending(exit: Exit) -> dict[str, Any]:
+    """Return what the negotiator is told of the end of an attempt."""
+    reason = reason_of(exit, Settled())
+    said: dict[str, Any] = {"outcome": _OUTCOMES.get(reason, "failed")}
+    if exit.resident_bytes:
+        said["resident"] = exit.resident_bytes
+    if exit.asked_bytes:
+        said["asked"] = exit.asked_bytes
+    return said
+
+
+async def _run_hook(hook: str, facts: dict[str, str]) -> None:
+    """Run a notification; one that fails is logged and does no more harm."""
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", hook,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **facts},
+        start_new_session=True,
+    )  # fmt: skip
+    status = await process.wait()
+    if status:
+        log.warning("action=notify result=failed status=%d", status)

@@ -1,0 +1,186 @@
+"""The closed schemas of what this user's clients may say to the queue."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from grn import wire
+from grn.errors import GrnError, ProtocolError, VersionMismatch
+
+Key = Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]
+Text = Annotated[str, Meta(max_length=1024)]
+JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
+JobIds = Annotated[list[JobId], Meta(max_length=100_000)]
+MOST_JOBS_AT_ONCE = 10_000
+
+
+class _Message(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True
+):
+    id: int
+    v: int = wire.PROTOCOL
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What differs between the jobs of one submit."""
+
+    argv: Annotated[list[str], Meta(min_length=1, max_length=100_000)]
+    type: Annotated[str, Meta(min_length=1, max_length=1024)]
+    label: Annotated[str, Meta(min_length=1, max_length=256)]
+    name: Annotated[str, Meta(max_length=128)] = ""
+    args: Annotated[dict[str, float | Text], Meta(max_length=32)] = {}
+    extra: dict[str, str] = {}
+
+
+class SubmitAsked(_Message, frozen=True, tag="submit", kw_only=True):
+    """Accept jobs; the answer is sent when they are on the disk."""
+
+    key: Key
+    jobs: Annotated[list[Wanted], Meta(min_length=1, max_length=MOST_JOBS_AT_ONCE)]
+    cwd: str
+    env: dict[str, str]
+    umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
+    gpus: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    mem: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
+    exclusive: bool = False
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    after: Annotated[list[tuple[JobId, bool]], Meta(max_length=1000)] = []
+    retry: Annotated[int, Meta(ge=0, le=1000)] = 0
+    time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    requeue: bool = False
+    held: bool = False
+    notify: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class ListAsked(_Message, frozen=True, tag="list", kw_only=True):
+    """List jobs: those that have not ended, ended ones, or both; newest ended first."""
+
+    which: Literal["alive", "ended", "all"] = "all"
+    states: Annotated[list[Text], Meta(max_length=20)] = []
+    name: Text | None = None
+    type: Text | None = None
+    since: float = 0.0
+    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+
+
+class ShowAsked(_Message, frozen=True, tag="show", kw_only=True):
+    """Tell all of one job."""
+
+    job: JobId
+
+
+class WaitAsked(_Message, frozen=True, tag="wait", kw_only=True):
+    """Tell of each job when it has ended."""
+
+    jobs: JobIds
+
+
+class CancelAsked(_Message, frozen=True, tag="cancel", kw_only=True):
+    """End jobs."""
+
+    jobs: JobIds
+    now: bool = False
+
+
+class HoldAsked(_Message, frozen=True, tag="hold", kw_only=True):
+    """Keep queued jobs back, or let them go."""
+
+    jobs: JobIds
+    held: bool = True
+
+
+class MoveAsked(_Message, frozen=True, tag="move", kw_only=True):
+    """Give queued jobs another place."""
+
+    jobs: JobIds
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    front: bool | None = None
+
+
+class RetryAsked(_Message, frozen=True, tag="retry", kw_only=True):
+    """Submit ended jobs once more, as new jobs."""
+
+    key: Key
+    jobs: JobIds
+
+
+class DrainAsked(_Message, frozen=True, tag="drain", kw_only=True):
+    """Start nothing more, or go on."""
+
+    drained: bool = True
+
+
+class CleanAsked(_Message, frozen=True, tag="clean", kw_only=True):
+    """Forget ended jobs and their files."""
+
+    older_than_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class CountAsked(_Message, frozen=True, tag="count", kw_only=True):
+    """Tell how many jobs are in each state."""
+
+
+class PingSaid(_Message, frozen=True, tag="ping", kw_only=True):
+    """Ask who is there."""
+
+
+class StopAsked(_Message, frozen=True, tag="stop", kw_only=True):
+    """End the queue; running jobs go on."""
+
+
+Message = (
+    SubmitAsked
+    | ListAsked
+    | ShowAsked
+    | WaitAsked
+    | CancelAsked
+    | HoldAsked
+    | MoveAsked
+    | RetryAsked
+    | DrainAsked
+    | CleanAsked
+    | CountAsked
+    | PingSaid
+    | StopAsked
+)
+
+_decoder = msgspec.json.Decoder(Message)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    id: int | None = None
+    v: int = wire.PROTOCOL
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+
+
+class Rejected(Exception):
+    """A frame that is no message: the error to send back and the id to send it to."""
+
+    def __init__(self, message_id: int | None, error: GrnError) -> None:
+        super().__init__(str(error))
+        self.message_id = message_id
+        self.error = error
+
+
+def read(body: bytes) -> Message:
+    """Check one frame against the schemas."""
+    try:
+        envelope = _envelope.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        text = "a message is not a JSON object with an id."
+        raise Rejected(None, ProtocolError(text)) from error
+    if envelope.v != wire.PROTOCOL:
+        text = f"the queue speaks protocol {wire.PROTOCOL} and this client {envelope.v}."
+        hint = "Install one version of grn for both and restart the queue: `grn queue stop`."
+        raise Rejected(envelope.id, VersionMismatch(text, hint))
+    try:
+        message: Message = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        text = f"a message was not understood: {error}."
+        raise Rejected(envelope.id, ProtocolError(text)) from error
+    return message

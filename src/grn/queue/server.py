@@ -1,0 +1,361 @@
+"""The queue's socket: its own user's clients only, closed schemas, replies.
+
+Bad input ends here, as an error for that client alone; only facts go on to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
+
+from grn import wire
+from grn.errors import GrnError, NotAllowed, ProtocolError, UnknownJob, UsageError
+from grn.queue import messages
+from grn.queue.engine import Job
+from grn.queue.events import (
+    After,
+    CancelAsked,
+    DrainAsked,
+    HoldAsked,
+    JobSpec,
+    MoveAsked,
+    Submitted,
+)
+from grn.queue.journal import Command, NewJob
+from grn.queue.launch import Attempt
+from grn.queue.loop import Loop
+
+log = logging.getLogger(__name__)
+FRAME_DEADLINE_S = 30.0
+MOST_REQUEST_BYTES = 32 << 20
+MOST_QUEUED = 1_000_000
+
+_encode_json = msgspec.json.Encoder().encode
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Server:
+    """What all connections share."""
+
+    def __init__(self, loop: Loop, version: str, stop: Callable[[], None]) -> None:
+        self.loop = loop
+        self.version = version
+        self.stop = stop
+        self.connections = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nobody is connected and no job is left."""
+        return not self.connections and not self.loop.engine.jobs
+
+    def connection(self) -> Connection:
+        """Make the protocol of one new connection."""
+        return Connection(self)
+
+
+class Connection(asyncio.Protocol):
+    """One client of this user's."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._frames = wire.Frames(MOST_REQUEST_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._waits: list[tuple[int, Callable[[int], None]]] = []
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # --- the life of a connection --------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.connections += 1
+        peer: socket.socket = transport.get_extra_info("socket")
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(raw)[1] not in (os.getuid(), 0):
+            self._refuse(None, NotAllowed("this queue belongs to another user."))
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections -= 1
+        self._transport = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for job, waiter in self._waits:
+            self._loop.stop_waiting(job, waiter)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            bodies = self._frames.feed(data)
+        except ProtocolError as error:
+            self._refuse(None, error)
+            if self._transport is not None:
+                self._transport.close()
+            return
+        for body in bodies:
+            self._read(body)
+        self._watch_frame()
+
+    def _watch_frame(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._frames.is_mid_frame and self._transport is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(FRAME_DEADLINE_S, self._transport.abort)
+
+    def _read(self, body: bytes) -> None:
+        message_id: int | None = None
+        try:
+            message = messages.read(body)
+            message_id = message.id
+            _TABLE[type(message)](self, message)
+        except messages.Rejected as rejected:
+            self._refuse(rejected.message_id, rejected.error)
+        except GrnError as error:
+            self._refuse(message_id, error)
+        except Exception:
+            # A request that breaks something must not end the queue; the client is told and the
+            # traceback is kept.
+            log.exception("action=answer result=failed")
+            self._refuse(message_id, GrnError("the queue failed on this request; see its log."))
+
+    def _send(self, message_id: int | None, message: dict[str, Any]) -> None:
+        if self._transport is not None:
+            body = _encode_json({"id": message_id, **message})
+            self._transport.write(wire.HEADER.pack(len(body)) + body)
+
+    def _refuse(self, message_id: int | None, error: GrnError) -> None:
+        code = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ != "NotWritten")
+        text = {"code": code, "message": error.message, "hint": error.hint}
+        self._send(message_id, {"error": text})
+
+    # --- submitting ----------------------------------------------------------------------
+
+    def submit(self, message: messages.SubmitAsked) -> None:
+        if self._loop.trouble:
+            raise UsageError(f"not accepted: {self._loop.trouble}")
+        if len(self._loop.engine.jobs) + len(message.jobs) > MOST_QUEUED:
+            raise UsageError(f"not accepted: {MOST_QUEUED} jobs are queued at the most.")
+        after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
+        ends = self._ends_of(after)
+        jobs = [_new_job(message, wanted, after) for wanted in message.jobs]
+        self._accept(message.id, message.key, jobs, ends, message.held)
+
+    def _accept(
+        self,
+        message_id: int,
+        key: str,
+        jobs: list[NewJob],
+        ends: dict[int, bool],
+        is_held: bool = False,
+    ) -> None:
+        """Write jobs down, tell the engine, and only then tell the client."""
+        first, is_new = self._loop.journal.submit(key, jobs)
+        if is_new:
+            specs = tuple(replace(job.spec, id=first + place) for place, job in enumerate(jobs))
+            now = self._loop.now()
+            self._loop.tell_now(Submitted(now, specs, tuple(ends.items()), is_held))
+        trouble = self._loop.leases.trouble
+        self._send(message_id, {"first": first, "count": len(jobs), "trouble": trouble})
+
+    def _ends_of(self, after: tuple[After, ...]) -> dict[int, bool]:
+        asked = {one.job for one in after}
+        alive = asked & self._loop.engine.jobs.keys()
+        ends = self._loop.journal.ended_well(asked - alive)
+        unknown = asked - alive - ends.keys()
+        if unknown:
+            raise UnknownJob(f"there is no job {min(unknown)} to come after.", "See `grn ls`.")
+        return ends
+
+    def retry(self, message: messages.RetryAsked) -> None:
+        jobs: list[NewJob] = []
+        for job_id in message.jobs:
+            row = self._row(job_id)
+            if row["state"] != "ended":
+                raise UsageError(f"job {job_id} has not ended: it is {row['state']}.")
+            jobs.append(self._again(job_id, row))
+        self._accept(message.id, message.key, jobs, {})
+
+    def _again(self, job_id: int, row: dict[str, Any]) -> NewJob:
+        spec = JobSpec(
+            0, row["job_type"], row["label"], row["gpus_asked"], row["mem_bytes"],
+            bool(row["is_exclusive"]), row["priority"], (), row["retries"],
+            bool(row["may_requeue"]),
+        )  # fmt: skip
+        command = self._loop.journal.command(job_id)
+        return NewJob(command, spec, {}, self._loop.journal.arguments(job_id))
+
+    # --- looking -------------------------------------------------------------------------
+
+    def listing(self, message: messages.ListAsked) -> None:
+        rows: list[dict[str, Any]] = []
+        where, values = _where(message)
+        journal = self._loop.journal
+        if message.which in ("alive", "all"):
+            order = "CASE state WHEN 'queued' THEN 1 ELSE 0 END, priority DESC, place"
+            rows += journal.rows(f"state != 'ended'{where}", values, order, message.most)
+        if message.which in ("ended", "all") and len(rows) < message.most:
+            sql = f"state = 'ended' AND jobs.ended_at >= ?{where}"
+            left = message.most - len(rows)
+            rows += journal.rows(sql, [message.since, *values], "jobs.ended_at DESC", left)
+        shown = [self._shown(row) for row in rows]
+        if message.states:
+            shown = [row for row in shown if _matches(row, message.states)]
+        self._send(message.id, {"jobs": shown, "counts": journal.counts()})
+
+    def show(self, message: messages.ShowAsked) -> None:
+        row = self._shown(self._row(message.job))
+        row["attempts"] = self._loop.journal.attempts(message.job)
+        command = self._loop.journal.command(message.job)
+        row["environment"] = sorted(command.environment)
+        self._send(message.id, {"job": row})
+
+    def count(self, message: messages.CountAsked) -> None:
+        self._send(message.id, {"counts": self._loop.journal.counts()})
+
+    def _row(self, job_id: int) -> dict[str, Any]:
+        rows = self._loop.journal.rows("jobs.id = ?", [job_id], "jobs.id", 1)
+        if not rows:
+            raise UnknownJob(f"there is no job {job_id}.", "See `grn ls`.")
+        return rows[0]
+
+    def _shown(self, row: dict[str, Any]) -> dict[str, Any]:
+        job = self._loop.engine.jobs.get(row["id"])
+        row["argv"] = json.loads(row["argv"])
+        row["after"] = json.loads(row["after"]) if row["after"] else []
+        row["gpus"] = [int(gpu) for gpu in row["gpus"].split(",")] if row["gpus"] else []
+        row["why"] = self._why(job) if job is not None else row["text"]
+        if job is not None:
+            row["state"] = "held" if job.is_held else job.state.value
+        folder = self._loop.launcher.folder(Attempt(row["id"], row["attempt"]))
+        row["folder"] = folder if row["attempt"] else None
+        return row
+
+    def _why(self, job: Job) -> str:
+        trouble = self._loop.leases.trouble
+        text = self._loop.engine.why(job)
+        return f"{text}: {trouble}" if trouble and text == "no negotiator answers" else text
+
+    # --- waiting and steering ------------------------------------------------------------
+
+    def wait(self, message: messages.WaitAsked) -> None:
+        """Answer once for each job, as it ends; the client counts."""
+        for job_id in message.jobs:
+            if job_id in self._loop.engine.jobs:
+                waiter = self._waiter(message.id)
+                self._waits.append((job_id, waiter))
+                self._loop.when_ended(job_id, waiter)
+            else:
+                self._tell_end(message.id, job_id)
+
+    def _waiter(self, message_id: int) -> Callable[[int], None]:
+        return lambda job_id: self._tell_end(message_id, job_id)
+
+    def _tell_end(self, message_id: int, job_id: int) -> None:
+        row = self._row(job_id)
+        names = ("id", "reason", "text", "status", "signal", "attempt")
+        self._send(message_id, {"ended": {name: row[name] for name in names}})
+
+    def cancel(self, message: messages.CancelAsked) -> None:
+        self._check(message.jobs)
+        alive = [job for job in message.jobs if job in self._loop.engine.jobs]
+        self._loop.tell_now(CancelAsked(self._loop.now(), tuple(alive), message.now))
+        self._send(message.id, {"cancelled": alive})
+
+    def hold(self, message: messages.HoldAsked) -> None:
+        self._check(message.jobs)
+        self._loop.tell_now(HoldAsked(self._loop.now(), tuple(message.jobs), message.held))
+        self._send(message.id, {"ok": True})
+
+    def move(self, message: messages.MoveAsked) -> None:
+        self._check(message.jobs)
+        now, jobs = self._loop.now(), tuple(message.jobs)
+        self._loop.tell_now(MoveAsked(now, jobs, message.priority, message.front))
+        self._send(message.id, {"ok": True})
+
+    def drain(self, message: messages.DrainAsked) -> None:
+        self._loop.tell_now(DrainAsked(self._loop.now(), message.drained))
+        busy = [job for job in self._loop.engine.jobs.values() if job.state.value != "queued"]
+        self._send(message.id, {"running": len(busy)})
+
+    def clean(self, message: messages.CleanAsked) -> None:
+        attempts = {
+            row["id"]: row["attempt"]
+            for row in self._loop.journal.rows("state = 'ended'", [], "jobs.id", MOST_QUEUED)
+        }
+        gone = self._loop.journal.clean(time.time() - message.older_than_s)
+        for job_id in gone:
+            self._loop.launcher.remove(job_id, attempts.get(job_id, 0))
+        self._send(message.id, {"cleaned": len(gone)})
+
+    def ping(self, message: messages.PingSaid) -> None:
+        said = {"version": self._server.version, "pid": os.getpid(), "uid": os.getuid()}
+        self._send(message.id, {**said, "trouble": self._loop.trouble or self._loop.leases.trouble})
+
+    def stop(self, message: messages.StopAsked) -> None:
+        busy = [job for job in self._loop.engine.jobs.values() if job.state.value != "queued"]
+        self._send(message.id, {"running": len(busy), "queued": len(self._loop.engine.jobs)})
+        self._server.stop()
+
+    def _check(self, jobs: list[int]) -> None:
+        for job_id in jobs:
+            if job_id not in self._loop.engine.jobs:
+                self._row(job_id)
+
+
+def _new_job(
+    message: messages.SubmitAsked, wanted: messages.Wanted, after: tuple[After, ...]
+) -> NewJob:
+    if any("\0" in word for word in wanted.argv):
+        raise UsageError("a command cannot hold a NUL byte.")
+    spec = JobSpec(
+        0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
+        message.priority, after, message.retry, message.requeue,
+    )  # fmt: skip
+    command = Command(
+        tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,
+        message.time_limit_s,
+    )  # fmt: skip
+    return NewJob(command, spec, wanted.extra, wanted.args)
+
+
+def _where(message: messages.ListAsked) -> tuple[str, list[Any]]:
+    where, values = "", []
+    if message.name is not None:
+        where += " AND name = ?"
+        values.append(message.name)
+    if message.type is not None:
+        where += " AND (label = ? OR job_type = ?)"
+        values += [message.type, message.type]
+    return where, values
+
+
+def _matches(row: dict[str, Any], states: list[str]) -> bool:
+    return row["state"] in states or row["reason"] in states
+
+
+_TABLE: dict[type, Callable[[Connection, Any], None]] = {
+    messages.SubmitAsked: Connection.submit,
+    messages.ListAsked: Connection.listing,
+    messages.ShowAsked: Connection.show,
+    messages.WaitAsked: Connection.wait,
+    messages.CancelAsked: Connection.cancel,
+    messages.HoldAsked: Connection.hold,
+    messages.MoveAsked: Connection.move,
+    messages.RetryAsked: Connection.retry,
+    messages.DrainAsked: Connection.drain,
+    messages.CleanAsked: Connection.clean,
+    messages.CountAsked: Connection.count,
+    messages.PingSaid: Connection.ping,
+    messages.StopAsked: Connection.stop,
+}

@@ -1,0 +1,341 @@
+"""The small process around one command: proof of life, its output, its end, its whole tree.
+
+Forked from a warm process (forker.py), so it costs no interpreter start. It never waits for the
+queue: it writes down how the command ended and leaves. Order: lock, claim, become the reaper of
+orphans, start the command, wait, end what is left, write the exit record.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+import time
+
+from grn.client import frameworks, surroundings
+from grn.client.connection import connect, drive
+from grn.errors import GrnError
+from grn.queue import attempt, logs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NOT_RUNNABLE, NOT_FOUND, OWN_TROUBLE = 126, 127, 125
+LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
+TAIL_BYTES = 64 << 10
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Shim:
+    """One attempt at one command."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
+        self._folder: str = order["folder"]
+        self._grace_s: float = order["grace_s"]
+        self._main = 0  # pid of the command
+        self._stop = ""  # why it is being ended: cancelled, timed-out
+        self._kill_at: float | None = None
+        self._error_tail = b""
+
+    def run(self) -> None:
+        """Do all of it; return when the exit record is written."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        lock = attempt.take_lock(self._folder)
+        if lock is None or not attempt.claim(self._folder, f"{os.getpid()} {_started_ticks()}"):
+            return  # this attempt was begun, or forbidden, by somebody else
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        wake = self._listen_for_signals()
+        began = time.monotonic()
+        out, err, failed = self._start()
+        problem = _read_all(failed)
+        if problem:
+            os.waitpid(self._main, 0)
+            self._write_exit(_problem_record(problem), began, None)
+            return
+        status, usage = self._wait(out, err, wake, began)
+        self._end_leftovers(began)
+        self._write_exit(self._record(status), began, usage)
+
+    # --- starting ------------------------------------------------------------------------
+
+    def _start(self) -> tuple[int, int, int]:
+        """Fork the command; return its output pipes and one that tells why it could not start."""
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        failed, failed_end = os.pipe()
+        self._main = os.fork()
+        if self._main == 0:
+            try:
+                self._become(out_end, err_end)
+            except GrnError as error:
+                _say(failed_end, OWN_TROUBLE, f"the lease could not be taken over: {error}")
+            except OSError as error:
+                known = error.errno in (errno.ENOENT, errno.ENOTDIR)
+                text = f"{error.filename or self._order['argv'][0]}: {error.strerror}"
+                _say(failed_end, NOT_FOUND if known else NOT_RUNNABLE, text)
+            os._exit(OWN_TROUBLE)
+        for fd in (out_end, err_end, failed_end):
+            os.close(fd)
+        return out, err, failed
+
+    def _become(self, out_end: int, err_end: int) -> None:
+        """In the child: be the command, holding its lease. Does not return."""
+        order = self._order
+        os.setsid()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP,
+                       signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):  # fmt: skip
+            signal.signal(signum, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(order["umask"])
+        os.chdir(order["cwd"])
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(out_end, 1)
+        os.dup2(err_end, 2)
+        if order["lease"]:
+            connection = connect()
+            drive(connection.ask({"op": "hold", "lease": order["lease"]}))
+        environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
+        os.execvpe(order["argv"][0], order["argv"], environment)
+
+    def _listen_for_signals(self) -> int:
+        """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
+        wake, wake_end = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(wake_end, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(signum, lambda *_: None)
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(signum, signal.SIG_IGN)
+        return wake
+
+    # --- waiting -------------------------------------------------------------------------
+
+    def _wait(self, out: int, err: int, wake: int, began: float) -> tuple[int, Any]:
+        """Carry the output into files until the command ends; keep to its time limit."""
+        cap = self._order["log_bytes"]
+        log = logs.CappedLog(os.path.join(self._folder, "log"), cap)
+        errors = logs.CappedLog(os.path.join(self._folder, "err"), cap)
+        pipes = {out: (log,), err: (log, errors)}
+        poll = select.poll()
+        for fd in (out, err, wake):
+            os.set_blocking(fd, False)
+            poll.register(fd, select.POLLIN)
+        ended = None
+        while ended is None:
+            ready = poll.poll(self._patience_ms(began))
+            for fd, _ in ready:
+                if fd == wake:
+                    self._hear(_read_some(wake) or b"")
+                elif not self._carry(fd, pipes[fd], fd == err):
+                    poll.unregister(fd)
+            self._keep_time(began)
+            ended = self._ended_main()
+        for fd, targets in pipes.items():  # what is in the pipes already belongs to the log
+            while self._carry(fd, targets, fd == err) == 1:
+                pass
+        log.close()
+        errors.close()
+        return ended
+
+    def _carry(self, fd: int, targets: tuple[logs.CappedLog, ...], is_error: bool) -> int:
+        """Move one piece of output; 0 at its end, 1 when moved, 2 when there is none now."""
+        data = _read_some(fd)
+        if data is None:
+            return 2
+        for target in targets:
+            target.write(data)
+        if is_error and data:
+            self._error_tail = (self._error_tail + data)[-TAIL_BYTES:]
+        return 1 if data else 0
+
+    def _ended_main(self) -> tuple[int, Any] | None:
+        """Reap what has ended; return the command's status when it is among it."""
+        found = None
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if pid == 0:
+                return found
+            if pid == self._main:
+                found = (status, usage)
+
+    def _hear(self, signals: bytes) -> None:
+        if signal.SIGUSR1 in signals:
+            self._stop = self._stop or "cancelled"
+            self._signal_all(signal.SIGKILL)
+        elif signal.SIGTERM in signals:
+            self._begin_stop("cancelled")
+
+    def _keep_time(self, began: float) -> None:
+        now = time.monotonic()
+        limit = self._order["time_limit_s"]
+        if limit is not None and now - began >= limit and not self._stop:
+            self._begin_stop("timed-out")
+        if self._kill_at is not None and now >= self._kill_at:
+            self._signal_all(signal.SIGKILL)
+            self._kill_at = now + 1.0
+
+    def _patience_ms(self, began: float) -> int | None:
+        times = [] if self._kill_at is None else [self._kill_at]
+        if self._order["time_limit_s"] is not None and not self._stop:
+            times.append(began + self._order["time_limit_s"])
+        if not times:
+            return None
+        return max(1, int((min(times) - time.monotonic()) * 1000) + 1)
+
+    def _begin_stop(self, why: str) -> None:
+        if not self._stop:
+            self._stop = why
+            self._kill_at = time.monotonic() + self._grace_s
+            self._signal_all(signal.SIGTERM)
+            self._signal_all(signal.SIGCONT)  # a stopped process hears nothing
+
+    # --- the whole tree ------------------------------------------------------------------
+
+    def _end_leftovers(self, began: float) -> None:
+        """End what the command left behind: orphans are our children now."""
+        deadline = time.monotonic() + (0 if self._stop else LEFTOVER_S)
+        step = "wait"
+        while _has_children():
+            now = time.monotonic()
+            if now >= deadline and step == "wait":
+                self._signal_all(signal.SIGTERM)
+                self._signal_all(signal.SIGCONT)
+                step, deadline = "asked", now + self._grace_s
+            elif now >= deadline:
+                self._signal_all(signal.SIGKILL)
+                deadline = now + 0.2
+            time.sleep(0.005 if step == "wait" else 0.02)
+            self._ended_main()
+
+    def _signal_all(self, signum: int) -> None:
+        """Signal every process below us; those that fork meanwhile are met at the next look."""
+        for pid in _descendants(os.getpid()):
+            try:
+                os.kill(pid, signum)  # it descends from us and is not reaped: the pid is its own
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                pass  # it changed its user: not ours to end any more
+
+    # --- the record ----------------------------------------------------------------------
+
+    def _record(self, status: int) -> dict[str, Any]:
+        code = os.waitstatus_to_exitcode(status)
+        record: dict[str, Any] = {"status": code if code >= 0 else None}
+        if code < 0:
+            record["signal"] = -code
+        text = self._error_tail.decode(errors="replace")
+        if self._stop and code != 0:
+            record["because"] = self._stop
+        elif code != 0 and frameworks.is_out_of_memory_text(text):
+            record["because"] = "out-of-memory"
+            record["asked"] = frameworks.asked_bytes(text)
+        return record
+
+    def _write_exit(self, record: dict[str, Any], began: float, usage: Any) -> None:
+        record["ran_s"] = time.monotonic() - began
+        record["ended_at"] = time.time()
+        if usage is not None:
+            record["resident"] = usage.ru_maxrss * 1024
+        attempt.write_exit(self._folder, record, is_synced=not _is_held(self._order["queue_lock"]))
+
+
+def run(order: dict[str, Any]) -> None:
+    """Be the shim of one attempt, in a process of its own, and leave."""
+    try:
+        os.setsid()
+        Shim(order).run()
+    except Exception:
+        # The last edge of this process: say in the attempt's folder what broke; the queue sees a
+        # free lock without an exit record and calls the attempt lost.
+        import traceback
+
+        with open(os.path.join(order["folder"], "shim-error"), "w") as file:
+            traceback.print_exc(file=file)
+        os._exit(1)
+    os._exit(0)
+
+
+def _say(fd: int, code: int, text: str) -> None:
+    os.write(fd, f"{code} {text}".encode(errors="replace"))
+    os._exit(code)
+
+
+def _read_all(fd: int) -> str:
+    with os.fdopen(fd, "rb") as file:
+        return file.read().decode(errors="replace")
+
+
+def _problem_record(problem: str) -> dict[str, Any]:
+    code, _, text = problem.partition(" ")
+    return {"status": int(code), "because": "not-runnable", "text": text}
+
+
+def _read_some(fd: int) -> bytes | None:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return None
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _descendants(root: int) -> list[int]:
+    """Return all processes below one, parents before children."""
+    parents: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    text = file.read()
+            except OSError:
+                continue
+            parent = int(text[text.rfind(b")") + 4 :].split(None, 1)[0])
+            parents.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def _started_ticks() -> int:
+    with open("/proc/self/stat", "rb") as file:
+        text = file.read()
+    return int(text[text.rfind(b")") + 2 :].split()[19])
+
+
+def _is_held(lock_path: str) -> bool:
+    """True while the queue lives: then it keeps what we write and we need not wait for the disk."""
+    try:
+        fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,85 @@
+"""What all tests share: an environment without the user's own negotiator, and stories to tell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.gpus.conftest import libraries
+from tests.gpus.standin.build import FAKE_TORCH, StandIn
+from tests.harness import FOREIGN, TWO_SMALL, Negotiator, Story, hang_up
+
+__all__ = ["libraries"]
+NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
+
+Negotiators = Callable[..., Negotiator]
+Scripts = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep each test away from a negotiator, a state and settings that are not its own."""
+    for name in list(os.environ):
+        if name.startswith(FOREIGN):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("GRN_RUNTIME_DIR", f"{NOWHERE}/run")
+    monkeypatch.setenv("GRN_STATE_DIR", f"{NOWHERE}/state")
+    monkeypatch.setenv("GRN_CONFIG", f"{NOWHERE}/config.toml")
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    """Begin a story whose negotiator this process can ask too; nothing may be left of it."""
+    begun = Story.begin()
+    for name in ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG"):
+        monkeypatch.setenv(name, begun.env[name])
+    yield begun
+    hang_up()
+    begun.end()
+
+
+@pytest.fixture
+def negotiator(story: Story) -> Iterator[Negotiators]:
+    """Start the story's negotiator: `negotiator("virtual:1x1GiB", GRN_FLAT_S="0.2")`."""
+    started: list[Negotiator] = []
+
+    def start(gpus: str | None = TWO_SMALL, *arguments: str, **settings: str) -> Negotiator:
+        story.env.update(settings)
+        made = Negotiator(story, gpus, arguments)
+        started.append(made)
+        return made.start()
+
+    yield start
+    for one in started:
+        if one.process is not None and one.process.poll() is None:
+            one.stop()
+
+
+@pytest.fixture
+def standin(story: Story, libraries: Callable[..., Path]) -> StandIn:
+    """Give the story a machine with NVIDIA GPUs, to be written, and a torch to use them with."""
+    machine = StandIn(libraries(), story.folder / "nvml")
+    story.env.update(machine.env())
+    story.prepend_path(FAKE_TORCH)
+    return machine
+
+
+@pytest.fixture(scope="session")
+def script() -> Scripts:
+    """Find a console script of the environment the tests run in."""
+
+    def find(name: str) -> Path:
+        path = Path(sys.executable).parent / name
+        if not path.exists():
+            try:
+                metadata.distribution("gpu-resource-negotiator")
+            except metadata.PackageNotFoundError:
+                pytest.skip("grn is not installed here: run the tests with `make test`")
+        return path
+
+    return find

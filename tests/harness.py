@@ -1,0 +1,356 @@
+"""A real negotiator in folders of its own, and real jobs beside it: what stories are told with.
+
+Knows processes, files and deadlines. Jobs wait at gates and say lines, so that a story goes on when
+something has happened and never because time has passed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grn
+from grn.client.connection import IDLE, ask_once
+from grn.errors import DaemonError
+
+Found = TypeVar("Found")
+DEADLINE_S = 60.0
+POLL_S = 0.01
+SOURCES = Path(grn.__file__).resolve().parents[1]
+STAGE = Path(__file__).resolve().parent / "stories" / "stage"
+TWO_SMALL = "virtual:2x512MiB"
+# What a user's shell may hold and a test must not see.
+FOREIGN = ("GRN_", "XDG_", "CUDA_", "TF_FORCE", "XLA_PYTHON")
+
+
+def wait_for(condition: Callable[[], Found], what: str = "", deadline_s: float = DEADLINE_S) -> Found:
+    """Return what a condition gives once it is true; fail when the deadline has passed."""
+    pause = threading.Event()
+    until = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < until, f"waited in vain for {what or condition}"
+        pause.wait(POLL_S)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """True while a process lives; one of which only the exit status is left does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def hang_up() -> None:
+    """Close the connection this process keeps for its next lease: it leads to another story."""
+    kept = IDLE.take()
+    if kept is not None:
+        kept.close()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Job:
+    """A process of a story; what it says goes to files, so that it never waits for a reader."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._out = out
+        self._err = err
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def kill(self) -> None:
+        """End it as the kernel's own killer would, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def wait(self) -> Ended:
+        """Wait for its end."""
+        code = self.process.wait(DEADLINE_S)
+        return Ended(code, self.out, self.err)
+
+    def ended_well(self) -> Ended:
+        """Wait for its end, which must be a good one."""
+        ended = self.wait()
+        assert ended.code == 0, f"{self.process.args}: {ended}"
+        return ended
+
+
+class Gate:
+    """Holds up all jobs that come to it until it is opened. Shut from the start."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        self._file = path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        """Let all pass, for ever."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass
+class Story:
+    """One folder under /tmp, short enough for sockets, with all that belongs to one test."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)  # for all processes of the story
+    jobs: list[Job] = field(default_factory=list)
+    _gates: dict[str, Gate] = field(default_factory=dict)
+    _count: int = 0
+
+    @classmethod
+    def begin(cls) -> Story:
+        folder = Path(tempfile.mkdtemp(prefix="grn-t", dir="/tmp"))
+        story = cls(folder)
+        story.env = {
+            "GRN_RUNTIME_DIR": str(folder / "run"),
+            "GRN_STATE_DIR": str(folder / "state"),
+            "GRN_CONFIG": str(folder / "config.toml"),
+            "GRN_SAMPLE_S": "0.1",
+            "STORY": str(folder),
+            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(STAGE))),
+        }
+        return story
+
+    def environment(self, **more: str | None) -> dict[str, str]:
+        """Return the variables of a process in this story; None takes one away."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        both = {**kept, **self.env, **more}
+        return {name: value for name, value in both.items() if value is not None}
+
+    def prepend_path(self, folder: str | Path) -> None:
+        """Let all Python programs of the story find modules in a folder first."""
+        self.env["PYTHONPATH"] = os.pathsep.join((str(folder), self.env["PYTHONPATH"]))
+
+    # --- what jobs do --------------------------------------------------------------------
+
+    def gate(self, name: str) -> Gate:
+        """Make a gate for `act.gate(name)`, or return it."""
+        if name not in self._gates:
+            self._gates[name] = Gate(self.folder / "gates" / name)
+        return self._gates[name]
+
+    def said(self) -> list[str]:
+        """Return all lines that jobs have said with `act.say`, in order."""
+        path = self.folder / "said"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def hear(self, *lines: str) -> None:
+        """Wait until these lines have been said."""
+        wait_for(lambda: set(lines) <= set(self.said()), f"{lines}; heard {self.said()}")
+
+    # --- starting processes --------------------------------------------------------------
+
+    def start(
+        self,
+        *command: str | Path,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        **options: Any,
+    ) -> Job:
+        """Start a command."""
+        self._count += 1
+        out, err = (self.folder / f"{self._count}.{end}" for end in ("out", "err"))
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            options = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file} | options
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                env=self.environment(**(env or {})),
+                cwd=cwd or self.folder,
+                **options,
+            )
+        self.jobs.append(Job(process, out, err))
+        return self.jobs[-1]
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the story, without the indentation of the test."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def start_script(
+        self, text: str, *arguments: str, name: str = "job.py", **options: Any
+    ) -> Job:
+        """Write a Python script and start it."""
+        path = self.write(name, text)
+        return self.start(sys.executable, path, *arguments, **options)
+
+    def run_script(self, text: str, *arguments: str, name: str = "job.py", **options: Any) -> Ended:
+        """Write a Python script, run it, and return how it ended, which must be well."""
+        return self.start_script(text, *arguments, name=name, **options).ended_well()
+
+    def hold(self, name: str, type: str = "job", **options: Any) -> Job:
+        """Start a job that says `NAME runs`, holds its lease at the gate of its name, and ends.
+
+        `take` is how many MiB it takes, `fails` whether it raises at the end; all other options
+        are those of `grn.job`.
+        """
+        self.gate(name)
+        script = STAGE / "hold.py"
+        return self.start(sys.executable, script, name, json.dumps({"type": type, **options}))
+
+    # --- the end -------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """End what the test started itself; all else must have ended by then."""
+        for gate in self._gates.values():
+            gate.close()
+        for job in self.jobs:
+            if job.is_running:
+                job.kill()
+        try:
+            wait_for(lambda: not list(self.left_behind()), "left-behind processes to end", 15)
+        except AssertionError:
+            left = {pid: _command(pid) for pid in self.left_behind()}
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"processes are left behind: {left}") from None
+        finally:
+            shutil.rmtree(self.folder)
+
+    def left_behind(self) -> Iterator[int]:
+        """Return all live processes that were started with the environment of this story."""
+        mark = f"STORY={self.folder}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    marked = mark in (entry / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if marked and is_running(int(entry.name)):
+                    yield int(entry.name)
+
+
+class Negotiator:
+    """The negotiator of a story: a process that can be killed and started again."""
+
+    def __init__(self, story: Story, gpus: str | None, arguments: tuple[str, ...] = ()) -> None:
+        self.story = story
+        self._gpus = gpus
+        self._arguments = arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log_path = story.folder / "negotiator.log"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> Negotiator:
+        """Start it and return when it is ready."""
+        reader, writer = os.pipe()
+        command = [sys.executable, "-m", "grn.negotiator", *self._arguments]
+        command += ["--gpus", self._gpus] if self._gpus else []
+        with self.log_path.open("ab") as log, os.fdopen(reader) as said:
+            self.process = subprocess.Popen(
+                [*command, "--ready-fd", str(writer)],
+                env=self.story.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[writer],
+            )
+            os.close(writer)
+            line = said.readline().strip()
+        assert line == "ready", f"{line}\n{self.log}"
+        return self
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        """End it by a signal and return its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signum)
+        return self.process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        """End it without a chance to clean up."""
+        assert self.stop(signal.SIGKILL) == -signal.SIGKILL
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    # --- what it says --------------------------------------------------------------------
+
+    def ask(self, op: str, **more: Any) -> dict[str, Any]:
+        return ask_once({"op": op, **more})
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.ask("status")["status"]
+        return status
+
+    def leases(self) -> list[dict[str, Any]]:
+        return list(self.status()["leases"])
+
+    def waiting(self) -> list[dict[str, Any]]:
+        return list(self.status()["waiting"])
+
+    def profiles(self) -> list[dict[str, Any]]:
+        return list(self.ask("profiles")["profiles"])
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return all remembered runs of all types."""
+        return [run for profile in self.profiles() for run in profile["history"]]
+
+    def wait_for_leases(self, count: int) -> list[dict[str, Any]]:
+        """Return the leases once there are so many."""
+        wait_for(lambda: len(self.leases()) == count, f"{count} leases; log:\n{self.log}")
+        return self.leases()
+
+    def wait_for_waiting(self, count: int) -> list[dict[str, Any]]:
+        """Return who waits once there are so many."""
+        wait_for(lambda: len(self.waiting()) == count, f"{count} waiting; log:\n{self.log}")
+        return self.waiting()
+
+    def is_answering(self) -> bool:
+        try:
+            return bool(self.ask("ping"))
+        except DaemonError:
+            return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return "?"

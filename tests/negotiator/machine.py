@@ -1,0 +1,512 @@
+"""Random histories of a negotiator, with a world of its own to compare the engine with.
+
+`World` is what is true of processes and GPUs; `Negotiation` tells the engine about it, keeps what
+the engine says is to be saved, and does its own sums. It shares no arithmetic with the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.job import Outcome, Policy, Request
+from grn.model.profile import Profile
+from grn.model.sizes import GiB
+from grn.negotiator import learn
+from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.events import (
+    Action,
+    DropLease,
+    DropProfile,
+    DropWaiting,
+    Event,
+    Grant,
+    HolderChanged,
+    HolderGone,
+    Lease,
+    LeaseState,
+    ProfileForgotten,
+    Refuse,
+    Released,
+    Requested,
+    Sampled,
+    SaveLease,
+    SaveRun,
+    SaveWaiting,
+    Started,
+    WaitReason,
+    Withdrawn,
+)
+from grn.negotiator.ledger import Guard
+from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
+
+QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0}
+RULES = [Rules(Guard(), **QUICK), Rules(NO_GUARD, **QUICK)]
+MACHINES = [
+    some_gpus(1),
+    some_gpus(2),
+    [a_gpu(0), a_gpu(1, 8 * GiB, model="Small"), a_gpu(2)],
+    [a_gpu(0, is_exclusive=True), a_gpu(1)],
+    [a_virtual_gpu(0), a_virtual_gpu(1)],
+]
+TYPES = ["one.py", "two.py", "three.py"]
+GIBS = st.sampled_from([0, 0, 1, 3, 7, 12, 23])
+STEPS_S = st.sampled_from([0.1, 1.0, 5.0, 20.0])
+HEALTHS = st.sampled_from([GpuHealth.OK, GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.LOST])
+
+
+@dataclass
+class Process:
+    """A process, its memory on each GPU, and the leases its tree is known to hold."""
+
+    pid: int
+    memory: dict[str, int] = field(default_factory=dict)
+    leases: set[str] = field(default_factory=set)
+    is_alive: bool = True
+
+
+class World:
+    """What is true of the machine."""
+
+    def __init__(self, gpus: list[Gpu]) -> None:
+        self.gpus = {gpu.uuid: gpu for gpu in gpus}
+        self.processes: dict[int, Process] = {}
+        self.strangers: Counter[str] = Counter()
+        self.unexplained: Counter[str] = Counter()
+        self.health = dict.fromkeys(self.gpus, GpuHealth.OK)
+        self.hides: set[str] = set()  # GPUs that do not say what a process uses
+        self.is_vague: set[str] = set()  # GPUs that do not say what is used at all
+
+    def readings(self) -> tuple[Reading, ...]:
+        return tuple(self._reading(gpu) for gpu in self.gpus.values())
+
+    def _reading(self, gpu: Gpu) -> Reading:
+        if self.health[gpu.uuid] is not GpuHealth.OK:
+            return Reading(gpu.uuid, self.health[gpu.uuid])
+        is_virtual = gpu.kind is GpuKind.VIRTUAL
+        shown = [
+            process
+            for process in self.processes.values()
+            if process.memory.get(gpu.uuid) and (process.leases or not is_virtual)
+        ]
+        uses = [
+            ProcessUse(process.pid, process.memory[gpu.uuid], tuple(sorted(process.leases)))
+            for process in shown
+        ]
+        if self.strangers[gpu.uuid] and not is_virtual:
+            uses.append(ProcessUse(9000, self.strangers[gpu.uuid]))
+        used: int | None = sum(use.used_bytes or 0 for use in uses)
+        if not is_virtual:
+            used += self.unexplained[gpu.uuid]
+        if gpu.uuid in self.hides:
+            uses = [replace(use, used_bytes=None) for use in uses]
+        return Reading(gpu.uuid, used_bytes=None if gpu.uuid in self.is_vague else used,
+                       uses=tuple(uses))  # fmt: skip
+
+    def of_lease(self, lease_id: str) -> Process | None:
+        return next((p for p in self.processes.values() if lease_id in p.leases), None)
+
+    def bury(self) -> None:
+        """The driver frees the memory of the dead."""
+        for pid in [p.pid for p in self.processes.values() if not p.is_alive]:
+            del self.processes[pid]
+
+    def heal(self, guard: Guard) -> None:
+        """End all faults and all strangers but a desktop that stays within the guard."""
+        self.bury()
+        for process in self.processes.values():
+            process.memory.clear()
+        self.health = dict.fromkeys(self.gpus, GpuHealth.OK)
+        self.hides.clear()
+        self.is_vague.clear()
+        for uuid, gpu in self.gpus.items():
+            self.strangers[uuid] = self.unexplained[uuid] = guard.of(gpu.total_bytes) // 2
+
+
+class Negotiation(RuleBasedStateMachine):
+    """Drive an engine through a random history and check all it does."""
+
+    engine_type = Engine
+
+    @initialize(gpus=st.sampled_from(MACHINES), rules=st.sampled_from(RULES))
+    def begin(self, gpus: list[Gpu], rules: Rules) -> None:
+        self.rules = rules
+        self.world = World(gpus)
+        self.now = 0.0
+        self.number = 0
+        self.told: dict[str, Reading] = {}  # the latest reading of each GPU the engine knows
+        self.asked: dict[str, Request] = {}  # every key ever
+        self.waiting: dict[str, int] = {}  # key -> when it asked, as a number
+        self.away: dict[str, int] = {}  # those who waited before a restart and are not back
+        self.ended: set[str] = set()  # keys that were granted or refused once
+        self.dead: set[str] = set()  # leases whose holder died and that must drain
+        self.saved_leases: dict[str, Lease] = {}
+        self.saved_waiting: dict[str, int] = {}
+        self.saved_profiles: dict[tuple[str, str], Profile] = {}
+        self.last_seen: dict[str, Lease] = {}
+        self.is_sound = True
+        self._start()
+
+    # --- telling and keeping -------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Bring up an engine from what was saved."""
+        self.engine = self.engine_type(self.rules)
+        waiting = sorted(self.saved_waiting, key=self.saved_waiting.__getitem__)
+        self.tell(
+            Started(self.now, tuple(self.world.gpus.values()), self.world.readings(),
+                    tuple(self.saved_leases.values()), tuple(waiting),
+                    tuple(self.saved_profiles.values()))
+        )  # fmt: skip
+
+    def tell(self, event: Event) -> None:
+        self.is_sound = False
+        if isinstance(event, (Started, Sampled)):
+            self.told.update({reading.uuid: reading for reading in event.readings})
+        actions = self.engine.handle(event)
+        before = dict(self.saved_leases)
+        granted = [lease for action in actions if (lease := self._keep(action))]
+        if isinstance(event, Sampled):
+            self._see_the_dead_go()
+        kept = [lease for lease in before.values() if lease.id in self.saved_leases]
+        for number, lease in enumerate(granted):
+            self._check_grant(lease, [*kept, *granted[:number]])
+        for uuid in {uuid for lease in granted for uuid in lease.gpus}:
+            self._check_room(uuid, [lease.request for lease in granted])
+        self.is_sound = True
+
+    def _keep(self, action: Action) -> Lease | None:
+        """Carry out one action; return the lease when it is a new grant."""
+        if isinstance(action, SaveLease):
+            self.saved_leases[action.lease.id] = action.lease
+        elif isinstance(action, DropLease):
+            del self.saved_leases[action.lease]
+        elif isinstance(action, SaveWaiting):
+            self.saved_waiting[action.key] = action.sequence
+        elif isinstance(action, DropWaiting):
+            del self.saved_waiting[action.key]
+            self.away.pop(action.key, None)
+        elif isinstance(action, SaveRun):
+            key = (action.job_type, action.model)
+            empty = Profile(action.job_type, action.model, action.label, action.owner)
+            profile = self.saved_profiles.get(key, empty)
+            self.saved_profiles[key] = learn.add_run(profile, action.run)
+        elif isinstance(action, DropProfile):
+            for key in [key for key in self.saved_profiles if key[0] == action.job_type]:
+                del self.saved_profiles[key]
+        elif isinstance(action, Refuse):
+            assert action.key not in self.ended, "refused after it was answered"
+            assert action.message
+            self._answered(action.key)
+        elif isinstance(action, Grant):
+            return self._keep_grant(action)
+        return None
+
+    def _keep_grant(self, grant: Grant) -> Lease | None:
+        lease = grant.lease
+        assert self.saved_leases[lease.id] == lease, "told before it was saved"
+        if grant.key in self.ended:
+            assert self.world.of_lease(lease.id) is not None, "granted twice"
+            return None
+        self._check_order(grant.key)
+        self._answered(grant.key)
+        pid = lease.request.holder.pid if lease.request.holder else self._new_number() + 5000
+        process = self.world.processes.setdefault(pid, Process(pid))
+        process.leases.add(lease.id)
+        return lease
+
+    def _answered(self, key: str) -> None:
+        assert key in self.asked, "nobody asked"
+        self.ended.add(key)
+        self.waiting.pop(key, None)
+        self.away.pop(key, None)
+
+    def _see_the_dead_go(self) -> None:
+        """A dead job is gone when all its GPUs answer and none shows it."""
+        for lease_id in list(self.dead):
+            lease = self.saved_leases.get(lease_id) or self.last_seen[lease_id]
+            readings = [self.told[uuid] for uuid in lease.gpus]
+            shown = any(lease_id in use.leases for reading in readings for use in reading.uses)
+            if not shown and all(map(_is_usable, readings)):
+                self.dead.remove(lease_id)
+        self.last_seen = dict(self.saved_leases)
+
+    # --- what must be so -----------------------------------------------------------------
+
+    def _check_grant(self, lease: Lease, others: list[Lease]) -> None:
+        request = lease.request
+        assert len(set(lease.gpus)) == request.gpus
+        assert all(size > 0 for size in lease.reserved)
+        assert all(_is_usable(self.told[uuid]) for uuid in lease.gpus), "granted on a silent GPU"
+        for uuid in lease.gpus:
+            gpu = self.world.gpus[uuid]
+            assert not request.slots or {uuid, str(gpu.index)} & set(request.slots)
+            assert request.mem_bytes is None or request.mem_bytes <= gpu.total_bytes
+        homes = [uuid for uuid in request.stay if uuid in self.world.gpus]
+        if homes and not request.slots:
+            assert set(lease.gpus) <= set(homes), "moved a process that stays"
+        if request.holder and not request.slots and not request.stay:
+            held = [uuid for other in others for uuid in other.gpus
+                    if other.request.holder == request.holder
+                    and other.state is LeaseState.HELD]  # fmt: skip
+            assert not held or set(lease.gpus) <= set(held), "moved a process"
+
+    def _check_room(self, uuid: str, requests: list[Request]) -> None:
+        """Do the sums of one GPU anew: what is promised or used may not exceed it at a grant."""
+        gpu, reading = self.world.gpus[uuid], self.told[uuid]
+        here = {lease_id: lease.reserved_on(uuid) for lease_id, lease in self.saved_leases.items()
+                if uuid in lease.gpus}  # fmt: skip
+        own = {request.holder.pid for request in requests if request.holder}
+        measured: Counter[str] = Counter()
+        strangers = known = 0
+        for use in reading.uses:
+            live = [lease_id for lease_id in use.leases if lease_id in here]
+            size = use.used_bytes or 0
+            if gpu.kind is GpuKind.VIRTUAL and not live:
+                continue  # its memory went with its lease
+            known += size
+            strangers += size if not live and use.pid not in own else 0
+            for lease_id in live:
+                measured[lease_id] += size // len(live)
+        promised = sum(max(size, measured[lease_id]) for lease_id, size in here.items())
+        unexplained = 0
+        if gpu.kind is not GpuKind.VIRTUAL and all(u.used_bytes is not None for u in reading.uses):
+            unexplained = (reading.used_bytes or 0) - known
+        capacity = gpu.total_bytes - self.rules.guard.of(gpu.total_bytes)
+        assert promised + strangers + unexplained <= capacity, "promised twice"
+        if any(use.used_bytes is None for use in reading.uses) and not own:
+            granted = sum(here[request.lease] for request in requests if request.lease in here)
+            assert granted + (reading.used_bytes or 0) <= capacity, "promised what is hidden"
+
+    def _check_order(self, key: str) -> None:
+        """Of requests that are alike and can go anywhere, the older is granted first."""
+        if key not in self.waiting or self.asked[key].holder is not None:
+            return
+        older = [other for other, place in self.waiting.items() if place < self.waiting[key]]
+        alike = replace(self.asked[key], key="", lease="")
+        for other in older:
+            assert replace(self.asked[other], key="", lease="") != alike, "passed an older one"
+
+    def _check_nobody_is_overlooked(self) -> None:
+        """Room is left unused only for one whose patience has ended."""
+        since = [waiting.since for waiting in self.engine.waitlist]
+        if since and self.now - min(since) < self.rules.patience_s:
+            for key in self.waiting:
+                wait = self.engine.why(key, self.now)
+                assert wait.reason is not WaitReason.YIELDS_TO_OLDER, "overlooked"
+
+    @invariant()
+    def books_are_sound(self) -> None:
+        self.engine.check()
+        first_runs = Counter(
+            lease.request.job_type for lease in self.engine.leases.values() if lease.is_probe
+        )
+        assert all(count == 1 for count in first_runs.values()), "two first runs of one type"
+        for uuid, gpu in self.world.gpus.items():
+            if gpu.is_exclusive:
+                assert sum(uuid in lease.gpus for lease in self.engine.leases.values()) <= 1
+
+    @invariant()
+    def what_is_saved_is_what_is_so(self) -> None:
+        assert self.saved_leases == self.engine.leases
+        profiles = {(p.job_type, p.model): p for p in self.engine.memory.profiles()}
+        assert self.saved_profiles == profiles
+        assert set(self.saved_waiting) == set(self.waiting) | set(self.away)
+
+    @invariant()
+    def no_lease_is_lost_and_none_outlives_its_job(self) -> None:
+        alive = {lease for p in self.world.processes.values() if p.is_alive for lease in p.leases}
+        assert set(self.engine.leases) == alive | self.dead
+
+    @invariant()
+    def everybody_who_waits_knows_why(self) -> None:
+        assert {waiting.request.key for waiting in self.engine.waitlist} == set(self.waiting)
+        for key in self.waiting:
+            wait = self.engine.why(key, self.now)
+            assert wait is not None
+            assert wait.text
+        assert self.engine.why("nobody", self.now) is None
+
+    # --- what may happen -----------------------------------------------------------------
+
+    def _new_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    @rule(
+        job_type=st.sampled_from(TYPES),
+        gpus=st.sampled_from([1, 1, 1, 1, 2, 3]),
+        mem_gib=st.sampled_from([None, None, None, 1, 4, 8, 14, 24, 25]),
+        is_exclusive=st.sampled_from([False] * 5 + [True]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        policy=st.sampled_from(Policy),
+        attempt=st.sampled_from([0, 0, 0, 0, 1, 2]),
+        slots=st.sampled_from([(), (), (), (), ("0",), ("1", "GPU-0"), ("GPU-2",)]),
+        stay=st.sampled_from([(), (), (), (), (), ("GPU-0",), ("GPU-1",)]),
+        who=st.sampled_from(["nobody", "somebody", "another thread"]),
+        data=st.data(),
+    )
+    def ask(self, job_type, gpus, mem_gib, who, data, **wish) -> None:
+        number = self._new_number()
+        pid = None if who == "nobody" else number
+        threads = [process.pid for process in self.world.processes.values() if process.is_alive]
+        if who == "another thread" and threads:
+            pid = data.draw(st.sampled_from(sorted(threads)), "pid")
+        key = f"k{number}"
+        mem_bytes = None if mem_gib is None else mem_gib * GiB
+        self.asked[key] = a_request(
+            key, pid, job_type=job_type, gpus=gpus, mem_bytes=mem_bytes, **wish
+        )
+        self.waiting[key] = number
+        self.tell(Requested(self.now, self.asked[key]))
+
+    @precondition(lambda self: self.waiting or self.away or self.saved_leases)
+    @rule(data=st.data())
+    def ask_again(self, data) -> None:
+        """A client lost its connection, or the negotiator was away."""
+        held = {lease.request.key for lease in self.saved_leases.values()
+                if lease.state is LeaseState.HELD}  # fmt: skip
+        keys = sorted({*self.waiting, *self.away, *held})
+        if keys:
+            self._ask_again(data.draw(st.sampled_from(keys), "key"))
+
+    def _ask_again(self, key: str) -> None:
+        again = replace(self.asked[key], lease=f"{self.asked[key].lease}+")
+        if key in self.away:
+            self.waiting[key] = self.away.pop(key)
+        if key in self.waiting:
+            self.asked[key] = again
+        self.tell(Requested(self.now, again))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data) -> None:
+        self._give_up(data.draw(st.sampled_from(sorted(self.waiting)), "key"))
+
+    def _give_up(self, key: str) -> None:
+        self.waiting.pop(key, None)
+        self.tell(Withdrawn(self.now, key))
+
+    @rule(step_s=STEPS_S)
+    def look(self, step_s: float) -> None:
+        self.now += step_s
+        self.tell(Sampled(self.now, self.world.readings()))
+        self._check_nobody_is_overlooked()
+
+    @precondition(lambda self: self.world.processes)
+    @rule(data=st.data(), gib=GIBS)
+    def grow(self, data, gib: int) -> None:
+        pid = data.draw(st.sampled_from(sorted(self.world.processes)), "pid")
+        process = self.world.processes[pid]
+        if not process.is_alive:
+            return
+        for uuid in {u for lease in process.leases for u in self.saved_leases[lease].gpus}:
+            process.memory[uuid] = min(gib * GiB, self.world.gpus[uuid].total_bytes)
+
+    def _held(self) -> list[str]:
+        return sorted(
+            lease.id for lease in self.saved_leases.values() if lease.state is LeaseState.HELD
+        )
+
+    @precondition(lambda self: self._held())
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(Outcome),
+        peak_gib=st.sampled_from([None, None, 1, 6, 20]),
+        asked_gib=st.sampled_from([None, None, 2, 30]),
+        keeps_memory=st.booleans(),
+    )
+    def end(self, data, outcome, peak_gib, asked_gib, keeps_memory: bool) -> None:
+        lease_id = data.draw(st.sampled_from(self._held()), "lease")
+        process = self.world.of_lease(lease_id)
+        process.leases.remove(lease_id)
+        if not process.leases and not keeps_memory:
+            process.memory.clear()
+        peak = None if peak_gib is None else peak_gib * GiB
+        asked = None if asked_gib is None else asked_gib * GiB
+        self.tell(Released(self.now, lease_id, outcome, peak, asked))
+
+    @precondition(lambda self: self._held())
+    @rule(data=st.data(), outcome=st.sampled_from([Outcome.KILLED, Outcome.OUT_OF_MEMORY]))
+    def die(self, data, outcome) -> None:
+        """A holder dies with all its leases; its memory stays until the driver lets go of it."""
+        process = self.world.of_lease(data.draw(st.sampled_from(self._held()), "lease"))
+        process.is_alive = False
+        self.dead |= process.leases
+        self.last_seen = dict(self.saved_leases)
+        for key in sorted({*self.waiting, *self.away}):
+            if self.asked[key].holder == a_holder(process.pid):
+                self._give_up(key)
+        for lease_id in sorted(process.leases):
+            self.tell(HolderGone(self.now, lease_id, outcome))
+
+    @rule()
+    def bury(self) -> None:
+        self.world.bury()
+
+    @precondition(lambda self: self._held())
+    @rule(data=st.data())
+    def hand_over(self, data) -> None:
+        lease_id = data.draw(st.sampled_from(self._held()), "lease")
+        process = self.world.of_lease(lease_id)
+        holder = a_holder(self._new_number() + 7000)
+        process.leases.remove(lease_id)
+        memory = {} if process.leases else dict(process.memory)
+        if not process.leases:
+            process.memory.clear()
+        self.world.processes[holder.pid] = Process(holder.pid, memory, {lease_id})
+        self.tell(HolderChanged(self.now, lease_id, holder))
+
+    @rule(job_type=st.sampled_from(TYPES))
+    def forget(self, job_type: str) -> None:
+        self.tell(ProfileForgotten(self.now, job_type))
+
+    @rule(index=st.integers(0, 2), health=HEALTHS, strangers_gib=GIBS, unexplained_gib=GIBS,
+          hides=st.booleans(), is_vague=st.sampled_from([False] * 4 + [True]))  # fmt: skip
+    def world_changes(self, index, health, strangers_gib, unexplained_gib, hides, is_vague) -> None:
+        world, uuid = self.world, sorted(self.world.gpus)[index % len(self.world.gpus)]
+        world.health[uuid] = health
+        world.strangers[uuid] = strangers_gib * GiB
+        world.unexplained[uuid] = unexplained_gib * GiB
+        for names, is_so in ((world.hides, hides), (world.is_vague, is_vague)):
+            names.add(uuid) if is_so else names.discard(uuid)
+
+    @rule(data=st.data(), step_s=STEPS_S)
+    def restart(self, data, step_s: float) -> None:
+        """The negotiator is killed and comes up from what it saved; some clients come back."""
+        self.now += step_s
+        self.away.update(self.waiting)
+        self.waiting.clear()
+        self._start()
+        for key in data.draw(st.permutations(sorted(self.away)), "who comes back"):
+            if key in self.away and data.draw(st.booleans()):
+                self.now += 0.1
+                self._ask_again(key)
+
+    # --- and in the end ------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Once all faults have ended, everybody is granted or refused."""
+        if not getattr(self, "is_sound", False):
+            return  # a check has failed already
+        rounds = 5 + 2 * len(self.waiting)
+        for _ in range(rounds):
+            for lease_id in self._held():
+                self.world.of_lease(lease_id).leases.remove(lease_id)
+                self.tell(Released(self.now, lease_id, Outcome.OK, GiB))
+            self.world.heal(self.rules.guard)
+            self.now += 3.0
+            self.tell(Sampled(self.now, self.world.readings()))
+            self.books_are_sound()
+            if not self.waiting:
+                return
+        why = {key: self.engine.why(key, self.now) for key in self.waiting}
+        raise AssertionError(f"they wait for ever: {why}")
+
+
+def _is_usable(reading: Reading) -> bool:
+    return reading.health is GpuHealth.OK and reading.used_bytes is not None

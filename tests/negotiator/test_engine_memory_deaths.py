@@ -1,0 +1,122 @@
+"""Stories of jobs that run out of memory: whose fault it was, and what they get next."""
+
+import pytest
+
+from grn.model.job import Outcome
+from grn.model.sizes import GiB
+from grn.negotiator.engine import Rules
+from grn.negotiator.events import SaveRun
+from tests.builders import MODEL, Story, a_profile, a_request, a_use, some_gpus
+
+OOM = Outcome.OUT_OF_MEMORY
+
+
+def saved_run(story):
+    """Return the run the latest step remembered, None when it remembered none."""
+    saved = [action.run for action in story.actions if isinstance(action, SaveRun)]
+    return saved[0] if saved else None
+
+
+def a_shared_gpu():
+    """Return a story with a (4 GiB) beside b (10 GiB) on one GPU."""
+    story = Story()
+    story.asks("a", mem_bytes=4 * GiB)
+    story.asks("b", job_type="b.py", mem_bytes=10 * GiB)
+    return story
+
+
+def test_a_retry_gets_half_as_much_again_and_then_a_whole_gpu():
+    story = Story(some_gpus(3), profiles=(a_profile(8 * GiB),))
+    for attempt in (0, 1, 2):
+        story.asks(str(attempt), attempt=attempt)
+    first, second, third = (story.reserved(key) for key in "012")
+
+    assert second == first * 3 // 2
+    assert third == 24 * GiB
+
+
+def test_a_job_that_died_for_memory_while_sharing_raises_what_its_type_is_given():
+    story = a_shared_gpu()
+    story.ends("a", OOM, asked_bytes=5 * GiB)
+
+    run = saved_run(story)
+    assert (run.outcome, run.peak_bytes) == (OOM, 5 * GiB)
+    story.asks("c")
+    assert story.leases["c"].is_probe  # nobody knows yet how much is enough
+    assert story.reserved("c") == 14 * GiB
+
+
+def test_a_victim_is_not_blamed():
+    story = a_shared_gpu()
+    story.memory["a"] = 2 * GiB
+    story.looks()
+    story.ends("a", OOM, asked_bytes=GiB)  # 3 of its 4 GiB: others took its room
+
+    assert saved_run(story) is None
+
+
+def test_an_offender_is_blamed():
+    story = a_shared_gpu()
+    story.memory["a"] = 4 * GiB
+    story.looks()
+    story.ends("a", OOM, asked_bytes=GiB)
+
+    assert saved_run(story).peak_bytes == 5 * GiB
+
+
+def test_alone_it_is_the_jobs_own_fault():
+    story = Story()
+    story.asks("a", mem_bytes=4 * GiB)
+    story.ends("a", OOM, asked_bytes=30 * GiB)
+
+    assert saved_run(story).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("stranger_bytes", "outcome"), [(GiB // 2, Outcome.FAILED), (8 * GiB, OOM)]
+)
+def test_a_desktop_is_no_excuse_and_a_large_stranger_is(stranger_bytes, outcome):
+    story = Story(rules=Rules())
+    story.strangers[0] = [a_use(9, stranger_bytes)]
+    story.looks()
+    story.asks("a", mem_bytes=4 * GiB)
+    story.ends("a", OOM, asked_bytes=30 * GiB)
+
+    assert saved_run(story).outcome is outcome
+
+
+def test_a_holder_killed_for_memory_is_remembered_so():
+    story = a_shared_gpu()
+    story.memory["a"] = 9 * GiB
+    story.looks()
+    story.dies("a", outcome=OOM)
+
+    run = saved_run(story)
+    assert (run.outcome, run.peak_bytes, run.reserved_bytes) == (OOM, 9 * GiB, 4 * GiB)
+
+
+def test_a_death_for_memory_never_lowers_what_is_believed():
+    story = Story(profiles=(a_profile(8 * GiB),))
+    before = story.engine.needs(a_request())[MODEL].need_bytes
+    story.asks("a")
+    story.asks("x", job_type="x.py", mem_bytes=4 * GiB)
+    story.ends("a", OOM, peak_bytes=before, asked_bytes=GiB)
+
+    assert story.engine.needs(a_request())[MODEL].need_bytes > before
+
+
+def test_retries_pass_all_others():
+    story = Story()
+    story.asks("x", mem_bytes=20 * GiB)
+    story.asks("old", mem_bytes=20 * GiB, priority=5)
+    story.asks("retry", mem_bytes=16 * GiB, attempt=1)
+
+    assert story.ends("x") == ["retry"]
+    assert story.reserved("retry") == 24 * GiB
+
+
+def test_a_job_that_stated_its_need_gets_more_than_that_when_it_died_for_memory():
+    story = Story()
+    story.asks("a", mem_bytes=8 * GiB, attempt=1)
+
+    assert story.reserved("a") == 12 * GiB
