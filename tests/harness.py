@@ -36,12 +36,17 @@ TWO_SMALL = "virtual:2x512MiB"
 FOREIGN = ("GRN_", "XDG_", "CUDA_", "TF_FORCE", "XLA_PYTHON")
 
 
-def wait_for(condition: Callable[[], Found], what: str = "", deadline_s: float = DEADLINE_S) -> Found:
+def wait_for(
+    condition: Callable[[], Found],
+    what: str | Callable[[], object] = "",
+    deadline_s: float = DEADLINE_S,
+) -> Found:
     """Return what a condition gives once it is true; fail when the deadline has passed."""
     pause = threading.Event()
     until = time.monotonic() + deadline_s
     while not (found := condition()):
-        assert time.monotonic() < until, f"waited in vain for {what or condition}"
+        if time.monotonic() > until:
+            raise AssertionError(f"waited in vain for {what() if callable(what) else what}")
         pause.wait(POLL_S)
     return found
 
@@ -177,7 +182,7 @@ class Story:
 
     def hear(self, *lines: str) -> None:
         """Wait until these lines have been said."""
-        wait_for(lambda: set(lines) <= set(self.said()), f"{lines}; heard {self.said()}")
+        wait_for(lambda: set(lines) <= set(self.said()), lambda: f"{lines}; heard {self.said()}")
 
     # --- starting processes --------------------------------------------------------------
 
@@ -192,7 +197,11 @@ class Story:
         self._count += 1
         out, err = (self.folder / f"{self._count}.{end}" for end in ("out", "err"))
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            options = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file} | options
+            options = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": out_file,
+                "stderr": err_file,
+            } | options
             process = subprocess.Popen(
                 [str(word) for word in command],
                 env=self.environment(**(env or {})),
@@ -209,9 +218,7 @@ class Story:
         path.write_text(textwrap.dedent(text))
         return path
 
-    def start_script(
-        self, text: str, *arguments: str, name: str = "job.py", **options: Any
-    ) -> Job:
+    def start_script(self, text: str, *arguments: str, name: str = "job.py", **options: Any) -> Job:
         """Write a Python script and start it."""
         path = self.write(name, text)
         return self.start(sys.executable, path, *arguments, **options)
@@ -308,7 +315,7 @@ class Negotiator:
 
     @property
     def log(self) -> str:
-        return self.log_path.read_text()
+        return self.log_path.read_text() if self.log_path.exists() else ""
 
     # --- what it says --------------------------------------------------------------------
 
@@ -334,12 +341,12 @@ class Negotiator:
 
     def wait_for_leases(self, count: int) -> list[dict[str, Any]]:
         """Return the leases once there are so many."""
-        wait_for(lambda: len(self.leases()) == count, f"{count} leases; log:\n{self.log}")
+        wait_for(lambda: len(self.leases()) == count, lambda: f"{count} leases:\n{self.log}")
         return self.leases()
 
     def wait_for_waiting(self, count: int) -> list[dict[str, Any]]:
         """Return who waits once there are so many."""
-        wait_for(lambda: len(self.waiting()) == count, f"{count} waiting; log:\n{self.log}")
+        wait_for(lambda: len(self.waiting()) == count, lambda: f"{count} waiting:\n{self.log}")
         return self.waiting()
 
     def is_answering(self) -> bool:

@@ -138,7 +138,7 @@ def _read(given: _Given) -> object:
             parse_size(str(value))
         except BadSetting as error:
             raise given.wrong("and must be a size", error.hint) from error
-    elif value != "nvml" and not str(value).startswith("virtual:"):
+    elif given.name == "gpus" and value != "nvml" and not str(value).startswith("virtual:"):
         raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
     return value
 

@@ -36,9 +36,7 @@ def test_the_return_value_passes_through(here: Negotiator) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
-def test_an_exception_passes_through_as_it_is(
-    here: Negotiator, kind: type[BaseException]
-) -> None:
+def test_an_exception_passes_through_as_it_is(here: Negotiator, kind: type[BaseException]) -> None:
     raised = kind("mine")
 
     @grn.job()
@@ -76,6 +74,28 @@ def test_the_older_decorator_works_with_and_without_parentheses(
     here: Negotiator, decorate: Any
 ) -> None:
     assert decorate(lambda: os.environ["CUDA_VISIBLE_DEVICES"])() in ("0", "1")
+
+
+def test_the_environment_is_the_leases_during_the_call_and_ones_own_again_after_it(
+    here: Negotiator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "mine")
+    before = dict(os.environ)
+
+    @grn.job()
+    def job() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+    changed = job()
+    assert len(changed.pop("GRN_LEASE")) == 8
+    assert changed.pop("CUDA_VISIBLE_DEVICES") in ("0", "1")
+    assert changed == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "GRN_GPU_COUNT": "1",
+    }
+    assert dict(os.environ) == before
 
 
 # What is refused
@@ -242,7 +262,7 @@ def test_a_generator_holds_its_gpu_from_the_first_item_to_the_last(here: Negotia
     def job(count: int) -> Iterator[str]:
         for _ in range(count):
             yield os.environ["GRN_LEASE"]
-        return "done"  # noqa: B901 - this is what is tested
+        return "done"
 
     items = job(3)
     assert here.leases() == []  # nothing has been asked for yet
@@ -256,7 +276,7 @@ def test_a_generator_takes_what_is_sent_and_returns_its_value(here: Negotiator) 
     @grn.job()
     def job() -> Iterator[int]:
         got = yield 1
-        return got  # noqa: B901 - this is what is tested
+        return got
 
     items: Any = job()
     next(items)
@@ -362,7 +382,11 @@ def test_the_profiler_gets_the_arguments_and_runs_once(here: Negotiator) -> None
         return "not the result"
 
     assert [job(1, two=2), job(3)] == ["result", "result"]
-    assert ran == [("profiler", ((1,), {"two": 2})), ("job", ((1,), {"two": 2})), ("job", ((3,), {}))]
+    assert ran == [
+        ("profiler", ((1,), {"two": 2})),
+        ("job", ((1,), {"two": 2})),
+        ("job", ((3,), {})),
+    ]
     (profile,) = here.ask("profiles", type="with a profiler")["profiles"]
     assert [run["outcome"] for run in profile["history"]] == ["profiled", "ok", "ok"]
 

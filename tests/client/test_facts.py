@@ -34,7 +34,7 @@ def test_numbers_and_short_words_are_kept(value: object, kept: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["password", "API_KEY", "auth_header", "hf_token", "self", "n" * 65]
+    "name", ["password", "API_KEY", "auth_header", "hf_token", "self", "n" * 65, "caf\udce9"]
 )
 def test_secrets_and_what_has_no_name_are_not_kept(name: str) -> None:
     assert worth_learning([(name, 1)]) == {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import grn
-from grn.client.lease import Lease, wish
+from grn.client.lease import Lease, type_and_label, wish
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
 
@@ -36,6 +37,26 @@ def test_a_lease_without_a_name_is_called_by_where_it_is_taken(here: Negotiator)
         (shown,) = here.leases()
     here_and_now = "test_a_lease_without_a_name_is_called_by_where_it_is_taken"
     assert shown["type"] == f"{os.path.realpath(__file__)}::{here_and_now}"
+
+
+@pytest.mark.parametrize("file", ["/tmp/ipykernel_4242/99.py", "<ipython-input-3-abc>", "<stdin>"])
+def test_a_notebook_is_one_place_though_its_cells_are_files_of_ever_new_names(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert type_and_label(file, "job") == (f"notebook in {tmp_path}::job", "notebook::job")
+
+
+def test_a_file_is_shown_from_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
+    full = f"{os.path.realpath(tmp_path)}/tests/x.py::job"
+    assert type_and_label("tests/x.py", "job") == (full, "tests/x.py::job")
+    assert type_and_label(f"{tmp_path}/tests/x.py", "job") == (full, "tests/x.py::job")
+    monkeypatch.chdir(tmp_path / "tests")
+    assert type_and_label("../x.py", "job")[1] == f"{os.path.realpath(tmp_path)}/x.py::job"
 
 
 def test_a_second_release_is_no_harm(here: Negotiator) -> None:
@@ -121,9 +142,7 @@ def test_a_lease_may_be_given_back_in_another_thread(here: Negotiator) -> None:
         assert not following.is_nested
 
 
-def test_an_end_during_a_restart_is_heard_after_it(
-    story: Story, negotiator: Negotiators
-) -> None:
+def test_an_end_during_a_restart_is_heard_after_it(story: Story, negotiator: Negotiators) -> None:
     here = negotiator()
     lease = grn.lease(mem="64MiB").acquire()
     here.kill()

@@ -61,7 +61,9 @@ def test_the_profiler_runs_once_before_the_first_long_job_and_gets_its_arguments
 
 
 def test_the_older_name_does_the_same(virtual: Story) -> None:
-    text = JOB.replace("import grn ", "import glb ").replace("@grn.job()", "@glb.gpu_load_balance()")
+    text = JOB.replace("import grn ", "import glb ").replace(
+        "@grn.job()", "@glb.gpu_load_balance()"
+    )
     assert "grn.job" not in text
 
     assert virtual.run_script(text).err == ""

@@ -266,8 +266,8 @@ class Begun:
         return self.first_line == "ready"
 
     def end(self, signum: int = signal.SIGTERM) -> tuple[int, str]:
-        """End it and return its exit status and all it has said."""
-        if self.process.poll() is None:
+        """End it, if it has begun, and return its exit status and all it has said."""
+        if self.is_ready and self.process.poll() is None:
             self.process.send_signal(signum)
         _, said = self.process.communicate(timeout=ANSWER_S)
         return self.process.returncode, said
@@ -294,5 +294,5 @@ def negotiator_of(uid: int | None, *arguments: str) -> Sequence[str]:
     """Return the command of a negotiator, run by another user if one is given."""
     if uid is None:
         return [sys.executable, "-m", "grn.negotiator", *arguments]
-    imports = "from grn.negotiator.__main__ import main"
+    imports = "import gettext, shutil\nfrom grn.negotiator.__main__ import main"
     return as_user(uid, imports, "sys.exit(main())", *arguments)

@@ -53,7 +53,8 @@ MACHINES = [
     [a_gpu(0, is_exclusive=True), a_gpu(1)],
     [a_virtual_gpu(0), a_virtual_gpu(1)],
 ]
-TYPES = ["one.py", "two.py", "three.py"]
+TYPES = ["one.py", "two.py"]
+WHO = ["nobody", "somebody", "another thread"]
 GIBS = st.sampled_from([0, 0, 1, 3, 7, 12, 23])
 STEPS_S = st.sampled_from([0.1, 1.0, 5.0, 20.0])
 HEALTHS = st.sampled_from([GpuHealth.OK, GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.LOST])
@@ -102,7 +103,7 @@ class World:
         used: int | None = sum(use.used_bytes or 0 for use in uses)
         if not is_virtual:
             used += self.unexplained[gpu.uuid]
-        if gpu.uuid in self.hides:
+        if gpu.uuid in self.hides and not is_virtual:
             uses = [replace(use, used_bytes=None) for use in uses]
         return Reading(gpu.uuid, used_bytes=None if gpu.uuid in self.is_vague else used,
                        uses=tuple(uses))  # fmt: skip
@@ -250,10 +251,10 @@ class Negotiation(RuleBasedStateMachine):
         if homes and not request.slots:
             assert set(lease.gpus) <= set(homes), "moved a process that stays"
         if request.holder and not request.slots and not request.stay:
-            held = [uuid for other in others for uuid in other.gpus
-                    if other.request.holder == request.holder
-                    and other.state is LeaseState.HELD]  # fmt: skip
-            assert not held or set(lease.gpus) <= set(held), "moved a process"
+            homes = {uuid for other in others if _holds(other, request) for uuid in other.gpus}
+            pid = request.holder.pid
+            used = {r.uuid for r in self.told.values() if any(use.pid == pid for use in r.uses)}
+            assert not homes or set(lease.gpus) <= homes | used, "moved a process"
 
     def _check_room(self, uuid: str, requests: list[Request]) -> None:
         """Do the sums of one GPU anew: what is promised or used may not exceed it at a grant."""
@@ -293,11 +294,9 @@ class Negotiation(RuleBasedStateMachine):
 
     def _check_nobody_is_overlooked(self) -> None:
         """Room is left unused only for one whose patience has ended."""
-        since = [waiting.since for waiting in self.engine.waitlist]
-        if since and self.now - min(since) < self.rules.patience_s:
-            for key in self.waiting:
-                wait = self.engine.why(key, self.now)
-                assert wait.reason is not WaitReason.YIELDS_TO_OLDER, "overlooked"
+        for key in self.waiting:
+            wait = self.engine.why(key, self.now)
+            assert wait.reason is not WaitReason.YIELDS_TO_OLDER, "overlooked"
 
     @invariant()
     def books_are_sound(self) -> None:
@@ -339,28 +338,41 @@ class Negotiation(RuleBasedStateMachine):
 
     @rule(
         job_type=st.sampled_from(TYPES),
-        gpus=st.sampled_from([1, 1, 1, 1, 2, 3]),
-        mem_gib=st.sampled_from([None, None, None, 1, 4, 8, 14, 24, 25]),
-        is_exclusive=st.sampled_from([False] * 5 + [True]),
-        priority=st.sampled_from([0, 0, 0, 1]),
-        policy=st.sampled_from(Policy),
-        attempt=st.sampled_from([0, 0, 0, 0, 1, 2]),
-        slots=st.sampled_from([(), (), (), (), ("0",), ("1", "GPU-0"), ("GPU-2",)]),
-        stay=st.sampled_from([(), (), (), (), (), ("GPU-0",), ("GPU-1",)]),
-        who=st.sampled_from(["nobody", "somebody", "another thread"]),
+        mem_gib=st.sampled_from([None, None, None, 4, 14]),
+        who=st.sampled_from(WHO),
         data=st.data(),
     )
-    def ask(self, job_type, gpus, mem_gib, who, data, **wish) -> None:
+    def ask(self, job_type, mem_gib, who, data) -> None:
+        self._ask(data, who, mem_gib, job_type=job_type)
+
+    @rule(
+        job_type=st.sampled_from(TYPES),
+        gpus=st.sampled_from([1, 1, 1, 2, 2, 3]),
+        mem_gib=st.sampled_from([None, None, 1, 8, 24, 25]),
+        is_exclusive=st.sampled_from([False, False, False, True]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        policy=st.sampled_from(Policy),
+        attempt=st.sampled_from([0, 0, 0, 1, 2]),
+        slots=st.sampled_from([(), (), (), (), ("0",), ("1", "GPU-0"), ("GPU-2",)]),
+        stay=st.sampled_from([(), (), (), (), ("GPU-0",), ("GPU-1",)]),
+        who=st.sampled_from(WHO),
+        data=st.data(),
+    )
+    def ask_for_much(self, data, who, mem_gib, **wish) -> None:
+        self._ask(data, who, mem_gib, **wish)
+
+    def _ask(self, data, who, mem_gib, **wish) -> None:
         number = self._new_number()
         pid = None if who == "nobody" else number
         threads = [process.pid for process in self.world.processes.values() if process.is_alive]
+        threads += [
+            r.holder.pid for key, r in self.asked.items() if key in self.waiting and r.holder
+        ]
         if who == "another thread" and threads:
             pid = data.draw(st.sampled_from(sorted(threads)), "pid")
         key = f"k{number}"
         mem_bytes = None if mem_gib is None else mem_gib * GiB
-        self.asked[key] = a_request(
-            key, pid, job_type=job_type, gpus=gpus, mem_bytes=mem_bytes, **wish
-        )
+        self.asked[key] = a_request(key, pid, mem_bytes=mem_bytes, **wish)
         self.waiting[key] = number
         self.tell(Requested(self.now, self.asked[key]))
 
@@ -382,10 +394,9 @@ class Negotiation(RuleBasedStateMachine):
             self.asked[key] = again
         self.tell(Requested(self.now, again))
 
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
     def give_up(self, data) -> None:
-        self._give_up(data.draw(st.sampled_from(sorted(self.waiting)), "key"))
+        if self.waiting:
+            self._give_up(data.draw(st.sampled_from(sorted(self.waiting)), "key"))
 
     def _give_up(self, key: str) -> None:
         self.waiting.pop(key, None)
@@ -394,14 +405,26 @@ class Negotiation(RuleBasedStateMachine):
     @rule(step_s=STEPS_S)
     def look(self, step_s: float) -> None:
         self.now += step_s
+        since = min((waiting.since for waiting in self.engine.waitlist), default=self.now)
         self.tell(Sampled(self.now, self.world.readings()))
-        self._check_nobody_is_overlooked()
+        if self.now - since < self.rules.patience_s:
+            self._check_nobody_is_overlooked()
+
+    @rule(gib=GIBS)
+    def work(self, gib: int) -> None:
+        """All jobs take so much and run on with it for a while."""
+        for process in self.world.processes.values():
+            self._grow(process, gib)
+        for _ in range(3):
+            self.look(5.0)
 
     @precondition(lambda self: self.world.processes)
     @rule(data=st.data(), gib=GIBS)
     def grow(self, data, gib: int) -> None:
         pid = data.draw(st.sampled_from(sorted(self.world.processes)), "pid")
-        process = self.world.processes[pid]
+        self._grow(self.world.processes[pid], gib)
+
+    def _grow(self, process: Process, gib: int) -> None:
         if not process.is_alive:
             return
         for uuid in {u for lease in process.leases for u in self.saved_leases[lease].gpus}:
@@ -435,12 +458,12 @@ class Negotiation(RuleBasedStateMachine):
     def die(self, data, outcome) -> None:
         """A holder dies with all its leases; its memory stays until the driver lets go of it."""
         process = self.world.of_lease(data.draw(st.sampled_from(self._held()), "lease"))
+        for key in sorted({*self.waiting, *self.away}):
+            if self.asked[key].holder == a_holder(process.pid) and key not in self.ended:
+                self._give_up(key)
         process.is_alive = False
         self.dead |= process.leases
         self.last_seen = dict(self.saved_leases)
-        for key in sorted({*self.waiting, *self.away}):
-            if self.asked[key].holder == a_holder(process.pid):
-                self._give_up(key)
         for lease_id in sorted(process.leases):
             self.tell(HolderGone(self.now, lease_id, outcome))
 
@@ -448,9 +471,13 @@ class Negotiation(RuleBasedStateMachine):
     def bury(self) -> None:
         self.world.bury()
 
-    @precondition(lambda self: self._held())
-    @rule(data=st.data())
+    @rule(what=st.sampled_from(["give_up", "hand_over", "forget", "restart"]), data=st.data())
+    def seldom(self, what: str, data) -> None:
+        getattr(self, what)(data)
+
     def hand_over(self, data) -> None:
+        if not self._held():
+            return
         lease_id = data.draw(st.sampled_from(self._held()), "lease")
         process = self.world.of_lease(lease_id)
         holder = a_holder(self._new_number() + 7000)
@@ -461,9 +488,8 @@ class Negotiation(RuleBasedStateMachine):
         self.world.processes[holder.pid] = Process(holder.pid, memory, {lease_id})
         self.tell(HolderChanged(self.now, lease_id, holder))
 
-    @rule(job_type=st.sampled_from(TYPES))
-    def forget(self, job_type: str) -> None:
-        self.tell(ProfileForgotten(self.now, job_type))
+    def forget(self, data) -> None:
+        self.tell(ProfileForgotten(self.now, data.draw(st.sampled_from(TYPES))))
 
     @rule(index=st.integers(0, 2), health=HEALTHS, strangers_gib=GIBS, unexplained_gib=GIBS,
           hides=st.booleans(), is_vague=st.sampled_from([False] * 4 + [True]))  # fmt: skip
@@ -475,10 +501,9 @@ class Negotiation(RuleBasedStateMachine):
         for names, is_so in ((world.hides, hides), (world.is_vague, is_vague)):
             names.add(uuid) if is_so else names.discard(uuid)
 
-    @rule(data=st.data(), step_s=STEPS_S)
-    def restart(self, data, step_s: float) -> None:
+    def restart(self, data) -> None:
         """The negotiator is killed and comes up from what it saved; some clients come back."""
-        self.now += step_s
+        self.now += data.draw(STEPS_S)
         self.away.update(self.waiting)
         self.waiting.clear()
         self._start()
@@ -506,6 +531,10 @@ class Negotiation(RuleBasedStateMachine):
                 return
         why = {key: self.engine.why(key, self.now) for key in self.waiting}
         raise AssertionError(f"they wait for ever: {why}")
+
+
+def _holds(lease: Lease, request: Request) -> bool:
+    return lease.request.holder == request.holder and lease.state is LeaseState.HELD
 
 
 def _is_usable(reading: Reading) -> bool:

@@ -82,7 +82,7 @@ def test_a_process_that_cannot_move_waits_apart_from_all_others():
 
 
 def test_one_that_comes_back_takes_its_old_place_among_its_like():
-    waitlist = a_waitlist(*(a_waiting(key, place) for key, place in zip("cadb", [3, 1, 4, 2], strict=True)))
+    waitlist = a_waitlist(*(a_waiting("abcd"[place], place) for place in (2, 0, 3, 1)))
 
     (group,) = waitlist.in_turn()
     assert list(group.members) == ["a", "b", "c", "d"]

@@ -37,7 +37,7 @@ NESTED = """
 
     def in_task():
         async def task():
-            await asyncio.gather(asyncio.to_thread(inner, "thread"), asyncio.to_thread(inner, "thread"))
+            await asyncio.gather(*(asyncio.to_thread(inner, "thread") for _ in range(2)))
         asyncio.run(task())
 
     @grn.job("outer", exclusive=True)
@@ -55,12 +55,8 @@ NESTED = """
 """
 
 
-@pytest.mark.parametrize(
-    "how", ["call", "subprocess", "fork", "fork pool", "spawn pool", "task"]
-)
-def test_the_lease_of_the_outer_job_serves(
-    story: Story, negotiator: Negotiators, how: str
-) -> None:
+@pytest.mark.parametrize("how", ["call", "subprocess", "fork", "fork pool", "spawn pool", "task"])
+def test_the_lease_of_the_outer_job_serves(story: Story, negotiator: Negotiators, how: str) -> None:
     here = negotiator("virtual:1x512MiB")
     story.gate("end")
     job = story.start_script(NESTED, how)
@@ -127,6 +123,36 @@ def test_a_decorated_job_in_a_command_under_exec_uses_its_lease(
     story.start(script("grn"), "exec", "--exclusive", "--", "python3", path).ended_well()
     outside, inside = story.said()
     assert outside.split()[1] == inside.split()[1]
+    assert here.leases() == []
+
+
+def test_a_pool_made_inside_a_job_asks_for_itself_when_the_job_has_ended(
+    story: Story, negotiator: Negotiators
+) -> None:
+    here = negotiator("virtual:1x512MiB")
+    ended = story.run_script(
+        """
+        import multiprocessing, os
+        import grn
+
+        @grn.job(mem="64MiB")
+        def inner(number):
+            return os.environ["GRN_LEASE"]
+
+        @grn.job(mem="64MiB")
+        def outer():
+            pool = multiprocessing.get_context("fork").Pool(2)
+            assert set(pool.map(inner, range(4))) == {os.environ["GRN_LEASE"]}
+            return pool, os.environ["GRN_LEASE"]
+
+        pool, over = outer()
+        leases = pool.map(inner, range(4), chunksize=1)
+        assert len({over, *leases}) == 5, (over, leases)
+        pool.terminate()
+        pool.join()
+        """
+    )
+    assert ended.err == ""
     assert here.leases() == []
 
 

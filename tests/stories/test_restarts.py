@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
 
 from tests.conftest import Negotiators
-from tests.harness import Story, is_running, wait_for
+from tests.harness import Story, wait_for
 
 ALONE = {"mem": "400MiB"}  # of 512: no two of them share a GPU
 
@@ -212,6 +211,4 @@ def test_many_leases_are_adopted_and_none_is_granted_twice(
         story.gate(name).open()
     for job in jobs.values():
         job.ended_well()
-    wait_for(lambda: not here.leases())
-    assert is_running(here.pid)
-    assert os.path.exists(story.env["GRN_STATE_DIR"])
+    assert here.leases() == []

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 from grn import places
 from grn.client.connection import ask_once
-from grn.errors import DaemonNotRunning, GrnError, MachineError
+from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, UsageError
+
+_TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
+READY_S = 30.0  # a driver that was not in use takes seconds to come up
 
 
 class Started:
@@ -68,20 +72,33 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
             start_new_session=is_detached,
         )
         os.close(writer)
-        line = said.readline().decode(errors="replace").strip()
+        try:
+            line = said.readline().decode(errors="replace").strip()
+        except BaseException:  # Ctrl-C: nobody would know of it any more
+            process.terminate()
+            raise
     if line != "ready":
         process.wait()
         reason = line.removeprefix("error: ") or f"it ended with status {process.returncode}"
-        raise MachineError(f"the {what} did not start: {reason}", f"Its log is {log_path}.")
+        kind = _TROUBLES.get(process.returncode, MachineError)
+        raise kind(f"the {what} did not start: {reason}", f"Its log is {log_path}.")
     return Started(process, log_path)
+
+
+def start_or_find_negotiator(argv: list[str]) -> Started | None:
+    """Start a negotiator aside; None when somebody else was faster, once theirs answers."""
+    try:
+        return start_aside("negotiator", argv, is_detached=True)
+    except AlreadyRunning:
+        deadline = time.monotonic() + READY_S
+        while who_answers() is None:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    return None
 
 
 def ensure_negotiator(idle_exit_s: float | None) -> None:
     """Start a negotiator in the background unless one answers."""
     if who_answers() is None:
-        argv = negotiator_argv(None, debug=False, idle_exit_s=idle_exit_s)
-        try:
-            start_aside("negotiator", argv, is_detached=True)
-        except GrnError:
-            if who_answers() is None:  # else somebody else was faster
-                raise
+        start_or_find_negotiator(negotiator_argv(None, debug=False, idle_exit_s=idle_exit_s))

@@ -25,7 +25,8 @@ def worth_learning(arguments: Iterable[tuple[str, Any]]) -> dict[str, float | st
     """Keep numbers and short words, by name; drop the rest."""
     facts: dict[str, float | str] = {}
     for name, value in arguments:
-        if len(facts) == MOST_FACTS or len(name) > 64 or name == "self":
+        is_name = name.isprintable() and len(name) <= 64 and name != "self"
+        if len(facts) == MOST_FACTS or not is_name:
             continue
         if any(word in name.lower() for word in _SECRET):
             continue
@@ -55,7 +56,7 @@ def of_command(argv: Sequence[str]) -> dict[str, float | str]:
 
 def command_type(argv: Sequence[str]) -> tuple[str, str]:
     """Return the type of a command, unambiguous and for people: its program or its script."""
-    program = os.path.basename(argv[0])
+    program = os.path.basename(argv[0]) or argv[0]
     if _PYTHON.fullmatch(program):
         words = list(argv[1:])
         while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):

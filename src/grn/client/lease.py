@@ -104,8 +104,11 @@ class Lease:
         inherited = SURROUNDINGS.inherited_lease()
         if inherited:
             message["within"] = inherited
-        if _last_gpus and frameworks.has_touched_gpu():
-            message["stay"] = list(_last_gpus)
+        if frameworks.has_touched_gpu():
+            if _last_gpus:
+                message["stay"] = list(_last_gpus)
+            elif message["gpus"] == 1 and "," not in _running_on():
+                message["slots"] = [_running_on()]
         waited_s = 0.0
         while True:
             try:
@@ -195,7 +198,7 @@ class Lease:
     def _use_outer(self) -> bool:
         """Inside a call that holds a lease already, that lease serves."""
         outer = _current.get()
-        if outer is None or not outer.id:
+        if outer is None or not outer.is_held:  # a forked child asks: it may outlive the call
             return False
         self.id, self.gpus, self.visible_devices = outer.id, outer.gpus, outer.visible_devices
         self.is_nested, self._owner_pid = True, os.getpid()
@@ -221,7 +224,7 @@ class Lease:
     def _check_gpus(self, uuids: list[str]) -> None:
         """Refuse a GPU that this process cannot reach any more."""
         if not _last_gpus and frameworks.has_touched_gpu():
-            running_on = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+            running_on = _running_on()
             if running_on != self.visible_devices:
                 drive(self._tell({"op": "done", "lease": self.id, "outcome": "failed"}))
                 self.id = ""
@@ -313,6 +316,11 @@ def type_and_label(file: str, name: str) -> tuple[str, str]:
     short = os.path.relpath(os.path.abspath(file))
     shown = full if short.startswith("..") else short
     return f"{full}::{name}", f"{shown}::{name}"
+
+
+def _running_on() -> str:
+    """Return the GPUs of a process that has touched them before its first lease."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0")
 
 
 def _say_unsaid(connection: Connection) -> Steps[None]:

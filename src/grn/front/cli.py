@@ -5,14 +5,19 @@ Commands live in their own files and are loaded when called.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
 import click
+from click.utils import PacifyFlushWrapper
 
 from grn import __version__
 from grn.errors import GrnError
+from grn.front.render import harmless
 
 EPILOG = """\b
 Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator, 4 impossible on this machine.
@@ -24,6 +29,21 @@ COMMANDS = {
     "stop": ("grn.front.daemon:stop", "Stop the negotiator; running jobs go on."),
     "run": ("grn.front.run:run", "Run commands beside a negotiator, started if need be."),
     "exec": ("grn.front.execute:execute", "Run one command when a GPU has room for it."),
+    "submit": ("grn.front.jobs:submit", "Hand a command to your queue; prints its id."),
+    "ls": ("grn.front.jobs:ls", "List your jobs: running, waiting and why."),
+    "show": ("grn.front.jobs:show", "Tell all of one job."),
+    "logs": ("grn.front.jobs:logs", "Print what a job has printed."),
+    "wait": ("grn.front.jobs:wait", "Wait until jobs have ended."),
+    "cancel": ("grn.front.jobs:cancel", "End jobs with all their processes."),
+    "retry": ("grn.front.jobs:retry", "Submit ended jobs once more."),
+    "hold": ("grn.front.jobs:hold", "Keep queued jobs back."),
+    "release": ("grn.front.jobs:release", "Let held jobs go."),
+    "move": ("grn.front.jobs:move", "Give queued jobs another place."),
+    "drain": ("grn.front.jobs:drain", "Start nothing more; let what runs finish."),
+    "history": ("grn.front.jobs:history", "Show what has ended."),
+    "clean": ("grn.front.jobs:clean", "Forget what has ended."),
+    "queue": ("grn.front.jobs:queue_command", "Show, start or stop your queue."),
+    "service": ("grn.front.service:service", "Keep your queue through logout and reboot."),
     "gpus": ("grn.front.look:gpus", "Show the GPUs: memory used, reserved, free."),
     "ps": ("grn.front.look:ps", "Show what runs and what waits, and why."),
     "why": ("grn.front.look:why", "Explain why a job waits, or where it runs."),
@@ -31,6 +51,31 @@ COMMANDS = {
     "demo": ("grn.front.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
     "doctor": ("grn.front.doctor:doctor", "Check this machine and say what to do."),
     "completion": ("grn.front.doctor:completion", "Print the shell completion script."),
+}
+
+# Those that are not here have examples among their own text.
+EXAMPLES = {
+    "start": ("grn start", "grn start --virtual 2x2GiB --background"),
+    "stop": ("grn stop",),
+    "show": ("grn show 41",),
+    "logs": ("grn logs 41", "grn logs -f 41"),
+    "wait": ("grn wait 41 42", "grn wait --all"),
+    "cancel": ("grn cancel 41", "grn cancel --all"),
+    "retry": ("grn retry 41",),
+    "hold": ("grn hold 41 42",),
+    "release": ("grn release 41",),
+    "move": ("grn move --front 41", "grn move --priority 10 41 42"),
+    "drain": ("grn drain", "grn drain --off"),
+    "history": ("grn history -n 10",),
+    "clean": ("grn clean --older-than 7d",),
+    "queue": ("grn queue", "grn queue stop"),
+    "service": ("grn service install",),
+    "gpus": ("grn gpus", "grn gpus --json"),
+    "ps": ("grn ps", "grn ps --json"),
+    "why": ("grn why 264f", "grn why train.py::fit"),
+    "profiles": ("grn profiles", "grn profiles show train.py", "grn profiles forget train.py"),
+    "demo": ("grn demo",),
+    "doctor": ("grn doctor",),
 }
 
 
@@ -45,7 +90,20 @@ class LazyGroup(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        if cmd_name in EXAMPLES:
+            command.epilog = "\n".join(("\b", "Examples:", *EXAMPLES[cmd_name]))
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], COMMANDS)
+            if near:
+                error.message += f" Did you mean {' or '.join(near)}?"
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -65,6 +123,9 @@ def grn() -> None:
 def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     """Run one command and exit with its status."""
     arguments = [*prefix, *(sys.argv[1:] if argv is None else argv)]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files and jobs may be in any script
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = grn.main(arguments, prog_name="grn", standalone_mode=False)
     except click.exceptions.Abort:
@@ -77,9 +138,10 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
         status = error.exit_code
     except KeyboardInterrupt:
         status = 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has seen enough
-        status = 0
+    except SystemExit:
+        if not isinstance(sys.stdout, PacifyFlushWrapper):
+            raise
+        status = 0  # click leaves like this when nobody reads on: the reader has seen enough
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -95,6 +157,9 @@ def run_main() -> None:
 
 def say_error(error: GrnError) -> None:
     """Print an error and its hint, a line each."""
-    click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
+    color = False if os.environ.get("NO_COLOR") else None
+    name = click.style("error: ", fg="red", bold=True)
+    click.echo(name + harmless(error.message), err=True, color=color)
     if error.hint:
-        click.echo(click.style("hint: ", fg="cyan") + error.hint, err=True)
+        name = click.style("hint: ", fg="cyan")
+        click.echo(name + harmless(error.hint), err=True, color=color)

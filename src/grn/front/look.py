@@ -24,8 +24,8 @@ def gpus(as_json: bool) -> int:
     status = ask_once({"op": "status"})["status"]
     if as_json:
         keys = ("schema", "version", "gpus")
-        return _print_json({key: status[key] for key in keys})
-    click.echo(render.gpus(status, _width(), _is_ascii()))
+        return print_json({key: status[key] for key in keys})
+    click.echo(render.gpus(status, width(), is_ascii()))
     _say_trouble(status)
     return 0
 
@@ -37,8 +37,8 @@ def ps(as_json: bool) -> int:
     status = ask_once({"op": "status"})["status"]
     if as_json:
         keys = ("schema", "version", "leases", "waiting")
-        return _print_json({key: status[key] for key in keys})
-    click.echo(render.ps(status, _user_name, _width()))
+        return print_json({key: status[key] for key in keys})
+    click.echo(render.ps(status, _user_name, width()))
     _say_trouble(status)
     return 0
 
@@ -53,7 +53,7 @@ def why(job: str, as_json: bool) -> int:
     """
     rows = ask_once({"op": "why", "name": job})["why"]
     if as_json:
-        return _print_json({"schema": 1, "jobs": rows})
+        return print_json({"schema": 1, "jobs": rows})
     click.echo(render.why(rows, _user_name))
     return 0
 
@@ -67,8 +67,8 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
         return 0
     rows = ask_once({"op": "profiles"})["profiles"]
     if as_json:
-        return _print_json({"schema": 1, "profiles": rows})
-    click.echo(render.profiles(rows, _width()))
+        return print_json({"schema": 1, "profiles": rows})
+    click.echo(render.profiles(rows, width()))
     return 0
 
 
@@ -81,8 +81,8 @@ def profiles_show(job_type: str, as_json: bool) -> int:
     if not rows:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
     if as_json:
-        return _print_json({"schema": 1, "profiles": rows})
-    click.echo("\n\n".join(render.profile(row, _is_ascii()) for row in rows))
+        return print_json({"schema": 1, "profiles": rows})
+    click.echo("\n\n".join(render.profile(row, is_ascii()) for row in rows))
     return 0
 
 
@@ -95,7 +95,7 @@ def profiles_forget(job_type: str) -> int:
     return 0
 
 
-def _print_json(data: Any) -> int:
+def print_json(data: Any) -> int:
     click.echo(json.dumps(data, indent=2))
     return 0
 
@@ -112,9 +112,9 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _width() -> int:
+def width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def _is_ascii() -> bool:
+def is_ascii() -> bool:
     return "utf" not in (sys.stdout.encoding or "").lower()

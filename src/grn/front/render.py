@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,3 +168,134 @@ def _explained(row: Row, user_name: UserName) -> str:
 
 def _value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
+
+
+def jobs(rows: Sequence[Row], now: float, width: int = 0) -> str:
+    """List jobs of the queue."""
+    if not rows:
+        return "no jobs"
+    lines = [
+        (
+            str(row["id"]),
+            shown_state(row),
+            ",".join(map(str, row["gpus"])) if row["state"] not in ("queued", "held") else "",
+            _job_memory(row),
+            show_time(now - _since(row)),
+            shown_command(row),
+            "" if row["state"] in ("running", "starting") else row["why"],
+        )
+        for row in rows
+    ]
+    return table(("ID", "STATE", "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"), lines, width)
+
+
+def history(rows: Sequence[Row], now: float, width: int = 0) -> str:
+    """List jobs that have ended."""
+    if not rows:
+        return "nothing has ended yet"
+    lines = [
+        (
+            str(row["id"]),
+            row["reason"],
+            _exit_text(row),
+            show_time(row["ran_s"]),
+            show_size(row["peak_bytes"]),
+            ",".join(map(str, row["gpus"])),
+            str(row["attempt"]),
+            show_time(now - row["ended_at"]) + " ago",
+            shown_command(row),
+        )
+        for row in rows
+    ]
+    headers = ("ID", "ENDED", "EXIT", "RAN", "PEAK", "GPU", "TRIES", "WHEN", "COMMAND")
+    return table(headers, lines, width)
+
+
+def job(row: Row, now: float) -> str:
+    """Tell all of one job."""
+    lines = [
+        f"job {row['id']}  {row['name']}".rstrip(),
+        f"  state     {shown_state(row)}" + (f": {row['why']}" if row["why"] else ""),
+        f"  command   {shown_command(row)}",
+        f"  folder    {harmless(row['cwd'])}",
+        f"  type      {harmless(row['label'])}",
+        f"  asks for  {row['gpus_asked']} GPU(s), {_asked_memory(row)}"
+        + (", to itself" if row["is_exclusive"] else ""),
+        f"  submitted {show_time(now - row['submitted_at'])} ago, priority {row['priority']}",
+    ]
+    if row["after"]:
+        after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row["after"])
+        lines.append(f"  after     {after}")
+    if row["folder"]:
+        lines.append(f"  files     {row['folder']}")
+    for one in row["attempts"]:
+        where = f"GPU {one['gpus']}" if one["gpus"] else "no GPU"
+        how = one["reason"] or "under way"
+        facts = f"{show_time(one['ran_s'])}, peak {show_size(one['peak_bytes'])}"
+        lines.append(f"  attempt {one['attempt']} on {where}: {how}, {facts}")
+    names = ", ".join(row["environment"])
+    lines.append(f"  variables {names if len(names) < 400 else names[:400] + '…'}")
+    return "\n".join(lines)
+
+
+def counts(numbers: dict[str, int]) -> str:
+    """Say how many jobs are in each state."""
+    busy = sum(numbers.get(state, 0) for state in ("starting", "running", "stopping"))
+    return f"{busy} running, {numbers.get('queued', 0)} queued, {numbers.get('ended', 0)} ended"
+
+
+def progress(done: int, total: int, failed: int, passed_s: float, size: int = 24) -> str:
+    """Draw one line: how many are done, how many failed, the rate and the time left."""
+    filled = round(size * done / total) if total else size
+    rate = done / passed_s if passed_s > 0 else 0.0
+    left = show_time((total - done) / rate) if rate else "?"
+    bad = f", {failed} failed" if failed else ""
+    bar_text = "#" * filled + "." * (size - filled)
+    return f"[{bar_text}] {done}/{total}{bad}  {rate:.1f}/s  {left} left"
+
+
+def shown_state(row: Row) -> str:
+    """Name the state of a job, or how it ended."""
+    return str(row["reason"]) if row["state"] == "ended" else str(row["state"])
+
+
+def shown_command(row: Row) -> str:
+    """Spell the command of a job as one would type it."""
+    argv = row["argv"]
+    text = argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else shlex.join(argv)
+    return f"{row['name']}: {harmless(text)}" if row["name"] else harmless(text)
+
+
+def harmless(text: str) -> str:
+    """Spell out what could drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in text
+    )
+
+
+def _since(row: Row) -> float:
+    if row["state"] == "ended":
+        return float(row["ended_at"])
+    if row["state"] in ("queued", "held"):
+        return float(row["submitted_at"])
+    return float(row["started_at"] or row["submitted_at"])
+
+
+def _job_memory(row: Row) -> str:
+    if row["state"] in ("queued", "held") or row["reserved_bytes"] is None:
+        return ""
+    used = row["peak_bytes"] if row["state"] == "ended" else row.get("used_bytes")
+    return f"{show_size(used)}/{show_size(row['reserved_bytes'])}"
+
+
+def _asked_memory(row: Row) -> str:
+    return show_size(row["mem_bytes"]) if row["mem_bytes"] else "memory as learned"
+
+
+def _exit_text(row: Row) -> str:
+    if row["signal"]:
+        return f"signal {row['signal']}"
+    return "" if row["status"] is None else str(row["status"])

@@ -9,7 +9,7 @@ from types import FrameType
 
 import click
 
-from grn.client.daemons import negotiator_argv, start_aside, who_answers
+from grn.client.daemons import negotiator_argv, start_or_find_negotiator, who_answers
 from grn.front.daemon import STOP_S
 
 
@@ -30,8 +30,8 @@ def run(debug: bool, virtual: str | None, commands: tuple[str, ...]) -> int:
     started = None
     if who_answers() is None:
         gpus = f"virtual:{virtual}" if virtual else None
-        started = start_aside("negotiator", negotiator_argv(gpus, debug, None), is_detached=True)
-        if debug:
+        started = start_or_find_negotiator(negotiator_argv(gpus, debug, None))
+        if debug and started is not None:
             click.echo(f"negotiator log: {started.log_path}", err=True)
     try:
         return _run_all(commands)

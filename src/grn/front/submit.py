@@ -104,7 +104,7 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "priority": options.priority,
         "after": options.after,
         "retry": options.retry,
-        "time_limit": _seconds(options.time_limit) if options.time_limit else None,
+        "time_limit": seconds(options.time_limit) if options.time_limit else None,
         "cwd": options.cwd,
         "env": dict(_pair(text) for text in options.env),
         "requeue": options.requeue,
@@ -136,7 +136,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     unit = units.get(text[-1:], 0)
     try:

@@ -17,6 +17,7 @@ class Placement:
     lease: str
     holder: Holder | None
     gpus: tuple[str, ...]
+    user: int | None = None  # whose processes may work for it; None for anybody's
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,19 @@ def holder_of(pid: int) -> Holder | None:
     return Holder(pid, process.started_ticks) if process else None
 
 
+def child_of(parent: int, pid: int) -> Holder | None:
+    """Return a child of a process by the pid that process knows it by, also in a container."""
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children") as file:
+            children = [int(word) for word in file.read().split()]
+    except (OSError, ValueError):
+        return None
+    for child in children:
+        if child == pid or inner_pids(child)[-1] == pid:
+            return holder_of(child)
+    return None
+
+
 def is_alive(holder: Holder) -> bool:
     """True while that very process runs."""
     process = read_process(holder.pid)
@@ -88,16 +101,16 @@ def peak_resident_bytes(pid: int) -> int | None:
     return None
 
 
-def inner_pids(pid: int) -> int:
-    """Return in how many pid namespaces a process has a number: more than 1 is a container."""
+def inner_pids(pid: int) -> list[int]:
+    """Return a process's numbers in its pid namespaces, ours first; several mean a container."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             for line in status:
                 if line.startswith(b"NSpid:"):
-                    return len(line.split()) - 1
+                    return [int(word) for word in line.split()[1:]]
     except OSError:
-        return 1
-    return 1
+        pass  # it is gone
+    return [pid]
 
 
 def end_processes(holders: Iterable[Holder]) -> None:
@@ -110,8 +123,8 @@ def end_processes(holders: Iterable[Holder]) -> None:
         try:
             if is_alive(holder):  # checked after opening, so the fd is of the right process
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        except (ProcessLookupError, PermissionError):
+            pass  # it has just ended, or is another user's and not ours to end
         finally:
             os.close(pidfd)
 
@@ -121,14 +134,14 @@ class Trees:
 
     def __init__(self) -> None:
         self._remembered: dict[Holder, tuple[str, ...]] = {}
-        self._tags: dict[Holder, str] = {}
+        self._tags: dict[Holder, tuple[str, int]] = {}
 
     def members(
         self, processes: Mapping[int, Process], placements: Sequence[Placement]
     ) -> dict[int, tuple[str, ...]]:
         """Return pid -> leases for all of `processes` that work for a lease."""
         roots = _roots(processes, placements)
-        live = {placement.lease for placement in placements}
+        live = {placement.lease: placement.user for placement in placements}
         answers: dict[int, tuple[str, ...]] = {}
         for pid in processes:
             self._answer(pid, processes, roots, live, answers)
@@ -140,7 +153,7 @@ class Trees:
         pid: int,
         processes: Mapping[int, Process],
         roots: Mapping[int, tuple[str, ...]],
-        live: set[str],
+        live: Mapping[str, int | None],
         answers: dict[int, tuple[str, ...]],
     ) -> tuple[str, ...]:
         """Walk up from a process to the nearest holder; orphans go by what is known of them."""
@@ -163,15 +176,16 @@ class Trees:
             answers[member] = leases
         return leases
 
-    def _known(self, process: Process, live: set[str]) -> tuple[str, ...]:
+    def _known(self, process: Process, live: Mapping[str, int | None]) -> tuple[str, ...]:
         holder = Holder(process.pid, process.started_ticks)
         kept = tuple(lease for lease in self._remembered.get(holder, ()) if lease in live)
         if kept or not live:
             return kept
         if holder not in self._tags:
             self._tags[holder] = _tag_of(process.pid)
-        tag = self._tags[holder]
-        return (tag,) if tag in live else ()
+        tag, user = self._tags[holder]
+        # Anybody can write any lease into an environment; only its own user's word counts.
+        return (tag,) if tag in live and live[tag] in (None, user) else ()
 
     def _remember(
         self, processes: Mapping[int, Process], answers: Mapping[int, tuple[str, ...]]
@@ -195,13 +209,14 @@ def _roots(
     return roots
 
 
-def _tag_of(pid: int) -> str:
-    """Return the lease named in a process's environment; only its own user may look."""
+def _tag_of(pid: int) -> tuple[str, int]:
+    """Return the lease named in a process's environment, which we may not see, and its user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
+            user = os.fstat(environ.fileno()).st_uid
             for entry in environ.read(1 << 20).split(b"\0"):
                 if entry.startswith(_TAG):
-                    return entry[len(_TAG) :].decode("ascii", "replace")
+                    return entry[len(_TAG) :].decode("ascii", "replace"), user
     except OSError:
-        return ""
-    return ""
+        pass  # it is gone, or another user's
+    return "", -1

@@ -89,6 +89,8 @@ class VirtualProbe:
         members = self._trees.members(processes, placements)
         loads = self._loads(processes, members)
         homes = {placement.lease: placement.gpus for placement in placements}
+        for lease in self._baseline.keys() - homes.keys():
+            del self._baseline[lease]  # its holder was gone without a word
         return tuple(self._read(gpu, processes, members, homes, loads) for gpu in self._gpus)
 
     def _read(

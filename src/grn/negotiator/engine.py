@@ -5,12 +5,13 @@ Decides who gets which GPU and when. It never touches the machine: time comes in
 
 from __future__ import annotations
 
-import heapq
+import math
+from bisect import insort
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from grn.model.gpu import GpuHealth, Reading
-from grn.model.job import Request
+from grn.model.job import Outcome, Request
 from grn.negotiator import learn
 from grn.negotiator.events import (
     Action,
@@ -40,7 +41,7 @@ from grn.negotiator.events import (
 from grn.negotiator.ledger import Book, Guard, check_books
 from grn.negotiator.memory import Memory
 from grn.negotiator.order import Group, Refused, Waiting, Waitlist, turn
-from grn.negotiator.place import Need, Place, Size, allowed, pinned, place, to_keep
+from grn.negotiator.place import Need, Place, Room, Size, allowed, pinned, place, to_keep
 from grn.negotiator.refuse import refusal
 
 
@@ -72,6 +73,7 @@ class Engine:
         self._wall_offset_s = 0.0
         self._residue_until = _NEVER
         self._sizes_known: dict[str, Size] = {}
+        self._least_guess = (-1, 0)  # the version of our memory, and the guess it leads to
 
     # --- the door ------------------------------------------------------------------------
 
@@ -271,16 +273,18 @@ class Engine:
         if at < self._grace_until or not len(self.waitlist):
             return
         closed = self._closed(at)
-        most_free = max((book.free_bytes for book in self.books.values()), default=0)
-        turns = [(turn(group.head), group) for group in self.waitlist.in_turn()]
-        while turns:
-            _, group = heapq.heappop(turns)
-            if self._is_still_no(group, most_free):
+        room = self._room(closed)
+        turns = self.waitlist.in_turn()
+        for place_after, group in enumerate(turns, 1):
+            if self._is_still_no(group, room, closed):
                 continue
             head = group.head
-            yield from self._offer(group, at, closed)
+            granted = self._offer(group, at, closed)
+            if granted:
+                yield from granted
+                room = self._room(closed)
             if group.members and group.head is not head:  # the next of its like, in its own turn
-                heapq.heappush(turns, (turn(group.head), group))
+                insort(turns, group, place_after, key=lambda group: turn(group.head))
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> list[Action]:
         """Try the head of a group; the answer no is remembered for the group."""
@@ -288,9 +292,12 @@ class Engine:
         shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
         answer = self._try(head.request, shut)
         if isinstance(answer, Wait):
-            group.refused = self._refused(head.request, answer)
-            if len(group.members) > 1 and pinned(head.request, list(self.books.values())):
-                self.waitlist.set_apart(head)  # its like can go where it cannot
+            if pinned(head.request, list(self.books.values())):
+                group.refused = None
+                if len(group.members) > 1:
+                    self.waitlist.set_apart(head)  # its like can go where it cannot
+            else:
+                group.refused = self._refused(head.request, answer)
             return []
         self.waitlist.pop(head.request.key)
         lease = Lease(head.request, answer.gpus, answer.reserved, answer.is_probe, at)
@@ -298,26 +305,46 @@ class Engine:
         return [*self._unsave(head.request.key), SaveLease(lease), self._granted(lease)]
 
     def _refused(self, request: Request, wait: Wait) -> Refused | None:
-        version, needs = self.memory.version, self.needs(request)
-        is_unknown = all(need.is_probe for need in needs.values())
-        if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE and is_unknown:
-            return Refused(version, -1, self._first_runs.get(request.job_type))
-        if wait.reason in (WaitReason.NO_ROOM, WaitReason.NO_ROOM_FOR_FIRST_RUN):
-            least = min(
-                min(needs[book.gpu.model].need_bytes, book.least_whole_bytes)
-                for book in self.books.values()
-            )
-            return Refused(version, least, None)
-        return None
+        """Return what must change before a request that may go anywhere gets another answer."""
+        job_type, needs = request.job_type, self.needs(request)
+        version = self.memory.version_of(job_type)
+        if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE:
+            is_unknown = all(need.is_probe for need in needs.values())
+            sibling = self._first_runs.get(job_type)
+            return Refused(job_type, version, sibling) if is_unknown else None
+        is_guess = self.memory.is_guess(job_type)
+        enough = [
+            min(needs[book.gpu.model].need_bytes, book.least_whole_bytes)
+            for book in self.books.values()
+            if not (is_guess and needs[book.gpu.model].is_probe)
+        ]
+        least, is_guess = min(enough, default=math.inf), len(enough) < len(self.books)
+        return Refused(job_type, version, None, request.gpus, request.is_exclusive, least, is_guess)
 
-    def _is_still_no(self, group: Group, most_free: int) -> bool:
+    def _is_still_no(self, group: Group, room: Room, closed: dict[str, int]) -> bool:
         """True when nothing has changed that could turn the last no to this group into a yes."""
         refused = group.refused
-        if refused is None or refused.version != self.memory.version:
+        if refused is None or refused.version != self.memory.version_of(refused.job_type):
             return False
         if refused.sibling is not None:
-            return self._first_runs.get(group.head.request.job_type) == refused.sibling
-        return refused.more_than_bytes > most_free
+            return self._first_runs.get(refused.job_type) == refused.sibling
+        if closed and group.head.sequence in closed.values():
+            return False
+        if refused.is_alone:
+            return room.empty < refused.gpus
+        least = refused.more_than_bytes
+        return not room.has(refused.gpus, min(least, self._guess()) if refused.is_guess else least)
+
+    def _room(self, closed: Collection[str]) -> Room:
+        return Room.on(book for uuid, book in self.books.items() if uuid not in closed)
+
+    def _guess(self) -> int:
+        """Return what is free at least where a type nobody knows can be put."""
+        if self._least_guess[0] != self.memory.version:
+            whole = min(book.least_whole_bytes for book in self.books.values())
+            least = min(whole, self.memory.least_guess(self._sizes()))
+            self._least_guess = (self.memory.version, least)
+        return self._least_guess[1]
 
     def _try(self, request: Request, closed: Collection[str]) -> Place | Wait:
         needs, books = self.needs(request), allowed(request, list(self.books.values()))
@@ -431,7 +458,9 @@ class Engine:
             reserved_bytes=lease.reserved_bytes,
             was_sharing=self.is_sharing(lease),
         )
-        usual_s = learn.usual_duration_s(self.memory.profile(request.job_type, model))
+        usual_s = None
+        if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
+            usual_s = learn.usual_duration_s(self.memory.profile(request.job_type, model))
         run = learn.finished_run(end, self._watches[lease.id], usual_s, self.rules.flat_s)
         if run is not None:
             ended_at = run.ended_at + self._wall_offset_s

@@ -67,7 +67,7 @@ class Lease:
 
     def reserved_on(self, uuid: str) -> int:
         """Return what is reserved on one GPU."""
-        return dict(zip(self.gpus, self.reserved, strict=True)).get(uuid, 0)
+        return self.reserved[self.gpus.index(uuid)] if uuid in self.gpus else 0
 
 
 # --- events --------------------------------------------------------------------------------

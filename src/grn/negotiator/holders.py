@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -81,7 +82,13 @@ def peer_of(connection: socket.socket) -> tuple[Holder | None, int, int | None]:
         pidfd = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         os.set_inheritable(pidfd, False)
     holder = holder_of(pid) if pid > 0 else None  # 0: a process of a namespace we cannot see
-    if holder is None and pidfd is not None:
-        os.close(pidfd)
-        pidfd = None
+    if pidfd is not None and (holder is None or _has_ended(pidfd)):
+        os.close(pidfd)  # looked at after its number: that may be another's by now
+        return None, uid, None
     return holder, uid, pidfd
+
+
+def _has_ended(pidfd: int) -> bool:
+    ready = select.poll()
+    ready.register(pidfd, select.POLLIN)
+    return bool(ready.poll(0))

@@ -34,7 +34,7 @@ class Book:
     reading: Reading
     leases: dict[str, Lease] = field(default_factory=dict)
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
-    _sums: tuple[int, int, int] | None = None
+    _sums: tuple[int, int, int, int] | None = None
 
     @property
     def capacity_bytes(self) -> int:
@@ -67,7 +67,7 @@ class Book:
     @property
     def free_bytes(self) -> int:
         """Return what may still be promised; it can be negative."""
-        return self.capacity_bytes - sum(self._totals())
+        return self._totals()[3]
 
     @property
     def is_usable(self) -> bool:
@@ -89,15 +89,12 @@ class Book:
 
     def used_by_stranger(self, pid: int) -> int:
         """Return what one process that holds no lease here has on this GPU."""
-        return sum(
-            use.used_bytes or 0
-            for use in self.reading.uses
-            if use.pid == pid and not self._live(use.leases)
-        )
+        uses = [use for use in self.reading.uses if use.pid == pid]
+        return sum(use.used_bytes or 0 for use in uses if not self._live(use.leases))
 
     def has_pid(self, pid: int) -> bool:
         """True when that process has memory here or holds a lease here."""
-        if self.holds(pid):
+        if self.leases and self.holds(pid):
             return True
         # A virtual GPU knows no memory outside a lease.
         return not self.is_virtual and any(use.pid == pid for use in self.reading.uses)
@@ -144,9 +141,10 @@ class Book:
     def _live(self, lease_ids: tuple[str, ...]) -> list[str]:
         return [lease_id for lease_id in lease_ids if lease_id in self.leases]
 
-    def _totals(self) -> tuple[int, int, int]:
+    def _totals(self) -> tuple[int, int, int, int]:
         if self._sums is None:
-            self._sums = self._add_up()
+            sums = self._add_up()
+            self._sums = (*sums, self.capacity_bytes - sum(sums))
         return self._sums
 
     def _add_up(self) -> tuple[int, int, int]:

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
 MOST_ENDS = 1000
 REPORT_S = 0.5
+COMMAND_S = 2.0
 
 Answer = Callable[["Grant | Refuse | TellWaiting"], None]
 
@@ -98,8 +99,10 @@ class Loop:
         for lease in list(self.engine.leases.values()):
             holder = lease.request.holder
             log.info("action=adopt lease=%s pid=%s", lease.id, holder.pid if holder else None)
-            if holder is None or not self.holders.watch(holder):
-                self.tell(HolderGone(self.now(), lease.id))
+            if holder is None:
+                self._conclude(lease.id)
+            elif not self.holders.watch(holder):
+                self._holder_gone(lease, holder)
 
     def now(self) -> float:
         """Return the time events carry: it never jumps."""
@@ -186,7 +189,8 @@ class Loop:
         """Read all GPUs once and tell the engine."""
         self._look.clear()
         placements = [placement_of(lease) for lease in self.engine.leases.values()]
-        readings = await self._probe.sample(placements)
+        seen = await self._probe.sample(placements)
+        readings = tuple(reading for reading in seen if reading.uuid in self.engine.books)
         self._looked_at = self.now()
         self._note_health(readings)
         self._end_overflowing(readings)
@@ -228,12 +232,24 @@ class Loop:
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.engine.leases.values()):
             if lease.request.holder == holder and lease.state is LeaseState.HELD:
-                if lease.id in self._reported:
-                    # Its parent learns of this end in the same moment and knows the exit status.
-                    later = asyncio.get_running_loop().call_later
-                    later(REPORT_S, self._conclude, lease.id)
-                else:
-                    self._conclude(lease.id)
+                self._holder_gone(lease, holder)
+
+    def _holder_gone(self, lease: Lease, holder: Holder) -> None:
+        """End a lease whose process is gone, or wait a moment for the one who knows more."""
+        later = asyncio.get_running_loop().call_later
+        if lease.request.is_command:
+            # Whoever asked for it is gone, but the command may be about to take it over.
+            later(COMMAND_S, self._conclude_unless_held, lease.id, holder)
+        elif lease.id in self._reported:
+            # Its parent learns of this end in the same moment and knows the exit status.
+            later(REPORT_S, self._conclude_unless_held, lease.id, holder)
+        else:
+            self._conclude(lease.id)
+
+    def _conclude_unless_held(self, lease_id: str, gone: Holder) -> None:
+        lease = self.engine.leases.get(lease_id)
+        if lease is not None and lease.request.holder == gone:
+            self._conclude(lease_id)
 
     def _conclude(self, lease_id: str) -> None:
         """End a lease whose holder is gone without a word."""
@@ -313,4 +329,4 @@ class Loop:
 def placement_of(lease: Lease) -> Placement:
     """Return a lease as the hardware side knows it; one still to be taken over has no process."""
     holder = None if lease.request.is_command else lease.request.holder
-    return Placement(lease.id, holder, lease.gpus)
+    return Placement(lease.id, holder, lease.gpus, lease.request.user)

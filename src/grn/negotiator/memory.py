@@ -26,7 +26,8 @@ class Memory:
         self._running: dict[Key, tuple[str, int]] = {}  # lease and need of a flat first run
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.version = 0  # rises whenever a need may have changed
-        self._known: dict[tuple[str, int], list[int]] = {}  # (model, capacity) -> all estimates
+        self._changed: dict[str, int] = {}  # job type -> the version that its need last changed in
+        self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
 
     def load(self, profiles: Iterable[Profile]) -> None:
         """Take in what was saved."""
@@ -54,14 +55,14 @@ class Memory:
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
         self._running[(request.job_type, model)] = (request.lease, need_bytes)
-        self.version += 1
+        self._note_change(request.job_type)
 
     def run_over(self, request: Request, model: str) -> None:
         """Drop what a first run seemed to need, when it is this one that has ended."""
         key = (request.job_type, model)
         if key in self._running and self._running[key][0] == request.lease:
             del self._running[key]
-            self.version += 1
+            self._note_change(request.job_type)
 
     def forget(self, job_type: str) -> bool:
         """Forget a type on all models; True when there was something to forget."""
@@ -72,6 +73,22 @@ class Memory:
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         return bool(keys)
+
+    def version_of(self, job_type: str) -> int:
+        """Return a number that rises whenever a type may need something else, unless by a guess."""
+        return self._changed.get(job_type, 0)
+
+    def is_guess(self, job_type: str) -> bool:
+        """True when only runs of other types tell what a type may need."""
+        models = self._models.get(job_type, ())
+        return not any(self.estimate(job_type, model, _ANY_CAPACITY) for model in models)
+
+    def least_guess(self, sizes: Mapping[str, Size]) -> int:
+        """Return what a type nobody knows is believed to need at least, on any model."""
+        return min(
+            learn.guess_bytes(self._known_on(model, size.capacity_bytes), 0, size.capacity_bytes)
+            for model, size in sizes.items()
+        )
 
     def estimate(self, job_type: str, model: str, capacity_bytes: int) -> Estimate | None:
         """Return what is believed of the next run, None for a type never measured."""
@@ -96,9 +113,11 @@ class Memory:
         if stated > size.total_bytes:
             return Need(stated, False, "as stated")  # this model is too small for it
         stated = min(stated, size.capacity_bytes)  # "all of it" means all that can be promised
-        known = 0 if believed.is_probe else believed.need_bytes
-        text = "as stated" if stated >= known else believed.because
-        need = Need(max(stated, known), False, text)
+        if believed.is_probe:  # a guess gives way to a word, but not what failed runs have shown
+            floor = self._floor((request.job_type, model), size.capacity_bytes)
+            believed = Need(floor, False, f"a failed run already needed {show_size(floor)}")
+        text = "as stated" if stated >= believed.need_bytes else believed.because
+        need = Need(max(stated, believed.need_bytes), False, text)
         return self._raised(request, need, size.capacity_bytes)
 
     def _believed(self, request: Request, model: str, capacity_bytes: int) -> Need:
@@ -132,12 +151,12 @@ class Memory:
     def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
         slot = (model, capacity_bytes)
         if slot not in self._known:
-            self._known[slot] = [
-                estimate.need_bytes
+            self._known[slot] = {
+                key[0]: estimate.need_bytes
                 for key in self._profiles
                 if key[1] == model and (estimate := self.estimate(*key, capacity_bytes))
-            ]
-        return self._known[slot]
+            }
+        return list(self._known[slot].values())
 
     def _put(self, profile: Profile) -> None:
         key = (profile.job_type, profile.model)
@@ -156,5 +175,13 @@ class Memory:
 
     def _forget_estimates(self, key: Key) -> None:
         self._estimates.pop(key, None)
-        self._known.clear()
+        for (model, capacity_bytes), known in self._known.items():
+            if model == key[1]:
+                known.pop(key[0], None)
+                if estimate := self.estimate(*key, capacity_bytes):
+                    known[key[0]] = estimate.need_bytes
+        self._note_change(key[0])
+
+    def _note_change(self, job_type: str) -> None:
         self.version += 1
+        self._changed[job_type] = self.version

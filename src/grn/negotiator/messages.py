@@ -53,9 +53,10 @@ class LeaseAsked(_Message, frozen=True, tag="lease", kw_only=True):
 
 
 class HoldAsked(_Message, frozen=True, tag="hold", kw_only=True):
-    """Bind a lease to the process that says this."""
+    """Bind a lease to the process that says this, or to a child of it."""
 
     lease: Key
+    pid: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 
 class DoneSaid(_Message, frozen=True, tag="done", kw_only=True):

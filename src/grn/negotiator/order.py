@@ -5,7 +5,9 @@ Keeps order of arrival within a group and knows each request's place; it decides
 
 from __future__ import annotations
 
+import heapq
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,9 +31,13 @@ class Waiting:
 class Refused:
     """A no to a group's head that holds until one of these changes."""
 
-    version: int  # of what was learned
-    more_than_bytes: int  # free on some GPU
-    sibling: str | None  # the first run it waits for
+    job_type: str
+    version: int  # of what was learned of its type
+    sibling: str | None = None  # the first run it waits for; else it waits for room:
+    gpus: int = 1  # on so many GPUs at once
+    is_alone: bool = False  # they must be empty
+    more_than_bytes: float = 0  # free on each of them
+    is_guess: bool = False  # or what a type nobody knows is given
 
 
 @dataclass(slots=True)
@@ -59,6 +65,8 @@ class Waitlist:
     def __init__(self) -> None:
         self._groups: dict[Kind, Group] = {}
         self._kind_of: dict[str, Kind] = {}
+        self._turns: list[tuple[Turn, Group]] = []  # always in order; no two turns are alike
+        self._since: list[tuple[float, str]] = []  # a heap; those who wait no more leave it late
 
     def __len__(self) -> int:
         return len(self._kind_of)
@@ -74,12 +82,15 @@ class Waitlist:
         """Put a request behind its like, or among them where its old place was."""
         kind = _kind(waiting.request, is_pinned)
         group = self._groups.setdefault(kind, Group(kind))
+        self._take_turn(group)
         newest = next(reversed(group.members.values()), None)
         group.members[waiting.request.key] = waiting
         if newest is not None and newest.sequence > waiting.sequence:
             ranked = sorted(group.members.items(), key=lambda item: item[1].sequence)
             group.members = OrderedDict(ranked)
         self._kind_of[waiting.request.key] = kind
+        self._give_turn(group)
+        heapq.heappush(self._since, (waiting.since, waiting.request.key))
         return group
 
     def pop(self, key: str) -> Waiting | None:
@@ -88,7 +99,9 @@ class Waitlist:
         if kind is None:
             return None
         group = self._groups[kind]
+        self._take_turn(group)
         waiting = group.members.pop(key)
+        self._give_turn(group)
         if not group.members:
             del self._groups[kind]
         return waiting
@@ -105,12 +118,30 @@ class Waitlist:
         return None if kind is None else self._groups[kind]
 
     def oldest_since(self) -> float:
-        """Return since when the first of any group waits; infinity when nobody does."""
-        return min((group.head.since for group in self._groups.values()), default=math.inf)
+        """Return since when somebody waits; infinity when nobody does."""
+        while self._since:
+            since, key = self._since[0]
+            group = self.group_of(key)
+            if group is not None and group.members[key].since == since:
+                return since
+            heapq.heappop(self._since)
+        return math.inf
 
     def in_turn(self) -> list[Group]:
         """Return the groups by whose head is next."""
-        return sorted(self._groups.values(), key=lambda group: turn(group.head))
+        return [group for _, group in self._turns]
+
+    def _take_turn(self, group: Group) -> None:
+        if group.members:
+            del self._turns[bisect_left(self._turns, turn(group.head), key=_turn_of)]
+
+    def _give_turn(self, group: Group) -> None:
+        if group.members:
+            insort(self._turns, (turn(group.head), group), key=_turn_of)
+
+
+def _turn_of(entry: tuple[Turn, Group]) -> Turn:
+    return entry[0]
 
 
 def _kind(request: Request, is_pinned: bool) -> Kind:

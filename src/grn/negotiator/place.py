@@ -5,7 +5,7 @@ Looks at the books and changes nothing; whose turn it is was decided before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grn.model.job import Policy, Request
@@ -50,6 +50,29 @@ class Fit:
     is_probe: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is left on GPUs, the roomiest first, and how many are empty: it tells a no quickly."""
+
+    free: tuple[int, ...]
+    empty: int
+
+    @staticmethod
+    def on(books: Iterable[Book]) -> Room:
+        """Add up GPUs that are open to anybody."""
+        usable = [book for book in books if book.is_usable]
+        taking = [book for book in usable if not (book.leases and book.gpu.is_exclusive)]
+        empty = [
+            book for book in usable if not book.leases and book.strangers_bytes <= book.guard_bytes
+        ]
+        free = sorted((book.free_bytes for book in taking), reverse=True)
+        return Room(tuple(free), len(empty))
+
+    def has(self, gpus: int, more_than_bytes: float) -> bool:
+        """True when so many GPUs have so much left."""
+        return len(self.free) >= gpus and self.free[gpus - 1] >= more_than_bytes
+
+
 def place(
     request: Request,
     needs: Mapping[str, Need],
@@ -88,7 +111,7 @@ def allowed(request: Request, books: Sequence[Book]) -> list[Book]:
 
 def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
     """Return the GPUs that the asking process cannot leave any more: CUDA does not move."""
-    stay = [book for book in books if book.gpu.uuid in request.stay]
+    stay = [book for book in books if book.gpu.uuid in request.stay] if request.stay else []
     if stay or request.holder is None or request.is_command:
         return stay
     pid = request.holder.pid
@@ -125,11 +148,11 @@ def _own_bytes(request: Request, book: Book) -> int:
 
 
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
-    if book.has_exclusive or not could_take(request, need, book):
+    if not could_take(request, need, book):
         return None
     free = book.free_bytes + _own_bytes(request, book)
     is_alone = request.is_exclusive or book.gpu.is_exclusive
-    if book.leases and (is_alone or need.need_bytes > free):
+    if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
         return None
     if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
         return None if book.has_probe else Fit(book, free, free, is_probe=True)

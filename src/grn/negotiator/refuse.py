@@ -13,10 +13,9 @@ from grn.negotiator.place import allowed, pinned
 
 def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
     """Return the refusal of a request that no waiting would help, else None."""
-    names = ", ".join(str(book.gpu.index) for book in books)
-    known = {name for book in books for name in book.names}
     for slot in request.slots:
-        if slot not in known:
+        if not any(slot in book.names for book in books):
+            names = ", ".join(str(book.gpu.index) for book in books)
             text = f"GPU {slot} is not managed here."
             return Refuse(request.key, text, f"There are GPUs {names}.", "UsageError")
     mine = allowed(request, books)
@@ -32,9 +31,11 @@ def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
 
 
 def _too_large(request: Request, books: Sequence[Book], is_pinned: bool) -> Refuse | None:
+    if request.mem_bytes is None:
+        return None
     totals = sorted((book.gpu.total_bytes for book in books), reverse=True)
     largest = totals[request.gpus - 1]
-    if request.mem_bytes is None or request.mem_bytes <= largest:
+    if request.mem_bytes <= largest:
         return None
     text = f"{show_size(request.mem_bytes)} of memory are asked for and"
     if is_pinned:

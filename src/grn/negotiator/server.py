@@ -72,7 +72,7 @@ class Server:
         self.stop = stop
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
-        self.namespaces = trees.inner_pids(os.getpid())
+        self.namespaces = len(trees.inner_pids(os.getpid()))
         self.is_closed = False  # what clients do from now on is for the next negotiator to hear
 
     @property
@@ -252,13 +252,16 @@ class Connection(asyncio.Protocol):
         lease = self._own(message.lease)
         if lease.state is not LeaseState.HELD:
             raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
-        if self._holder is None:
+        holder = self._holder
+        if message.pid is not None and holder is not None:
+            holder = trees.child_of(holder.pid, message.pid)
+        if holder is None:
             raise UsageError("the kernel does not show this process; it cannot hold a lease.")
         before = lease.request.holder
-        if self._holder != before and self._loop.holders.watch(self._holder):
+        if holder != before and self._loop.holders.watch(holder):
             if before is not None:
                 self._loop.holders.unwatch(before)
-            self._loop.tell(HolderChanged(self._loop.now(), lease.id, self._holder))
+            self._loop.tell(HolderChanged(self._loop.now(), lease.id, holder))
             if lease.id not in self._granted:
                 self._loop.expect_report(lease.id)
         self._send(message.id, {"ok": True})
@@ -417,7 +420,7 @@ class Connection(asyncio.Protocol):
         """Inside a container the numbers of GPUs may differ from ours; their UUIDs do not."""
         if self._holder is None:
             return True
-        return trees.inner_pids(self._holder.pid) > self._server.namespaces
+        return len(trees.inner_pids(self._holder.pid)) > self._server.namespaces
 
     def _whole_status(self) -> dict[str, Any]:
         whole = report.status(self._loop.engine, self._loop.now())

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
+LOCK_PATIENCE_S = 2.0
 
 _SCHEMA = """
 CREATE TABLE leases (id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL) WITHOUT ROWID;
@@ -145,6 +146,11 @@ class Store:
             self._note_written()
             self._unwritten, self.trouble = [], None
 
+    @property
+    def unwritten(self) -> int:
+        """Return how many actions the disk has not taken yet."""
+        return len(self._unwritten)
+
     def close(self) -> None:
         """Try once more what was not written, fold the log into the file and let go."""
         self._retry_at = 0.0
@@ -230,7 +236,7 @@ def _open_or_begin_anew(path: str) -> sqlite3.Connection:
 def _open(path: str) -> sqlite3.Connection:
     old_mask = os.umask(0o077)
     try:
-        db = sqlite3.connect(path, isolation_level=None)
+        db = sqlite3.connect(path, timeout=LOCK_PATIENCE_S, isolation_level=None)
     finally:
         os.umask(old_mask)
     try:

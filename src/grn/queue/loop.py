@@ -49,6 +49,7 @@ from grn.queue.leases import Leases
 
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
+LAZY_S = 0.004
 
 _OUTCOMES = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
 
@@ -89,8 +90,16 @@ class Loop:
 
     def tell(self, event: Event) -> None:
         """Note a fact; all facts of this turn are handled together at its end."""
-        if not self._inbox:
-            asyncio.get_running_loop().call_soon(self._turn)
+        asyncio.get_running_loop().call_soon(self._turn)
+        self._inbox.append(event)
+
+    def tell_lazily(self, event: Event) -> None:
+        """Note a fact that can wait for the next one: both then cost the disk one write.
+
+        The end of an attempt is such a one: its record is on disk already, and the grant for the
+        next job is on its way.
+        """
+        asyncio.get_running_loop().call_later(LAZY_S, self._turn)
         self._inbox.append(event)
 
     def tell_now(self, event: Event) -> None:
@@ -241,7 +250,7 @@ class Loop:
             return
 
         def settled(how: Settled) -> None:
-            self.tell(Exited(self.now(), attempt.job, attempt.number, exit, how))
+            self.tell_lazily(Exited(self.now(), attempt.job, attempt.number, exit, how))
 
         self._settle(lease, _ending(exit), settled)
 

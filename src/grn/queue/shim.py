@@ -24,10 +24,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NOT_RUNNABLE, NOT_FOUND, OWN_TROUBLE = 126, 127, 125
+NOT_RUNNABLE, NOT_FOUND = 126, 127
+HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
+_COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
+                   signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -41,6 +44,7 @@ class Shim:
         self._main = 0  # pid of the command
         self._stop = ""  # why it is being ended: cancelled, timed-out
         self._kill_at: float | None = None
+        self._hold_at: float | None = None  # when to bind the lease to the command
         self._error_tail = b""
 
     def run(self) -> None:
@@ -52,59 +56,76 @@ class Shim:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         wake = self._listen_for_signals()
         began = time.monotonic()
-        out, err, failed = self._start()
-        problem = _read_all(failed)
-        if problem:
-            os.waitpid(self._main, 0)
-            self._write_exit(_problem_record(problem), began, None)
+        try:
+            out, err = self._start()
+        except OSError as error:
+            self._write_exit(self._not_started(error), began, None)
             return
+        self._hold_at = began + HOLD_AFTER_S
         status, usage = self._wait(out, err, wake, began)
         self._end_leftovers(began)
         self._write_exit(self._record(status), began, usage)
 
     # --- starting ------------------------------------------------------------------------
 
-    def _start(self) -> tuple[int, int, int]:
-        """Fork the command; return its output pipes and one that tells why it could not start."""
+    def _start(self) -> tuple[int, int]:
+        """Start the command; return the pipes its output comes from."""
+        order = self._order
+        os.chdir(order["cwd"])
+        environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
+        program = _find(order["argv"][0], environment.get("PATH", os.defpath))
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        failed, failed_end = os.pipe()
-        self._main = os.fork()
-        if self._main == 0:
-            try:
-                self._become(out_end, err_end)
-            except GrnError as error:
-                _say(failed_end, OWN_TROUBLE, f"the lease could not be taken over: {error}")
-            except OSError as error:
-                known = error.errno in (errno.ENOENT, errno.ENOTDIR)
-                text = f"{error.filename or self._order['argv'][0]}: {error.strerror}"
-                _say(failed_end, NOT_FOUND if known else NOT_RUNNABLE, text)
-            os._exit(OWN_TROUBLE)
-        for fd in (out_end, err_end, failed_end):
-            os.close(fd)
-        return out, err, failed
+        mask = os.umask(order["umask"])
+        try:
+            self._main = os.posix_spawn(
+                program,
+                order["argv"],
+                environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, null, 0),
+                    (os.POSIX_SPAWN_DUP2, out_end, 1),
+                    (os.POSIX_SPAWN_DUP2, err_end, 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_COMMON_SIGNALS,
+            )
+        finally:
+            os.umask(mask)
+            for fd in (null, out_end, err_end):
+                os.close(fd)
+        return out, err
 
-    def _become(self, out_end: int, err_end: int) -> None:
-        """In the child: be the command, holding its lease. Does not return."""
-        order = self._order
-        os.setsid()
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP,
-                       signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):  # fmt: skip
-            signal.signal(signum, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.umask(order["umask"])
-        os.chdir(order["cwd"])
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(out_end, 1)
-        os.dup2(err_end, 2)
-        if order["lease"]:
+    def _not_started(self, error: OSError) -> dict[str, Any]:
+        known = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        text = f"{error.filename or self._order['argv'][0]}: {error.strerror}"
+        status = NOT_FOUND if known else NOT_RUNNABLE
+        return {"status": status, "because": "not-runnable", "text": text}
+
+    def _hold(self) -> None:
+        """Bind the lease to the command, so that it outlives the queue; try again if need be.
+
+        A command that is over by now never needs it: until then the queue holds the lease.
+        """
+        self._hold_at = None
+        if not self._order["lease"]:
+            return
+        try:
             connection = connect()
-            drive(connection.ask({"op": "hold", "lease": order["lease"]}))
-        environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
-        os.execvpe(order["argv"][0], order["argv"], environment)
+        except GrnError:
+            self._hold_at = time.monotonic() + HOLD_AGAIN_S
+            return
+        try:
+            message = {"op": "hold", "lease": self._order["lease"], "pid": self._main}
+            drive(connection.ask(message, HOLD_ANSWER_S))
+        except OSError:
+            self._hold_at = time.monotonic() + HOLD_AGAIN_S
+        except GrnError:
+            pass  # the lease has ended meanwhile: there is nothing to hold
+        finally:
+            connection.close()
 
     def _listen_for_signals(self) -> int:
         """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
@@ -183,12 +204,14 @@ class Shim:
         limit = self._order["time_limit_s"]
         if limit is not None and now - began >= limit and not self._stop:
             self._begin_stop("timed-out")
+        if self._hold_at is not None and now >= self._hold_at:
+            self._hold()
         if self._kill_at is not None and now >= self._kill_at:
             self._signal_all(signal.SIGKILL)
             self._kill_at = now + 1.0
 
     def _patience_ms(self, began: float) -> int | None:
-        times = [] if self._kill_at is None else [self._kill_at]
+        times = [at for at in (self._kill_at, self._hold_at) if at is not None]
         if self._order["time_limit_s"] is not None and not self._stop:
             times.append(began + self._order["time_limit_s"])
         if not times:
@@ -269,19 +292,15 @@ def run(order: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def _say(fd: int, code: int, text: str) -> None:
-    os.write(fd, f"{code} {text}".encode(errors="replace"))
-    os._exit(code)
-
-
-def _read_all(fd: int) -> str:
-    with os.fdopen(fd, "rb") as file:
-        return file.read().decode(errors="replace")
-
-
-def _problem_record(problem: str) -> dict[str, Any]:
-    code, _, text = problem.partition(" ")
-    return {"status": int(code), "because": "not-runnable", "text": text}
+def _find(program: str, path: str) -> str:
+    """Find a program as a shell would, by the command's own PATH."""
+    if "/" in program:
+        return program
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder or ".", program)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise FileNotFoundError(errno.ENOENT, "command not found", program)
 
 
 def _read_some(fd: int) -> bytes | None:

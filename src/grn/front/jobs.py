@@ -1,0 +1,324 @@
+"""Commands on the queue: list, show, wait, logs, and everything that steers jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from grn.client import logs as job_logs
+from grn.client import queue
+from grn.client.submit import exit_code_of
+from grn.errors import GrnError, UnknownJob, UsageError
+from grn.front import render
+from grn.front.look import print_json, width
+
+FOLLOW_S = 0.1
+_json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+_ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
+
+
+def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("-q", "--quiet", is_flag=True, help="Print nothing but ids.")(function)
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def submit(words: tuple[str, ...]) -> int:
+    """Hand a command to your queue; see `grn submit --help`."""
+    from grn.front import submit as quick
+
+    return quick.main(words)
+
+
+@click.command()
+@click.option("-n", "most", type=click.IntRange(1), default=50, help="So many at the most.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also what has ended.")
+@click.option("--state", "states", multiple=True, metavar="STATE",
+              help="Only these: queued, held, running, ok, failed, ... (repeat for several).")  # fmt: skip
+@click.option("--name", help="Only jobs of this name.")
+@click.option("--type", "job_type", help="Only jobs of this type.")
+@_quiet
+@_json_flag
+def ls(
+    most: int,
+    everything: bool,
+    states: tuple[str, ...],
+    name: str | None,
+    job_type: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """List your jobs: what runs, what waits and why, with -a what has ended.
+
+    \b
+    grn ls
+    grn ls -a --state failed
+    grn ls -q --name sweep3 | xargs grn cancel
+    """
+    which = "all" if everything or states else "alive"
+    asked: dict[str, Any] = {"op": "list", "which": which, "most": most, "states": list(states)}
+    asked |= {key: value for key, value in (("name", name), ("type", job_type)) if value}
+    answer = queue.ask(asked)
+    rows = _with_memory(answer["jobs"])
+    if as_json:
+        return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
+    if quiet:
+        return _print_ids([row["id"] for row in rows])
+    click.echo(render.jobs(rows, time.time(), width()))
+    if not rows or len(rows) == most:
+        click.echo(render.counts(answer["counts"]), err=True)
+    return 0
+
+
+@click.command()
+@click.argument("job", metavar="ID")
+@_json_flag
+def show(job: str, as_json: bool) -> int:
+    """Tell all of one job: command, folder, attempts, how it ended."""
+    (job_id,) = _resolve([job])
+    row = queue.ask({"op": "show", "job": job_id})["job"]
+    if as_json:
+        return print_json({"schema": 1, "job": row})
+    click.echo(render.job(row, time.time()))
+    return 0
+
+
+@click.command()
+@click.option("-n", "most", type=click.IntRange(1), default=50, help="So many at the most.")
+@_json_flag
+def history(most: int, as_json: bool) -> int:
+    """Show what has ended: run times, peaks, exit codes; newest first."""
+    rows = queue.ask({"op": "list", "which": "ended", "most": most})["jobs"]
+    if as_json:
+        return print_json({"schema": 1, "jobs": rows})
+    click.echo(render.history(rows, time.time(), width()))
+    return 0
+
+
+@click.command()
+@click.argument("job", metavar="ID")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--stderr", is_flag=True, help="Standard error alone.")
+@click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt.")
+def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
+    """Print what a job has printed."""
+    (job_id,) = _resolve([job])
+    row = queue.ask({"op": "show", "job": job_id})["job"]
+    name = "err" if stderr else "log"
+    if follow and attempt is None:
+        return _follow(job_id, name)
+    folder = row["folder"]
+    if folder and attempt is not None:
+        folder = folder.rpartition(".")[0] + f".{attempt}"
+    if folder is None:
+        raise UsageError(f"job {job_id} has not run yet: {row['why']}.")
+    sys.stdout.flush()
+    sys.stdout.buffer.write(job_logs.read_log(folder, name))
+    return 0
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[ID...]")
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@_quiet
+def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
+    """Wait until jobs have ended; the exit status is that of the first that failed."""
+    if everything:
+        rows = queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"]
+        ids = [row["id"] for row in rows]
+    elif jobs:
+        ids = _resolve(jobs)
+    else:
+        raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
+    failed: list[dict[str, Any]] = []
+    began = time.monotonic()
+    for done, ended in enumerate(queue.ends(ids), 1):
+        if ended["reason"] != "ok":
+            failed.append(ended)
+        if quiet:
+            click.echo(ended["id"])
+        elif sys.stderr.isatty():
+            line = render.progress(done, len(ids), len(failed), time.monotonic() - began)
+            click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
+    for ended in failed if not quiet else []:
+        text = f" ({ended['text']})" if ended["text"] else ""
+        click.echo(f"job {ended['id']}: {ended['reason']}{text}", err=True)
+    return exit_code_of(failed[0]) if failed else 0
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[ID...]")
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@click.option("--now", is_flag=True, help="Kill at once, without the grace to end by itself.")
+def cancel(jobs: tuple[str, ...], everything: bool, now: bool) -> int:
+    """End jobs, with every process they have started."""
+    if not jobs and not everything:
+        raise UsageError("there is nothing to cancel.", "Name jobs, or use --all.")
+    rows = (
+        queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"] if everything else []
+    )
+    ids = [row["id"] for row in rows] if everything else _resolve(jobs)
+    cancelled = queue.ask({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
+    over = sorted(set(ids) - set(cancelled))
+    if over:
+        click.echo(f"ended already: {', '.join(map(str, over))}", err=True)
+    return 0 if cancelled or everything else 1
+
+
+@click.command()
+@_ids
+def hold(jobs: tuple[str, ...]) -> int:
+    """Keep queued jobs back until `grn release`."""
+    queue.ask({"op": "hold", "jobs": _resolve(jobs), "held": True})
+    return 0
+
+
+@click.command()
+@_ids
+def release(jobs: tuple[str, ...]) -> int:
+    """Let held jobs go."""
+    queue.ask({"op": "hold", "jobs": _resolve(jobs), "held": False})
+    return 0
+
+
+@click.command()
+@_ids
+@click.option("--priority", type=click.IntRange(-1000, 1000), help="Higher goes first; 0 is usual.")
+@click.option("--front", "front", flag_value="front", help="Before all others of its priority.")
+@click.option("--back", "front", flag_value="back", help="Behind all others of its priority.")
+def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
+    """Give queued jobs another place in the line."""
+    if priority is None and front is None:
+        raise UsageError("where to?", "Use --priority N, --front or --back.")
+    message: dict[str, Any] = {"op": "move", "jobs": _resolve(jobs)}
+    if priority is not None:
+        message["priority"] = priority
+    if front is not None:
+        message["front"] = front == "front"
+    queue.ask(message)
+    return 0
+
+
+@click.command()
+@_ids
+def retry(jobs: tuple[str, ...]) -> int:
+    """Submit ended jobs once more, as new jobs; prints their ids."""
+    answer = queue.submit({"op": "retry", "jobs": _resolve(jobs)})
+    return _print_ids(list(range(answer["first"], answer["first"] + answer["count"])))
+
+
+@click.command()
+@click.option("--off", is_flag=True, help="Go on starting jobs.")
+def drain(off: bool) -> int:
+    """Start nothing more and let what runs finish; --off goes on."""
+    running = queue.ask({"op": "drain", "drained": not off})["running"]
+    if not off:
+        click.echo(f"draining: {running} job(s) still run; `grn drain --off` goes on", err=True)
+    return 0
+
+
+@click.command()
+@click.option("--older-than", default="0s", metavar="TIME", help="Only what ended so long ago: 7d.")
+def clean(older_than: str) -> int:
+    """Forget jobs that have ended, with their logs."""
+    from grn.front.submit import seconds
+
+    older_s = 0.0 if older_than in ("0", "0s") else seconds(older_than)
+    cleaned = queue.ask({"op": "clean", "older_than_s": older_s})["cleaned"]
+    click.echo(f"{cleaned} job(s) forgotten", err=True)
+    return 0
+
+
+@click.command("queue")
+@click.argument("what", type=click.Choice(["status", "start", "stop"]), default="status")
+@_json_flag
+def queue_command(what: str, as_json: bool) -> int:
+    """Show, start or stop your queue. Stopping it harms no running job.
+
+    `grn submit` starts it by itself; after a reboot or logout see `grn service`.
+    """
+    if what == "stop":
+        said = queue.ask({"op": "stop"}, may_start=False)
+        click.echo(f"queue stopped; {said['running']} running job(s) go on", err=True)
+        return 0
+    said = queue.ask({"op": "ping"}, may_start=what == "start")
+    counts = queue.ask({"op": "count"})["counts"]
+    if as_json:
+        said.pop("id")
+        return print_json({"schema": 1, **said, "counts": counts})
+    click.echo(f"queue {said['version']} answers (pid {said['pid']}): {render.counts(counts)}")
+    if said["trouble"]:
+        click.echo(f"warning: {said['trouble']}", err=True)
+    return 0
+
+
+def _resolve(names: Sequence[str]) -> list[int]:
+    """Return job ids; `-` takes them from standard input."""
+    words = [
+        word for name in names for word in (sys.stdin.read().split() if name == "-" else [name])
+    ]
+    ids = []
+    for word in words:
+        if not word.isdigit() or int(word) < 1:
+            raise UnknownJob(f"'{word}' is no job id.", "Ids are numbers: see `grn ls`.")
+        ids.append(int(word))
+    return ids
+
+
+def _print_ids(ids: Sequence[int]) -> int:
+    if ids:
+        click.echo("\n".join(map(str, ids)))
+    return 0
+
+
+def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add what running jobs use now, as the negotiator sees it."""
+    if not any(row["lease"] and row["state"] == "running" for row in rows):
+        return rows
+    from grn.client.connection import ask_once
+
+    try:
+        leases = {row["id"]: row for row in ask_once({"op": "status"})["status"]["leases"]}
+    except GrnError:
+        return rows  # the list is good without it
+    for row in rows:
+        lease = leases.get(row["lease"])
+        if lease is not None and row["state"] == "running":
+            row["used_bytes"] = lease["used_bytes"]
+    return rows
+
+
+def _follow(job_id: int, name: str) -> int:
+    """Print a log as it grows, through attempts, until the job has ended."""
+    file, at = "", 0
+    while True:
+        row = queue.ask({"op": "show", "job": job_id})["job"]
+        is_over = row["state"] == "ended"
+        files = job_logs.parts(os.path.join(row["folder"], name)) if row["folder"] else []
+        if file and file not in files:
+            file, at = "", 0
+        while files:
+            if not file:
+                file, at = files[0], 0
+            at += _copy_from(file, at)
+            following = files[files.index(file) + 1 :]
+            if not following:
+                break
+            file, at = following[0], 0
+        if is_over:
+            return exit_code_of(row)
+        time.sleep(FOLLOW_S)
+
+
+def _copy_from(path: str, at: int) -> int:
+    with open(path, "rb") as file:
+        file.seek(at)
+        data = file.read()
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+    return len(data)

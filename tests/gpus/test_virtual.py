@@ -1,0 +1,318 @@
+"""Virtual GPUs: host memory of real processes, read as a driver would read a card."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from grn.errors import BadSetting
+from grn.gpus import trees
+from grn.gpus.probe import Placement
+from grn.gpus.virtual import MOST_GPUS, VirtualProbe, overflowing, parse_virtual
+from grn.model.gpu import GpuHealth, GpuKind
+from grn.model.job import Holder
+from grn.model.sizes import GiB, MiB
+from tests.builders import a_gpu, a_reading, a_use, a_virtual_gpu
+
+SIZE = 64 * MiB
+SLACK = 24 * MiB  # what an interpreter needs itself
+
+# Takes and gives memory as told, a line each, and says when it is done.
+WORKER = """
+import subprocess, sys
+kept, children = [], []
+for line in sys.stdin:
+    verb, _, number = line.strip().partition(" ")
+    if verb == "take":
+        kept.append(b"x" * int(number))
+    elif verb == "give":
+        kept.clear()
+    elif verb == "spin":
+        sum(range(int(number)))
+    elif verb == "child":
+        child = [sys.executable, "-c", sys.argv[1], sys.argv[1]]
+        pipe = subprocess.PIPE
+        children.append(subprocess.Popen(child, stdin=pipe, stdout=pipe, text=True))
+        children[-1].stdin.write(f"take {number}\\n")
+        children[-1].stdin.flush()
+        children[-1].stdout.readline()
+    print("done", flush=True)
+"""
+
+
+class Worker:
+    """A real process that uses memory as it is told."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.does("give")
+        found = trees.holder_of(self._process.pid)
+        assert found is not None
+        self.holder = found
+
+    def does(self, verb: str, number: int = 0) -> None:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{verb} {number}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+
+    def end(self) -> None:
+        self._process.communicate()
+
+    def placed(self, *gpus: int, lease: str = "L") -> Placement:
+        return Placement(lease, self.holder, tuple(f"VIRTUAL-{gpu}" for gpu in gpus))
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[], Worker]]:
+    made: list[Worker] = []
+
+    def make() -> Worker:
+        made.append(Worker())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def sample(probe: VirtualProbe, *placements: Placement) -> list[Any]:
+    return list(asyncio.run(probe.sample(placements)))
+
+
+# --- what there is -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        ("1x8GiB", [8 * GiB]),
+        ("4x512MiB", [512 * MiB] * 4),
+        (" 2 X 1.5g ", [3 * GiB // 2] * 2),
+        ("2x8GiB+1x4GiB", [8 * GiB, 8 * GiB, 4 * GiB]),
+        (f"{MOST_GPUS}x1MiB", [MiB] * MOST_GPUS),
+    ],
+)
+def test_a_description_gives_gpus_of_these_sizes(spec: str, sizes: list[int]) -> None:
+    gpus = parse_virtual(spec)
+
+    assert [gpu.total_bytes for gpu in gpus] == sizes
+    assert [gpu.index for gpu in gpus] == list(range(len(sizes)))
+    assert len({gpu.uuid for gpu in gpus}) == len(sizes)
+    assert {gpu.kind for gpu in gpus} == {GpuKind.VIRTUAL}
+
+
+def test_gpus_of_different_sizes_are_different_models() -> None:
+    """What was learned on one says little about the other."""
+    large, small = parse_virtual("1x8GiB+1x4GiB")
+
+    assert large.model != small.model
+    assert parse_virtual("1x8GiB")[0].model == large.model
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "", "x", "4", "8GiB", "4x", "x8GiB", "0x8GiB", "-1x8GiB", "1.5x8GiB", "4x8Gib/s", "4x-8GiB",
+        "4x0", "4x8GiB+", "+4x8GiB", "4x8GiB,2x4GiB", f"{MOST_GPUS + 1}x1MiB",
+        f"{MOST_GPUS}x1MiB+1x1MiB", "99999x1MiB", "1x" + "9" * 400, "1xnanGiB", "1x\x1b[31m",
+    ],
+)  # fmt: skip
+def test_what_describes_no_gpus_is_refused_with_an_example(spec: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        parse_virtual(spec)
+
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_in_the_beginning_they_are_empty_and_well() -> None:
+    inventory = asyncio.run(VirtualProbe(parse_virtual("2x1GiB")).start())
+
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1]
+    assert all(reading.used_bytes == 0 for reading in inventory.readings)
+    assert all(reading.health is GpuHealth.OK for reading in inventory.readings)
+
+
+# --- what is used --------------------------------------------------------------------------
+
+
+def test_without_leases_nothing_is_used() -> None:
+    readings = sample(VirtualProbe(parse_virtual("2x1GiB")))
+
+    assert [(reading.used_bytes, reading.uses) for reading in readings] == [(0, ()), (0, ())]
+
+
+def test_a_job_uses_the_memory_of_its_whole_tree(worker: Callable[[], Worker]) -> None:
+    probe, job = VirtualProbe(parse_virtual("2x1GiB")), worker()
+    job.does("take", SIZE)
+    job.does("child", SIZE)
+
+    used, other = sample(probe, job.placed(0))
+
+    assert 2 * SIZE <= used.used_bytes <= 2 * (SIZE + SLACK)
+    assert len(used.uses) == 2
+    assert all(use.leases == ("L",) for use in used.uses)
+    assert other.used_bytes == 0
+
+
+def test_a_job_on_several_gpus_is_split_evenly(worker: Callable[[], Worker]) -> None:
+    probe, job = VirtualProbe(parse_virtual("3x1GiB")), worker()
+    job.does("take", SIZE)
+
+    first, second, third = sample(probe, job.placed(0, 2))
+
+    assert first.used_bytes == third.used_bytes
+    assert SIZE // 2 <= first.used_bytes <= (SIZE + SLACK) // 2
+    assert second.used_bytes == 0
+
+
+def test_what_a_job_gives_back_is_free_again(worker: Callable[[], Worker]) -> None:
+    probe, job = VirtualProbe(parse_virtual("1x1GiB")), worker()
+    job.does("take", SIZE)
+    (before,) = sample(probe, job.placed(0))
+    job.does("give")
+
+    (after,) = sample(probe, job.placed(0))
+
+    assert after.used_bytes < before.used_bytes - SIZE // 2
+
+
+def test_processes_without_a_lease_use_nothing(worker: Callable[[], Worker]) -> None:
+    probe, job, stranger = VirtualProbe(parse_virtual("1x1GiB")), worker(), worker()
+    stranger.does("take", SIZE)
+
+    (reading,) = sample(probe, job.placed(0))
+
+    assert [use.pid for use in reading.uses] == [job.holder.pid]
+
+
+def test_load_is_the_cpu_time_between_two_looks(worker: Callable[[], Worker]) -> None:
+    probe, job, idle = VirtualProbe(parse_virtual("2x1GiB")), worker(), worker()
+    placements = [job.placed(0, lease="A"), idle.placed(1, lease="B")]
+    sample(probe, *placements)
+    job.does("spin", 10_000_000)
+
+    busy, quiet = sample(probe, *placements)
+
+    assert 0 < busy.load_pct <= 100
+    assert quiet.load_pct < busy.load_pct
+
+
+# --- peaks ---------------------------------------------------------------------------------
+
+
+def test_a_peak_between_two_looks_is_found_at_the_end(worker: Callable[[], Worker]) -> None:
+    """A job shorter than the pace of looking still gets a true profile."""
+    probe, job = VirtualProbe(parse_virtual("1x1GiB")), worker()
+    probe.begin(job.placed(0))
+    job.does("take", SIZE)
+    job.does("give")
+
+    peak = probe.peak_at_once(job.placed(0))
+
+    assert peak is not None
+    assert SIZE <= peak <= SIZE + SLACK
+
+
+def test_the_peak_on_several_gpus_is_that_of_each(worker: Callable[[], Worker]) -> None:
+    probe, job = VirtualProbe(parse_virtual("2x1GiB")), worker()
+    probe.begin(job.placed(0, 1))
+    job.does("take", SIZE)
+
+    peak = probe.peak_at_once(job.placed(0, 1))
+
+    assert peak is not None
+    assert SIZE // 2 <= peak <= (SIZE + SLACK) // 2
+
+
+def test_a_peak_from_before_a_lease_does_not_count_for_it(worker: Callable[[], Worker]) -> None:
+    probe, job = VirtualProbe(parse_virtual("1x1GiB")), worker()
+    job.does("take", SIZE)
+    job.does("give")
+    probe.begin(job.placed(0))
+
+    peak = probe.peak_at_once(job.placed(0))
+
+    assert peak is not None
+    assert peak < SIZE  # what it has now
+
+
+def test_the_peak_of_a_process_that_is_gone_is_unknown(worker: Callable[[], Worker]) -> None:
+    probe, job = VirtualProbe(parse_virtual("1x1GiB")), worker()
+    probe.begin(job.placed(0))
+    reused = Placement("L", Holder(job.holder.pid, job.holder.started_ticks - 1), ("VIRTUAL-0",))
+
+    assert probe.peak_at_once(reused) is None
+    probe.begin(job.placed(0))
+    job.end()
+    assert probe.peak_at_once(job.placed(0)) is None
+    assert probe.peak_at_once(job.placed(0)) is None  # nothing was begun
+
+
+def test_a_lease_that_is_gone_without_a_word_leaves_nothing_behind(
+    worker: Callable[[], Worker],
+) -> None:
+    probe, job = VirtualProbe(parse_virtual("1x1GiB")), worker()
+    probe.begin(job.placed(0, lease="gone"))
+    sample(probe, job.placed(0, lease="other"))
+
+    assert probe.peak_at_once(job.placed(0, lease="gone")) is None
+
+
+# --- what a driver would refuse ------------------------------------------------------------
+
+FULL = a_virtual_gpu(total_bytes=10 * GiB)
+
+
+def of_two(first_gib: int, second_gib: int) -> Any:
+    return a_reading(FULL, a_use(1, first_gib * GiB, "A"), a_use(2, second_gib * GiB, "B"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "ended"),
+    [
+        (of_two(4, 4), of_two(5, 5), ()),  # just full
+        (of_two(4, 4), of_two(4, 7), ("B",)),
+        (of_two(4, 4), of_two(7, 4), ("A",)),
+        (of_two(8, 1), of_two(8, 3), ("B",)),  # the larger one has not grown
+        (of_two(4, 4), of_two(5, 6), ("B",)),  # both have: the one that grew more
+        (a_reading(FULL, a_use(1, 8 * GiB, "A")), of_two(8, 3), ("B",)),  # a newcomer
+        (None, of_two(3, 8), ("B",)),
+        (of_two(4, 4), a_reading(FULL, used_bytes=None), ()),
+    ],
+)
+def test_the_one_whose_growth_overflowed_is_ended(before: Any, now: Any, ended: Any) -> None:
+    assert overflowing(FULL, now, before) == ended
+
+
+def test_a_process_under_two_leases_ends_both() -> None:
+    now = a_reading(FULL, a_use(1, 11 * GiB, "A", "B"), a_use(2, GiB, "C"))
+
+    assert overflowing(FULL, now, None) == ("A", "B")
+
+
+def test_growth_is_that_of_a_lease_not_of_a_process() -> None:
+    """A fresh child of an old job is not a newcomer."""
+    before = a_reading(FULL, a_use(1, 4 * GiB, "A"), a_use(2, 4 * GiB, "B"))
+    now = a_reading(FULL, a_use(3, 5 * GiB, "A"), a_use(2, 6 * GiB, "B"))
+
+    assert overflowing(FULL, now, before) == ("B",)
+
+
+def test_a_real_card_refuses_by_itself() -> None:
+    card = a_gpu(total_bytes=10 * GiB)
+
+    assert overflowing(card, of_two(8, 8), None) == ()

@@ -1,0 +1,90 @@
+"""A client in a pid namespace of its own, as in a container with the socket mounted."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Negotiators
+from tests.harness import Story, wait_for
+
+MiB = 1 << 20
+JOB = """
+    import os
+    import grn
+    from act import gate, say, take
+
+    @grn.job("contained", mem="300MiB")
+    def job():
+        kept = take(150)
+        say(os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"])
+        gate("job")
+
+    job()
+"""
+
+
+@functools.cache
+def namespace() -> tuple[str, ...]:
+    """Return the command that runs another in a new pid namespace; skip where none may."""
+    tried = ""
+    for rights in ((), ("--user", "--map-root-user")):
+        command = ("unshare", *rights, "--pid", "--fork", "--kill-child", "--mount-proc")
+        try:
+            done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no `unshare` here")
+        if done.returncode == 0:
+            return command
+        tried = done.stderr.strip()
+    pytest.skip(f"namespaces are not permitted here: {tried}")
+
+
+def test_a_contained_job_is_leased_by_uuid_and_measured(
+    story: Story, negotiator: Negotiators
+) -> None:
+    here = negotiator()
+    story.gate("job")
+    path = story.write("job.py", JOB)
+    job = story.start(*namespace(), sys.executable, path)
+    wait_for(story.said)
+    inner_pid, visible = story.said()[0].split()
+    (lease,) = here.leases()
+    assert visible == f"VIRTUAL-{lease['gpus'][0]}"
+    pids = Path(f"/proc/{lease['pid']}/status").read_text().partition("NSpid:")[2].split("\n")[0]
+    assert pids.split() == [str(lease["pid"]), inner_pid]
+    wait_for(lambda: (here.leases()[0]["used_bytes"] or 0) > 150 * MiB, "it to be measured")
+    story.gate("job").open()
+    job.ended_well()
+    assert here.leases() == []
+
+
+def test_a_contained_job_that_is_killed_frees_its_gpu(
+    story: Story, negotiator: Negotiators
+) -> None:
+    here = negotiator("virtual:1x512MiB")
+    story.gate("job")
+    job = story.start(*namespace(), sys.executable, story.write("job.py", JOB))
+    wait_for(story.said)
+    job.kill()
+    here.wait_for_leases(0)
+    story.gate("next").open()
+    story.hold("next", mem="400MiB").ended_well()
+
+
+def test_a_contained_job_is_adopted_after_a_restart(story: Story, negotiator: Negotiators) -> None:
+    here = negotiator()
+    story.gate("job")
+    job = story.start(*namespace(), sys.executable, story.write("job.py", JOB))
+    wait_for(story.said)
+    (before,) = here.leases()
+    here.kill()
+    here.start()
+    assert [lease["id"] for lease in here.leases()] == [before["id"]]
+    story.gate("job").open()
+    job.ended_well()
+    assert here.leases() == []
