@@ -67,6 +67,7 @@ ARROWS = {
 }
 THIRD_PARTY = {
     "click": {"front"},
+    "cloudpickle": {"grn.client.executor", "grn.client.call"},
     "rich": {"front"},
     "msgspec": {"negotiator", "queue", "settings"},
     "pynvml": {"grn.gpus.nvml_helper"},

@@ -9,15 +9,32 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from grn.client.decorator import job
+    from grn.client.executor import Executor
     from grn.client.lease import lease
-    from grn.errors import DaemonNotRunning, GrnError, NeverFits
+    from grn.client.submit import JobHandle, submit
+    from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
 
 __version__ = "0.1.0"
-__all__ = ["DaemonNotRunning", "GrnError", "NeverFits", "__version__", "job", "lease"]
+__all__ = [
+    "DaemonNotRunning",
+    "Executor",
+    "GrnError",
+    "JobFailed",
+    "JobHandle",
+    "NeverFits",
+    "__version__",
+    "job",
+    "lease",
+    "submit",
+]
 
 _HOMES = {
     "job": "grn.client.decorator",
     "lease": "grn.client.lease",
+    "submit": "grn.client.submit",
+    "JobHandle": "grn.client.submit",
+    "Executor": "grn.client.executor",
+    "JobFailed": "grn.errors",
     "GrnError": "grn.errors",
     "DaemonNotRunning": "grn.errors",
     "NeverFits": "grn.errors",

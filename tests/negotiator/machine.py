@@ -185,11 +185,11 @@ class Negotiation(RuleBasedStateMachine):
         if isinstance(action, SaveLease):
             self.saved_leases[action.lease.id] = action.lease
         elif isinstance(action, DropLease):
-            del self.saved_leases[action.lease]
+            assert self.saved_leases.pop(action.lease, None), "dropped what was not saved"
         elif isinstance(action, SaveWaiting):
             self.saved_waiting[action.key] = action.sequence
         elif isinstance(action, DropWaiting):
-            del self.saved_waiting[action.key]
+            assert self.saved_waiting.pop(action.key, None) is not None, "dropped twice"
             self.away.pop(action.key, None)
         elif isinstance(action, SaveRun):
             key = (action.job_type, action.model)

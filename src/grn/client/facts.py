@@ -48,6 +48,8 @@ def of_command(argv: Sequence[str]) -> dict[str, float | str]:
         if "=" in name and not name.startswith("="):
             name, _, text = name.partition("=")
             found.append((name, _number(text)))
+        elif word in ("-c", "-e"):
+            break  # what follows is a program, not a value
         elif word.startswith("-") and name and not _is_number(word):
             is_switch = following.startswith("-") and not _is_number(following)
             found.append((name, 1.0 if is_switch else _number(following)))

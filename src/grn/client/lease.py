@@ -292,12 +292,15 @@ def wish(job_type: str, label: str, **asked: Any) -> Message:
     gpus = asked.get("gpus", 1)
     if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= 1_000_000:
         raise ValueError(f"gpus is {gpus!r} and must be a whole number from 1 up")
+    priority = asked.get("priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 1000:
+        raise ValueError(f"priority is {priority!r} and must be a whole number up to 1000")
     message: Message = {
         "type": _text(job_type, 1024),
         "label": _text(label, 256),
         "gpus": gpus,
         "policy": POLICIES[policy],
-        "priority": int(asked.get("priority", 0)),
+        "priority": priority,
         "exclusive": bool(asked.get("exclusive", False)),
     }
     if asked.get("mem") is not None:

@@ -6,6 +6,7 @@ Commands live in their own files and are loaded when called.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import io
 import os
@@ -13,16 +14,15 @@ import sys
 from collections.abc import Sequence
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from grn import __version__
-from grn.errors import GrnError
+from grn.errors import GrnError, MachineError
 from grn.front.render import harmless
 
 EPILOG = """\b
 Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator, 4 impossible on this machine.
-`grn exec` and `grn run` return the job's own status (128 + signal), 125 for grn's own
-trouble, 126/127 for a command that cannot be run or found."""
+`grn exec` returns the command's own status (128 + signal), 125 for grn's own trouble,
+126/127 for a command that cannot be run or found; `grn run` that of the first that failed."""
 
 COMMANDS = {
     "start": ("grn.front.daemon:start", "Start the negotiator (in the foreground)."),
@@ -91,7 +91,8 @@ class LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         if cmd_name in EXAMPLES:
-            command.epilog = "\n".join(("\b", "Examples:", *EXAMPLES[cmd_name]))
+            lines = [f"  {line}" for line in EXAMPLES[cmd_name]]
+            command.epilog = "\n".join(("\b", "Examples:", *lines))
         return command
 
     def resolve_command(
@@ -101,9 +102,10 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = difflib.get_close_matches(args[0], COMMANDS)
-            if near:
-                error.message += f" Did you mean {' or '.join(near)}?"
-            raise
+            if not near:
+                raise
+            text = f"{error.message} Did you mean {' or '.join(near)}?"
+            raise click.UsageError(text, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -126,6 +128,7 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files and jobs may be in any script
             stream.reconfigure(errors="backslashreplace")
+    stdout = sys.stdout
     try:
         status = grn.main(arguments, prog_name="grn", standalone_mode=False)
     except click.exceptions.Abort:
@@ -139,9 +142,15 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     except KeyboardInterrupt:
         status = 130
     except SystemExit:
-        if not isinstance(sys.stdout, PacifyFlushWrapper):
+        if sys.stdout is stdout:
             raise
-        status = 0  # click leaves like this when nobody reads on: the reader has seen enough
+        status = 0  # click has muted it and leaves: nobody reads on, and that is fine
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more at its end
+        say_error(MachineError(f"the output cannot be written: {error.strerror}."))
+        status = MachineError.exit_code
     sys.exit(status if isinstance(status, int) else 0)
 
 

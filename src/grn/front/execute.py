@@ -18,6 +18,7 @@ from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
 from grn.errors import GrnError
 from grn.front.cli import say_error
+from grn.front.render import harmless
 
 OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND = 125, 126, 127
 IDLE_EXIT_S = 300.0
@@ -26,9 +27,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGUSR2)  # fmt: skip
 
 
-@click.command(
-    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command("exec", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--gpus", type=click.IntRange(1), default=1, help="How many GPUs.")
 @click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; learned if not given.")
 @click.option("--type", "job_type", metavar="NAME", help="Job type; the program if not given.")
@@ -114,7 +113,7 @@ def _run_once(
 
 
 def _say_why(text: str) -> None:
-    click.echo(f"grn: waiting: {text}", err=True)
+    click.echo(f"grn: waiting: {harmless(text)}", err=True)
 
 
 def _become(

@@ -6,6 +6,7 @@ Reads /proc directly: one small file per process and look. Signals go through pi
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from grn.model.job import Holder
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SMALL_FILE_BYTES = 1 << 16  # in `status` a long list of groups comes before what we look for
 _TAG = b"GRN_LEASE="
+_PEAK = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+_NUMBERS = re.compile(rb"^NSpid:([\s\d]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +36,7 @@ class Process:
 
 def read_process(pid: int) -> Process | None:
     """Return one process, None when it is gone (or only its exit status is left)."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(fd, 4096)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    text = _read(pid, "stat")
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 22 or fields[0] in (b"Z", b"X"):
         return None
@@ -91,26 +86,14 @@ def is_alive(holder: Holder) -> bool:
 
 def peak_resident_bytes(pid: int) -> int | None:
     """Return the most memory a process ever had resident, None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            for line in status:
-                if line.startswith(b"VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    return None
+    found = _PEAK.search(_read(pid, "status"))
+    return int(found[1]) * 1024 if found else None
 
 
 def inner_pids(pid: int) -> list[int]:
     """Return a process's numbers in its pid namespaces, ours first; several mean a container."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            for line in status:
-                if line.startswith(b"NSpid:"):
-                    return [int(word) for word in line.split()[1:]]
-    except OSError:
-        pass  # it is gone
-    return [pid]
+    found = _NUMBERS.search(_read(pid, "status"))
+    return [int(word) for word in found[1].split()] if found else [pid]
 
 
 def end_processes(holders: Iterable[Holder]) -> None:
@@ -195,6 +178,20 @@ class Trees:
         self._remembered = {
             holder: leases for holder in present if (leases := answers.get(holder.pid))
         }
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return a small file of a process, nothing when it is gone; in as few calls as can be."""
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _SMALL_FILE_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _roots(

@@ -52,4 +52,5 @@ class Request:
     slots: tuple[str, ...] = ()  # only these GPUs, by index or uuid; empty means any
     stay: tuple[str, ...] = ()  # the process cannot leave these GPUs any more
     is_command: bool = False  # asked for by a parent: the process that will hold it is to come
+    has_parent: bool = False  # the process that asked for it will say how it ended
     attempt: int = 0  # how often this job has run out of memory before

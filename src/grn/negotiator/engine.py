@@ -115,7 +115,9 @@ class Engine:
         answer = self._try(group.members[key].request, closed=())
         if isinstance(answer, Wait):
             return answer
-        return Wait(WaitReason.YIELDS_TO_OLDER, "the room there is is kept for an older request")
+        return Wait(
+            WaitReason.YIELDS_TO_OLDER, "the room that is left is kept for an older request"
+        )
 
     def watch(self, lease_id: str) -> learn.Watch:
         """Return what has been seen of a running job."""
@@ -214,7 +216,7 @@ class Engine:
     def _holder_changed(self, event: HolderChanged) -> Iterator[Action]:
         lease = self.leases.get(event.lease)
         if lease is not None:
-            request = replace(lease.request, holder=event.holder, is_command=False)
+            request = replace(lease.request, holder=event.holder, is_command=False, has_parent=True)
             changed = replace(lease, request=request)
             self._replace(changed)
             yield SaveLease(changed)

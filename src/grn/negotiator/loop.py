@@ -99,6 +99,8 @@ class Loop:
         for lease in list(self.engine.leases.values()):
             holder = lease.request.holder
             log.info("action=adopt lease=%s pid=%s", lease.id, holder.pid if holder else None)
+            if lease.request.has_parent:
+                self._reported.add(lease.id)
             if holder is None:
                 self._conclude(lease.id)
             elif not self.holders.watch(holder):
@@ -144,7 +146,7 @@ class Loop:
             task.add_done_callback(self._releasing.discard)
             return
         peak = self._probe.peak_at_once(placement_of(lease))
-        then(self._release_now(lease, ending, peak))
+        self._release_now(lease, ending, peak, then)
 
     async def finish(self) -> None:
         """Stop watching processes and see the ends through that wait for a last look."""
@@ -212,15 +214,10 @@ class Loop:
         elif isinstance(action, DropLease):
             self._reported.discard(action.lease)
             self._overflowed.discard(action.lease)
-            log.info("action=end lease=%s", action.lease)
+            log.debug("action=end lease=%s", action.lease)
 
     def _begin(self, grant: Grant) -> None:
         lease = grant.lease
-        log.info(
-            "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s",
-            lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
-            lease.reserved_bytes, lease.is_probe,
-        )  # fmt: skip
         self._probe.begin(placement_of(lease))
         holder = lease.request.holder
         answer = self._answers.pop(lease.request.key, None)
@@ -228,6 +225,11 @@ class Loop:
             answer(grant)
         if holder is not None and not self.holders.watch(holder):
             asyncio.get_running_loop().call_soon(self._process_gone, holder)
+        log.info(
+            "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s",
+            lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
+            lease.reserved_bytes, lease.is_probe,
+        )  # fmt: skip
 
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.engine.leases.values()):
@@ -300,12 +302,14 @@ class Loop:
                 await self.look()
             peak = await self._probe.peak_in_time(placement_of(lease))
         finally:
-            settled = Settled(ending.outcome)
             if lease_id in self.engine.leases:
-                settled = self._release_now(lease, ending, peak)
-            then(settled)
+                self._release_now(lease, ending, peak, then)
+            else:
+                then(Settled(ending.outcome))
 
-    def _release_now(self, lease: Lease, ending: Ending, exact: int | None) -> Settled:
+    def _release_now(
+        self, lease: Lease, ending: Ending, exact: int | None, then: Callable[[Settled], None]
+    ) -> None:
         reported = (
             ending.resident_bytes
             if self._kind_of(lease) is GpuKind.VIRTUAL
@@ -316,11 +320,11 @@ class Loop:
         holder = self.engine.leases[lease.id].request.holder
         seen = max(self.engine.watch(lease.id).peak_bytes, peak or 0) or None
         settled = Settled(ending.outcome, not self.engine.is_sharing(lease), seen)
-        log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
         self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
+        then(settled)
         if holder is not None:
             self.holders.unwatch(holder)
-        return settled
+        log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind

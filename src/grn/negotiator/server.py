@@ -101,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._uid = -1
         self._asked: dict[str, int] = {}  # request key -> id of the message to answer
         self._granted: set[str] = set()  # leases this connection asked for
+        self._is_contained: bool | None = None  # not looked up yet
         self._todo: deque[bytes] = deque()  # frames that wait for their turn
         self._is_stuffed = False  # it has more answers than it reads
         self._frame_deadline: asyncio.TimerHandle | None = None
@@ -418,9 +419,10 @@ class Connection(asyncio.Protocol):
 
     def _wants_uuids(self) -> bool:
         """Inside a container the numbers of GPUs may differ from ours; their UUIDs do not."""
-        if self._holder is None:
-            return True
-        return len(trees.inner_pids(self._holder.pid)) > self._server.namespaces
+        if self._is_contained is None:
+            pids = trees.inner_pids(self._holder.pid) if self._holder else []
+            self._is_contained = not pids or len(pids) > self._server.namespaces
+        return self._is_contained
 
     def _whole_status(self) -> dict[str, Any]:
         whole = report.status(self._loop.engine, self._loop.now())

@@ -1,0 +1,255 @@
+"""What people see, as plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grn.front import render
+from grn.model.sizes import GiB, MiB
+
+Row = dict[str, Any]
+
+
+def a_gpu_row(**changes: Any) -> Row:
+    plain = {
+        "index": 0, "model": "Card", "health": "ok", "total_bytes": 20 * GiB, "guard_bytes": 1 * GiB,
+        "used_bytes": 4 * GiB, "reserved_bytes": 8 * GiB, "strangers_bytes": 0,
+        "unexplained_bytes": 0, "free_bytes": 11 * GiB, "load_pct": 50.4, "leases": ["a"],
+    }  # fmt: skip
+    return plain | changes
+
+
+def a_lease_row(**changes: Any) -> Row:
+    plain = {
+        "id": "264f3432", "state": "running", "user": 1000, "pid": 77, "gpus": [0, 2], "gpus_asked": 2,
+        "used_bytes": 312 * MiB, "reserved_bytes": 2 * GiB, "for_s": 61.0, "label": "train.py",
+        "why": "runs on GPU 0, 2", "first_run": False, "reason": None,
+    }  # fmt: skip
+    return plain | changes
+
+
+def a_waiting_row(**changes: Any) -> Row:
+    plain = {
+        "id": "b0296a64", "state": "waiting", "user": 1000, "pid": 78, "gpus_asked": 1, "place": 3,
+        "for_s": 2.0, "label": "train.py", "why": "no GPU is free", "reason": "no-room",
+    }  # fmt: skip
+    return plain | changes
+
+
+def a_profile_row(**changes: Any) -> Row:
+    run = {"outcome": "ok", "peak_bytes": 2 * GiB, "duration_s": 90.0, "args": {}, "counts": True}
+    plain = {
+        "type": "/x/train.py", "label": "train.py", "model": "Card", "runs": 1, "known": True,
+        "largest_bytes": 2 * GiB, "estimate_bytes": 3 * GiB, "because": "of its last run",
+        "usual_duration_s": 90.0, "history": [run],
+    }  # fmt: skip
+    return plain | changes
+
+
+def name_of(uid: int) -> str:
+    return {1000: "ada"}.get(uid, str(uid))
+
+
+# --- bars ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({}, "████▒▒▒▒···········░"),
+        ({"used_bytes": 0, "reserved_bytes": 0}, "···················░"),
+        ({"used_bytes": 1, "reserved_bytes": 1}, "█··················░"),  # a little is not nothing
+        ({"reserved_bytes": 0}, "████···············░"),
+        ({"used_bytes": 10 * GiB, "strangers_bytes": 6 * GiB}, "████▒▒▒▒·····░░░░░░░"),
+        ({"unexplained_bytes": 4 * GiB}, "▒▒▒▒▒▒▒▒·······░░░░░"),
+        ({"used_bytes": 20 * GiB, "reserved_bytes": 20 * GiB}, "███████████████████░"),
+        ({"used_bytes": 30 * GiB, "strangers_bytes": 30 * GiB}, "░░░░░░░░░░░░░░░░░░░░"),
+        ({"used_bytes": None}, "????????????????????"),
+    ],
+)
+def test_a_bar_shows_who_has_the_memory(changes: Row, drawn: str) -> None:
+    assert render.bar(a_gpu_row(**changes), 20) == drawn
+
+
+def test_a_bar_can_do_without_anything_but_ascii() -> None:
+    assert render.bar(a_gpu_row(), 20, is_ascii=True) == "####====...........x"
+
+
+sizes = st.integers(0, 40 * GiB)
+
+
+@given(sizes, sizes, sizes, sizes, sizes, st.integers(1, 60), st.booleans())
+def test_a_bar_is_as_long_as_it_should_be_whatever_the_numbers(
+    used: int, reserved: int, strangers: int, unexplained: int, guard: int, size: int, ascii_: bool
+) -> None:
+    gpu = a_gpu_row(
+        used_bytes=used, reserved_bytes=reserved, strangers_bytes=strangers,
+        unexplained_bytes=unexplained, guard_bytes=guard,
+    )  # fmt: skip
+
+    assert len(render.bar(gpu, size, ascii_)) == size
+
+
+# --- tables --------------------------------------------------------------------------------
+
+
+def test_columns_are_aligned() -> None:
+    text = render.table(("A", "LONG"), [("xxxx", "1"), ("y", "22")])
+
+    assert text.splitlines() == ["A     LONG", "xxxx  1", "y     22"]
+
+
+@pytest.mark.parametrize("width", [1, 2, 10, 20, 79])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    text = render.table(("A", "B"), [("x" * 30, "y" * 30), ("1", "2")], width)
+
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert text.splitlines()[1].endswith("…")
+
+
+def test_without_a_terminal_nothing_is_cut() -> None:
+    assert "y" * 500 in render.table(("A",), [("y" * 500,)], 0)
+
+
+def test_an_empty_table_is_nothing() -> None:
+    assert render.table(("A",), []) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0, "0.0s"),
+        (9.94, "9.9s"),
+        (59.4, "59s"),
+        (61, "1m01s"),
+        (3599, "59m59s"),
+        (3600, "1h00m"),
+        (47 * 3600, "47h00m"),
+        (50 * 3600, "2d02h"),
+    ],
+)
+def test_a_duration_is_spelled_shortly(seconds: float | None, text: str) -> None:
+    assert render.show_time(seconds) == text
+
+
+# --- gpus, ps, why -------------------------------------------------------------------------
+
+
+def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
+    lines = render.gpus({"gpus": [a_gpu_row(), a_gpu_row(index=1)]}).splitlines()
+
+    assert len(lines) == 4
+    assert lines[0].split() == "GPU MODEL MEMORY USED RESERVED FREE TOTAL LOAD JOBS".split()
+    assert "4.0 GiB" in lines[1]
+    assert "50%" in lines[1]
+    assert "used by jobs" in lines[-1]
+
+
+def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:
+    silent = a_gpu_row(health="unknown", used_bytes=None, free_bytes=None, load_pct=None)
+
+    line = render.gpus({"gpus": [silent]}).splitlines()[1]
+
+    assert "Card (unknown)" in line
+    assert line.split()[-6:] == ["?", "8.0", "GiB", "?", "20.0", "GiB"] or line.count("?") >= 23
+
+
+def test_gpus_in_ascii_are_ascii() -> None:
+    assert render.gpus({"gpus": [a_gpu_row()]}, is_ascii=True).isascii()
+
+
+def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
+    status = {"leases": [a_lease_row()], "waiting": [a_waiting_row()]}
+
+    header, running, waiting = render.ps(status, name_of).splitlines()
+
+    assert header.split()[0] == "ID"
+    assert "ada" in running
+    assert "0,2" in running
+    assert "312 MiB/2.0 GiB" in running
+    assert "runs on" not in running  # its place is a column already
+    assert "(1)" in waiting
+    assert "no GPU is free" in waiting
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"first_run": True}, "first run"),
+        ({"state": "draining", "why": "its process is gone"}, "its process is gone"),
+        ({"used_bytes": None}, "?/2.0 GiB"),
+        ({"pid": None}, "  ?  "),
+        ({"user": 4242}, "4242"),
+    ],
+)
+def test_what_is_special_about_a_lease_is_seen(changes: Row, text: str) -> None:
+    status = {"leases": [a_lease_row(**changes)], "waiting": []}
+
+    assert text in render.ps(status, name_of)
+
+
+def test_when_there_is_nothing_that_is_said() -> None:
+    assert render.ps({"leases": [], "waiting": []}, name_of) == "nothing runs and nothing waits"
+    assert "run a job first" in render.profiles([])
+
+
+def test_an_explanation_has_the_sentence_the_place_and_the_word_for_programs() -> None:
+    text = render.why([a_waiting_row(), a_lease_row()], name_of)
+
+    assert "b0296a64  train.py  of ada (pid 78)" in text
+    assert "waits for 2.0s, place 3: no GPU is free  [no-room]" in text
+    assert "runs on GPU 0, 2, for 1m01s; 312 MiB used of 2.0 GiB reserved" in text
+
+
+# --- profiles ------------------------------------------------------------------------------
+
+
+def test_profiles_are_a_line_each() -> None:
+    unknown = a_profile_row(largest_bytes=None, estimate_bytes=None, usual_duration_s=None)
+
+    _, known, other = render.profiles([a_profile_row(), unknown]).splitlines()
+
+    assert known.split() == "train.py Card 1 2.0 GiB 3.0 GiB 1m30s".split()
+    assert other.split() == "train.py Card 1 ? ? ?".split()
+
+
+def test_a_profile_is_explained_run_by_run() -> None:
+    runs = [
+        {"outcome": "ok", "peak_bytes": 4 * GiB, "duration_s": 9.0, "counts": True,
+         "args": {"bs": 64.0, "net": "res"}},
+        {"outcome": "oom", "peak_bytes": 1 * GiB, "duration_s": 1.0, "counts": False, "args": {}},
+    ]  # fmt: skip
+    text = render.profile(a_profile_row(history=runs, runs=2))
+
+    assert "estimate  3.0 GiB: of its last run" in text
+    assert "█" * 24 + "   4.0 GiB in   9.0s bs=64 net=res" in text
+    assert "(at least: it did not end well)" in text.splitlines()[-1]
+
+
+def test_a_profile_in_ascii_is_ascii() -> None:
+    assert render.profile(a_profile_row(), is_ascii=True).isascii()
+
+
+def test_a_profile_without_memory_or_runs_is_drawn_too() -> None:
+    run = {"outcome": "ok", "peak_bytes": 0, "duration_s": None, "args": {}, "counts": True}
+
+    assert "█" in render.profile(a_profile_row(history=[run]))
+    assert "the last 0" in render.profile(a_profile_row(history=[]))
+
+
+# --- harmless ------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters()))
+def test_nothing_that_is_shown_drives_a_terminal(text: str) -> None:
+    assert render.harmless(text).isprintable()
+
+
+def test_what_is_plain_is_shown_as_it_is() -> None:
+    assert render.harmless("größe 模型") == "größe 模型"
+    assert render.harmless("\x1b[2J\u202e") == "\\x1b[2J\\u202e"

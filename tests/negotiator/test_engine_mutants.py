@@ -1,0 +1,196 @@
+"""The checks can fail: each engine here has one fault, and random histories find it out."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from grn.model.job import Outcome
+from grn.negotiator import engine as engine_file
+from grn.negotiator import place as place_file
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import (
+    DropWaiting,
+    HolderGone,
+    Released,
+    Requested,
+    Sampled,
+    SaveLease,
+    Started,
+    Wait,
+    WaitReason,
+    Withdrawn,
+)
+from grn.negotiator.ledger import Book
+from grn.negotiator.memory import Memory
+from grn.negotiator.order import Group
+from tests.negotiator.machine import Negotiation
+
+# The same histories each time, and no effort to shorten the one that fails.
+SEARCH = settings(
+    max_examples=1000,
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def finds_out(engine_type=Engine):
+    """Return the complaint that ends a search through random histories."""
+    machine = type("Mutant", (Negotiation,), {"engine_type": engine_type})
+    with pytest.raises(AssertionError) as caught:
+        run_state_machine_as_test(machine, settings=SEARCH)
+    return str(caught.value)
+
+
+# --- faults in the sums --------------------------------------------------------------------
+
+SUMS = {
+    "strangers do not count": lambda book: book.capacity_bytes - book.booked_bytes,
+    "the guard is promised": lambda book: book.gpu.total_bytes - book.booked_bytes
+    - book.strangers_bytes - book.unexplained_bytes,
+    "the unexplained does not count": lambda book: book.capacity_bytes - book.booked_bytes
+    - book.strangers_bytes,
+    "only what is measured counts": lambda book: book.capacity_bytes - book.strangers_bytes
+    - book.unexplained_bytes - sum(size or 0 for size in book.measured.values()),
+    "only what is reserved counts": lambda book: book.capacity_bytes - book.strangers_bytes
+    - book.unexplained_bytes
+    - sum(lease.reserved_on(book.gpu.uuid) for lease in book.leases.values()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("free_bytes", SUMS.values(), ids=SUMS)
+def test_a_ledger_that_adds_up_wrongly_is_found_out(monkeypatch, free_bytes):
+    monkeypatch.setattr(Book, "free_bytes", property(free_bytes))
+
+    assert "promised" in finds_out()
+
+
+def test_a_ledger_that_trusts_a_silent_gpu_is_found_out(monkeypatch):
+    monkeypatch.setattr(Book, "is_usable", property(lambda book: True))
+
+    assert "silent" in finds_out()
+
+
+# --- faults in the events ------------------------------------------------------------------
+
+
+class FreesTheDeadAtOnce(Engine):
+    def handle(self, event):
+        if isinstance(event, HolderGone):
+            event = Released(event.at, event.lease, Outcome.KILLED)
+        return super().handle(event)
+
+
+class FreesTheDeadUnseen(Engine):
+    """It takes every look for a sign that the dead are gone, also a blind one."""
+
+    def handle(self, event):
+        actions = super().handle(event)
+        if isinstance(event, Sampled):
+            for lease in list(self.leases.values()):
+                if lease.state.value == "draining":
+                    actions += super().handle(Released(event.at, lease.id, Outcome.KILLED))
+        return actions
+
+
+class ForgetsToSave(Engine):
+    def handle(self, event):
+        actions = super().handle(event)
+        if isinstance(event, Sampled):
+            actions = [action for action in actions if not isinstance(action, SaveLease)]
+        return actions
+
+
+class ForgetsWhoWaits(Engine):
+    def handle(self, event):
+        actions = super().handle(event)
+        return [action for action in actions if not isinstance(action, DropWaiting)]
+
+
+class LosesARequest(Engine):
+    """A second waiter pushes out the first."""
+
+    def handle(self, event):
+        if isinstance(event, Requested) and len(self.waitlist) > 2:
+            first = next(iter(self.waitlist)).request.key
+            return super().handle(Withdrawn(event.at, first)) + super().handle(event)
+        return super().handle(event)
+
+
+class GrantsTwice(Engine):
+    """It does not know a key again and gives a second lease."""
+
+    def handle(self, event):
+        if isinstance(event, Requested):
+            for lease in self.leases.values():
+                if lease.request.key == event.request.key:
+                    object.__setattr__(lease.request, "key", "forgotten")
+        return super().handle(event)
+
+
+class ForgetsItsLeases(Engine):
+    def handle(self, event):
+        if isinstance(event, Started):
+            event = Started(event.at, event.gpus, event.readings, (), event.waiting, event.profiles)
+        return super().handle(event)
+
+
+@pytest.mark.parametrize(
+    "engine_type",
+    [
+        FreesTheDeadAtOnce,
+        FreesTheDeadUnseen,
+        ForgetsToSave,
+        ForgetsWhoWaits,
+        LosesARequest,
+        GrantsTwice,
+        ForgetsItsLeases,
+    ],
+)
+def test_an_engine_with_a_bad_memory_is_found_out(engine_type):
+    finds_out(engine_type)
+
+
+# --- faults in the choice ------------------------------------------------------------------
+
+
+def test_a_first_run_beside_another_is_found_out(monkeypatch):
+    monkeypatch.setattr(Book, "has_probe", property(lambda book: False))
+
+    assert "two first runs" in finds_out()
+
+
+def test_starvation_is_found_out(monkeypatch):
+    def never_two(request, needs, books, closed=()):
+        if request.gpus == 2:
+            return Wait(WaitReason.NOT_ENOUGH_GPUS, "maybe tomorrow")
+        return place_file.place(request, needs, books, closed)
+
+    monkeypatch.setattr(engine_file, "place", never_two)
+
+    assert "wait for ever" in finds_out()
+
+
+def test_a_process_that_is_moved_is_found_out(monkeypatch):
+    monkeypatch.setattr(place_file, "pinned", lambda request, books: [])
+    monkeypatch.setattr(engine_file, "pinned", lambda request, books: [])
+
+    assert "moved" in finds_out()
+
+
+def test_a_no_that_is_remembered_too_long_is_found_out(monkeypatch):
+    ever_the_same = property(lambda memory: 0, lambda memory, value: None)
+    monkeypatch.setattr(Memory, "version", ever_the_same, raising=False)
+
+    assert "overlooked" in finds_out()
+
+
+def test_an_unfair_turn_is_found_out(monkeypatch):
+    newest = property(lambda group: next(reversed(group.members.values())))
+    monkeypatch.setattr(Group, "head", newest)
+
+    assert "passed" in finds_out()
