@@ -124,23 +124,26 @@ def test_a_socket_that_is_named_is_the_only_one(
         connect()
 
 
-def test_a_forked_child_lets_go_of_the_kept_connection() -> None:
-    ours, theirs = socket.socketpair()
-    IDLE.give(Connection(ours))
-    gate_reader, gate_writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(gate_writer)
-        os.read(gate_reader, 1)  # live until the test has looked
-        os._exit(0 if IDLE.take() is None else 1)
-    kept = IDLE.take()
-    assert kept is not None
-    kept.close()
-    assert theirs.recv(1) == b""  # the child does not hold the other end open
-    for fd in (gate_reader, gate_writer):
-        os.close(fd)
-    theirs.close()
-    assert os.waitpid(pid, 0)[1] == 0
+def test_a_forked_child_lets_go_of_the_kept_connection(story: Story) -> None:
+    story.run_script(
+        """
+        import os, socket
+        from grn.client.connection import IDLE, Connection
+
+        ours, theirs = socket.socketpair()
+        IDLE.give(Connection(ours))
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            os.read(reader, 1)  # live until the parent has looked
+            os._exit(0 if IDLE.take() is None else 1)
+        IDLE.take().close()
+        assert theirs.recv(1) == b""  # the child does not keep the other end open
+        os.close(writer)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
 
 
 def test_at_most_one_connection_is_kept() -> None:

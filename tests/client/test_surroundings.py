@@ -7,6 +7,7 @@ import os
 import pytest
 
 from grn.client.surroundings import Surroundings, for_command
+from tests.harness import Story
 
 LEFT_TO_THE_USER = ("TF_FORCE_GPU_ALLOW_GROWTH", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
@@ -70,17 +71,20 @@ def test_only_a_lease_from_outside_is_inherited(monkeypatch: pytest.MonkeyPatch)
     surroundings.leave()
 
 
-def test_for_a_forked_child_the_lease_of_its_parent_is_one_from_outside() -> None:
-    surroundings = Surroundings()
-    surroundings.enter("parents", "0")
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(writer, str(surroundings.inherited_lease()).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    surroundings.leave()
+def test_for_a_forked_child_the_lease_of_its_parent_is_one_from_outside(story: Story) -> None:
+    ended = story.run_script(
+        """
+        import os
+        from grn.client.surroundings import Surroundings
 
-    assert os.read(reader, 100) == b"parents"
-    os.close(reader)
-    os.close(writer)
+        surroundings = Surroundings()
+        surroundings.enter("parents", "0")
+        pid = os.fork()
+        if pid == 0:
+            print(surroundings.inherited_lease(), flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print(surroundings.inherited_lease())
+        """
+    )
+    assert ended.out == "parents\nNone\n"

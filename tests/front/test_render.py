@@ -16,18 +16,19 @@ Row = dict[str, Any]
 
 def a_gpu_row(**changes: Any) -> Row:
     plain = {
-        "index": 0, "model": "Card", "health": "ok", "total_bytes": 20 * GiB, "guard_bytes": 1 * GiB,
-        "used_bytes": 4 * GiB, "reserved_bytes": 8 * GiB, "strangers_bytes": 0,
-        "unexplained_bytes": 0, "free_bytes": 11 * GiB, "load_pct": 50.4, "leases": ["a"],
+        "index": 0, "model": "Card", "health": "ok", "total_bytes": 20 * GiB,
+        "guard_bytes": 1 * GiB, "used_bytes": 4 * GiB, "reserved_bytes": 8 * GiB,
+        "strangers_bytes": 0, "unexplained_bytes": 0, "free_bytes": 11 * GiB, "load_pct": 50.4,
+        "leases": ["a"],
     }  # fmt: skip
     return plain | changes
 
 
 def a_lease_row(**changes: Any) -> Row:
     plain = {
-        "id": "264f3432", "state": "running", "user": 1000, "pid": 77, "gpus": [0, 2], "gpus_asked": 2,
-        "used_bytes": 312 * MiB, "reserved_bytes": 2 * GiB, "for_s": 61.0, "label": "train.py",
-        "why": "runs on GPU 0, 2", "first_run": False, "reason": None,
+        "id": "264f3432", "state": "running", "user": 1000, "pid": 77, "gpus": [0, 2],
+        "gpus_asked": 2, "used_bytes": 312 * MiB, "reserved_bytes": 2 * GiB, "for_s": 61.0,
+        "label": "train.py", "why": "runs on GPU 0, 2", "first_run": False, "reason": None,
     }  # fmt: skip
     return plain | changes
 
@@ -103,7 +104,7 @@ def test_columns_are_aligned() -> None:
     assert text.splitlines() == ["A     LONG", "xxxx  1", "y     22"]
 
 
-@pytest.mark.parametrize("width", [1, 2, 10, 20, 79])
+@pytest.mark.parametrize("width", [1, 2, 10, 20, 61])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     text = render.table(("A", "B"), [("x" * 30, "y" * 30), ("1", "2")], width)
 
@@ -144,7 +145,7 @@ def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
     lines = render.gpus({"gpus": [a_gpu_row(), a_gpu_row(index=1)]}).splitlines()
 
     assert len(lines) == 4
-    assert lines[0].split() == "GPU MODEL MEMORY USED RESERVED FREE TOTAL LOAD JOBS".split()
+    assert " ".join(lines[0].split()) == "GPU MODEL MEMORY USED RESERVED FREE TOTAL LOAD JOBS"
     assert "4.0 GiB" in lines[1]
     assert "50%" in lines[1]
     assert "used by jobs" in lines[-1]
@@ -156,7 +157,7 @@ def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:
     line = render.gpus({"gpus": [silent]}).splitlines()[1]
 
     assert "Card (unknown)" in line
-    assert line.split()[-6:] == ["?", "8.0", "GiB", "?", "20.0", "GiB"] or line.count("?") >= 23
+    assert line.count("?") == 20 + 3  # the bar; used, free and load
 
 
 def test_gpus_in_ascii_are_ascii() -> None:
@@ -214,8 +215,8 @@ def test_profiles_are_a_line_each() -> None:
 
     _, known, other = render.profiles([a_profile_row(), unknown]).splitlines()
 
-    assert known.split() == "train.py Card 1 2.0 GiB 3.0 GiB 1m30s".split()
-    assert other.split() == "train.py Card 1 ? ? ?".split()
+    assert " ".join(known.split()) == "train.py Card 1 2.0 GiB 3.0 GiB 1m30s"
+    assert " ".join(other.split()) == "train.py Card 1 ? ? ?"
 
 
 def test_a_profile_is_explained_run_by_run() -> None:

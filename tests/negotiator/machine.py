@@ -53,7 +53,7 @@ MACHINES = [
     [a_gpu(0, is_exclusive=True), a_gpu(1)],
     [a_virtual_gpu(0), a_virtual_gpu(1)],
 ]
-TYPES = ["one.py", "two.py"]
+TYPES = ["one.py", "one.py", "two.py", "three.py"]
 WHO = ["nobody", "somebody", "another thread"]
 GIBS = st.sampled_from([0, 0, 1, 3, 7, 12, 23])
 STEPS_S = st.sampled_from([0.1, 1.0, 5.0, 20.0])
@@ -148,7 +148,7 @@ class Negotiation(RuleBasedStateMachine):
         self.saved_leases: dict[str, Lease] = {}
         self.saved_waiting: dict[str, int] = {}
         self.saved_profiles: dict[tuple[str, str], Profile] = {}
-        self.last_seen: dict[str, Lease] = {}
+        self.places: dict[str, tuple[str, ...]] = {}  # lease -> its GPUs, for all there ever were
         self.is_sound = True
         self._start()
 
@@ -184,6 +184,7 @@ class Negotiation(RuleBasedStateMachine):
         """Carry out one action; return the lease when it is a new grant."""
         if isinstance(action, SaveLease):
             self.saved_leases[action.lease.id] = action.lease
+            self.places[action.lease.id] = action.lease.gpus
         elif isinstance(action, DropLease):
             assert self.saved_leases.pop(action.lease, None), "dropped what was not saved"
         elif isinstance(action, SaveWaiting):
@@ -209,7 +210,7 @@ class Negotiation(RuleBasedStateMachine):
 
     def _keep_grant(self, grant: Grant) -> Lease | None:
         lease = grant.lease
-        assert self.saved_leases[lease.id] == lease, "told before it was saved"
+        assert self.saved_leases.get(lease.id) == lease, "told before it was saved"
         if grant.key in self.ended:
             assert self.world.of_lease(lease.id) is not None, "granted twice"
             return None
@@ -229,12 +230,10 @@ class Negotiation(RuleBasedStateMachine):
     def _see_the_dead_go(self) -> None:
         """A dead job is gone when all its GPUs answer and none shows it."""
         for lease_id in list(self.dead):
-            lease = self.saved_leases.get(lease_id) or self.last_seen[lease_id]
-            readings = [self.told[uuid] for uuid in lease.gpus]
+            readings = [self.told[uuid] for uuid in self.places[lease_id]]
             shown = any(lease_id in use.leases for reading in readings for use in reading.uses)
             if not shown and all(map(_is_usable, readings)):
                 self.dead.remove(lease_id)
-        self.last_seen = dict(self.saved_leases)
 
     # --- what must be so -----------------------------------------------------------------
 
@@ -463,7 +462,6 @@ class Negotiation(RuleBasedStateMachine):
                 self._give_up(key)
         process.is_alive = False
         self.dead |= process.leases
-        self.last_seen = dict(self.saved_leases)
         for lease_id in sorted(process.leases):
             self.tell(HolderGone(self.now, lease_id, outcome))
 

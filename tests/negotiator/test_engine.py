@@ -121,6 +121,16 @@ def test_a_job_that_grows_over_its_reservation_is_counted_as_it_is():
     assert story.asks("c", mem_bytes=9 * GiB) == ["c"]
 
 
+def test_what_was_seen_of_a_running_job_can_be_asked():
+    story = Story()
+    story.asks("a", **SMALL)
+    assert story.engine.watch("lease-a").rose_at is None
+    story.memory["a"] = 3 * GiB
+    story.looks()
+
+    assert story.engine.watch("lease-a").peak_bytes == 3 * GiB
+
+
 def test_the_guard_is_never_promised():
     story = Story(rules=Rules(guard=Guard(0.0, 512 * 1024**2)))
 

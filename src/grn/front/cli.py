@@ -125,6 +125,9 @@ def grn() -> None:
 def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     """Run one command and exit with its status."""
     arguments = [*prefix, *(sys.argv[1:] if argv is None else argv)]
+    # Python has none where they were closed (`>&-`).
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files and jobs may be in any script
             stream.reconfigure(errors="backslashreplace")

@@ -61,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.Namespace) -> None:
     probe = _probe(chosen)
+    try:
+        await _serve_gpus(probe, chosen, ground, arguments)
+    finally:
+        await probe.close()
+
+
+async def _serve_gpus(
+    probe: GpuProbe, chosen: settings.Settings, ground: Ground, arguments: argparse.Namespace
+) -> None:
     inventory = _restricted(await probe.start())
     folder, note = state_folder(mounts())
     store = Store(folder, boot_id())
@@ -90,7 +99,6 @@ async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.
     server.is_closed = True
     await loop.finish()
     store.close()
-    await probe.close()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

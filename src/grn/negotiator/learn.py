@@ -83,14 +83,16 @@ def add_run(profile: Profile, run: Run) -> Profile:
 
 def estimate(profile: Profile, capacity_bytes: int) -> Estimate | None:
     """Return what the next run needs, or None while no run counts in full."""
-    peaks = [run.peak_bytes for run in profile.runs if counts_in_full(run)]
+    # All runs are gone through at every end of a run: no call for each of them.
+    peaks = [run.peak_bytes for run in profile.runs if run.outcome in _FULL or run.is_full]
     if not peaks:
         return None
     largest = max(peaks)
     headroom = _headroom([math.log(peak) if peak > 1 else 0.0 for peak in peaks])
     need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
     because = f"{show_size(largest)} at most in {_runs(len(peaks))}, {headroom:.0%} headroom"
-    floor = lower_bound_bytes(profile, capacity_bytes)
+    has_failed = len(peaks) < len(profile.runs)
+    floor = lower_bound_bytes(profile, capacity_bytes) if has_failed else 0
     if floor > need:
         need, because = floor, f"a failed run already needed {show_size(floor)}"
     return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
@@ -171,7 +173,7 @@ def _headroom(logs: Sequence[float]) -> float:
     """Return the margin over the largest peak: wide after one run, narrow after many like ones."""
     count = len(logs)
     mean = sum(logs) / count
-    squares = PRIOR_WEIGHT * PRIOR_SPREAD**2 + sum((log - mean) ** 2 for log in logs)
+    squares = PRIOR_WEIGHT * PRIOR_SPREAD**2 + math.dist(logs, [mean] * count) ** 2
     spread = math.sqrt(squares / (PRIOR_WEIGHT + count - 1))
     shrink = min(1.0, 1 / (5 * MISS_CHANCE * count))
     return max(LEAST_HEADROOM, math.exp(_Z * spread * shrink) - 1)

@@ -53,21 +53,21 @@ class Book:
 
     @property
     def booked_bytes(self) -> int:
-        return self._totals()[0]
+        return (self._sums or self._totals())[0]
 
     @property
     def strangers_bytes(self) -> int:
         """Return the memory of processes that hold no lease here."""
-        return self._totals()[1]
+        return (self._sums or self._totals())[1]
 
     @property
     def unexplained_bytes(self) -> int:
-        return self._totals()[2]
+        return (self._sums or self._totals())[2]
 
     @property
     def free_bytes(self) -> int:
         """Return what may still be promised; it can be negative."""
-        return self._totals()[3]
+        return (self._sums or self._totals())[3]
 
     @property
     def is_usable(self) -> bool:
@@ -142,9 +142,8 @@ class Book:
         return [lease_id for lease_id in lease_ids if lease_id in self.leases]
 
     def _totals(self) -> tuple[int, int, int, int]:
-        if self._sums is None:
-            sums = self._add_up()
-            self._sums = (*sums, self.capacity_bytes - sum(sums))
+        sums = self._add_up()
+        self._sums = (*sums, self.capacity_bytes - sum(sums))
         return self._sums
 
     def _add_up(self) -> tuple[int, int, int]:

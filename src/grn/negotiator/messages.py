@@ -154,7 +154,7 @@ def read(body: bytes) -> Message:
     if message.v != wire.PROTOCOL:
         raise Rejected(message.id, _mismatch(message.v))
     try:
-        json.loads(body, object_pairs_hook=_without_repeats)
+        _repeats.decode(body.decode())
     except _Repeated as error:
         raise Rejected(message.id, ProtocolError(f"a message says {error} twice.")) from error
     return message
@@ -170,6 +170,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
         if name in seen:
             raise _Repeated(repr(name))
         seen.add(name)
+
+
+_repeats = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 
 def _rejected(body: bytes, error: Exception) -> Rejected:

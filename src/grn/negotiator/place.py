@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from grn.model.job import Policy, Request
 from grn.model.sizes import show_size
@@ -144,7 +145,9 @@ def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) 
 
 def _own_bytes(request: Request, book: Book) -> int:
     """Return what the asking process still has here from before: it may use that again."""
-    return book.used_by_stranger(request.holder.pid) if request.holder is not None else 0
+    if request.holder is None or not book.reading.uses:
+        return 0
+    return book.used_by_stranger(request.holder.pid)
 
 
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
@@ -161,7 +164,7 @@ def _fit(request: Request, need: Need, book: Book) -> Fit | None:
 
 def _choose(request: Request, fits: Sequence[Fit]) -> list[Fit]:
     """Return as many of the best GPUs as are asked for, or none."""
-    ranked = sorted(fits, key=lambda fit: _taste(request.policy, fit))
+    ranked = sorted(fits, key=partial(_taste, request.policy))
     if any(fit.is_probe for fit in ranked[: request.gpus]):  # no first run stands beside another
         ranked = [fit for fit in ranked if not fit.book.has_probe]
     return ranked[: request.gpus] if len(ranked) >= request.gpus else []

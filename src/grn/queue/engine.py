@@ -35,6 +35,7 @@ from grn.queue.events import (
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
+    PassAsk,
     Recovered,
     ReturnLease,
     SaveAttemptEnd,
@@ -42,6 +43,7 @@ from grn.queue.events import (
     SaveDrain,
     SaveEnd,
     SaveState,
+    Settled,
     ShimLost,
     Started,
     Stop,
@@ -52,6 +54,7 @@ from grn.queue.events import (
 from grn.queue.lifecycle import moved
 
 Rank = tuple[int, int, int]
+PASS_ON_S = 0.5
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class Job:
     is_held: bool = False
     is_asked: bool = False  # the negotiator has been asked for a lease
     lease: str = ""
+    grant: LeaseGranted | None = None  # how the lease came
     waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
     why: str = ""  # what the negotiator said last
 
@@ -75,6 +79,15 @@ class Job:
     def rank(self) -> Rank:
         """Return its place in the line: out-of-memory retries first, then priority, then age."""
         return (0 if self.memory_attempt else 1, -self.priority, self.place)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return what two jobs must share for a lease of one to serve the other."""
+        spec = self.spec
+        return (
+            spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
+            self.memory_attempt,
+        )  # fmt: skip
 
     @property
     def is_ready(self) -> bool:
@@ -225,15 +238,19 @@ class Engine:
             yield ReturnLease(event.lease)  # it was taken back while the grant was on its way
             return
         self._no_longer_asked(job)
+        yield from self._begin(job, event)
+        yield from self._ask()
+
+    def _begin(self, job: Job, grant: LeaseGranted) -> Iterator[Action]:
         job.attempt += 1
-        job.lease = event.lease
+        job.lease, job.grant = grant.lease, grant
         job.why = ""
         self._busy += 1
         job.state = JobState.STARTING
+        job_id = job.spec.id
         yield self._saved(job)
-        yield SaveBegin(event.job, job.attempt, event.lease, event.gpus, event.reserved_bytes)
-        yield Launch(event.job, job.attempt, event.lease, event.visible)
-        yield from self._ask()
+        yield SaveBegin(job_id, job.attempt, grant.lease, grant.gpus, grant.reserved_bytes)
+        yield Launch(job_id, job.attempt, grant.lease, grant.visible)
 
     def _lease_awaited(self, event: LeaseAwaited) -> Iterator[Action]:
         job = self.jobs.get(event.job)
@@ -273,13 +290,47 @@ class Engine:
         if job is None or moved(job.state, event) is None:
             return
         is_stopping = job.state is JobState.STOPPING
-        reason = finish.reason_of(event.exit, event.settled)
-        peak = event.settled.peak_bytes
-        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak)
+        settled = event.settled or Settled()
+        reason = finish.reason_of(event.exit, settled)
+        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, settled.peak_bytes)
         verdict = finish.after_exit(
-            event.exit, event.settled, job.tries_left, job.memory_attempt, is_stopping
+            event.exit, settled, job.tries_left, job.memory_attempt, is_stopping
         )
+        if event.settled is None:
+            yield from self._pass_on(job, event)
         yield from self._conclude(job, verdict, event.exit)
+
+    def _pass_on(self, job: Job, event: Exited) -> Iterator[Action]:
+        """Start the next job under the lease of a short one, if it is of the same kind.
+
+        Saves the way to the negotiator and back between short jobs. For fairness a lease is passed
+        on only for a moment, and only to the job whose turn it is.
+        """
+        heir = self._heir(job, event.at)
+        if heir is None or job.grant is None:
+            yield ReturnLease(job.lease, event.exit)
+            return
+        self._no_longer_asked(heir)
+        following = self._peek()
+        if following is not None and following.kind == heir.kind and not self.is_drained:
+            self._pop()
+            self._now_asked(following)
+            yield PassAsk(heir.spec.id, following.spec.id)
+        else:
+            yield DropAsk(heir.spec.id)
+        yield from self._begin(heir, job.grant)
+
+    def _heir(self, job: Job, at: float) -> Job | None:
+        grant = job.grant
+        if grant is None or not grant.may_pass_on or at - grant.at > PASS_ON_S:
+            return None
+        if self.is_drained or not self._asked:
+            return None
+        best = min((self.jobs[job_id] for job_id in self._asked), key=lambda one: one.rank)
+        following = self._peek()
+        if following is not None and following.rank < best.rank:
+            return None
+        return best if best.kind == job.kind else None
 
     def _shim_lost(self, event: ShimLost) -> Iterator[Action]:
         job = self._at(event.job, event.attempt)
@@ -294,7 +345,7 @@ class Engine:
         self, job: Job, verdict: finish.End | finish.Again, exit: Exit | None
     ) -> Iterator[Action]:
         self._busy -= 1
-        job.lease = ""
+        job.lease, job.grant = "", None
         if isinstance(verdict, finish.End):
             yield from self._end(job, verdict.reason, verdict.text, exit)
         else:
@@ -335,9 +386,7 @@ class Engine:
             job = self._pop()
             if job is None:
                 return
-            job.is_asked = True
-            self._asked.add(job.spec.id)
-            self._asked_levels[job.rank[:2]] += 1
+            self._now_asked(job)
             yield AskLease(job.spec, job.attempt + 1, job.memory_attempt)
         yield from self._prefer_better()
 
@@ -382,6 +431,11 @@ class Engine:
         if job.is_asked:
             self._no_longer_asked(job)
             yield DropAsk(job.spec.id)
+
+    def _now_asked(self, job: Job) -> None:
+        job.is_asked = True
+        self._asked.add(job.spec.id)
+        self._asked_levels[job.rank[:2]] += 1
 
     def _no_longer_asked(self, job: Job) -> None:
         job.is_asked = False

@@ -135,6 +135,7 @@ class LeaseGranted:
     visible: str
     gpus: tuple[int, ...]
     reserved_bytes: int
+    may_pass_on: bool = True  # False for the first run of a type: its end must be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +175,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """An attempt is over and its lease settled."""
+    """An attempt is over. Its lease is settled, or, after a short one, still ours to pass on."""
 
     at: float
     job: int
     attempt: int
     exit: Exit
-    settled: Settled = Settled()
+    settled: Settled | None = Settled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +309,19 @@ class DropAsk:
 
 
 @dataclass(frozen=True, slots=True)
+class PassAsk:
+    """Let another job of the same kind have what was asked for."""
+
+    job: int
+    heir: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReturnLease:
-    """Give back a lease that nothing was started under."""
+    """Give back a lease."""
 
     lease: str
+    exit: Exit | None = None  # of the last that ran under it, None when nothing did
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +362,7 @@ Action = (
     | SaveDrain
     | AskLease
     | DropAsk
+    | PassAsk
     | ReturnLease
     | Launch
     | Stop

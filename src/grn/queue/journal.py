@@ -33,6 +33,7 @@ SCHEMA_VERSION = 1
 FILE_NAME = "queue.sqlite3"
 BALLAST_NAME = "ballast"
 BALLAST_BYTES = 4 << 20
+MOST_AT_HAND = 64
 
 _SCHEMA = """
 CREATE TABLE environments (
@@ -77,6 +78,8 @@ class Command:
     name: str = ""
     notify: str = ""
     time_limit_s: float | None = None
+    extra: dict[str, str] = field(default_factory=dict)  # variables of this job alone
+    environment_id: int = 0  # what the journal calls the environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Journal:
         self.path = os.path.join(folder, FILE_NAME)
         self._boot = boot
         self._wall = wall
+        self._environments: dict[int, dict[str, str]] = {}
         self._ballast = os.path.join(folder, BALLAST_NAME)
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -190,13 +194,39 @@ class Journal:
 
     def command(self, job_id: int) -> Command:
         """Return what is to be run."""
-        argv, cwd, body, extra, umask, name, notify, limit = self._db.execute(
-            "SELECT argv, cwd, body, extra, umask, name, notify, time_limit_s FROM jobs"
-            " JOIN environments ON environments.id = environment WHERE jobs.id = ?",
+        argv, cwd, environment, extra, umask, name, notify, limit = self._db.execute(
+            "SELECT argv, cwd, environment, extra, umask, name, notify, time_limit_s FROM jobs"
+            " WHERE id = ?",
             (job_id,),
         ).fetchone()
-        environment = {**json.loads(body), **json.loads(extra)}
-        return Command(tuple(json.loads(argv)), cwd, environment, umask, name, notify, limit)
+        return Command(
+            tuple(json.loads(argv)), cwd, self._environment(environment), umask, name, notify,
+            limit, json.loads(extra), environment,
+        )  # fmt: skip
+
+    def notify_of(self, job_id: int) -> str:
+        """Return the command to run when a job has ended."""
+        row = self._db.execute("SELECT notify FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def end_of(self, job_id: int) -> dict[str, Any] | None:
+        """Return how a job ended, None when there is no such job."""
+        names = ("id", "reason", "text", "status", "signal", "attempt")
+        row = self._db.execute(
+            f"SELECT {', '.join(names)} FROM jobs WHERE id = ?", (job_id,)
+        ).fetchone()
+        return dict(zip(names, row, strict=True)) if row else None
+
+    def _environment(self, environment_id: int) -> dict[str, str]:
+        """Return an environment; the last few used are kept at hand."""
+        if environment_id not in self._environments:
+            row = self._db.execute(
+                "SELECT body FROM environments WHERE id = ?", (environment_id,)
+            ).fetchone()
+            if len(self._environments) >= MOST_AT_HAND:
+                self._environments.clear()
+            self._environments[environment_id] = json.loads(row[0])
+        return self._environments[environment_id]
 
     def arguments(self, job_id: int) -> dict[str, Any]:
         row = self._db.execute("SELECT arguments FROM jobs WHERE id = ?", (job_id,)).fetchone()

@@ -16,19 +16,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from grn.queue import attempt as folders
-from grn.queue import finish, forker
+from grn.queue import finish, shim
 from grn.queue.events import EndReason, Exit, Found
 from grn.queue.journal import Command
 
 log = logging.getLogger(__name__)
 TAG = "GRN_JOB_TAG"
 CLAIMED_BY_QUEUE = "queue"
+IDLE_S = 2.0
+SEND_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,28 @@ class Manners:
     log_bytes: int = 64 << 20
 
 
-class Launcher(asyncio.Protocol):
-    """The forker's other end, and the pidfds of all living shims."""
+class Worker:
+    """A shim process, idle or at work on one attempt, at the other end of a channel."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.attempt: Attempt | None = None
+        self.knows: set[int] = set()  # environments it has been given
+
+    def order(self, order: dict[str, Any]) -> bool:
+        """Send an order; False when the worker is gone."""
+        body = json.dumps(order).encode()
+        try:
+            self.channel.settimeout(SEND_S)
+            self.channel.sendall(shim.HEADER.pack(len(body)) + body)
+            self.channel.setblocking(False)
+        except OSError:
+            return False
+        return True
+
+
+class Launcher:
+    """The forker, the shims it has forked, and the pidfds of shims of earlier queues."""
 
     def __init__(
         self,
@@ -62,47 +83,61 @@ class Launcher(asyncio.Protocol):
         self._manners = manners
         self._on_started = on_started
         self._on_gone = on_gone
-        self._transport: asyncio.Transport | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ordered: deque[Attempt] = deque()
-        self._replies = b""
-        self._pidfds: dict[Attempt, int] = {}
-        self._is_closing = False
+        self._forker: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._busy: dict[Attempt, Worker] = {}
+        self._idle: list[Worker] = []
+        self._adopted: dict[Attempt, int] = {}  # pidfds
 
     # --- starting ------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Start the forker."""
-        ours, theirs = socket.socketpair()
+        self._line, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._forker = subprocess.Popen(
                 [sys.executable, "-S", "-E", "-c", _FORKER_CODE, *sys.path],
                 stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
                 start_new_session=True,
             )
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
 
     def close(self) -> None:
-        """Let the forker go; shims and their commands live on."""
-        self._is_closing = True
-        if self._transport is not None:
-            self._transport.close()
-        for fd in self._pidfds.values():
-            asyncio.get_running_loop().remove_reader(fd)
+        """Hang up; shims and their commands live on."""
+        loop = asyncio.get_running_loop()
+        for worker in [*self._idle, *self._busy.values()]:
+            loop.remove_reader(worker.channel)
+            worker.channel.close()
+        for fd in self._adopted.values():
+            loop.remove_reader(fd)
             os.close(fd)
-        self._pidfds.clear()
+        if self._line is not None:
+            self._line.close()
 
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None:
-        """Order a shim for one attempt."""
+        """Give an attempt to an idle shim, or to a new one."""
+        while self._idle:
+            if self._give(self._idle.pop(), attempt, command, lease, visible):
+                return
+        if not self._give(self._new_worker(), attempt, command, lease, visible):
+            asyncio.get_running_loop().call_soon(self._on_gone, attempt)
+
+    def _give(
+        self, worker: Worker, attempt: Attempt, command: Command, lease: str, visible: str
+    ) -> bool:
         manners = self._manners
-        numbers = {"GRN_JOB_ID": str(attempt.job), "GRN_ATTEMPT": str(attempt.number)}
+        base = command.environment_id
         order = {
             "folder": self.folder(attempt),
             "argv": command.argv,
             "cwd": command.cwd,
-            "env": {**command.environment, **numbers, TAG: self.tag(attempt)},
+            "new": {} if base in worker.knows else {base: command.environment},
+            "base": base,
+            "extra": {
+                **command.extra,
+                "GRN_JOB_ID": str(attempt.job),
+                "GRN_ATTEMPT": str(attempt.number),
+                TAG: self.tag(attempt),
+            },
             "umask": command.umask,
             "lease": lease,
             "visible": visible,
@@ -111,62 +146,88 @@ class Launcher(asyncio.Protocol):
             "time_limit_s": command.time_limit_s,
             "queue_lock": manners.queue_lock,
         }
-        body = json.dumps(order).encode()
-        self._ordered.append(attempt)
-        if self._transport is not None:
-            self._transport.write(forker.HEADER.pack(len(body)) + body)
+        if not worker.order(order):
+            self._drop(worker)
+            return False
+        worker.knows.add(base)
+        worker.attempt = attempt
+        self._busy[attempt] = worker
+        self._on_started(attempt)
+        return True
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    def _new_worker(self) -> Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._send_channel(theirs)
+            except OSError:  # the forker was killed: shims live on, a new one makes more
+                log.error("action=restart-forker")
+                self._close_forker()
+                self.open()
+                self._send_channel(theirs)
+        ours.setblocking(False)
+        worker = Worker(ours)
+        asyncio.get_running_loop().add_reader(ours, self._hear, worker)
+        return worker
 
-    def data_received(self, data: bytes) -> None:
-        self._replies += data
-        while len(self._replies) >= forker.HEADER.size:
-            (pid,) = forker.HEADER.unpack_from(self._replies)
-            self._replies = self._replies[forker.HEADER.size :]
-            attempt = self._ordered.popleft()
-            self._on_started(attempt)
-            self._watch(attempt, pid)
+    def _send_channel(self, theirs: socket.socket) -> None:
+        assert self._line is not None
+        socket.send_fds(self._line, [b"F"], [theirs.fileno()])
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Start another forker: this one was killed. What it had not begun is begun anew."""
-        self._transport = None
-        if self._process is not None:
-            self._process.poll()
-        if self._is_closing:
-            return
-        log.error("action=restart-forker")
-        lost, self._ordered = list(self._ordered), deque()
-        asyncio.get_running_loop().create_task(self._reopen(lost))
-
-    async def _reopen(self, lost: list[Attempt]) -> None:
-        await self.open()
-        for attempt in lost:
-            self._on_gone(attempt)
+    def _close_forker(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        if self._forker is not None:
+            self._forker.kill()
+            self._forker.wait()
 
     # --- watching ------------------------------------------------------------------------
 
-    def _watch(self, attempt: Attempt, pid: int) -> None:
+    def _hear(self, worker: Worker) -> None:
+        """A shim says that it is done, or is gone."""
         try:
-            fd = os.pidfd_open(pid)
-        except OSError:  # over already
-            asyncio.get_running_loop().call_soon(self._on_gone, attempt)
+            said = worker.channel.recv(64)
+        except BlockingIOError:
             return
-        self._pidfds[attempt] = fd
-        asyncio.get_running_loop().add_reader(fd, self._gone, attempt)
+        except OSError:
+            said = b""
+        attempt, worker.attempt = worker.attempt, None
+        if not said:
+            self._drop(worker)
+        elif attempt is not None:
+            self._idle.append(worker)
+            asyncio.get_running_loop().call_later(IDLE_S, self._let_go, worker)
+        if attempt is not None:
+            self._busy.pop(attempt, None)
+            self._on_gone(attempt)
 
-    def _gone(self, attempt: Attempt) -> None:
-        fd = self._pidfds.pop(attempt)
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
-        self._on_gone(attempt)
+    def _let_go(self, worker: Worker) -> None:
+        """End a shim that has had nothing to do for a while."""
+        if worker in self._idle and worker is self._idle[0]:
+            self._idle.remove(worker)
+            self._drop(worker)
+
+    def _drop(self, worker: Worker) -> None:
+        asyncio.get_running_loop().remove_reader(worker.channel)
+        worker.channel.close()
 
     def stop(self, attempt: Attempt, is_now: bool) -> None:
         """Ask the shim to end its command's whole tree."""
-        fd = self._pidfds.get(attempt)
+        worker = self._busy.get(attempt)
+        if worker is not None:
+            worker.order({"stop": self.folder(attempt), "now": is_now})
+            return
+        fd = self._adopted.get(attempt)
         if fd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGUSR1 if is_now else signal.SIGTERM)
+
+    def _adopted_gone(self, attempt: Attempt) -> None:
+        """A shim of an earlier queue is gone: those leave when their work is done."""
+        fd = self._adopted.pop(attempt)
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        self._on_gone(attempt)
 
     # --- finding -------------------------------------------------------------------------
 
@@ -208,8 +269,8 @@ class Launcher(asyncio.Protocol):
         if not folders.is_locked(self.folder(attempt)):  # checked after opening: it is that shim
             os.close(fd)
             return False
-        self._pidfds[attempt] = fd
-        asyncio.get_running_loop().add_reader(fd, self._gone, attempt)
+        self._adopted[attempt] = fd
+        asyncio.get_running_loop().add_reader(fd, self._adopted_gone, attempt)
         return True
 
     def exit_of(self, attempt: Attempt) -> Exit | None:

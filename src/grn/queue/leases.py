@@ -44,6 +44,7 @@ class Leases(asyncio.Protocol):
         self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
         self._last_id = 0
         self._jobs: dict[int, int] = {}  # message id -> job it asked a lease for
+        self._keys: dict[int, str] = {}  # job -> the key it is asked for under
         self._settling: dict[int, Callable[[Settled], None]] = {}
         self._unsaid: list[dict[str, Any]] = []
         self._lost = asyncio.Event()
@@ -57,9 +58,10 @@ class Leases(asyncio.Protocol):
 
     def ask(self, spec: JobSpec, attempt: int, memory_attempt: int, facts: dict[str, Any]) -> None:
         """Ask for the lease of one attempt."""
+        key = self._keys.setdefault(spec.id, self.key(spec.id, attempt))
         message: dict[str, Any] = {
             "op": "lease",
-            "key": self.key(spec.id, attempt),
+            "key": key,
             "type": spec.job_type,
             "label": spec.label,
             "gpus": spec.gpus,
@@ -73,12 +75,22 @@ class Leases(asyncio.Protocol):
             message["mem"] = spec.mem_bytes
         self._jobs[self._send(message)] = spec.id
 
-    def drop(self, job: int, attempt: int) -> None:
+    def drop(self, job: int) -> None:
         """Take a request back."""
         for message_id, asked in list(self._jobs.items()):
             if asked == job:
                 del self._jobs[message_id]
-        self._send({"op": "cancel", "key": self.key(job, attempt)})
+        key = self._keys.pop(job, None)
+        if key is not None:
+            self._send({"op": "cancel", "key": key})
+
+    def pass_on(self, job: int, heir: int) -> None:
+        """Let another job have what was asked for under this one's key."""
+        if job in self._keys:
+            self._keys[heir] = self._keys.pop(job)
+        for message_id, asked in self._jobs.items():
+            if asked == job:
+                self._jobs[message_id] = heir
 
     def watch(self, lease: str) -> None:
         """Promise to say how a lease ends."""
@@ -173,11 +185,13 @@ class Leases(asyncio.Protocol):
                 self.done(message["lease"], {"outcome": "failed"}, lambda _: None)
         elif error is not None:
             del self._jobs[cast(int, message_id)]
+            self._keys.pop(job, None)
             self._listener.refused(job, f"{error['message']} {error['hint']}".strip())
         elif message.get("ev") == "waiting":
             self._listener.awaited(job, message["text"])
         elif message.get("ev") == "granted":
             del self._jobs[cast(int, message_id)]
+            self._keys.pop(job, None)
             self._listener.granted(job, message)
 
     def _settle(self, message_id: int, settled: Settled) -> None:

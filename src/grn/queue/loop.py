@@ -33,6 +33,7 @@ from grn.queue.events import (
     LeaseRefused,
     NegotiatorFound,
     NegotiatorLost,
+    PassAsk,
     Recovered,
     ReturnLease,
     Settled,
@@ -50,6 +51,7 @@ from grn.queue.leases import Leases
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
 LAZY_S = 0.004
+SHORT_S = 0.025  # below what a shim waits before it takes a lease over
 
 _OUTCOMES = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
 
@@ -120,7 +122,7 @@ class Loop:
 
     async def start(self) -> None:
         """Find what became of everything, then go on."""
-        await self.launcher.open()
+        self.launcher.open()
         kept = [self._found(one) for one in self.journal.kept()]
         after = {need.job for one in kept for need in one.spec.after}
         ends = self.journal.ended_well(after)
@@ -188,14 +190,17 @@ class Loop:
         self.leases.ask(action.spec, action.attempt, action.memory_attempt, facts)
 
     def _drop_ask(self, action: DropAsk) -> None:
-        job = self.engine.jobs.get(action.job)
-        self.leases.drop(action.job, job.attempt + 1 if job else 1)
+        self.leases.drop(action.job)
+
+    def _pass_ask(self, action: PassAsk) -> None:
+        self.leases.pass_on(action.job, action.heir)
 
     def _return_lease(self, action: ReturnLease) -> None:
-        self.leases.done(action.lease, {"outcome": "failed"}, lambda _: None)
+        ending = {"outcome": "failed"} if action.exit is None else _ending(action.exit)
+        self.leases.done(action.lease, ending, lambda _: None)
 
     def _launch(self, action: Launch) -> None:
-        log.info(
+        log.debug(
             "action=launch job=%d attempt=%d lease=%s", action.job, action.attempt, action.lease
         )
         self._held[action.job] = action.lease
@@ -208,10 +213,10 @@ class Loop:
         self.launcher.stop(Attempt(action.job, action.attempt), action.is_now)
 
     def _tell_ended(self, action: TellEnded) -> None:
-        log.info("action=end job=%d reason=%s", action.job, action.reason.value)
+        log.debug("action=end job=%d reason=%s", action.job, action.reason.value)
         for waiter in self._waiters.pop(action.job, []):
             waiter(action.job)
-        own = self.journal.command(action.job).notify
+        own = self.journal.notify_of(action.job)
         happened = {"GRN_JOB_ID": str(action.job), "GRN_REASON": action.reason.value}
         hooks = [own, self._hooks.on_end]
         if action.reason is not EndReason.OK:
@@ -249,10 +254,14 @@ class Loop:
             self.tell(ShimLost(self.now(), attempt.job, attempt.number))
             return
 
-        def settled(how: Settled) -> None:
+        def settled(how: Settled | None) -> None:
             self.tell_lazily(Exited(self.now(), attempt.job, attempt.number, exit, how))
 
-        self._settle(lease, _ending(exit), settled)
+        if lease and exit.status == 0 and exit.ran_s < SHORT_S:
+            # Too short to have been taken over from us: the engine may pass the lease on.
+            self.tell(Exited(self.now(), attempt.job, attempt.number, exit, None))
+        else:
+            self._settle(lease, _ending(exit), settled)
 
     def _settle(
         self, lease: str, ending: dict[str, Any], then: Callable[[Settled], None] | None
@@ -276,7 +285,13 @@ class Loop:
         gpus = tuple(gpu["index"] for gpu in answer["gpus"])
         self.tell(
             LeaseGranted(
-                self.now(), job, answer["lease"], answer["visible"], gpus, answer["reserved"]
+                self.now(),
+                job,
+                answer["lease"],
+                answer["visible"],
+                gpus,
+                answer["reserved"],
+                not answer["probe"],
             )
         )
 
@@ -290,6 +305,7 @@ class Loop:
 _ACTS: dict[type, Callable[[Loop, Any], None]] = {
     AskLease: Loop._ask_lease,
     DropAsk: Loop._drop_ask,
+    PassAsk: Loop._pass_ask,
     ReturnLease: Loop._return_lease,
     Launch: Loop._launch,
     Stop: Loop._stop,

@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
             bool(row["may_requeue"]),
         )  # fmt: skip
         command = self._loop.journal.command(job_id)
-        return NewJob(command, spec, {}, self._loop.journal.arguments(job_id))
+        return NewJob(command, spec, command.extra, self._loop.journal.arguments(job_id))
 
     # --- looking -------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
         row = self._shown(self._row(message.job))
         row["attempts"] = self._loop.journal.attempts(message.job)
         command = self._loop.journal.command(message.job)
-        row["environment"] = sorted(command.environment)
+        row["environment"] = sorted({*command.environment, *command.extra})
         self._send(message.id, {"job": row})
 
     def count(self, message: messages.CountAsked) -> None:
@@ -262,9 +262,10 @@ class Connection(asyncio.Protocol):
         return lambda job_id: self._tell_end(message_id, job_id)
 
     def _tell_end(self, message_id: int, job_id: int) -> None:
-        row = self._row(job_id)
-        names = ("id", "reason", "text", "status", "signal", "attempt")
-        self._send(message_id, {"ended": {name: row[name] for name in names}})
+        ended = self._loop.journal.end_of(job_id)
+        if ended is None:
+            raise UnknownJob(f"there is no job {job_id}.", "See `grn ls`.")
+        self._send(message_id, {"ended": ended})
 
     def cancel(self, message: messages.CancelAsked) -> None:
         self._check(message.jobs)

@@ -1,8 +1,9 @@
 """The small process around one command: proof of life, its output, its end, its whole tree.
 
-Forked from a warm process (forker.py), so it costs no interpreter start. It never waits for the
-queue: it writes down how the command ended and leaves. Order: lock, claim, become the reaper of
-orphans, start the command, wait, end what is left, write the exit record.
+Forked from a warm process (forker.py), so it costs no interpreter start, and used again for the
+next command when one is waiting. It never waits for the queue: it writes down how the command
+ended, and leaves when the queue is gone. Order: lock, claim, start the command as the reaper of its
+orphans, wait, end what is left, write the exit record, let the lock go.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import select
 import signal
+import struct
 import time
 
 from grn.client import frameworks, surroundings
@@ -28,6 +31,7 @@ NOT_RUNNABLE, NOT_FOUND = 126, 127
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
+HEADER = struct.Struct(">I")
 _PR_SET_CHILD_SUBREAPER = 36
 _COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
                    signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
@@ -37,8 +41,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Shim:
     """One attempt at one command."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: dict[str, Any], wake: int, channel: Channel | None = None) -> None:
         self._order = order
+        self._wake = wake  # gets a byte for each signal
+        self._channel = channel
         self._folder: str = order["folder"]
         self._grace_s: float = order["grace_s"]
         self._main = 0  # pid of the command
@@ -51,10 +57,15 @@ class Shim:
         """Do all of it; return when the exit record is written."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         lock = attempt.take_lock(self._folder)
-        if lock is None or not attempt.claim(self._folder, f"{os.getpid()} {_started_ticks()}"):
-            return  # this attempt was begun, or forbidden, by somebody else
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        wake = self._listen_for_signals()
+        if lock is None:
+            return  # somebody else has begun it
+        try:
+            if attempt.claim(self._folder, f"{os.getpid()} {_started_ticks()}"):
+                self._run_claimed()
+        finally:
+            os.close(lock)
+
+    def _run_claimed(self) -> None:
         began = time.monotonic()
         try:
             out, err = self._start()
@@ -62,8 +73,8 @@ class Shim:
             self._write_exit(self._not_started(error), began, None)
             return
         self._hold_at = began + HOLD_AFTER_S
-        status, usage = self._wait(out, err, wake, began)
-        self._end_leftovers(began)
+        status, usage = self._wait(out, err, began)
+        self._end_leftovers()
         self._write_exit(self._record(status), began, usage)
 
     # --- starting ------------------------------------------------------------------------
@@ -127,43 +138,35 @@ class Shim:
         finally:
             connection.close()
 
-    def _listen_for_signals(self) -> int:
-        """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
-        wake, wake_end = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(wake_end, False)
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-            signal.signal(signum, lambda *_: None)
-        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(signum, signal.SIG_IGN)
-        return wake
-
     # --- waiting -------------------------------------------------------------------------
 
-    def _wait(self, out: int, err: int, wake: int, began: float) -> tuple[int, Any]:
+    def _wait(self, out: int, err: int, began: float) -> tuple[int, Any]:
         """Carry the output into files until the command ends; keep to its time limit."""
         cap = self._order["log_bytes"]
         log = logs.CappedLog(os.path.join(self._folder, "log"), cap)
         errors = logs.CappedLog(os.path.join(self._folder, "err"), cap)
         pipes = {out: (log,), err: (log, errors)}
         poll = select.poll()
-        for fd in (out, err, wake):
+        for fd in (out, err, self._wake):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
+        if self._channel is not None:
+            poll.register(self._channel.fd, select.POLLIN)
         ended = None
         while ended is None:
-            ready = poll.poll(self._patience_ms(began))
-            for fd, _ in ready:
-                if fd == wake:
-                    self._hear(_read_some(wake) or b"")
-                elif not self._carry(fd, pipes[fd], fd == err):
+            for fd, _ in poll.poll(self._patience_ms(began)):
+                if fd in pipes:
+                    is_open = self._carry(fd, pipes[fd], fd == err)
+                else:
+                    is_open = self._hear_signals() if fd == self._wake else self._hear_queue()
+                if not is_open:
                     poll.unregister(fd)
             self._keep_time(began)
             ended = self._ended_main()
         for fd, targets in pipes.items():  # what is in the pipes already belongs to the log
             while self._carry(fd, targets, fd == err) == 1:
                 pass
+            os.close(fd)
         log.close()
         errors.close()
         return ended
@@ -192,12 +195,28 @@ class Shim:
             if pid == self._main:
                 found = (status, usage)
 
-    def _hear(self, signals: bytes) -> None:
+    def _hear_signals(self) -> bool:
+        signals = _read_some(self._wake) or b""
         if signal.SIGUSR1 in signals:
-            self._stop = self._stop or "cancelled"
-            self._signal_all(signal.SIGKILL)
+            self._kill_now()
         elif signal.SIGTERM in signals:
             self._begin_stop("cancelled")
+        return True
+
+    def _hear_queue(self) -> bool:
+        """Hear the queue ask for the end; False when it is gone, and we go on without it."""
+        assert self._channel is not None
+        for order in self._channel.read():
+            if order.get("stop") == self._folder:
+                if order["now"]:
+                    self._kill_now()
+                else:
+                    self._begin_stop("cancelled")
+        return self._channel.is_open
+
+    def _kill_now(self) -> None:
+        self._stop = self._stop or "cancelled"
+        self._signal_all(signal.SIGKILL)
 
     def _keep_time(self, began: float) -> None:
         now = time.monotonic()
@@ -227,7 +246,7 @@ class Shim:
 
     # --- the whole tree ------------------------------------------------------------------
 
-    def _end_leftovers(self, began: float) -> None:
+    def _end_leftovers(self) -> None:
         """End what the command left behind: orphans are our children now."""
         deadline = time.monotonic() + (0 if self._stop else LEFTOVER_S)
         step = "wait"
@@ -276,11 +295,68 @@ class Shim:
         attempt.write_exit(self._folder, record, is_synced=not _is_held(self._order["queue_lock"]))
 
 
-def run(order: dict[str, Any]) -> None:
-    """Be the shim of one attempt, in a process of its own, and leave."""
+class Channel:
+    """The line to the queue: orders come in, one byte goes out for each that is done."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.is_open = True
+        self._buffer = b""
+        os.set_blocking(fd, False)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the orders that have come in whole; notes when the queue is gone."""
+        while True:
+            data = _read_some(self.fd)
+            if data is None:
+                break
+            if not data:
+                self.is_open = False
+                break
+            self._buffer += data
+        orders: list[dict[str, Any]] = []
+        while len(self._buffer) >= HEADER.size:
+            end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                break
+            orders.append(json.loads(self._buffer[HEADER.size : end]))
+            self._buffer = self._buffer[end:]
+        return orders
+
+    def wait(self) -> None:
+        """Wait for something to read."""
+        select.select([self.fd], [], [])
+
+    def say_done(self) -> None:
+        """Tell the queue that the order is done; a queue that is gone need not know."""
+        try:
+            os.write(self.fd, b".")
+        except OSError:
+            self.is_open = False
+
+
+def serve(fd: int) -> None:
+    """Be a shim for one order after the other, until the queue hangs up."""
+    os.setsid()
+    wake = listen_for_signals()
+    channel = Channel(fd)
+    environments: dict[int, dict[str, str]] = {}
+    while channel.is_open:
+        for order in channel.read():
+            if "folder" in order:
+                environments.update({int(name): env for name, env in order["new"].items()})
+                order["env"] = {**environments[order["base"]], **order["extra"]}
+                run(order, wake, channel)
+                channel.say_done()
+        if channel.is_open:
+            channel.wait()
+    os._exit(0)
+
+
+def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> None:
+    """Be the shim of one attempt."""
     try:
-        os.setsid()
-        Shim(order).run()
+        Shim(order, wake, channel).run()
     except Exception:
         # The last edge of this process: say in the attempt's folder what broke; the queue sees a
         # free lock without an exit record and calls the attempt lost.
@@ -289,7 +365,19 @@ def run(order: dict[str, Any]) -> None:
         with open(os.path.join(order["folder"], "shim-error"), "w") as file:
             traceback.print_exc(file=file)
         os._exit(1)
-    os._exit(0)
+
+
+def listen_for_signals() -> int:
+    """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    return wake
 
 
 def _find(program: str, path: str) -> str:
