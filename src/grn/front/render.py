@@ -240,8 +240,7 @@ def job(row: Row, now: float) -> str:
 
 def counts(numbers: dict[str, int]) -> str:
     """Say how many jobs are in each state."""
-    busy = sum(numbers.get(state, 0) for state in ("starting", "running", "stopping"))
-    return f"{busy} running, {numbers.get('queued', 0)} queued, {numbers.get('ended', 0)} ended"
+    return f"{numbers['running']} running, {numbers['queued']} queued, {numbers['ended']} ended"
 
 
 def progress(done: int, total: int, failed: int, passed_s: float, size: int = 24) -> str:

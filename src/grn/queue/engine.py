@@ -140,6 +140,10 @@ class Engine:
             return f"{self.limits.running} jobs of this queue run already"
         return "others are before it"
 
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs run and how many are queued."""
+        return {"running": self._busy, "queued": len(self.jobs) - self._busy}
+
     def check(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
         busy = 0

@@ -55,7 +55,7 @@ CREATE TABLE jobs (
   reason TEXT, text TEXT NOT NULL DEFAULT '', status INTEGER, signal INTEGER,
   started_at REAL, ended_at REAL
 );
-CREATE INDEX jobs_alive ON jobs (state, priority DESC, place) WHERE state != 'ended';
+CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
 CREATE TABLE attempts (
   job INTEGER NOT NULL, attempt INTEGER NOT NULL, lease TEXT NOT NULL, gpus TEXT NOT NULL,
@@ -114,6 +114,8 @@ class Journal:
                 "Make it writable, or name another in GRN_STATE_DIR.",
             ) from error
         self._fill_ballast()
+        count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
+        self.ended = int(count.fetchone()[0])  # kept up to date: counting takes long with many
 
     # --- writing -------------------------------------------------------------------------
 
@@ -149,21 +151,23 @@ class Journal:
         with self._transaction():
             for writer, action in todo:
                 writer(self._db, action, self._boot, self._wall())
+        self.ended += sum(isinstance(action, SaveEnd) for _, action in todo)
 
-    def clean(self, before: float) -> list[int]:
-        """Forget jobs that ended before a time; return their ids."""
-        rows = self._db.execute(
-            "SELECT id FROM jobs WHERE state = 'ended' AND ended_at <= ?", (before,)
-        ).fetchall()
+    def clean(self, before: float) -> list[tuple[int, int]]:
+        """Forget jobs that ended before a time; return their ids and how often each was tried."""
+        ended = "state = 'ended' AND ended_at <= ?"
+        rows = self._db.execute(f"SELECT id, attempt FROM jobs WHERE {ended}", (before,)).fetchall()
         with self._transaction():
-            for (job_id,) in rows:
-                self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
-                self._db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+            self._db.execute(
+                f"DELETE FROM attempts WHERE job IN (SELECT id FROM jobs WHERE {ended})", (before,)
+            )
+            self._db.execute(f"DELETE FROM jobs WHERE {ended}", (before,))
             self._db.execute(
                 "DELETE FROM environments WHERE id NOT IN (SELECT environment FROM jobs)"
             )
             self._db.execute("DELETE FROM submits WHERE at <= ?", (before - 7 * 86400,))
-        return [row[0] for row in rows]
+        self.ended -= len(rows)
+        return rows
 
     # --- reading -------------------------------------------------------------------------
 
@@ -172,7 +176,7 @@ class Journal:
         rows = self._db.execute(
             "SELECT id, job_type, label, gpus, mem_bytes, is_exclusive, priority, after, retries,"
             " may_requeue, state, attempt, tries_left, memory_attempt, is_held, place"
-            " FROM jobs WHERE state != 'ended' ORDER BY id"
+            " FROM jobs WHERE state IN ('queued','starting','running','stopping') ORDER BY id"
         )
         texts: dict[str, str] = {}
         return [_kept(row, texts) for row in rows]
@@ -262,11 +266,6 @@ class Journal:
         )
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
-
-    def counts(self) -> dict[str, int]:
-        """Return how many jobs are in each state."""
-        rows = self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state")
-        return dict(rows.fetchall())
 
     def close(self) -> None:
         """Fold the log into the file and let go."""

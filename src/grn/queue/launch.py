@@ -287,10 +287,11 @@ class Launcher:
                 killed += 1
         return killed
 
-    def remove(self, job: int, attempts: int) -> None:
-        """Delete the folders of a job."""
-        for number in range(1, attempts + 1):
-            shutil.rmtree(self.folder(Attempt(job, number)), ignore_errors=True)
+    def remove(self, jobs: list[tuple[int, int]]) -> None:
+        """Delete the folders of jobs, given how often each was tried."""
+        for job, attempts in jobs:
+            for number in range(1, attempts + 1):
+                shutil.rmtree(self.folder(Attempt(job, number)), ignore_errors=True)
 
 
 _FORKER_CODE = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"

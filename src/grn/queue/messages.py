@@ -13,7 +13,7 @@ from grn.errors import GrnError, ProtocolError, VersionMismatch
 Key = Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]
 Text = Annotated[str, Meta(max_length=1024)]
 JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
-JobIds = Annotated[list[JobId], Meta(max_length=100_000)]
+JobIds = Annotated[list[JobId], Meta(max_length=1_000_000)]
 MOST_JOBS_AT_ONCE = 10_000
 
 

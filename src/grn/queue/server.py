@@ -202,8 +202,10 @@ class Connection(asyncio.Protocol):
         where, values = _where(message)
         journal = self._loop.journal
         if message.which in ("alive", "all"):
-            order = "CASE state WHEN 'queued' THEN 1 ELSE 0 END, priority DESC, place"
-            rows += journal.rows(f"state != 'ended'{where}", values, order, message.most)
+            order = "priority DESC, place"
+            for state in ("state IN ('starting','running','stopping')", "state = 'queued'"):
+                left = message.most - len(rows)
+                rows += journal.rows(f"{state}{where}", values, order, left) if left else []
         if message.which in ("ended", "all") and len(rows) < message.most:
             sql = f"state = 'ended' AND jobs.ended_at >= ?{where}"
             left = message.most - len(rows)
@@ -211,7 +213,7 @@ class Connection(asyncio.Protocol):
         shown = [self._shown(row) for row in rows]
         if message.states:
             shown = [row for row in shown if _matches(row, message.states)]
-        self._send(message.id, {"jobs": shown, "counts": journal.counts()})
+        self._send(message.id, {"jobs": shown, "counts": self._counts()})
 
     def show(self, message: messages.ShowAsked) -> None:
         row = self._shown(self._row(message.job))
@@ -221,7 +223,10 @@ class Connection(asyncio.Protocol):
         self._send(message.id, {"job": row})
 
     def count(self, message: messages.CountAsked) -> None:
-        self._send(message.id, {"counts": self._loop.journal.counts()})
+        self._send(message.id, {"counts": self._counts()})
+
+    def _counts(self) -> dict[str, int]:
+        return {**self._loop.engine.counts(), "ended": self._loop.journal.ended}
 
     def _row(self, job_id: int) -> dict[str, Any]:
         rows = self._loop.journal.rows("jobs.id = ?", [job_id], "jobs.id", 1)
@@ -290,13 +295,9 @@ class Connection(asyncio.Protocol):
         self._send(message.id, {"running": len(busy)})
 
     def clean(self, message: messages.CleanAsked) -> None:
-        attempts = {
-            row["id"]: row["attempt"]
-            for row in self._loop.journal.rows("state = 'ended'", [], "jobs.id", MOST_QUEUED)
-        }
         gone = self._loop.journal.clean(time.time() - message.older_than_s)
-        for job_id in gone:
-            self._loop.launcher.remove(job_id, attempts.get(job_id, 0))
+        # Many folders take their time: the queue goes on meanwhile.
+        asyncio.get_running_loop().run_in_executor(None, self._loop.launcher.remove, gone)
         self._send(message.id, {"cleaned": len(gone)})
 
     def ping(self, message: messages.PingSaid) -> None:

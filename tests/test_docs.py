@@ -1,0 +1,237 @@
+"""The documentation against the code: nothing a user can set, type or read is left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec.structs
+import pytest
+
+from grn.errors import BY_CODE
+from grn.front import cli, execute
+from grn.front.submit import parser as submit_parser
+from grn.model.sizes import GiB
+from grn.negotiator import report
+from grn.negotiator.events import WaitReason
+from grn.settings import Settings
+from tests.builders import Story, a_profile, a_run
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+# What grn's own processes tell each other; nobody sets or reads these.
+INTERNAL = {"GRN_COMPLETE"}
+# The queue is being built and has no page yet. A word that got its place fails here: take it out.
+PENDING = {
+    "submit", "ls", "show", "logs", "wait", "cancel", "retry", "hold", "release", "move", "drain",
+    "history", "clean", "queue", "service", "GRN_ARRAY_INDEX", "GRN_ATTEMPT", "GRN_EVENT",
+    "GRN_JOB_ID", "GRN_JOB_TAG", "GRN_REASON",
+}  # fmt: skip
+
+
+def but_for(pending: set[str], cases: Iterable[tuple[str, ...]]) -> list[Any]:
+    """Make parameters of cases; of those whose name is pending a failure is expected."""
+    later = pytest.mark.xfail(reason="the queue has no page yet")
+    return [
+        pytest.param(*case, id=case[0], marks=[later] if case[0] in pending else [])
+        for case in cases
+    ]
+
+
+def page(name: str) -> str:
+    path = DOCS / name
+    assert path.exists(), f"{path} is missing"
+    return path.read_text()
+
+
+def in_code(text: str) -> set[str]:
+    """Return all words that stand in `code`, and all lines of blocks of it."""
+    blocks = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
+    return {*re.findall(r"`([^`\n]+)`", text), *"\n".join(blocks).splitlines()}
+
+
+def mentions(text: str, word: str) -> bool:
+    """True when a word stands in code, by itself or among others."""
+    whole = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+    return any(whole.search(piece) for piece in in_code(text))
+
+
+# --- what can be set -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_every_setting_has_a_row_with_its_default(name: str) -> None:
+    rows = [line for line in page("settings.md").splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1, f"docs/settings.md has no row for {name}"
+    default = next(
+        field.default for field in msgspec.structs.fields(Settings) if field.name == name
+    )
+    shown = rows[0].split("|")[2].strip().strip("`")
+    assert shown == (default or "empty") if isinstance(default, str) else float(shown) == default
+
+
+def variables() -> list[str]:
+    """Return all variables the code reads or sets, and those of the settings."""
+    found = {f"GRN_{name.upper()}" for name in Settings.__struct_fields__}
+    for path in (ROOT / "src").rglob("*.py"):
+        found |= set(re.findall(r"\bGRN_[A-Z_]*[A-Z]\b", path.read_text()))
+    return sorted(found - INTERNAL)
+
+
+@pytest.mark.parametrize("name", but_for(PENDING, ((name,) for name in variables())))
+def test_every_variable_is_mentioned(name: str) -> None:
+    assert any(mentions(path.read_text(), name) for path in DOCS.rglob("*.md"))
+
+
+# --- what can be typed ---------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(cli.grn)
+    for name in cli.COMMANDS:
+        command = cli.grn.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(context):
+                found = command.get_command(context, inner)
+                assert found is not None
+                yield f"{name} {inner}", found
+
+
+def flags_of(name: str, command: click.Command) -> set[str]:
+    """Return each spelling of each flag of a command."""
+    if name == "submit":  # not made with click, since it is called in loops of shells
+        found = [action.option_strings for action in submit_parser()._actions]
+    else:
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        found = [[*one.opts, *one.secondary_opts] for one in options if not one.hidden]
+    return {spelling for spellings in found for spelling in spellings} - {"-h", "--help"}
+
+
+def sections_of(name: str) -> str:
+    """Return all that stands under headings with a command in them: from each to the next."""
+    heading = re.compile(rf".*\bgrn {name.split()[0]}\b")
+    parts = [
+        part
+        for path in DOCS.glob("*.md")
+        for part in re.split(r"^##+ ", path.read_text(), flags=re.MULTILINE)[1:]
+    ]
+    return "\n".join(part for part in parts if heading.match(part.partition("\n")[0]))
+
+
+@pytest.mark.parametrize(("name", "command"), but_for(PENDING, commands()))
+def test_every_command_is_described_with_all_its_flags(name: str, command: click.Command) -> None:
+    text = sections_of(name)
+
+    assert f"grn {name}" in text, f"no heading in docs has `grn {name}` in it"
+    assert {flag for flag in flags_of(name, command) if not mentions(text, flag)} == set()
+
+
+def test_the_way_to_help_is_described() -> None:
+    assert all(mentions(page("commands.md"), flag) for flag in ("-h", "--help", "--version", "-V"))
+
+
+def test_every_exit_code_is_in_the_table() -> None:
+    table = page("commands.md").partition("## Exit status")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\| (\d+)", table, re.MULTILINE)
+    codes = {0, 128, 130, *(kind.exit_code for kind in BY_CODE.values())}
+    codes |= {execute.OWN_TROUBLE, execute.NOT_RUNNABLE, execute.NOT_FOUND}
+
+    assert set(map(int, shown)) >= codes
+
+
+# --- what can be read ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", WaitReason)
+def test_every_reason_to_wait_has_a_heading(reason: WaitReason) -> None:
+    assert f"\n## {reason.value}\n" in page("waiting.md")
+
+
+def test_no_reason_is_documented_that_is_none() -> None:
+    rows = re.findall(r"^\| \[([\w-]+)\]", page("waiting.md"), re.MULTILINE)
+
+    assert set(rows) == {reason.value for reason in WaitReason}
+
+
+def json_keys() -> Iterator[tuple[str, str]]:
+    """Return every key of what `status` and `profiles` answer, with where it stands."""
+    story = Story(profiles=(a_profile(a_run(GiB, arguments=(("bs", 8.0),))),))
+    story.asks("a", is_exclusive=True)
+    story.asks("b")
+    status = report.status(story.engine, story.at)
+    (profile,) = report.profiles(story.engine, None)
+    rows = {
+        "status": status,
+        "gpu": status["gpus"][0],
+        "lease": status["leases"][0],
+        "waiting": status["waiting"][0],
+        "profile": profile,
+        "run": profile["history"][0],
+    }
+    for name, row in rows.items():
+        yield from ((name, key) for key in row)
+
+
+@pytest.mark.parametrize(("where", "key"), list(json_keys()))
+def test_every_key_of_the_json_output_is_documented(where: str, key: str) -> None:
+    assert f"| `{key}` |" in page("json.md"), f"{where}.{key}"
+
+
+# --- links ---------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """Return the names under which a page's headings can be linked to, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", without_blocks(text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        name = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        while name in found:
+            name += "-1"
+        found.add(name)
+    return found
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def links(path: Path) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", without_blocks(path.read_text()))
+    return re.findall(r"\]\(<?([^)\s>]+)>?[^)]*\)", text)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_inside_leads_somewhere(path: Path) -> None:
+    for link in links(path):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        there = (path.parent / target).resolve() if target else path
+        assert there.exists(), f"{path.name}: {link}"
+        assert there.is_relative_to(ROOT), f"{path.name}: {link} leads out of the project"
+        if anchor:
+            assert anchor in anchors(there.read_text()), f"{path.name}: {link}"
+
+
+def test_there_is_a_way_to_every_page() -> None:
+    """From the README, link by link."""
+    seen: set[Path] = set()
+    ahead = [ROOT / "README.md"]
+    while ahead:
+        path = ahead.pop()
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        for link in links(path):
+            target = (path.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md":
+                ahead.append(target)
+
+    assert sorted(set(DOCS.rglob("*.md")) - seen) == []
