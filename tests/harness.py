@@ -90,6 +90,10 @@ class Job:
         return self._out.read_text()
 
     @property
+    def out_bytes(self) -> bytes:
+        return self._out.read_bytes()
+
+    @property
     def err(self) -> str:
         return self._err.read_text()
 

@@ -37,6 +37,7 @@ ARROWS = {
     "wire": {"model", "errors"},
     "settings": {"errors", "model", "places"},
     "ground": {"errors", "places"},
+    "schemas": {"errors", "wire"},
     "gpus": {"model", "errors"},
     "pure negotiator": {"model", "errors"},
     "negotiator": {
@@ -47,6 +48,7 @@ ARROWS = {
         "settings",
         "places",
         "ground",
+        "schemas",
         "errors",
     },
     "pure queue": {"model", "errors"},
@@ -58,6 +60,7 @@ ARROWS = {
         "settings",
         "places",
         "ground",
+        "schemas",
         "errors",
     },
     "client": {"wire", "model", "settings", "places", "errors"},
@@ -69,7 +72,7 @@ THIRD_PARTY = {
     "click": {"front"},
     "cloudpickle": {"grn.client.executor", "grn.client.call"},
     "rich": {"front"},
-    "msgspec": {"negotiator", "queue", "settings"},
+    "msgspec": {"negotiator", "queue", "settings", "schemas"},
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"settings"},
 }

@@ -18,6 +18,7 @@ from grn.gpus import trees
 from grn.gpus.probe import Placement
 from grn.gpus.trees import Process, Trees
 from grn.model.job import Holder
+from tests.harness import wait_for
 
 ME = os.getpid()
 BEYOND = 1 << 23  # above any pid, so that no real process is looked at
@@ -289,7 +290,10 @@ def test_any_tree_is_walked_to_the_nearest_holder(parents: list[int], holders: s
 def tagged(lease: str, uid: int | None = None) -> subprocess.Popen[bytes]:
     """Start a process with a lease in its environment, perhaps as another user."""
     environment = {**os.environ, "GRN_LEASE": lease}
-    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment, user=uid)
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment, user=uid)
+    shown = Path(f"/proc/{process.pid}/environ")
+    wait_for(lambda: b"GRN_LEASE" in shown.read_bytes(), "the kernel to show its environment")
+    return process
 
 
 def test_a_process_that_left_its_tree_is_known_by_its_environment() -> None:

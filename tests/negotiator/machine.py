@@ -502,7 +502,8 @@ class Negotiation(RuleBasedStateMachine):
     def restart(self, data) -> None:
         """The negotiator is killed and comes up from what it saved; some clients come back."""
         self.now += data.draw(STEPS_S)
-        self.away.update(self.waiting)
+        in_turn = sorted(self.saved_waiting, key=self.saved_waiting.__getitem__)
+        self.away = {key: place - len(in_turn) for place, key in enumerate(in_turn)}
         self.waiting.clear()
         self._start()
         for key in data.draw(st.permutations(sorted(self.away)), "who comes back"):

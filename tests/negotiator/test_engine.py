@@ -212,6 +212,16 @@ def test_memory_the_driver_hides_is_not_counted_twice():
     assert story.free() == 12 * GiB
 
 
+def test_hidden_memory_of_strangers_is_not_taken_for_that_of_a_job_that_has_not_begun():
+    story = Story()
+    story.strangers[0] = [a_use(9, None)]
+    story.unexplained[0] = 10 * GiB
+    story.looks()
+
+    assert story.asks("a", mem_bytes=12 * GiB) == ["a"]
+    assert story.asks("b", mem_bytes=4 * GiB) == []
+
+
 # --- silence -------------------------------------------------------------------------------
 
 

@@ -50,7 +50,17 @@ A, B = a_lease("a", 4 * GiB), a_lease("b", 6 * GiB)
         # Hidden memory of a process shows only in the GPU's total and is not counted twice.
         ([A], a_reading(0, a_use(1, None, "lease-a"), used_bytes=3 * GiB), 4, 0, 0),
         ([A], a_reading(0, a_use(1, None, "lease-a"), used_bytes=5 * GiB), 4, 0, 1),
-        ([A], a_reading(0, a_use(9, None), used_bytes=6 * GiB), 4, 0, 2),
+        ([A], a_reading(0, a_use(9, None), used_bytes=6 * GiB), 4, 0, 6),  # A has not begun yet
+        (
+            [A, B],
+            a_reading(0, a_use(1, None, "lease-a"), a_use(2, GiB, "lease-b"), used_bytes=6 * GiB),
+            10, 0, 1,
+        ),
+        (
+            [A],
+            a_reading(0, a_use(1, None, "lease-a"), a_use(2, GiB, "lease-a"), used_bytes=3 * GiB),
+            4, 0, 0,
+        ),
         ([A], a_reading(0, a_use(1, None, "lease-a"), a_use(9, GiB), used_bytes=7 * GiB), 4, 1, 2),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grn import wire
+from grn import schemas, wire
 from grn.errors import GrnError, ProtocolError, VersionMismatch
 from grn.negotiator import messages
 
@@ -22,9 +22,9 @@ def read(**message: Any) -> messages.Message:
     return messages.read(json.dumps(message).encode())
 
 
-def rejected(body: bytes | dict[str, Any]) -> messages.Rejected:
+def rejected(body: bytes | dict[str, Any]) -> schemas.Rejected:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with pytest.raises(messages.Rejected) as caught:
+    with pytest.raises(schemas.Rejected) as caught:
         messages.read(raw)
     return caught.value
 
@@ -197,7 +197,7 @@ def test_a_version_that_is_none_is_refused(version: object) -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_are_read_or_rejected_and_nothing_else(body: bytes) -> None:
-    with contextlib.suppress(messages.Rejected):
+    with contextlib.suppress(schemas.Rejected):
         messages.read(body)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +14,7 @@ from tests.gpus.standin.build import StandIn, fail, gpu, hang
 from tests.harness import TWO_SMALL, Job, Negotiator, Story, is_running, wait_for
 
 MiB = 1 << 20
+Start = Callable[..., Job]
 # Says that it runs, holds its lease at a gate; a signal is said and answered with status 7.
 COMMAND = """
     import os, signal, sys
@@ -35,12 +36,6 @@ COMMAND = """
 def grn_exec(script: Scripts, story: Story) -> Start:
     """Start `grn exec` with some words after it."""
     return lambda *words, **options: story.start(script("grn"), "exec", *words, **options)
-
-
-class Start:
-    """The type of the fixture."""
-
-    def __call__(self, *words: str | Path, **options: object) -> Job: ...
 
 
 def pid_of(story: Story) -> int:
@@ -115,9 +110,8 @@ def test_standard_input_and_output_pass_through(
     (story.folder / "sent").write_bytes(sent)
     with (story.folder / "sent").open("rb") as source:
         job = grn_exec("--", "sh", "-c", "cat; echo note >&2", stdin=source)
-        ended = job.process.wait(60)
-    assert ended == 0
-    assert Path(story.folder / "1.out").read_bytes() == sent
+        assert job.process.wait(60) == 0
+    assert job.out_bytes == sent
     assert job.err == "note\n"
 
 
@@ -150,8 +144,7 @@ def test_a_program_that_closes_its_output_early_is_no_trouble(
     story: Story, negotiator: Negotiators, grn_exec: Start
 ) -> None:
     here = negotiator()
-    grn_exec("--", "sh", "-c", "exec 2>&-; exec >&-; exit 4").wait()
-    assert [job.wait().code for job in story.jobs] == [4]
+    assert grn_exec("--", "sh", "-c", "exec 2>&-; exec >&-; exit 4").wait().code == 4
     assert here.leases() == []
 
 

@@ -64,7 +64,7 @@ def test_those_who_waited_go_before_others_who_ask_first_after_the_restart(
     story: Story, negotiator: Negotiators
 ) -> None:
     here = negotiator("virtual:1x512MiB", GRN_GRACE_S="60")
-    first, older = story.hold("first", **ALONE), None
+    first = story.hold("first", **ALONE)
     story.hear("first runs")
     older = story.hold("older", **ALONE)
     here.wait_for_waiting(1)

@@ -39,7 +39,7 @@ def submit(words: tuple[str, ...]) -> int:
 @click.option("-n", "most", type=click.IntRange(1), default=50, help="So many at the most.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also what has ended.")
 @click.option("--state", "states", multiple=True, metavar="STATE",
-              help="Only these: queued, held, running, ok, failed, ... (repeat for several).")  # fmt: skip
+              help="Only these: queued, held, running, ok, failed, ... (repeatable).")  # fmt: skip
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--type", "job_type", help="Only jobs of this type.")
 @_quiet

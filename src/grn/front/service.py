@@ -20,7 +20,7 @@ After=default.target
 
 [Service]
 ExecStart={python} -m grn.queue
-{environment}# Ending the queue must not end its jobs: they have shims of their own and are adopted again.
+{environment}# Ending the queue must not end its jobs: they have shims of their own.
 KillMode=process
 Restart=always
 RestartSec=1

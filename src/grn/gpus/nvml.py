@@ -113,7 +113,8 @@ class NvmlProbe:
             figures = await self._watch.read()
         for lease in ended:
             self._runs.pop(lease, None)
-        leases = self._trees.members(trees.read_all(), placements) if placements else {}
+        pids = {pid for said in figures.values() for pid, _ in said.uses} if placements else set()
+        leases = self._trees.members(trees.read_chains(pids), placements)
         self._note_processes(figures, leases)
         return self._readings(figures, leases)
 

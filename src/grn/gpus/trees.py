@@ -59,6 +59,19 @@ def read_all() -> dict[int, Process]:
     return found
 
 
+def read_chains(pids: Iterable[int]) -> dict[int, Process]:
+    """Return some processes with all their ancestors: much less to read than all there are."""
+    found: dict[int, Process] = {}
+    for pid in pids:
+        while pid > 1 and pid not in found:
+            process = read_process(pid)
+            if process is None:
+                break
+            found[pid] = process
+            pid = process.parent
+    return found
+
+
 def holder_of(pid: int) -> Holder | None:
     """Name a live process so that a later one with the same pid is told apart."""
     process = read_process(pid)

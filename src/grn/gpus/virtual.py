@@ -85,6 +85,8 @@ class VirtualProbe:
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
         """Add up the memory and the CPU time of each lease's process tree."""
+        live = {placement.lease for placement in placements}
+        self._baseline = {name: peak for name, peak in self._baseline.items() if name in live}
         processes = trees.read_all() if placements else {}
         members = self._trees.members(processes, placements)
         loads = self._loads(processes, members)

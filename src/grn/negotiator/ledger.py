@@ -147,22 +147,19 @@ class Book:
         return self._sums
 
     def _add_up(self) -> tuple[int, int, int]:
-        booked = 0
+        booked = strangers = explained = 0
         for lease_id, lease in self.leases.items():
-            measured = self.measured.get(lease_id) or 0
-            booked += max(lease.reserved_on(self.gpu.uuid), measured)
-        strangers = known = 0
-        is_partial = False
+            reserved, measured = lease.reserved_on(self.gpu.uuid), self.measured.get(lease_id, 0)
+            booked += max(reserved, measured or 0)
+            # Where the driver hides what a process uses, its memory shows only in the GPU's total:
+            # count it against what its lease has reserved rather than twice.
+            explained += reserved if measured is None else 0
         for use in self.reading.uses:
-            known += use.used_bytes or 0
-            is_partial = is_partial or use.used_bytes is None
-            if not self._live(use.leases):
-                strangers += use.used_bytes or 0
-        used = self.reading.used_bytes or 0
-        # Where the driver hides what a process uses, its memory shows only in the GPU's total:
-        # count it against what is booked rather than twice.
-        unexplained = used - (booked + strangers if is_partial else known)
-        return booked, strangers, max(0, unexplained)
+            live, size = self._live(use.leases), use.used_bytes or 0
+            strangers += 0 if live else size
+            is_hidden = any(self.measured.get(lease_id, 0) is None for lease_id in live)
+            explained += 0 if is_hidden else size
+        return booked, strangers, max(0, (self.reading.used_bytes or 0) - explained)
 
 
 def check_books(books: Mapping[str, Book], leases: Mapping[str, Lease]) -> None:

@@ -5,18 +5,13 @@ Only shapes and limits; what a message does is in the server's table.
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from grn import wire
-from grn.errors import GrnError, ProtocolError, VersionMismatch
+from grn import schemas
+from grn.schemas import Key, Reader
 
-Id = Annotated[int, Meta(ge=0, le=1 << 53)]
-Version = Annotated[int, Meta(ge=0, le=1 << 31)]
-Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
@@ -26,14 +21,7 @@ ArgumentName = Annotated[str, Meta(max_length=64)]
 ArgumentText = Annotated[str, Meta(max_length=64)]
 
 
-class _Message(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True
-):
-    id: Id
-    v: Version = wire.PROTOCOL
-
-
-class LeaseAsked(_Message, frozen=True, tag="lease", kw_only=True):
+class LeaseAsked(schemas.Message, frozen=True, tag="lease", kw_only=True):
     """Wait for GPUs."""
 
     key: Key
@@ -45,21 +33,23 @@ class LeaseAsked(_Message, frozen=True, tag="lease", kw_only=True):
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     policy: Literal["spread", "pack"] = "spread"
     attempt: Annotated[int, Meta(ge=0, le=100)] = 0
-    args: Annotated[dict[ArgumentName, float | ArgumentText | None], Meta(max_length=32)] = {}
-    slots: GpuNames = []
-    stay: GpuNames = []
+    args: Annotated[dict[ArgumentName, float | ArgumentText | None], Meta(max_length=32)] = field(
+        default_factory=dict
+    )
+    slots: GpuNames = field(default_factory=list)
+    stay: GpuNames = field(default_factory=list)
     within: Key | None = None
     command: bool = False
 
 
-class HoldAsked(_Message, frozen=True, tag="hold", kw_only=True):
+class HoldAsked(schemas.Message, frozen=True, tag="hold", kw_only=True):
     """Bind a lease to the process that says this, or to a child of it."""
 
     lease: Key
     pid: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 
-class DoneSaid(_Message, frozen=True, tag="done", kw_only=True):
+class DoneSaid(schemas.Message, frozen=True, tag="done", kw_only=True):
     """End a lease."""
 
     lease: Key
@@ -69,45 +59,45 @@ class DoneSaid(_Message, frozen=True, tag="done", kw_only=True):
     asked: Bytes | None = None
 
 
-class WatchAsked(_Message, frozen=True, tag="watch", kw_only=True):
+class WatchAsked(schemas.Message, frozen=True, tag="watch", kw_only=True):
     """Promise to say how a lease ends, which another process holds."""
 
     lease: Key
 
 
-class CancelAsked(_Message, frozen=True, tag="cancel", kw_only=True):
+class CancelAsked(schemas.Message, frozen=True, tag="cancel", kw_only=True):
     """Take a request back, granted or not."""
 
     key: Key
 
 
-class StatusAsked(_Message, frozen=True, tag="status", kw_only=True):
+class StatusAsked(schemas.Message, frozen=True, tag="status", kw_only=True):
     """Show GPUs, leases and who waits."""
 
 
-class WhyAsked(_Message, frozen=True, tag="why", kw_only=True):
+class WhyAsked(schemas.Message, frozen=True, tag="why", kw_only=True):
     """Explain one lease or request, by the beginning of its id or by its pid."""
 
     name: Name
 
 
-class ProfilesAsked(_Message, frozen=True, tag="profiles", kw_only=True):
+class ProfilesAsked(schemas.Message, frozen=True, tag="profiles", kw_only=True):
     """Show what was learned."""
 
     type: Name | None = None
 
 
-class ForgetAsked(_Message, frozen=True, tag="forget", kw_only=True):
+class ForgetAsked(schemas.Message, frozen=True, tag="forget", kw_only=True):
     """Forget what was learned of a type."""
 
     type: Name
 
 
-class PingSaid(_Message, frozen=True, tag="ping", kw_only=True):
+class PingSaid(schemas.Message, frozen=True, tag="ping", kw_only=True):
     """Ask who is there."""
 
 
-class StopAsked(_Message, frozen=True, tag="stop", kw_only=True):
+class StopAsked(schemas.Message, frozen=True, tag="stop", kw_only=True):
     """End the negotiator; leases go on."""
 
 
@@ -125,68 +115,4 @@ Message = (
     | StopAsked
 )
 
-_decoder = msgspec.json.Decoder(Message)
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    id: Id | None = None
-    v: Version = wire.PROTOCOL
-
-
-_envelope = msgspec.json.Decoder(_Envelope)
-
-
-class Rejected(Exception):
-    """A frame that is no message: the error to send back and the id to send it to."""
-
-    def __init__(self, message_id: int | None, error: GrnError) -> None:
-        super().__init__(str(error))
-        self.message_id = message_id
-        self.error = error
-
-
-def read(body: bytes) -> Message:
-    """Check one frame against the schemas."""
-    try:
-        message: Message = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _rejected(body, error) from error
-    if message.v != wire.PROTOCOL:
-        raise Rejected(message.id, _mismatch(message.v))
-    try:
-        _repeats.decode(body.decode())
-    except _Repeated as error:
-        raise Rejected(message.id, ProtocolError(f"a message says {error} twice.")) from error
-    return message
-
-
-class _Repeated(Exception):
-    """A key stands twice in one object: two readers could take it for different messages."""
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise _Repeated(repr(name))
-        seen.add(name)
-
-
-_repeats = json.JSONDecoder(object_pairs_hook=_without_repeats)
-
-
-def _rejected(body: bytes, error: Exception) -> Rejected:
-    try:
-        envelope = _envelope.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Rejected(None, ProtocolError("a message is not a JSON object with an id."))
-    if envelope.v != wire.PROTOCOL:
-        return Rejected(envelope.id, _mismatch(envelope.v))
-    return Rejected(envelope.id, ProtocolError(f"a message was not understood: {error}."))
-
-
-def _mismatch(version: int) -> VersionMismatch:
-    return VersionMismatch(
-        f"the negotiator speaks protocol {wire.PROTOCOL} and this client {version}.",
-        "Install one version of grn for both and restart the negotiator: `grn stop; grn start`.",
-    )
+read = Reader[Message](Message, "negotiator", "grn stop; grn start").read

@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from grn import wire
-from grn.errors import GrnError, ProtocolError, VersionMismatch
+from grn import schemas
+from grn.schemas import Key, Reader
 
-Key = Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]
 Text = Annotated[str, Meta(max_length=1024)]
 JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
 JobIds = Annotated[list[JobId], Meta(max_length=1_000_000)]
 MOST_JOBS_AT_ONCE = 10_000
-
-
-class _Message(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True
-):
-    id: int
-    v: int = wire.PROTOCOL
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,11 +23,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     type: Annotated[str, Meta(min_length=1, max_length=1024)]
     label: Annotated[str, Meta(min_length=1, max_length=256)]
     name: Annotated[str, Meta(max_length=128)] = ""
-    args: Annotated[dict[str, float | Text], Meta(max_length=32)] = {}
-    extra: dict[str, str] = {}
+    args: Annotated[dict[str, float | Text], Meta(max_length=32)] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)
 
 
-class SubmitAsked(_Message, frozen=True, tag="submit", kw_only=True):
+class SubmitAsked(schemas.Message, frozen=True, tag="submit", kw_only=True):
     """Accept jobs; the answer is sent when they are on the disk."""
 
     key: Key
@@ -47,7 +39,7 @@ class SubmitAsked(_Message, frozen=True, tag="submit", kw_only=True):
     mem: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
     exclusive: bool = False
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    after: Annotated[list[tuple[JobId, bool]], Meta(max_length=1000)] = []
+    after: Annotated[list[tuple[JobId, bool]], Meta(max_length=1000)] = field(default_factory=list)
     retry: Annotated[int, Meta(ge=0, le=1000)] = 0
     time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     requeue: bool = False
@@ -55,44 +47,44 @@ class SubmitAsked(_Message, frozen=True, tag="submit", kw_only=True):
     notify: Annotated[str, Meta(max_length=4096)] = ""
 
 
-class ListAsked(_Message, frozen=True, tag="list", kw_only=True):
+class ListAsked(schemas.Message, frozen=True, tag="list", kw_only=True):
     """List jobs: those that have not ended, ended ones, or both; newest ended first."""
 
     which: Literal["alive", "ended", "all"] = "all"
-    states: Annotated[list[Text], Meta(max_length=20)] = []
+    states: Annotated[list[Text], Meta(max_length=20)] = field(default_factory=list)
     name: Text | None = None
     type: Text | None = None
     since: float = 0.0
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
 
-class ShowAsked(_Message, frozen=True, tag="show", kw_only=True):
+class ShowAsked(schemas.Message, frozen=True, tag="show", kw_only=True):
     """Tell all of one job."""
 
     job: JobId
 
 
-class WaitAsked(_Message, frozen=True, tag="wait", kw_only=True):
+class WaitAsked(schemas.Message, frozen=True, tag="wait", kw_only=True):
     """Tell of each job when it has ended."""
 
     jobs: JobIds
 
 
-class CancelAsked(_Message, frozen=True, tag="cancel", kw_only=True):
+class CancelAsked(schemas.Message, frozen=True, tag="cancel", kw_only=True):
     """End jobs."""
 
     jobs: JobIds
     now: bool = False
 
 
-class HoldAsked(_Message, frozen=True, tag="hold", kw_only=True):
+class HoldAsked(schemas.Message, frozen=True, tag="hold", kw_only=True):
     """Keep queued jobs back, or let them go."""
 
     jobs: JobIds
     held: bool = True
 
 
-class MoveAsked(_Message, frozen=True, tag="move", kw_only=True):
+class MoveAsked(schemas.Message, frozen=True, tag="move", kw_only=True):
     """Give queued jobs another place."""
 
     jobs: JobIds
@@ -100,34 +92,34 @@ class MoveAsked(_Message, frozen=True, tag="move", kw_only=True):
     front: bool | None = None
 
 
-class RetryAsked(_Message, frozen=True, tag="retry", kw_only=True):
+class RetryAsked(schemas.Message, frozen=True, tag="retry", kw_only=True):
     """Submit ended jobs once more, as new jobs."""
 
     key: Key
     jobs: JobIds
 
 
-class DrainAsked(_Message, frozen=True, tag="drain", kw_only=True):
+class DrainAsked(schemas.Message, frozen=True, tag="drain", kw_only=True):
     """Start nothing more, or go on."""
 
     drained: bool = True
 
 
-class CleanAsked(_Message, frozen=True, tag="clean", kw_only=True):
+class CleanAsked(schemas.Message, frozen=True, tag="clean", kw_only=True):
     """Forget ended jobs and their files."""
 
     older_than_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class CountAsked(_Message, frozen=True, tag="count", kw_only=True):
+class CountAsked(schemas.Message, frozen=True, tag="count", kw_only=True):
     """Tell how many jobs are in each state."""
 
 
-class PingSaid(_Message, frozen=True, tag="ping", kw_only=True):
+class PingSaid(schemas.Message, frozen=True, tag="ping", kw_only=True):
     """Ask who is there."""
 
 
-class StopAsked(_Message, frozen=True, tag="stop", kw_only=True):
+class StopAsked(schemas.Message, frozen=True, tag="stop", kw_only=True):
     """End the queue; running jobs go on."""
 
 
@@ -147,40 +139,4 @@ Message = (
     | StopAsked
 )
 
-_decoder = msgspec.json.Decoder(Message)
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    id: int | None = None
-    v: int = wire.PROTOCOL
-
-
-_envelope = msgspec.json.Decoder(_Envelope)
-
-
-class Rejected(Exception):
-    """A frame that is no message: the error to send back and the id to send it to."""
-
-    def __init__(self, message_id: int | None, error: GrnError) -> None:
-        super().__init__(str(error))
-        self.message_id = message_id
-        self.error = error
-
-
-def read(body: bytes) -> Message:
-    """Check one frame against the schemas."""
-    try:
-        envelope = _envelope.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        text = "a message is not a JSON object with an id."
-        raise Rejected(None, ProtocolError(text)) from error
-    if envelope.v != wire.PROTOCOL:
-        text = f"the queue speaks protocol {wire.PROTOCOL} and this client {envelope.v}."
-        hint = "Install one version of grn for both and restart the queue: `grn queue stop`."
-        raise Rejected(envelope.id, VersionMismatch(text, hint))
-    try:
-        message: Message = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        text = f"a message was not understood: {error}."
-        raise Rejected(envelope.id, ProtocolError(text)) from error
-    return message
+read = Reader[Message](Message, "queue", "grn queue stop").read

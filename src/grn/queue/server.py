@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
-from grn import wire
+from grn import schemas, wire
 from grn.errors import GrnError, NotAllowed, ProtocolError, UnknownJob, UsageError
 from grn.queue import messages
 from grn.queue.engine import Job
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
             message = messages.read(body)
             message_id = message.id
             _TABLE[type(message)](self, message)
-        except messages.Rejected as rejected:
+        except schemas.Rejected as rejected:
             self._refuse(rejected.message_id, rejected.error)
         except GrnError as error:
             self._refuse(message_id, error)

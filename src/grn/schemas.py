@@ -1,0 +1,99 @@
+"""Closed schemas: what a message may look like, checked before anything else sees it.
+
+The part that negotiator and queue share; each lists its own messages.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from grn import wire
+from grn.errors import GrnError, ProtocolError, VersionMismatch
+
+Id = Annotated[int, Meta(ge=0, le=1 << 53)]
+Version = Annotated[int, Meta(ge=0, le=1 << 31)]
+Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
+
+Kind = TypeVar("Kind", bound="Message")
+_Undecodable = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class Message(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", kw_only=True
+):
+    """What every message has: the id its answers carry, and the version its sender speaks."""
+
+    id: Id
+    v: Version = wire.PROTOCOL
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    id: Id | None = None
+    v: Version = wire.PROTOCOL
+
+
+class Rejected(Exception):
+    """A frame that is no message: the error to send back and the id to send it to."""
+
+    def __init__(self, message_id: int | None, error: GrnError) -> None:
+        super().__init__(str(error))
+        self.message_id = message_id
+        self.error = error
+
+
+class Reader(Generic[Kind]):
+    """Reads the messages of one service, named by `who`; `restart` is how one restarts it."""
+
+    def __init__(self, kinds: Any, who: str, restart: str) -> None:
+        self._decoder: msgspec.json.Decoder[Kind] = msgspec.json.Decoder(kinds)
+        self._who = who
+        self._restart = restart
+
+    def read(self, body: bytes) -> Kind:
+        """Check one frame against the schemas."""
+        try:
+            message = self._decoder.decode(body)
+        except _Undecodable as error:
+            raise self._rejected(body, error) from error
+        if message.v != wire.PROTOCOL:
+            raise Rejected(message.id, self._mismatch(message.v))
+        try:
+            _repeats.decode(body.decode())
+        except _Repeated as error:
+            raise Rejected(message.id, ProtocolError(f"a message says {error} twice.")) from error
+        return message
+
+    def _rejected(self, body: bytes, error: Exception) -> Rejected:
+        try:
+            envelope = _envelope.decode(body)
+        except _Undecodable:
+            return Rejected(None, ProtocolError("a message is not a JSON object with an id."))
+        if envelope.v != wire.PROTOCOL:
+            return Rejected(envelope.id, self._mismatch(envelope.v))
+        return Rejected(envelope.id, ProtocolError(f"a message was not understood: {error}."))
+
+    def _mismatch(self, version: int) -> VersionMismatch:
+        return VersionMismatch(
+            f"the {self._who} speaks protocol {wire.PROTOCOL} and this client {version}.",
+            f"Install one version of grn for both and restart it: `{self._restart}`.",
+        )
+
+
+class _Repeated(Exception):
+    """A key stands twice in one object: two readers could take it for different messages."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise _Repeated(repr(name))
+        seen.add(name)
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+_repeats = json.JSONDecoder(object_pairs_hook=_without_repeats)

@@ -1,0 +1,314 @@
+"""A real queue in folders of its own, to be harmed: its processes, its clients, its files.
+
+Knows how to start, find and kill things and how to ask; what must be true afterwards is said by
+the tests and by `ledger.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from grn.client import queue
+from grn.client.connection import ask_once
+from grn.errors import DaemonError, GrnError
+from tests.harness import DEADLINE_S, Story, is_running, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+GPUS = "virtual:4x512MiB"
+SMALL = 8 << 20
+PATIENCE_S = 30.0
+_pause = threading.Event()
+
+
+def pause(seconds: float) -> None:
+    """Let a moment pass: the moment of a blow is chance, what follows it is waited for."""
+    _pause.wait(seconds)
+
+
+class Daemon:
+    """One run of a service, with the pipe it says `ready` on."""
+
+    def __init__(self, argv: Sequence[str], env: dict[str, str], log: Path) -> None:
+        reader, writer = os.pipe()
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [*argv, "--ready-fd", str(writer)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        os.close(writer)
+        self._said = reader
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def line(self, deadline_s: float = PATIENCE_S) -> str:
+        """Wait for what it says when it is ready, or why not; nothing when it died before."""
+        text = b""
+        until = time.monotonic() + deadline_s
+        while self._said >= 0 and not text.endswith(b"\n"):
+            ready, _, _ = select.select([self._said], [], [], max(0.0, until - time.monotonic()))
+            assert ready, "a service did not get ready in time"
+            piece = os.read(self._said, 4096)
+            text += piece
+            if not piece:
+                break
+        self._close()
+        return text.decode().strip()
+
+    def kill(self) -> None:
+        """End it as a lack of memory would, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self._close()
+
+    def stop(self) -> int:
+        """End it kindly and return its status."""
+        self.process.terminate()
+        self._close()
+        return self.process.wait(DEADLINE_S)
+
+    def _close(self) -> None:
+        if self._said >= 0:
+            os.close(self._said)
+            self._said = -1
+
+
+class Rig:
+    """The queue of one test, its negotiator, and the folder in which both live."""
+
+    def __init__(self, story: Story, mutant: str = "") -> None:
+        self.story = story
+        self.mutant = mutant
+        self.state = story.folder / "state"
+        self.queue: Daemon | None = None
+        self.negotiator: Daemon | None = None
+        self.log = story.folder / "queue.log"
+        story.env.update(
+            GRN_GPUS=GPUS,
+            GRN_GRACE_S="0.3",
+            GRN_GRACE_TO_END_S="1",
+            PYTHONPATH=os.pathsep.join((str(Path(story.env["PYTHONPATH"])), str(ROOT))),
+            PYTHONPYCACHEPREFIX=str(story.folder / "pyc"),  # the second start is a quick one
+            PYTHONDONTWRITEBYTECODE="",
+        )
+
+    # --- services ------------------------------------------------------------------------
+
+    @property
+    def queue_argv(self) -> list[str]:
+        if self.mutant:
+            return [sys.executable, "-m", "tests.queue_faults.mutants", self.mutant]
+        return [sys.executable, "-m", "grn.queue"]
+
+    def spawn(self, *before: str, **env: str) -> Daemon:
+        """Start the queue and do not wait for it; `before` are the words of a wrapping command."""
+        argv = [*before, *self.queue_argv]
+        self.queue = Daemon(argv, self.story.environment(**env), self.log)
+        return self.queue
+
+    def start(self, *before: str, **env: str) -> Daemon:
+        """Start the queue and return when it is ready."""
+        daemon = self.spawn(*before, **env)
+        line = daemon.line()
+        assert line == "ready", f"{line}\n{self.tail()}"
+        return daemon
+
+    def start_negotiator(self, **env: str) -> Daemon:
+        """Start a negotiator, for tests in which the queue must not start its own."""
+        argv = [sys.executable, "-m", "grn.negotiator"]
+        log = self.story.folder / "negotiator.log"
+        self.negotiator = Daemon(argv, self.story.environment(**env), log)
+        assert self.negotiator.line() == "ready", log.read_text()
+        return self.negotiator
+
+    def restart(self) -> Daemon:
+        """Kill the queue, if it lives, and start it again."""
+        if self.queue is not None:
+            self.queue.kill()
+        return self.start()
+
+    def close(self) -> None:
+        """End the services; jobs that still run are killed."""
+        for daemon in (self.queue, self.negotiator):
+            if daemon is not None and daemon.is_running:
+                daemon.kill()
+        for pid in self.story.left_behind():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def tail(self) -> str:
+        """Return the end of the queue's log."""
+        return self.log.read_text()[-3000:] if self.log.exists() else ""
+
+    # --- finding processes ---------------------------------------------------------------
+
+    def services(self) -> dict[str, list[int]]:
+        """Return the pids of what runs now: queue, forker, negotiator."""
+        found: dict[str, list[int]] = {"queue": [], "forker": [], "negotiator": []}
+        for pid in self.story.left_behind():
+            words = command_line(pid)
+            if any(b"forker" in word for word in words):
+                # A shim looks like the forker it was forked from, but has a session of its own.
+                if _parent(pid) == (self.queue.pid if self.queue else 0):
+                    found["forker"].append(pid)
+            elif b"grn.negotiator" in words:
+                found["negotiator"].append(pid)
+            elif b"grn.queue" in words or b"tests.queue_faults.mutants" in words:
+                found["queue"].append(pid)
+        return found
+
+    def forker(self) -> int:
+        """Return the pid of the forker."""
+        return wait_for(lambda: self.services()["forker"], "a forker")[0]
+
+    def shim_of(self, job: int, attempt: int = 1) -> int:
+        """Return the pid of the shim that has claimed an attempt, once it has."""
+        path = self.folder(job, attempt) / "claim"
+        text = wait_for(lambda: path.read_text() if path.exists() else "", f"a claim of {job}")
+        return int(text.split()[0])
+
+    def folder(self, job: int, attempt: int = 1) -> Path:
+        return self.state / "queue" / "jobs" / str(job // 1000) / f"{job}.{attempt}"
+
+    def marked(self, job: int) -> list[int]:
+        """Return the pids of all living processes of a job."""
+        mark = f"GRN_JOB_ID={job}".encode()
+        return [pid for pid in self.story.left_behind() if mark in _environment(pid)]
+
+    # --- asking --------------------------------------------------------------------------
+
+    def ask(self, op: str, **more: Any) -> dict[str, Any]:
+        """Ask the queue, which must be there."""
+        return queue.ask({"op": op, **more}, may_start=False, timeout_s=PATIENCE_S)
+
+    def submit(self, argv: Sequence[str], *, key: str = "", **more: Any) -> int:
+        """Submit one job and return its id."""
+        return int(self.ask("submit", **self.request([argv], key, **more))["first"])
+
+    def request(self, argvs: Iterable[Sequence[str]], key: str = "", **more: Any) -> dict[str, Any]:
+        """Return what a client would send for some jobs of a small kind."""
+        jobs = [{"argv": [*argv], "type": "small", "label": "small"} for argv in argvs]
+        return {
+            "key": key or os.urandom(12).hex(),
+            "jobs": jobs,
+            "cwd": str(self.story.folder),
+            "env": self.story.environment(),
+            "mem": SMALL,
+            **more,
+        }
+
+    def row(self, job: int) -> dict[str, Any]:
+        """Return all that the queue knows of a job."""
+        row: dict[str, Any] = self.ask("show", job=job)["job"]
+        return row
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """Return all jobs the queue knows."""
+        return {row["id"]: row for row in self.ask("list", most=1_000_000)["jobs"]}
+
+    def ended(self, job: int, deadline_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Return a job's row once it has ended."""
+
+        def is_ended() -> dict[str, Any] | None:
+            row = self.row(job)
+            return row if row["state"] == "ended" else None
+
+        row = wait_for(is_ended, lambda: f"the end of {job}: {self.row(job)}", deadline_s)
+        assert row is not None
+        return row
+
+    def running(self, job: int) -> dict[str, Any]:
+        """Return a job's row once it runs."""
+        wait_for(lambda: self.row(job)["state"] == "running", f"job {job} to run")
+        return self.row(job)
+
+    def leases(self) -> list[dict[str, Any]] | None:
+        """Return what the negotiator has given away, None when none answers."""
+        try:
+            status = ask_once({"op": "status"})["status"]
+        except (DaemonError, OSError):
+            return None
+        return [*status["leases"], *status["waiting"]]
+
+    def no_lease_left(self, deadline_s: float = 15.0) -> bool:
+        """True when the negotiator has nothing given away and nobody waits, within the deadline."""
+        try:
+            wait_for(lambda: self.leases() == [], "no lease", deadline_s)
+        except AssertionError:
+            return False
+        return True
+
+    def is_answering(self) -> bool:
+        try:
+            return bool(self.ask("ping"))
+        except (GrnError, OSError):
+            return False
+
+    def database(self) -> Path:
+        return self.state / "queue" / "queue.sqlite3"
+
+    def change(self, sql: str, *values: Any) -> None:
+        """Change the journal behind the back of a queue that is down."""
+        with closing(sqlite3.connect(self.database())) as db, db:
+            db.execute(sql, values)
+
+
+def command_line(pid: int) -> list[bytes]:
+    """Return the words a process was started with."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def kill(pids: Iterable[int]) -> Iterator[int]:
+    """Kill processes of ours; yield those that were there to be killed."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        yield pid
+
+
+def gone(pids: Iterable[int], deadline_s: float = PATIENCE_S) -> None:
+    """Wait until processes are gone."""
+    left = list(pids)
+    wait_for(lambda: not any(map(is_running, left)), f"{left} to go", deadline_s)
