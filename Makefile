@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test check-fast format bench bootstrap clean
+.PHONY: help demo test check-fast format bench soak bootstrap clean
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
@@ -10,6 +10,7 @@ help:
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
 	@echo 'make bench        the benchmarks'
+	@echo 'make soak         kill the queue at random, a thousand times (ARGS=--kills 10000)'
 	@echo 'make clean        remove the environments and caches'
 
 bootstrap:
@@ -30,6 +31,9 @@ format: bootstrap
 
 bench: bootstrap
 	@.venv/bin/python benchmarks/run.py $(ARGS)
+
+soak: bootstrap
+	@.venv/bin/python tools/soak.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-3.* .venv.lock dist build

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "startup": "start",
     "footprint": "footprint: 8 GPUs, 50 leases",
     "crowd": "1,000 waiting",
+    "queued": "queue",
 }
 
 

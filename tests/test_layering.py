@@ -23,7 +23,7 @@ PURE_FILES = {
 }
 PURE_STDLIB = (
     "__future__ bisect collections collections.abc dataclasses enum functools heapq itertools json "
-    "math operator re statistics struct typing"
+    "math operator re shlex statistics struct typing"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 

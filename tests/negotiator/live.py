@@ -13,8 +13,10 @@ import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,6 +224,15 @@ os.setresuid(uid, uid, uid)
 sys.argv = ["x", *sys.argv[2:]]
 {code}
 """
+
+
+def reachable(path: str | Path) -> str:
+    """Let other users pass through the folders of a test to a socket in them."""
+    Path(path).chmod(0o666)
+    for folder in Path(path).parents:
+        if Path(tempfile.gettempdir()) in folder.parents:
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o011)
+    return str(path)
 
 
 @contextlib.contextmanager

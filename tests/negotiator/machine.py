@@ -295,7 +295,7 @@ class Negotiation(RuleBasedStateMachine):
         """Room is left unused only for one whose patience has ended."""
         for key in self.waiting:
             wait = self.engine.why(key, self.now)
-            assert wait.reason is not WaitReason.YIELDS_TO_OLDER, "overlooked"
+            assert wait.reason is not WaitReason.YIELDS_TO_OLDER, f"overlooked {key}"
 
     @invariant()
     def books_are_sound(self) -> None:

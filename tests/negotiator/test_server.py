@@ -34,6 +34,7 @@ from tests.negotiator.live import (
     inside,
     needs_root,
     negotiator_of,
+    reachable,
 )
 
 HOSTILE = "\x1b[2J\x1b]0;x\x07\u202egnp.\u2066\u200b\r\n\x7f\x9b31m\u2028end"
@@ -302,21 +303,11 @@ def test_all_users_together_have_so_many_connections(tmp_path: Path) -> None:
 
 @needs_root
 def test_the_connections_of_one_user_do_not_count_for_another(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    tmp_path.parent.chmod(0o755)
     with inside(tmp_path, connections_per_user=1) as server:
-        Path(server.path).chmod(0o666)
-        with server.client() as mine, client_of(OTHER_UID, _reachable(server)) as theirs:
+        path = reachable(server.path)
+        with server.client() as mine, client_of(OTHER_UID, path) as theirs:
             assert mine.is_served()
             assert theirs.is_served()
-
-
-def _reachable(server: Inside) -> str:
-    """Let other users pass through the folders of a test."""
-    for folder in Path(server.path).parents:
-        if folder.parts[:2] == ("/", "tmp") and len(folder.parts) > 2:
-            folder.chmod(folder.stat().st_mode | 0o011)
-    return server.path
 
 
 def test_a_user_has_so_many_requests_waiting_and_no_more(tmp_path: Path) -> None:

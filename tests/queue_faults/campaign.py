@@ -19,7 +19,6 @@ from tests.queue_faults.rig import Rig, kill, pause
 EARLIEST_S, LATEST_S = 0.03, 0.35
 CLIENTS = 3
 JOBS_PER_KILL = 6
-MOST_OPEN = 60  # jobs that have not begun yet; more would only make the end longer
 HEAL_S = 60.0
 # Who is struck together, and how often.
 BLOWS = (

@@ -17,3 +17,14 @@ def test_a_hundred_kills_lose_no_job_run_none_twice_and_kill_none(rig: Rig, seed
     print(result)
     assert not result.complaints, str(result)
     assert result.jobs >= 5 * KILLS
+
+
+@pytest.mark.parametrize(
+    ("mutant", "complaint"),
+    [("commit-late", "lost"), ("run-again", "times"), ("kill-at-start", "killed")],
+)
+def test_the_campaign_finds_out(rigs: Rigs, seed: int, mutant: str, complaint: str) -> None:
+    result = Campaign(rigs(mutant), seed).run(12)
+
+    print(result)
+    assert any(complaint in one for one in result.complaints), str(result)

@@ -9,20 +9,34 @@ DROPPED = b"\n[grn: what came here was too much to keep; the end follows]\n"
 
 def parts(path: str) -> list[str]:
     """Return the files of a log in the order they were written."""
-    tails = [name for turn in (0, 1) if os.path.exists(name := f"{path}.tail{turn}")]
-    tails.sort(key=lambda name: os.stat(name).st_mtime_ns)
-    return ([path] if os.path.exists(path) else []) + tails
+    folder, name = os.path.split(path)
+    try:
+        found = os.listdir(folder)
+    except OSError:
+        return []
+    mark = f"{name}.tail"
+    numbers = [one[len(mark) :] for one in found if one.startswith(mark)]
+    tails = [f"{path}.tail{number}" for number in sorted(map(int, filter(str.isdigit, numbers)))]
+    return ([path] if name in found else []) + tails
 
 
 def read_log(folder: str | None, name: str) -> bytes:
     """Return a log whole: its head, and its tail when there was more than is kept."""
     if folder is None:
         return b""
-    files = parts(os.path.join(folder, name))
     text = b""
-    for place, path in enumerate(files):
-        if place == 1:
+    for place, path in enumerate(parts(os.path.join(folder, name))):
+        if place == 1 and not path.endswith(".tail0"):
             text += DROPPED
-        with open(path, "rb") as file:
-            text += file.read()
+        text += read_from(path, 0)
     return text
+
+
+def read_from(path: str, at: int) -> bytes:
+    """Return what a file of a log holds from a place on; one that was dropped meanwhile nothing."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(at)
+            return file.read()
+    except FileNotFoundError:
+        return b""

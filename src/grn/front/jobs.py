@@ -112,12 +112,13 @@ def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     name = "err" if stderr else "log"
     if follow and attempt is None:
         return _follow(job_id, name)
-    folder = row["folder"]
-    if folder and attempt is not None:
-        folder = folder.rpartition(".")[0] + f".{attempt}"
-    if folder is None:
-        raise UsageError(f"job {job_id} has not run yet: {row['why']}.")
+    if row["folder"] is None:
+        when = "never ran" if row["state"] == "ended" else "has not run yet"
+        raise UsageError(f"job {job_id} {when}: {row['why'] or row['reason']}.")
+    if attempt is not None and attempt > row["attempt"]:
+        raise UsageError(f"job {job_id} was tried {row['attempt']} time(s).")
     sys.stdout.flush()
+    folder = _folder_of(row, attempt or row["attempt"])
     sys.stdout.buffer.write(job_logs.read_log(folder, name))
     return 0
 
@@ -295,30 +296,21 @@ def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _follow(job_id: int, name: str) -> int:
     """Print a log as it grows, through attempts, until the job has ended."""
-    file, at = "", 0
+    shown: dict[str, int] = {}  # file -> how much of it was printed
+    first = 0
     while True:
         row = queue.ask({"op": "show", "job": job_id})["job"]
-        is_over = row["state"] == "ended"
-        files = job_logs.parts(os.path.join(row["folder"], name)) if row["folder"] else []
-        if file and file not in files:
-            file, at = "", 0
-        while files:
-            if not file:
-                file, at = files[0], 0
-            at += _copy_from(file, at)
-            following = files[files.index(file) + 1 :]
-            if not following:
-                break
-            file, at = following[0], 0
-        if is_over:
+        first = first or row["attempt"]
+        for attempt in range(first, row["attempt"] + 1) if first else ():
+            for file in job_logs.parts(os.path.join(_folder_of(row, attempt), name)):
+                data = job_logs.read_from(file, shown.get(file, 0))
+                shown[file] = shown.get(file, 0) + len(data)
+                sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        if row["state"] == "ended":
             return exit_code_of(row)
         time.sleep(FOLLOW_S)
 
 
-def _copy_from(path: str, at: int) -> int:
-    with open(path, "rb") as file:
-        file.seek(at)
-        data = file.read()
-    sys.stdout.buffer.write(data)
-    sys.stdout.flush()
-    return len(data)
+def _folder_of(row: dict[str, Any], attempt: int) -> str:
+    return f"{row['folder'].rpartition('.')[0]}.{attempt}"

@@ -60,6 +60,9 @@ def claim(folder: str, text: str) -> bool:
         return False
     try:
         os.write(fd, text.encode())
+    except OSError:
+        os.unlink(os.path.join(folder, "claim"))  # the disk is full: nothing has begun
+        raise
     finally:
         os.close(fd)
     return True

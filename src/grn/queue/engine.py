@@ -7,9 +7,9 @@ files and clocks are the loop's to touch.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grn.queue import finish
@@ -118,7 +118,10 @@ class Engine:
 
     def handle(self, event: Event) -> list[Action]:
         """Take in one fact and return what is to be done."""
-        return list(_HANDLERS[type(event)](self, event))
+        actions = list(_HANDLERS[type(event)](self, event))
+        if not self.jobs and any(isinstance(action, TellEnded) for action in actions):
+            actions.append(TellEmpty())
+        return actions
 
     # --- questions -----------------------------------------------------------------------
 
@@ -219,11 +222,20 @@ class Engine:
             yield from self._unask(job)
             if event.priority is not None:
                 job.priority = event.priority
+                job.spec = replace(job.spec, priority=event.priority)
             if event.to_front is not None:
                 job.place = first - len(moving) + step if event.to_front else last + 1 + step
             self._line_up(job)
             yield self._saved(job)
+            yield from self._unask_followers(job)
         yield from self._ask()
+
+    def _unask_followers(self, moved_job: Job) -> Iterator[Action]:
+        """Let those who come after a moved job ask after it: the negotiator goes by who is first."""
+        for job in [self.jobs[job_id] for job_id in self._asked]:
+            if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
+                yield from self._unask(job)
+                self._line_up(job)
 
     def _drain_asked(self, event: DrainAsked) -> Iterator[Action]:
         self.is_drained = event.is_drained
@@ -265,6 +277,7 @@ class Engine:
     def _lease_refused(self, event: LeaseRefused) -> Iterator[Action]:
         job = self.jobs.get(event.job)
         if job is not None and job.is_asked:
+            self._no_longer_asked(job)
             yield from self._end(job, EndReason.REFUSED, event.text, None)
             yield from self._ask()
 
@@ -365,6 +378,8 @@ class Engine:
         job = self.jobs[kept.spec.id]
         if kept.found is Found.NOT_BEGUN:
             is_stopping = job.state is JobState.STOPPING
+            exit = Exit(None, text="the queue ended before it began")
+            yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
             self._busy -= 1
             job.state, job.lease = JobState.QUEUED, ""
             if is_stopping:
@@ -475,33 +490,33 @@ class Engine:
             if after.job in self.jobs:
                 job.waits_for.add(after.job)
                 self._followers.setdefault(after.job, []).append(job.spec.id)
-            elif after.must_be_ok and not ends.get(after.job, False):
-                text = f"job {after.job}, which it comes after, did not end well"
-                yield from self._end(job, EndReason.SKIPPED, text, None)
+            elif after.must_be_ok and not ends.get(after.job, True):
+                # One that is not known any more ended well: else this job had ended with it.
+                yield from self._end(job, EndReason.SKIPPED, _skipped(after.job), None)
+                ends[job.spec.id] = False
                 return
         self._line_up(job)
 
     def _end(self, job: Job, reason: EndReason, text: str, exit: Exit | None) -> Iterator[Action]:
-        job_id = job.spec.id
-        yield from self._unask(job)
-        del self.jobs[job_id]
-        yield SaveEnd(job_id, reason, text, exit)
-        yield TellEnded(job_id, reason)
-        for follower_id in self._followers.pop(job_id, []):
-            follower = self.jobs.get(follower_id)
-            if follower is not None:
-                yield from self._after_end(follower, job_id, reason is EndReason.OK)
-        if not self.jobs:
-            yield TellEmpty()
-
-    def _after_end(self, follower: Job, ended: int, is_ok: bool) -> Iterator[Action]:
-        follower.waits_for.discard(ended)
-        needs_ok = any(one.job == ended and one.must_be_ok for one in follower.spec.after)
-        if needs_ok and not is_ok:
-            text = f"job {ended}, which it comes after, did not end well"
-            yield from self._end(follower, EndReason.SKIPPED, text, None)
-        else:
-            self._line_up(follower)
+        """End a job, and all that must not run without it; chains of them may be long."""
+        todo = deque([(job, reason, text, exit)])
+        while todo:
+            job, reason, text, exit = todo.popleft()
+            job_id = job.spec.id
+            if self.jobs.pop(job_id, None) is None:
+                continue  # it came after two of them
+            yield from self._unask(job)
+            yield SaveEnd(job_id, reason, text, exit)
+            yield TellEnded(job_id, reason)
+            for follower_id in self._followers.pop(job_id, []):
+                follower = self.jobs.get(follower_id)
+                if follower is None:
+                    continue
+                follower.waits_for.discard(job_id)
+                if reason is not EndReason.OK and _needs(follower.spec, job_id):
+                    todo.append((follower, EndReason.SKIPPED, _skipped(job_id), None))
+                else:
+                    self._line_up(follower)
 
     def _at(self, job_id: int, attempt: int) -> Job | None:
         job = self.jobs.get(job_id)
@@ -513,6 +528,15 @@ class Engine:
             job.spec.id, job.state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
             job.priority, job.place,
         )  # fmt: skip
+
+
+def _needs(spec: JobSpec, before: int) -> bool:
+    """True when a job must not run unless the one before has ended well."""
+    return any(one.job == before and one.must_be_ok for one in spec.after)
+
+
+def _skipped(before: int) -> str:
+    return f"job {before}, which it comes after, did not end well"
 
 
 _HANDLERS: dict[type, Callable[[Engine, Any], Iterator[Action]]] = {

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ TAG = "GRN_JOB_TAG"
 CLAIMED_BY_QUEUE = "queue"
 IDLE_S = 2.0
 SEND_S = 5.0
+START_AGAIN_S = 0.5
+LOOK_AGAIN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,22 @@ class Manners:
     log_bytes: int = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An attempt and all that a shim must know of it."""
+
+    attempt: Attempt
+    command: Command
+    lease: str
+    visible: str
+
+
 class Worker:
     """A shim process, idle or at work on one attempt, at the other end of a channel."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self.attempt: Attempt | None = None
+        self.task: Task | None = None
         self.knows: set[int] = set()  # environments it has been given
 
     def order(self, order: dict[str, Any]) -> bool:
@@ -115,16 +128,27 @@ class Launcher:
 
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None:
         """Give an attempt to an idle shim, or to a new one."""
-        while self._idle:
-            if self._give(self._idle.pop(), attempt, command, lease, visible):
-                return
-        if not self._give(self._new_worker(), attempt, command, lease, visible):
-            asyncio.get_running_loop().call_soon(self._on_gone, attempt)
+        self._start(Task(attempt, command, lease, visible))
 
-    def _give(
-        self, worker: Worker, attempt: Attempt, command: Command, lease: str, visible: str
-    ) -> bool:
-        manners = self._manners
+    def _start(self, task: Task) -> None:
+        while self._idle:
+            if self._give(self._idle.pop(), task):
+                return
+        try:
+            is_given = self._give(self._new_worker(), task)
+        except OSError as error:
+            log.error("action=start result=failed job=%d reason=%r", task.attempt.job, str(error))
+            is_given = False
+        if not is_given:
+            self._start_later(task)
+
+    def _start_later(self, task: Task) -> None:
+        """Try again: a shim that is gone without a claim has not begun its attempt."""
+        log.warning("action=start-again job=%d", task.attempt.job)
+        asyncio.get_running_loop().call_later(START_AGAIN_S, self._start, task)
+
+    def _give(self, worker: Worker, task: Task) -> bool:
+        manners, attempt, command = self._manners, task.attempt, task.command
         base = command.environment_id
         order = {
             "folder": self.folder(attempt),
@@ -139,8 +163,8 @@ class Launcher:
                 TAG: self.tag(attempt),
             },
             "umask": command.umask,
-            "lease": lease,
-            "visible": visible,
+            "lease": task.lease,
+            "visible": task.visible,
             "grace_s": manners.grace_s,
             "log_bytes": manners.log_bytes,
             "time_limit_s": command.time_limit_s,
@@ -150,7 +174,7 @@ class Launcher:
             self._drop(worker)
             return False
         worker.knows.add(base)
-        worker.attempt = attempt
+        worker.task = task
         self._busy[attempt] = worker
         self._on_started(attempt)
         return True
@@ -191,15 +215,21 @@ class Launcher:
             return
         except OSError:
             said = b""
-        attempt, worker.attempt = worker.attempt, None
+        task, worker.task = worker.task, None
         if not said:
+            if worker in self._idle:
+                self._idle.remove(worker)
             self._drop(worker)
-        elif attempt is not None:
+        elif task is not None:
             self._idle.append(worker)
             asyncio.get_running_loop().call_later(IDLE_S, self._let_go, worker)
-        if attempt is not None:
-            self._busy.pop(attempt, None)
-            self._on_gone(attempt)
+        if task is None:
+            return
+        self._busy.pop(task.attempt, None)
+        if not said and folders.read_claim(self.folder(task.attempt)) is None:
+            self._start_later(task)
+        else:
+            self._on_gone(task.attempt)
 
     def _let_go(self, worker: Worker) -> None:
         """End a shim that has had nothing to do for a while."""
@@ -208,8 +238,9 @@ class Launcher:
             self._drop(worker)
 
     def _drop(self, worker: Worker) -> None:
-        asyncio.get_running_loop().remove_reader(worker.channel)
-        worker.channel.close()
+        if worker.channel.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(worker.channel)
+            worker.channel.close()
 
     def stop(self, attempt: Attempt, is_now: bool) -> None:
         """Ask the shim to end its command's whole tree."""
@@ -241,22 +272,28 @@ class Launcher:
 
     def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
         """Find what became of an attempt that was begun before a restart; watch it if it lives."""
+        while (found := self._look(attempt, is_same_boot)) is None:
+            time.sleep(LOOK_AGAIN_S)
+        return found
+
+    def _look(self, attempt: Attempt, is_same_boot: bool) -> Found | None:
+        """Look at an attempt once; None when it changed while we looked."""
         folder = self.folder(attempt)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         is_locked = folders.is_locked(folder)
         claim = folders.read_claim(folder)
-        has_exit = folders.read_exit(folder) is not None
+        if claim is None and is_same_boot:
+            # Whoever makes the claim decides, even against a shim that has the lock already.
+            is_ours = folders.claim(folder, CLAIMED_BY_QUEUE)
+            return Found.NOT_BEGUN if is_ours else None
         result = finish.found(
             has_claim=claim not in (None, CLAIMED_BY_QUEUE),
-            is_locked=is_locked,
-            has_exit=has_exit,
+            is_locked=is_locked and claim != CLAIMED_BY_QUEUE,
+            has_exit=folders.read_exit(folder) is not None,
             is_same_boot=is_same_boot,
         )
-        if result is Found.NOT_BEGUN and claim is None:
-            if not folders.claim(folder, CLAIMED_BY_QUEUE):  # it began just now
-                return self.find(attempt, is_same_boot)
-        elif result is Found.ALIVE and not self._adopt(attempt, claim or ""):
-            return self.find(attempt, is_same_boot)
+        if result is Found.ALIVE and not self._adopt(attempt, claim or ""):
+            return None
         return result
 
     def _adopt(self, attempt: Attempt, claim: str) -> bool:

@@ -46,7 +46,7 @@ class Leases(asyncio.Protocol):
         self._jobs: dict[int, int] = {}  # message id -> job it asked a lease for
         self._keys: dict[int, str] = {}  # job -> the key it is asked for under
         self._settling: dict[int, Callable[[Settled], None]] = {}
-        self._unsaid: list[dict[str, Any]] = []
+        self._unheard: dict[int, dict[str, Any]] = {}  # said, and to be said again if it is lost
         self._lost = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
 
@@ -82,7 +82,7 @@ class Leases(asyncio.Protocol):
                 del self._jobs[message_id]
         key = self._keys.pop(job, None)
         if key is not None:
-            self._send({"op": "cancel", "key": key})
+            self._insist({"op": "cancel", "key": key})
 
     def pass_on(self, job: int, heir: int) -> None:
         """Let another job have what was asked for under this one's key."""
@@ -98,12 +98,10 @@ class Leases(asyncio.Protocol):
 
     def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settled], None]) -> None:
         """Say how a lease ended; `then` hears what the negotiator makes of it, or nothing."""
-        message = {"op": "done", "lease": lease, **ending}
+        message_id = self._insist({"op": "done", "lease": lease, **ending})
         if self._transport is None:
-            self._unsaid.append(message)
             then(Settled())
             return
-        message_id = self._send(message)
         self._settling[message_id] = then
         asyncio.get_running_loop().call_later(SETTLE_S, self._settle, message_id, Settled())
 
@@ -118,7 +116,7 @@ class Leases(asyncio.Protocol):
         while True:
             if await self._connect():
                 self.trouble = ""
-                self._say_unsaid()
+                self._say_again()
                 self._listener.connected()
                 await self._lost.wait()
                 self._listener.disconnected()
@@ -174,6 +172,7 @@ class Leases(asyncio.Protocol):
 
     def _hear(self, message: dict[str, Any]) -> None:
         message_id = message.get("id")
+        self._unheard.pop(cast(int, message_id), None)
         job = self._jobs.get(message_id) if isinstance(message_id, int) else None
         error = message.get("error")
         if message_id in self._settling:
@@ -199,10 +198,16 @@ class Leases(asyncio.Protocol):
         if then is not None:
             then(settled)
 
-    def _say_unsaid(self) -> None:
-        unsaid, self._unsaid = self._unsaid, []
-        for message in unsaid:
-            self._send(message)
+    def _insist(self, message: dict[str, Any]) -> int:
+        """Say something that must be heard: else a lease would stay for as long as we live."""
+        message_id = self._send(message)
+        self._unheard[message_id] = message
+        return message_id
+
+    def _say_again(self) -> None:
+        unheard, self._unheard = self._unheard, {}
+        for message in unheard.values():
+            self._insist(message)
 
     def _send(self, message: dict[str, Any]) -> int:
         self._last_id += 1

@@ -1,10 +1,12 @@
 """What a command prints, in files that never grow past a cap: the head and the tail are kept.
 
-The head is one file; past half the cap, two tail files of a quarter each are filled in turn.
+The head is one file; past half the cap come tail files of a quarter each, of which the last two
+are kept. They are numbered: when the first is gone, something is missing after the head.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -19,17 +21,16 @@ class CappedLog:
         self._tail_bytes = max(1, cap_bytes // 4)
         self._fd = -1  # opened when there is something to write
         self._tail_left = 0
-        self._tail = 1  # the tail file last begun: 0 or 1
+        self._tails = 0  # tail files begun
         self.dropped_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Add output; a disk that is full loses it rather than blocks the command."""
         view = memoryview(data)
         while view:
-            room = self._room()
-            part = view[:room]
             try:
-                written = os.write(self._fd, part)
+                room = self._room()
+                written = os.write(self._fd, view[:room])
             except OSError:
                 self.dropped_bytes += len(view)
                 return
@@ -48,11 +49,17 @@ class CappedLog:
                 self._fd = os.open(self._path, _FLAGS, 0o600)
             return self._head_left
         if self._tail_left <= 0:
-            self.close()
-            self._tail = 1 - self._tail
-            self._fd = os.open(f"{self._path}.tail{self._tail}", _FLAGS | os.O_TRUNC, 0o600)
-            self._tail_left = self._tail_bytes
+            self._begin_tail()
         return self._tail_left
+
+    def _begin_tail(self) -> None:
+        self.close()
+        if self._tails >= 2:
+            with contextlib.suppress(FileNotFoundError):  # where the disk was full after this
+                os.unlink(f"{self._path}.tail{self._tails - 2}")
+        self._fd = os.open(f"{self._path}.tail{self._tails}", _FLAGS, 0o600)
+        self._tails += 1
+        self._tail_left = self._tail_bytes
 
     def _took(self, count: int) -> None:
         if self._head_left > 0:

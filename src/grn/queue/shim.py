@@ -31,6 +31,7 @@ NOT_RUNNABLE, NOT_FOUND = 126, 127
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
+PIPE_READS = 16  # so many empty the largest pipe there is
 HEADER = struct.Struct(">I")
 _PR_SET_CHILD_SUBREAPER = 36
 _COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
@@ -103,6 +104,10 @@ class Shim:
                 setsigmask=(),
                 setsigdef=_COMMON_SIGNALS,
             )
+        except OSError:
+            os.close(out)
+            os.close(err)
+            raise
         finally:
             os.umask(mask)
             for fd in (null, out_end, err_end):
@@ -150,7 +155,7 @@ class Shim:
         for fd in (out, err, self._wake):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
-        if self._channel is not None:
+        if self._channel is not None and self._hear_queue():  # it may have spoken already
             poll.register(self._channel.fd, select.POLLIN)
         ended = None
         while ended is None:
@@ -164,8 +169,9 @@ class Shim:
             self._keep_time(began)
             ended = self._ended_main()
         for fd, targets in pipes.items():  # what is in the pipes already belongs to the log
-            while self._carry(fd, targets, fd == err) == 1:
-                pass
+            for _ in range(PIPE_READS):  # and no more: what is left behind may write for ever
+                if self._carry(fd, targets, fd == err) != 1:
+                    break
             os.close(fd)
         log.close()
         errors.close()
@@ -206,7 +212,7 @@ class Shim:
     def _hear_queue(self) -> bool:
         """Hear the queue ask for the end; False when it is gone, and we go on without it."""
         assert self._channel is not None
-        for order in self._channel.read():
+        while (order := self._channel.next()) is not None:
             if order.get("stop") == self._folder:
                 if order["now"]:
                     self._kill_now()
@@ -304,24 +310,19 @@ class Channel:
         self._buffer = b""
         os.set_blocking(fd, False)
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the orders that have come in whole; notes when the queue is gone."""
-        while True:
-            data = _read_some(self.fd)
-            if data is None:
-                break
-            if not data:
-                self.is_open = False
-                break
+    def next(self) -> dict[str, Any] | None:
+        """Return the next order that has come in whole; notes when the queue is gone."""
+        while self.is_open and (data := _read_some(self.fd)) is not None:
+            self.is_open = bool(data)
             self._buffer += data
-        orders: list[dict[str, Any]] = []
-        while len(self._buffer) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                break
-            orders.append(json.loads(self._buffer[HEADER.size : end]))
-            self._buffer = self._buffer[end:]
-        return orders
+        if len(self._buffer) < HEADER.size:
+            return None
+        end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        order: dict[str, Any] = json.loads(self._buffer[HEADER.size : end])
+        self._buffer = self._buffer[end:]
+        return order
 
     def wait(self) -> None:
         """Wait for something to read."""
@@ -341,16 +342,17 @@ def serve(fd: int) -> None:
     wake = listen_for_signals()
     channel = Channel(fd)
     environments: dict[int, dict[str, str]] = {}
-    while channel.is_open:
-        for order in channel.read():
-            if "folder" in order:
-                environments.update({int(name): env for name, env in order["new"].items()})
-                order["env"] = {**environments[order["base"]], **order["extra"]}
-                run(order, wake, channel)
-                channel.say_done()
-        if channel.is_open:
+    while True:
+        order = channel.next()
+        if order is None:
+            if not channel.is_open:
+                os._exit(0)
             channel.wait()
-    os._exit(0)
+        elif "folder" in order:
+            environments.update({int(name): env for name, env in order["new"].items()})
+            order["env"] = {**environments[order["base"]], **order["extra"]}
+            run(order, wake, channel)
+            channel.say_done()
 
 
 def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> None:

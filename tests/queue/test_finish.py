@@ -1,0 +1,158 @@
+"""What the end of an attempt means, and what recovery concludes: tables of plain cases."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from grn.queue.events import EndReason, Exit, Found, Settled
+from grn.queue.finish import (
+    MOST_MEMORY_ATTEMPTS,
+    Again,
+    End,
+    after_exit,
+    after_loss,
+    describe,
+    found,
+    reason_of,
+)
+
+OOM = EndReason.OUT_OF_MEMORY
+SHARED = Settled("oom", was_alone=False)
+ALONE = Settled("oom", was_alone=True)
+FINE = Settled("failed")
+
+
+@pytest.mark.parametrize(
+    ("exit", "settled", "reason"),
+    [
+        (Exit(0), FINE, EndReason.OK),
+        (Exit(0), ALONE, EndReason.OK),  # it said so itself, whatever the negotiator saw
+        (Exit(0, because=OOM), FINE, EndReason.OK),
+        (Exit(1), FINE, EndReason.FAILED),
+        (Exit(1), Settled(None), EndReason.FAILED),
+        (Exit(1), ALONE, OOM),
+        (Exit(1, because=OOM), FINE, OOM),
+        (Exit(None, 9), FINE, EndReason.FAILED),
+        (Exit(None, 9), ALONE, OOM),  # the killer of an overflowing virtual GPU
+        (Exit(None, 15, EndReason.CANCELLED), FINE, EndReason.CANCELLED),
+        (Exit(None, 15, EndReason.CANCELLED), ALONE, EndReason.CANCELLED),
+        (Exit(None, 15, EndReason.TIMED_OUT), FINE, EndReason.TIMED_OUT),
+        (Exit(127, because=EndReason.NOT_RUNNABLE), FINE, EndReason.NOT_RUNNABLE),
+    ],
+)
+def test_an_attempt_has_one_reason_to_have_ended(
+    exit: Exit, settled: Settled, reason: EndReason
+) -> None:
+    assert reason_of(exit, settled) is reason
+
+
+@pytest.mark.parametrize(
+    ("exit", "settled", "tries_left", "memory_attempt", "is_stopping", "verdict"),
+    [
+        (Exit(0), FINE, 3, 0, False, End(EndReason.OK)),
+        (Exit(0), FINE, 0, 0, True, End(EndReason.OK)),  # it ended well before it heard
+        (Exit(1), FINE, 0, 0, False, End(EndReason.FAILED, "exit status 1")),
+        (Exit(1), FINE, 1, 0, False, Again(EndReason.FAILED, is_counted=True)),
+        (Exit(1), FINE, 1, 0, True, End(EndReason.CANCELLED)),
+        (Exit(None, 11), FINE, 0, 0, False, End(EndReason.FAILED, "ended by signal 11")),
+        (Exit(None, 11), FINE, 2, 0, False, Again(EndReason.FAILED, is_counted=True)),
+        # Out of memory while sharing is our fault: again, with more room, and not counted.
+        (Exit(1, because=OOM), SHARED, 0, 0, False, Again(OOM, False, needs_more_memory=True)),
+        (Exit(1, because=OOM), SHARED, 2, 1, False, Again(OOM, False, needs_more_memory=True)),
+        (Exit(None, 9), SHARED, 0, 3, False, Again(OOM, False, needs_more_memory=True)),
+        (Exit(1, because=OOM), SHARED, 0, 0, True, End(EndReason.CANCELLED)),
+        (
+            Exit(1, because=OOM), SHARED, 0, MOST_MEMORY_ATTEMPTS, False,
+            End(OOM, "ran out of GPU memory although it was alone on its GPU"),
+        ),
+        (Exit(1, because=OOM), SHARED, 1, MOST_MEMORY_ATTEMPTS, False, Again(OOM, True)),
+        # Alone it is the job's own.
+        (
+            Exit(1, because=OOM), ALONE, 0, 0, False,
+            End(OOM, "ran out of GPU memory although it was alone on its GPU"),
+        ),
+        (Exit(1, because=OOM), ALONE, 1, 0, False, Again(OOM, is_counted=True)),
+        # What another try would not change, or what was asked for.
+        (Exit(127, None, EndReason.NOT_RUNNABLE, "x: not found"), FINE, 5, 0, False,
+         End(EndReason.NOT_RUNNABLE, "x: not found")),
+        (Exit(None, 15, EndReason.TIMED_OUT), FINE, 5, 0, False,
+         End(EndReason.TIMED_OUT, "ended by signal 15")),
+        (Exit(None, 15, EndReason.CANCELLED), FINE, 5, 0, False,
+         End(EndReason.CANCELLED, "ended by signal 15")),
+    ],
+)  # fmt: skip
+def test_what_follows_an_exit(
+    exit: Exit,
+    settled: Settled,
+    tries_left: int,
+    memory_attempt: int,
+    is_stopping: bool,
+    verdict: object,
+) -> None:
+    assert after_exit(exit, settled, tries_left, memory_attempt, is_stopping) == verdict
+
+
+@pytest.mark.parametrize(
+    ("tries_left", "is_stopping", "reason", "is_again"),
+    [
+        (0, False, EndReason.LOST, False),
+        (1, False, EndReason.LOST, True),
+        (0, True, EndReason.CANCELLED, False),
+        (1, True, EndReason.CANCELLED, False),
+    ],
+)
+def test_what_follows_the_loss_of_a_shim(
+    tries_left: int, is_stopping: bool, reason: EndReason, is_again: bool
+) -> None:
+    verdict = after_loss(tries_left, is_stopping)
+    assert verdict.reason is reason
+    assert isinstance(verdict, Again) == is_again
+    if isinstance(verdict, Again):
+        assert verdict.is_counted
+        assert not verdict.needs_more_memory
+
+
+def test_an_end_is_told_in_a_few_words() -> None:
+    assert describe(Exit(3), EndReason.FAILED) == "exit status 3"
+    assert describe(Exit(None, 6), EndReason.FAILED) == "ended by signal 6"
+    assert "alone" in describe(Exit(1), OOM)
+
+
+# claim, lock, exit, same boot → what became of the attempt
+FINDS = {
+    (False, False, False, False): Found.INTERRUPTED,  # a claim may not have reached the disk
+    (False, False, False, True): Found.NOT_BEGUN,
+    (False, False, True, False): Found.ENDED,
+    (False, False, True, True): Found.ENDED,
+    (False, True, False, False): Found.INTERRUPTED,
+    (False, True, False, True): Found.ALIVE,  # between its lock and its claim
+    (False, True, True, False): Found.ENDED,
+    (False, True, True, True): Found.ALIVE,
+    (True, False, False, False): Found.INTERRUPTED,
+    (True, False, False, True): Found.LOST,
+    (True, False, True, False): Found.ENDED,
+    (True, False, True, True): Found.ENDED,
+    (True, True, False, False): Found.INTERRUPTED,
+    (True, True, False, True): Found.ALIVE,
+    (True, True, True, False): Found.ENDED,
+    (True, True, True, True): Found.ALIVE,  # about to let go of its lock
+}
+
+
+@pytest.mark.parametrize("facts", list(itertools.product((False, True), repeat=4)))
+def test_what_is_on_disk_tells_what_became_of_an_attempt(
+    facts: tuple[bool, bool, bool, bool],
+) -> None:
+    has_claim, is_locked, has_exit, is_same_boot = facts
+    seen = found(
+        has_claim=has_claim, is_locked=is_locked, has_exit=has_exit, is_same_boot=is_same_boot
+    )
+    assert seen is FINDS[facts]
+
+
+def test_an_attempt_that_may_have_begun_never_begins_again() -> None:
+    for (has_claim, is_locked, _, is_same_boot), seen in FINDS.items():
+        if has_claim or is_locked or not is_same_boot:
+            assert seen is not Found.NOT_BEGUN

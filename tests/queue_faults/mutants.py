@@ -1,0 +1,77 @@
+"""Queues with one fault each, run in place of the real one: every check must find its fault out.
+
+Run as `python -m tests.queue_faults.mutants NAME`. Only here do tests reach inside grn: a fault has
+to be put where the rule is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from grn.queue import __main__ as service
+from grn.queue import attempt, forker, journal, launch, loop
+from grn.queue.events import Found
+
+_IN_FORKER = (
+    "import sys; sys.path[:] = sys.argv[1:]; from tests.queue_faults import mutants;"
+    " mutants.be_forker({name!r})"
+)
+
+
+def commit_late() -> None:
+    """Answer clients before their jobs are on the disk: each commit is done with the next."""
+    real_begin = journal._Transaction.__enter__
+
+    def begin(self: Any) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("COMMIT")
+        real_begin(self)
+
+    def end(self: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._db.execute("ROLLBACK")
+
+    journal._Transaction.__enter__ = begin  # type: ignore[method-assign]
+    journal._Transaction.__exit__ = end  # type: ignore[method-assign]
+
+
+def run_again() -> None:
+    """Start anew whatever was running when the queue was killed, as if nothing had begun."""
+    launch.Launcher.find = lambda *_: Found.NOT_BEGUN  # type: ignore[method-assign]
+
+
+def kill_at_start() -> None:
+    """Take every running job for lost after a restart, and end it."""
+    launch.Launcher.find = lambda *_: Found.LOST  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "commit-late": commit_late,
+    "run-again": run_again,
+    "kill-at-start": kill_at_start,
+}
+FORKER_MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+def be_forker(name: str) -> None:
+    """Be the forker of a mutant: its shims have the fault."""
+    FORKER_MUTANTS[name]()
+    forker.main()
+
+
+def main() -> int:
+    """Be the queue with the fault named."""
+    name = sys.argv.pop(1)
+    if name in FORKER_MUTANTS:
+        launch._FORKER_CODE = _IN_FORKER.format(name=name)
+    else:
+        MUTANTS[name]()
+    return service.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
