@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import statistics
 import time
@@ -94,9 +95,7 @@ def _chain(handovers: int, wait_s: float, is_kill: bool) -> list[float]:
 
 
 def _who_has_it(waiting: list[Worker]) -> Worker:
-    """Return the worker that got the GPU; those that came in the same moment have no fixed order."""
-    import select
-
+    """Return the worker that has it now; those who asked in one moment came in any order."""
     ready, _, _ = select.select([worker.words for worker in waiting], [], [], 30)
     return next(worker for worker in waiting if worker.words in ready)
 

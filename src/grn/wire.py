@@ -41,6 +41,22 @@ def decode(body: bytes) -> Message:
     return message
 
 
+def spelled(argument: str) -> str:
+    """Spell a word of the system's that is no text, so that it can travel: NUL, then its bytes."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return "\0" + argument.encode("utf-8", "surrogateescape").decode("latin-1")
+    return argument
+
+
+def meant(text: str) -> str:
+    """Return the word that was spelled."""
+    if not text.startswith("\0"):
+        return text
+    return text[1:].encode("latin-1").decode("utf-8", "surrogateescape")
+
+
 class Frames:
     """Cut a stream of bytes into frame bodies."""
 

@@ -305,5 +305,6 @@ def negotiator_of(uid: int | None, *arguments: str) -> Sequence[str]:
     """Return the command of a negotiator, run by another user if one is given."""
     if uid is None:
         return [sys.executable, "-m", "grn.negotiator", *arguments]
-    imports = "import gettext, shutil\nfrom grn.negotiator.__main__ import main"
+    warm_up = "import argparse; argparse.ArgumentParser().format_help()"  # it imports more
+    imports = f"{warm_up}\nfrom grn.negotiator.__main__ import main"
     return as_user(uid, imports, "sys.exit(main())", *arguments)

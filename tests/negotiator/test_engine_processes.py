@@ -230,6 +230,18 @@ def test_a_thread_that_must_stay_does_not_hold_up_its_like():
     assert story.ends("a") == ["b"]
 
 
+def test_threads_of_two_processes_do_not_wait_for_each_other_for_ever():
+    story = Story()
+    story.asks("x", job_type="x.py", **BIG)
+    for key, pid in (("p1", 5), ("q1", 6), ("p2", 5), ("q2", 6)):
+        story.asks(key, pid=pid, mem_bytes=16 * GiB)
+    assert story.ends("x") == ["p1"]
+    story.memory["p1"] = 15 * GiB
+    story.looks()
+
+    assert story.ends("p1") == ["p2"]  # its process keeps the memory: there is no room for q1
+
+
 def test_a_process_that_got_one_gpu_while_it_waited_for_two_is_told_why_it_waits():
     story = Story(some_gpus(2))
     story.asks("x", slots=("0",), **BIG)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grn.model.job import Policy
-from grn.negotiator.order import Waiting, Waitlist, turn
+from grn.negotiator.order import Refused, Waiting, Waitlist, turn
 from tests.builders import a_holder, a_request
 
 
@@ -97,6 +97,34 @@ def test_one_whose_process_cannot_move_any_more_is_set_apart_in_its_place():
 
     assert waitlist.group_of("a") is apart
     assert [list(group.members) for group in waitlist.in_turn()] == [["a"], ["b", "c"]]
+
+
+def test_all_a_process_waits_for_is_set_apart_but_not_what_it_asks_for_children():
+    waitlist = a_waitlist(
+        a_waiting("a", 0, pid=5),
+        a_waiting("b", 1, pid=6),
+        a_waiting("c", 2, pid=5),
+        a_waiting("d", 3, pid=5, is_command=True),
+        a_waiting("e", 4, pid=5, gpus=2),
+    )
+    waitlist.pin(5)
+    waitlist.pin(7)
+
+    groups = [list(group.members) for group in waitlist.in_turn()]
+    assert groups == [["a", "c"], ["b", "d"], ["e"]]
+    for key in "abcde":
+        waitlist.pop(key)
+    waitlist.pin(5)
+    assert len(waitlist) == 0
+
+
+def test_what_was_said_to_its_like_says_nothing_of_one_that_is_set_apart():
+    waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=5))
+    waitlist.pin(5)
+    waitlist.group_of("a").refused = Refused("train.py", 1)
+    waitlist.pin(5)
+
+    assert waitlist.group_of("a").refused is None
 
 
 def test_a_waitlist_knows_who_waits():

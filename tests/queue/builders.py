@@ -44,15 +44,15 @@ Kind = TypeVar("Kind")
 OK = Exit(0)
 FAILED = Exit(1)
 OUT_OF_MEMORY = Exit(1, because=EndReason.OUT_OF_MEMORY)
+SETTLED = Settled()
 ALONE, SHARING = Settled("oom", was_alone=True), Settled("oom", was_alone=False)
 
 
 def a_spec(job: int = 1, **changes: Any) -> JobSpec:
     """Return what the engine knows of a job; `after` may name jobs by their numbers alone."""
-    after = tuple(
-        one if isinstance(one, After) else After(one) for one in changes.pop("after", ())
-    )
-    return JobSpec(**{"id": job, "job_type": "train.py", "label": "train.py"} | changes, after=after)
+    after = tuple(one if isinstance(one, After) else After(one) for one in changes.pop("after", ()))
+    values = {"id": job, "job_type": "train.py", "label": "train.py", "after": after}
+    return JobSpec(**values | changes)
 
 
 def kept(job: int = 1, state: JobState = JobState.QUEUED, **changes: Any) -> Kept:
@@ -93,7 +93,7 @@ class Line:
         elif isinstance(action, DropAsk):
             self.asked.remove(action.job)
         elif isinstance(action, PassAsk):
-            self.asked[self.asked.index(action.job)] = action.heir
+            self.asked[self.asked.index(action.job)] = action.heir.spec.id
         elif isinstance(action, Launch):
             self.launched.append((action.job, action.attempt))
         elif isinstance(action, SaveEnd):
@@ -138,7 +138,7 @@ class Line:
             self.starts(job)
 
     def exits(
-        self, job: int, exit: Exit = OK, settled: Settled | None = Settled(), after_s: float = 1.0
+        self, job: int, exit: Exit = OK, settled: Settled | None = SETTLED, after_s: float = 1.0
     ) -> list[Action]:
         """The attempt of a job is over."""
         return self.tell(Exited(self.at + after_s, job, self.attempt(job), exit, settled))

@@ -689,7 +689,7 @@ def test_what_was_asked_for_the_heir_serves_the_next_in_line() -> None:
     line.submits(1, 2, 3)
     line.grants(1, "L")
     line.exits(1, OK, None, after_s=0.01)
-    assert line.said(PassAsk) == [PassAsk(2, 3)]
+    assert line.said(PassAsk) == [PassAsk(2, AskLease(a_spec(3), 1, 0))]
     assert line.said(AskLease) == []
     assert line.asked == [3]
     line.grants(3, "M")

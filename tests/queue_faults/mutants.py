@@ -49,10 +49,36 @@ def kill_at_start() -> None:
     launch.Launcher.find = lambda *_: Found.LOST  # type: ignore[method-assign]
 
 
+def forget_keys() -> None:
+    """Take every submit for a new one."""
+    real = journal.Journal.submit
+
+    def submit(self: Any, key: str, *more: Any) -> tuple[int, bool]:
+        self._db.execute("DELETE FROM submits WHERE key = ?", (key,))
+        return real(self, key, *more)
+
+    journal.Journal.submit = submit  # type: ignore[method-assign]
+    journal.Journal.first_of = lambda *_: None  # type: ignore[method-assign]
+
+
+def sync_normal() -> None:
+    """Do not wait for the disk at a commit."""
+    real = journal.Journal._open
+
+    def open_lazily(self: Any) -> sqlite3.Connection:
+        db = real(self)
+        db.execute("PRAGMA synchronous=NORMAL")
+        return db
+
+    journal.Journal._open = open_lazily  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "commit-late": commit_late,
     "run-again": run_again,
     "kill-at-start": kill_at_start,
+    "forget-keys": forget_keys,
+    "sync-normal": sync_normal,
 }
 FORKER_MUTANTS: dict[str, Callable[[], None]] = {}
 

@@ -7,6 +7,7 @@ negotiator restarts, a waiting lease asks again with the same key and keeps its 
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import sys
 import warnings
@@ -312,9 +313,13 @@ def wish(job_type: str, label: str, **asked: Any) -> Message:
 
 def type_and_label(file: str, name: str) -> tuple[str, str]:
     """Return the unambiguous name of a job type and the short one for people."""
+    return _type_and_label(file, name, os.getcwd())
+
+
+@functools.lru_cache(maxsize=1024)  # paths are slow to follow, and the same at every call
+def _type_and_label(file: str, name: str, folder: str) -> tuple[str, str]:
     if "ipykernel" in file or file.startswith("<"):  # a notebook's files have new names each time
-        place = f"notebook in {os.getcwd()}"
-        return f"{place}::{name}", f"notebook::{name}"
+        return f"notebook in {folder}::{name}", f"notebook::{name}"
     full = os.path.realpath(file)
     short = os.path.relpath(os.path.abspath(file))
     shown = full if short.startswith("..") else short

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from grn import wire
 from grn.client import facts, queue
 from grn.errors import JobFailed, UsageError
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from grn.wire import Message
 
 JOBS_PER_MESSAGE = 1000
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RANGES = {"gpus": (1, 1_000_000), "priority": (-1000, 1000), "retry": (0, 1000)}
+_LONGEST = {"name": 128, "type": 1024, "notify": 4096}
+_LONGEST_S = 1e9
 
 
 class JobHandle:
@@ -109,13 +114,13 @@ def wanted(argv: list[str], job_type: str | None = None, name: str = "") -> Mess
     told = argv[2].split() if is_shell else argv
     full, label = facts.command_type(told) if told else ("sh", "sh")
     message: Message = {
-        "argv": argv,
-        "type": job_type or full,
-        "label": (job_type or label)[-256:],
+        "argv": [wire.spelled(word) for word in argv],
+        "type": _text("type", job_type) if job_type else (_text("", full)[-1024:] or "?"),
+        "label": _text("", job_type or label)[-256:] or "?",
         "args": facts.of_command(told),
     }
     if name:
-        message["name"] = name
+        message["name"] = _text("name", name)
     return message
 
 
@@ -127,8 +132,8 @@ def request(**options: Any) -> Message:
     mask = os.umask(0)
     os.umask(mask)
     message: Message = {
-        "cwd": os.path.abspath(options.pop("cwd", None) or os.getcwd()),
-        "env": env,
+        "cwd": wire.spelled(_folder(options.pop("cwd", None))),
+        "env": {wire.spelled(name): wire.spelled(value) for name, value in env.items()},
         "umask": mask,
         "after": [_after(one) for one in options.pop("after", ())],
     }
@@ -137,26 +142,38 @@ def request(**options: Any) -> Message:
         from grn.model.sizes import parse_size
 
         message["mem"] = parse_size(mem)
-    names = {"time_limit": "time_limit_s", "hold": "held"}
-    allowed = {"gpus", "exclusive", "priority", "retry", "time_limit", "requeue", "hold", "notify"}
+    time_limit = options.pop("time_limit", None)
+    if time_limit is not None:
+        message["time_limit_s"] = seconds(time_limit)
     for name, value in options.items():
-        if name not in allowed:
+        if name not in ("gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify"):
             raise TypeError(f"submit() has no option '{name}'")
         if value is not None:
-            message[names.get(name, name)] = value
+            message["held" if name == "hold" else name] = _checked_option(name, value)
     return message
 
 
-def send(jobs: list[Message], shared: Message) -> list[int]:
+def seconds(time: str | float) -> float:
+    """Read 90s, 30m, 12h, 2d or a plain number of seconds."""
+    text = str(time)
+    unit = _UNITS.get(text[-1:])
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= _LONGEST_S:
+        raise UsageError(f"'{text}' is no time.", "Write it like 90s, 30m, 12h or 2d.")
+    return found
+
+
+def send(jobs: list[Message], shared: Message, *, is_quiet: bool = False) -> list[int]:
     """Send jobs, a thousand in a message; return their ids. Each message is accepted whole."""
-    if not os.path.isdir(shared["cwd"]):
-        raise UsageError(f"the folder {shared['cwd']} does not exist.", "Name another with --cwd.")
     ids: list[int] = []
     for start in range(0, len(jobs), JOBS_PER_MESSAGE):
         part = jobs[start : start + JOBS_PER_MESSAGE]
         answer = queue.submit({"op": "submit", "jobs": part, **shared})
         ids += range(answer["first"], answer["first"] + answer["count"])
-        if answer["trouble"] and start == 0:
+        if answer["trouble"] and start == 0 and not is_quiet:
             print(f"grn: accepted, but it waits: {answer['trouble']}", file=sys.stderr)
     return ids
 
@@ -165,9 +182,38 @@ def _after(one: Any) -> list[Any]:
     if isinstance(one, JobHandle):
         return [one.id, True]
     text, _, condition = str(one).partition(":")
-    if not text.isdigit() or condition not in ("", "ok", "any"):
+    if not is_id(text) or condition not in ("", "ok", "any"):
         raise UsageError(f"'{one}' names no job to come after.", "Write 42, 42:ok or 42:any.")
     return [int(text), condition != "any"]
+
+
+def is_id(text: str) -> bool:
+    """True for what may be the id of a job."""
+    return text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0
+
+
+def _folder(path: str | None) -> str:
+    try:
+        folder = os.path.abspath(path or os.getcwd())
+    except OSError as error:  # somebody has removed it under us
+        raise UsageError("this folder is gone.", "Name another with --cwd.") from error
+    if not os.path.isdir(folder):
+        raise UsageError(f"the folder {folder} does not exist.", "Name another with --cwd.")
+    return folder
+
+
+def _checked_option(name: str, value: Any) -> Any:
+    least, most = _RANGES.get(name, (value, value))
+    if not least <= value <= most:
+        raise UsageError(f"{name} is {value} and must be a number from {least} to {most}.")
+    return _text(name, value) if name == "notify" else value
+
+
+def _text(what: str, text: str) -> str:
+    """Return a text for people, with what is none spelled out."""
+    if len(text) > _LONGEST.get(what, len(text)):
+        raise UsageError(f"the {what} is longer than {_LONGEST[what]} characters.")
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _checked(ended: dict[str, Any]) -> int:

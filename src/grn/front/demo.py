@@ -26,6 +26,7 @@ from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.front import render
 from grn.front.daemon import STOP_S
+from grn.front.look import user_name
 
 VIRTUAL = "2x512MiB"
 PACE_S = 0.2
@@ -133,7 +134,7 @@ def _watch(demo: Demo, console: Console, deadline: float) -> None:
 def _picture(demo: Demo, status: dict[str, Any], width: int) -> Group:
     counts = f"{len(demo.results)} done, {len(status['leases'])} running, "
     counts += f"{len(status['waiting'])} waiting"
-    jobs = render.ps(status, lambda uid: str(uid), width)
+    jobs = render.ps(status, user_name, width)
     return Group(
         Text(render.gpus(status, width)), Text(""), Text(jobs), Text(""), Text(counts, "bold")
     )

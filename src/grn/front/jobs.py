@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
+from grn import wire
 from grn.client import logs as job_logs
 from grn.client import queue
-from grn.client.submit import exit_code_of
+from grn.client.submit import exit_code_of, is_id, seconds
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.front import render
 from grn.front.look import print_json, width
@@ -64,7 +65,7 @@ def ls(
     asked: dict[str, Any] = {"op": "list", "which": which, "most": most, "states": list(states)}
     asked |= {key: value for key, value in (("name", name), ("type", job_type)) if value}
     answer = queue.ask(asked)
-    rows = _with_memory(answer["jobs"])
+    rows = _with_memory([_meant(row) for row in answer["jobs"]])
     if as_json:
         return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
     if quiet:
@@ -81,7 +82,7 @@ def ls(
 def show(job: str, as_json: bool) -> int:
     """Tell all of one job: command, folder, attempts, how it ended."""
     (job_id,) = _resolve([job])
-    row = queue.ask({"op": "show", "job": job_id})["job"]
+    row = _meant(queue.ask({"op": "show", "job": job_id})["job"])
     if as_json:
         return print_json({"schema": 1, "job": row})
     click.echo(render.job(row, time.time()))
@@ -93,7 +94,8 @@ def show(job: str, as_json: bool) -> int:
 @_json_flag
 def history(most: int, as_json: bool) -> int:
     """Show what has ended: run times, peaks, exit codes; newest first."""
-    rows = queue.ask({"op": "list", "which": "ended", "most": most})["jobs"]
+    answer = queue.ask({"op": "list", "which": "ended", "most": most})
+    rows = [_meant(row) for row in answer["jobs"]]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
     click.echo(render.history(rows, time.time(), width()))
@@ -227,8 +229,6 @@ def drain(off: bool) -> int:
 @click.option("--older-than", default="0s", metavar="TIME", help="Only what ended so long ago: 7d.")
 def clean(older_than: str) -> int:
     """Forget jobs that have ended, with their logs."""
-    from grn.front.submit import seconds
-
     older_s = 0.0 if older_than in ("0", "0s") else seconds(older_than)
     cleaned = queue.ask({"op": "clean", "older_than_s": older_s})["cleaned"]
     click.echo(f"{cleaned} job(s) forgotten", err=True)
@@ -260,15 +260,23 @@ def queue_command(what: str, as_json: bool) -> int:
 
 def _resolve(names: Sequence[str]) -> list[int]:
     """Return job ids; `-` takes them from standard input."""
-    words = [
-        word for name in names for word in (sys.stdin.read().split() if name == "-" else [name])
-    ]
-    ids = []
+    words = [word for name in names for word in (_piped() if name == "-" else [name])]
     for word in words:
-        if not word.isdigit() or int(word) < 1:
+        if not is_id(word):
             raise UnknownJob(f"'{word}' is no job id.", "Ids are numbers: see `grn ls`.")
-        ids.append(int(word))
-    return ids
+    return [int(word) for word in words]
+
+
+def _piped() -> list[str]:
+    data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    return data.decode("utf-8", "backslashreplace").split()
+
+
+def _meant(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a job with its words as they were typed, be they text or not."""
+    row["argv"] = [wire.meant(word) for word in row["argv"]]
+    row["cwd"] = wire.meant(row["cwd"])
+    return row
 
 
 def _print_ids(ids: Sequence[int]) -> int:

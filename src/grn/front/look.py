@@ -38,7 +38,7 @@ def ps(as_json: bool) -> int:
     if as_json:
         keys = ("schema", "version", "leases", "waiting")
         return print_json({key: status[key] for key in keys})
-    click.echo(render.ps(status, _user_name, width()))
+    click.echo(render.ps(status, user_name, width()))
     _say_trouble(status)
     return 0
 
@@ -54,7 +54,7 @@ def why(job: str, as_json: bool) -> int:
     rows = ask_once({"op": "why", "name": job})["why"]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
-    click.echo(render.why(rows, _user_name))
+    click.echo(render.why(rows, user_name))
     return 0
 
 
@@ -105,7 +105,7 @@ def _say_trouble(status: dict[str, Any]) -> None:
         click.echo(f"warning: {status['trouble']}", err=True)
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

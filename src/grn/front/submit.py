@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 from grn.errors import GrnError, UsageError
@@ -72,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(error, GrnError) and error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
         return error.exit_code if isinstance(error, GrnError) else 2
+    except KeyboardInterrupt:
+        return 130
     print("\n".join(map(str, ids)))
     return 0
 
@@ -93,7 +96,7 @@ def _submit(options: argparse.Namespace) -> list[int]:
         jobs = [
             {**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in _range(options.array)
         ]
-    return send(jobs, request(**_shared(options)))
+    return send(jobs, request(**_shared(options)), is_quiet=options.quiet)
 
 
 def _shared(options: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "priority": options.priority,
         "after": options.after,
         "retry": options.retry,
-        "time_limit": seconds(options.time_limit) if options.time_limit else None,
+        "time_limit": options.time_limit,
         "cwd": options.cwd,
         "env": dict(_pair(text) for text in options.env),
         "requeue": options.requeue,
@@ -136,23 +139,12 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def seconds(text: str) -> float:
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    unit = units.get(text[-1:], 0)
-    try:
-        seconds = float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise UsageError(f"'{text}' is no time.", "Write it like 90s, 30m, 12h or 2d.")
-    return seconds
-
-
 def _range(text: str) -> range:
-    first, dash, last = text.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()):
+    found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
+    if found is None:
         raise UsageError(f"'{text}' is no range.", "Write it like 0-9, or 10 for 0-9.")
-    numbers = range(int(first), int(last) + 1) if dash else range(int(first))
+    first, last = found.groups()
+    numbers = range(int(first), int(last) + 1) if last else range(int(first))
     if not 0 < len(numbers) <= MOST_ARRAY:
         raise UsageError(f"'{text}' has {len(numbers)} numbers; 1 to {MOST_ARRAY} are allowed.")
     return numbers

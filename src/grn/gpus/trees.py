@@ -37,7 +37,7 @@ class Process:
 def read_process(pid: int) -> Process | None:
     """Return one process, None when it is gone (or only its exit status is left)."""
     text = _read(pid, "stat")
-    fields = text[text.rfind(b")") + 2 :].split()
+    fields = text[text.rfind(b")") + 2 :].split(None, 22)
     if len(fields) < 22 or fields[0] in (b"Z", b"X"):
         return None
     return Process(

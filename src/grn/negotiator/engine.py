@@ -205,7 +205,10 @@ class Engine:
         """Offer to a newcomer alone: for all others nothing has changed."""
         group = self.waitlist.group_of(waiting.request.key)
         if group is not None and group.head is waiting:
-            yield from self._offer(group, at, self._closed(at))
+            granted = self._offer(group, at, self._closed(at))
+            yield from granted
+            if granted:
+                self._pin(waiting.request)
 
     def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
         self._returning.pop(event.key, None)
@@ -219,6 +222,7 @@ class Engine:
             request = replace(lease.request, holder=event.holder, is_command=False, has_parent=True)
             changed = replace(lease, request=request)
             self._replace(changed)
+            self._pin(request)
             yield SaveLease(changed)
 
     def _released(self, event: Released) -> Iterator[Action]:
@@ -250,6 +254,8 @@ class Engine:
             book = self.books.get(reading.uuid)
             if book is not None:
                 book.read(reading)
+                for use in reading.uses:
+                    self.waitlist.pin(use.pid)
         for lease in list(self.leases.values()):
             if lease.state is LeaseState.DRAINING:
                 yield from self._drain(lease)
@@ -277,6 +283,7 @@ class Engine:
         closed = self._closed(at)
         room = self._room(closed)
         turns = self.waitlist.in_turn()
+        placed: list[Request] = []
         for place_after, group in enumerate(turns, 1):
             if self._is_still_no(group, room, closed):
                 continue
@@ -284,9 +291,17 @@ class Engine:
             granted = self._offer(group, at, closed)
             if granted:
                 yield from granted
+                placed.append(head.request)
                 room = self._room(closed)
             if group.members and group.head is not head:  # the next of its like, in its own turn
                 insort(turns, group, place_after, key=lambda group: turn(group.head))
+        for request in placed:
+            self._pin(request)
+
+    def _pin(self, request: Request) -> None:
+        """Keep what else a process waits for from holding up its like: it cannot move any more."""
+        if request.holder is not None and not request.is_command:
+            self.waitlist.pin(request.holder.pid)
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> list[Action]:
         """Try the head of a group; the answer no is remembered for the group."""

@@ -80,7 +80,7 @@ class Loop:
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
         self._releasing: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
-        self._looked_at = 0.0
+        self._rest_until = 0.0
 
     # --- what the server tells -----------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Loop:
         while True:
             try:
                 await asyncio.wait_for(self._look.wait(), self._sample_s)
-                await asyncio.sleep(max(0.0, self._looked_at + FAST_LOOK_S - self.now()))
+                await asyncio.sleep(max(0.0, self._rest_until - self.now()))
             except asyncio.TimeoutError:
                 pass
             try:
@@ -190,13 +190,17 @@ class Loop:
     async def look(self) -> None:
         """Read all GPUs once and tell the engine."""
         self._look.clear()
+        began = self.now()
         placements = [placement_of(lease) for lease in self.engine.leases.values()]
         seen = await self._probe.sample(placements)
         readings = tuple(reading for reading in seen if reading.uuid in self.engine.books)
-        self._looked_at = self.now()
         self._note_health(readings)
         self._end_overflowing(readings)
         self.tell(Sampled(self.now(), readings))
+        # What it did not show yet will not show in an instant; a new death is looked at at once,
+        # but never so often that looking is all we do.
+        is_to_repeat = self._look.is_set()
+        self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
 
     # --- carrying out --------------------------------------------------------------------
 

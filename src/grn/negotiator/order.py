@@ -65,6 +65,7 @@ class Waitlist:
     def __init__(self) -> None:
         self._groups: dict[Kind, Group] = {}
         self._kind_of: dict[str, Kind] = {}
+        self._of_process: dict[int, set[str]] = {}  # pid -> keys of what it asks for itself
         self._turns: list[tuple[Turn, Group]] = []  # always in order; no two turns are alike
         self._since: list[tuple[float, str]] = []  # a heap; those who wait no more leave it late
 
@@ -89,6 +90,9 @@ class Waitlist:
             ranked = sorted(group.members.items(), key=lambda item: item[1].sequence)
             group.members = OrderedDict(ranked)
         self._kind_of[waiting.request.key] = kind
+        pid = _own_pid(waiting.request)
+        if pid is not None:
+            self._of_process.setdefault(pid, set()).add(waiting.request.key)
         self._give_turn(group)
         heapq.heappush(self._since, (waiting.since, waiting.request.key))
         return group
@@ -104,13 +108,25 @@ class Waitlist:
         self._give_turn(group)
         if not group.members:
             del self._groups[kind]
+        pid = _own_pid(waiting.request)
+        if pid is not None:
+            self._of_process[pid].remove(key)
+            if not self._of_process[pid]:
+                del self._of_process[pid]
         return waiting
 
+    def pin(self, pid: int) -> None:
+        """Let what a process asks for wait apart from its like: it cannot move any more."""
+        for key in tuple(self._of_process.get(pid, ())):
+            self.set_apart(self._groups[self._kind_of[key]].members[key])
+
     def set_apart(self, waiting: Waiting) -> None:
-        """Let a request wait apart from its like: its process cannot move any more."""
-        if self._kind_of[waiting.request.key] != _kind(waiting.request, is_pinned=True):
-            self.pop(waiting.request.key)
+        """Let a request wait apart from its like; what was said to them says nothing of it."""
+        key, kind = waiting.request.key, _kind(waiting.request, is_pinned=True)
+        if self._kind_of[key] != kind:
+            self.pop(key)
             self.add(waiting, is_pinned=True)
+        self._groups[kind].refused = None
 
     def group_of(self, key: str) -> Group | None:
         """Return the group a request waits in."""
@@ -142,6 +158,11 @@ class Waitlist:
 
 def _turn_of(entry: tuple[Turn, Group]) -> Turn:
     return entry[0]
+
+
+def _own_pid(request: Request) -> int | None:
+    """Return the process that will hold what is asked for, None when it is not born yet."""
+    return None if request.holder is None or request.is_command else request.holder.pid
 
 
 def _kind(request: Request, is_pinned: bool) -> Kind:

@@ -231,7 +231,7 @@ class Engine:
         yield from self._ask()
 
     def _unask_followers(self, moved_job: Job) -> Iterator[Action]:
-        """Let those who come after a moved job ask after it: the negotiator goes by who is first."""
+        """Let those behind a moved job ask once more: the negotiator goes by who asked first."""
         for job in [self.jobs[job_id] for job_id in self._asked]:
             if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
                 yield from self._unask(job)
@@ -332,7 +332,8 @@ class Engine:
         if following is not None and following.kind == heir.kind and not self.is_drained:
             self._pop()
             self._now_asked(following)
-            yield PassAsk(heir.spec.id, following.spec.id)
+            ask = AskLease(following.spec, following.attempt + 1, following.memory_attempt)
+            yield PassAsk(heir.spec.id, ask)
         else:
             yield DropAsk(heir.spec.id)
         yield from self._begin(heir, job.grant)

@@ -310,10 +310,10 @@ class DropAsk:
 
 @dataclass(frozen=True, slots=True)
 class PassAsk:
-    """Let another job of the same kind have what was asked for."""
+    """Let another job of the same kind have what was asked for; ask anew if that was granted."""
 
     job: int
-    heir: int
+    heir: AskLease
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ MOST_AT_HAND = 64
 
 _SCHEMA = """
 CREATE TABLE environments (
-  id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL
+  id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL
 );
 CREATE TABLE submits (
   key TEXT PRIMARY KEY, first INTEGER NOT NULL, count INTEGER NOT NULL, at REAL NOT NULL
@@ -119,11 +119,11 @@ class Journal:
 
     # --- writing -------------------------------------------------------------------------
 
-    def submit(self, key: str, jobs: Sequence[NewJob]) -> tuple[int, bool]:
+    def submit(self, key: str, jobs: Sequence[NewJob], is_held: bool = False) -> tuple[int, bool]:
         """Write new jobs down; return the first id, and False when this key was known already."""
-        known = self._db.execute("SELECT first FROM submits WHERE key = ?", (key,)).fetchone()
+        known = self.first_of(key)
         if known is not None:
-            return int(known[0]), False
+            return known, False
         first = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='jobs'").fetchone()
         first_id = (first[0] if first else 0) + 1
         now = self._wall()
@@ -134,7 +134,7 @@ class Journal:
                 identity = id(job.command.environment)
                 if identity not in environments:
                     environments[identity] = self._environment_id(job.command.environment)
-                yield _row(job_id, job, environments[identity], now)
+                yield (*_row(job_id, job, environments[identity], now), is_held)
 
         with self._transaction():
             self._db.executemany(_INSERT, rows())
@@ -180,6 +180,11 @@ class Journal:
         )
         texts: dict[str, str] = {}
         return [_kept(row, texts) for row in rows]
+
+    def first_of(self, key: str) -> int | None:
+        """Return the first id of a submit that was accepted, None when it was not."""
+        row = self._db.execute("SELECT first FROM submits WHERE key = ?", (key,)).fetchone()
+        return int(row[0]) if row else None
 
     def is_drained(self) -> bool:
         row = self._db.execute("SELECT value FROM switches WHERE name = 'drained'").fetchone()
@@ -361,8 +366,8 @@ _SHOWN = (
 _INSERT = (
     "INSERT INTO jobs (id, name, argv, cwd, environment, extra, umask, notify, time_limit_s,"
     " job_type, label, arguments, gpus, mem_bytes, is_exclusive, after, retries, may_requeue,"
-    " submitted_at, state, tries_left, priority, place)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,'queued',?,?,?)"
+    " submitted_at, state, tries_left, priority, place, is_held)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,'queued',?,?,?,?)"
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -45,10 +46,13 @@ class Leases(asyncio.Protocol):
         self._last_id = 0
         self._jobs: dict[int, int] = {}  # message id -> job it asked a lease for
         self._keys: dict[int, str] = {}  # job -> the key it is asked for under
+        self._taken_back: Counter[int] = Counter()  # how often a job's request was
+        self._gpus_asked = 0  # id of the message that asks which GPUs there are
         self._settling: dict[int, Callable[[Settled], None]] = {}
         self._unheard: dict[int, dict[str, Any]] = {}  # said, and to be said again if it is lost
         self._lost = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
+        self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
 
     @property
     def is_connected(self) -> bool:
@@ -58,7 +62,7 @@ class Leases(asyncio.Protocol):
 
     def ask(self, spec: JobSpec, attempt: int, memory_attempt: int, facts: dict[str, Any]) -> None:
         """Ask for the lease of one attempt."""
-        key = self._keys.setdefault(spec.id, self.key(spec.id, attempt))
+        key = self._keys.setdefault(spec.id, self._key(spec.id, attempt))
         message: dict[str, Any] = {
             "op": "lease",
             "key": key,
@@ -83,14 +87,18 @@ class Leases(asyncio.Protocol):
         key = self._keys.pop(job, None)
         if key is not None:
             self._insist({"op": "cancel", "key": key})
+            self._taken_back[job] += 1
 
-    def pass_on(self, job: int, heir: int) -> None:
-        """Let another job have what was asked for under this one's key."""
-        if job in self._keys:
-            self._keys[heir] = self._keys.pop(job)
+    def pass_on(self, job: int, heir: int) -> bool:
+        """Let another job have what was asked for under this one's key; False if it was granted."""
+        key = self._keys.pop(job, None)
+        if key is None:
+            return False
+        self._keys[heir] = key
         for message_id, asked in self._jobs.items():
             if asked == job:
                 self._jobs[message_id] = heir
+        return True
 
     def watch(self, lease: str) -> None:
         """Promise to say how a lease ends."""
@@ -105,9 +113,12 @@ class Leases(asyncio.Protocol):
         self._settling[message_id] = then
         asyncio.get_running_loop().call_later(SETTLE_S, self._settle, message_id, Settled())
 
-    def key(self, job: int, attempt: int) -> str:
-        """Return the name of a request, the same after a restart of either side."""
-        return f"{self._queue_id}{job:012x}{attempt:04x}"
+    def _key(self, job: int, attempt: int) -> str:
+        """Return the name of a request, the same after a restart of either side.
+
+        One that was taken back is never used again: a grant for it may still be on its way.
+        """
+        return f"{self._queue_id}{job:012x}{attempt:04x}{self._taken_back[job]:04x}"
 
     # --- the connection ------------------------------------------------------------------
 
@@ -117,6 +128,7 @@ class Leases(asyncio.Protocol):
             if await self._connect():
                 self.trouble = ""
                 self._say_again()
+                self._gpus_asked = self._send({"op": "status"})
                 self._listener.connected()
                 await self._lost.wait()
                 self._listener.disconnected()
@@ -158,6 +170,7 @@ class Leases(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._jobs.clear()
+        self.gpu_bytes = []
         for message_id in list(self._settling):
             self._settle(message_id, Settled())
         self._lost.set()
@@ -175,7 +188,10 @@ class Leases(asyncio.Protocol):
         self._unheard.pop(cast(int, message_id), None)
         job = self._jobs.get(message_id) if isinstance(message_id, int) else None
         error = message.get("error")
-        if message_id in self._settling:
+        if message_id == self._gpus_asked and not error:
+            gpus = message["status"]["gpus"]
+            self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in gpus), reverse=True)
+        elif message_id in self._settling:
             said = Settled() if error else _settled(message)
             self._settle(cast(int, message_id), said)
         elif job is None:

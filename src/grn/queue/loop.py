@@ -109,6 +109,10 @@ class Loop:
         self._inbox.append(event)
         self._turn()
 
+    def catch_up(self) -> None:
+        """Handle all facts that were noted, so that the engine knows what we know."""
+        self._turn()
+
     def when_ended(self, job: int, waiter: Callable[[int], None]) -> None:
         """Remember who waits for a job."""
         self._waiters[job].append(waiter)
@@ -193,7 +197,8 @@ class Loop:
         self.leases.drop(action.job)
 
     def _pass_ask(self, action: PassAsk) -> None:
-        self.leases.pass_on(action.job, action.heir)
+        if not self.leases.pass_on(action.job, action.heir.spec.id):  # it was granted just now
+            self._ask_lease(action.heir)
 
     def _return_lease(self, action: ReturnLease) -> None:
         ending = {"outcome": "failed"} if action.exit is None else _ending(action.exit)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from grn import schemas
+from grn import schemas, wire
+from grn.errors import UsageError
 from grn.schemas import Key, Reader
 
 Text = Annotated[str, Meta(max_length=1024)]
@@ -138,5 +139,30 @@ Message = (
     | PingSaid
     | StopAsked
 )
+
+
+def check_words(message: SubmitAsked) -> None:
+    """Refuse what no system takes as a command, an environment or a folder."""
+    names = [*message.env, *(name for wanted in message.jobs for name in wanted.extra)]
+    for name in names:
+        if not name or "=" in name:
+            raise UsageError(f"{name!r} cannot be the name of a variable.")
+    for wanted in message.jobs:
+        for word in (*wanted.argv, *wanted.extra.values()):
+            _check_word(word)
+    for word in (message.cwd, *names, *message.env.values()):
+        _check_word(word)
+
+
+def _check_word(word: str) -> None:
+    if "\0" not in word:
+        return
+    try:
+        is_fine = "\0" not in wire.meant(word)
+    except UnicodeEncodeError:  # what follows the NUL is no bytes
+        is_fine = False
+    if not is_fine:
+        raise UsageError("a command, a folder or a variable cannot hold a NUL byte.")
+
 
 read = Reader[Message](Message, "queue", "grn queue stop").read

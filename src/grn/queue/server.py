@@ -19,13 +19,15 @@ from typing import Any, cast
 import msgspec
 
 from grn import schemas, wire
-from grn.errors import GrnError, NotAllowed, ProtocolError, UnknownJob, UsageError
+from grn.errors import GrnError, NeverFits, NotAllowed, ProtocolError, UnknownJob, UsageError
+from grn.model.sizes import show_size
 from grn.queue import messages
 from grn.queue.engine import Job
 from grn.queue.events import (
     After,
     CancelAsked,
     DrainAsked,
+    EndReason,
     HoldAsked,
     JobSpec,
     MoveAsked,
@@ -142,10 +144,10 @@ class Connection(asyncio.Protocol):
     # --- submitting ----------------------------------------------------------------------
 
     def submit(self, message: messages.SubmitAsked) -> None:
-        if self._loop.trouble:
-            raise UsageError(f"not accepted: {self._loop.trouble}")
-        if len(self._loop.engine.jobs) + len(message.jobs) > MOST_QUEUED:
-            raise UsageError(f"not accepted: {MOST_QUEUED} jobs are queued at the most.")
+        if self._is_known(message.id, message.key, len(message.jobs)):
+            return
+        messages.check_words(message)
+        self._loop.catch_up()  # one it comes after may have ended just now
         after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
         ends = self._ends_of(after)
         jobs = [_new_job(message, wanted, after) for wanted in message.jobs]
@@ -160,13 +162,27 @@ class Connection(asyncio.Protocol):
         is_held: bool = False,
     ) -> None:
         """Write jobs down, tell the engine, and only then tell the client."""
-        first, is_new = self._loop.journal.submit(key, jobs)
+        if self._loop.trouble:
+            raise UsageError(f"not accepted: {self._loop.trouble}")
+        if len(self._loop.engine.jobs) + len(jobs) > MOST_QUEUED:
+            raise UsageError(f"not accepted: {MOST_QUEUED} jobs are queued at the most.")
+        for job in jobs:
+            _check_fits(job.spec, self._loop.leases.gpu_bytes)
+        first, is_new = self._loop.journal.submit(key, jobs, is_held)
         if is_new:
             specs = tuple(replace(job.spec, id=first + place) for place, job in enumerate(jobs))
             now = self._loop.now()
             self._loop.tell_now(Submitted(now, specs, tuple(ends.items()), is_held))
         trouble = self._loop.leases.trouble
         self._send(message_id, {"first": first, "count": len(jobs), "trouble": trouble})
+
+    def _is_known(self, message_id: int, key: str, count: int) -> bool:
+        """Answer a submit that was sent again, whatever has changed since it was accepted."""
+        first = self._loop.journal.first_of(key)
+        if first is not None:
+            trouble = self._loop.leases.trouble
+            self._send(message_id, {"first": first, "count": count, "trouble": trouble})
+        return first is not None
 
     def _ends_of(self, after: tuple[After, ...]) -> dict[int, bool]:
         asked = {one.job for one in after}
@@ -178,6 +194,8 @@ class Connection(asyncio.Protocol):
         return ends
 
     def retry(self, message: messages.RetryAsked) -> None:
+        if self._is_known(message.id, message.key, len(message.jobs)):
+            return
         jobs: list[NewJob] = []
         for job_id in message.jobs:
             row = self._row(job_id)
@@ -256,8 +274,8 @@ class Connection(asyncio.Protocol):
     def wait(self, message: messages.WaitAsked) -> None:
         """Answer once for each job, as it ends; the client counts."""
         for job_id in message.jobs:
-            if job_id in self._loop.engine.jobs:
-                waiter = self._waiter(message.id)
+            if job_id in self._loop.engine.jobs or not self._end_of(job_id)["reason"]:
+                waiter = self._waiter(message.id)  # the disk may not have taken its end yet
                 self._waits.append((job_id, waiter))
                 self._loop.when_ended(job_id, waiter)
             else:
@@ -267,10 +285,13 @@ class Connection(asyncio.Protocol):
         return lambda job_id: self._tell_end(message_id, job_id)
 
     def _tell_end(self, message_id: int, job_id: int) -> None:
+        self._send(message_id, {"ended": self._end_of(job_id)})
+
+    def _end_of(self, job_id: int) -> dict[str, Any]:
         ended = self._loop.journal.end_of(job_id)
         if ended is None:
             raise UnknownJob(f"there is no job {job_id}.", "See `grn ls`.")
-        self._send(message_id, {"ended": ended})
+        return ended
 
     def cancel(self, message: messages.CancelAsked) -> None:
         self._check(message.jobs)
@@ -318,8 +339,6 @@ class Connection(asyncio.Protocol):
 def _new_job(
     message: messages.SubmitAsked, wanted: messages.Wanted, after: tuple[After, ...]
 ) -> NewJob:
-    if any("\0" in word for word in wanted.argv):
-        raise UsageError("a command cannot hold a NUL byte.")
     spec = JobSpec(
         0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue,
@@ -333,6 +352,15 @@ def _new_job(
 
 def _where(message: messages.ListAsked) -> tuple[str, list[Any]]:
     where, values = "", []
+    if message.states:
+        unknown = set(message.states) - _STATES.keys() - _REASONS
+        if unknown:
+            raise UsageError(f"there is no state '{min(unknown)}'.", f"There are {_ALL_STATES}.")
+        states = [_STATES[state] for state in message.states if state in _STATES]
+        reasons = [state for state in message.states if state in _REASONS]
+        marks = ",".join("?" * len(reasons))
+        where += f" AND ({' OR '.join([*states, f'jobs.reason IN ({marks})'])})"
+        values += reasons
     if message.name is not None:
         where += " AND name = ?"
         values.append(message.name)
@@ -340,6 +368,33 @@ def _where(message: messages.ListAsked) -> tuple[str, list[Any]]:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]
     return where, values
+
+
+_STATES = {
+    "queued": "(state = 'queued' AND NOT is_held)",
+    "held": "(state = 'queued' AND is_held)",
+    # The journal does not tell these apart: a start is not worth a write.
+    "starting": "state IN ('starting','running')",
+    "running": "state IN ('starting','running')",
+    "stopping": "state = 'stopping'",
+    "ended": "state = 'ended'",
+}
+_REASONS = {reason.value for reason in EndReason}
+_ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in EndReason)])
+
+
+def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
+    """Refuse what this machine can never give; the negotiator would, when its turn has come."""
+    if not gpu_bytes:
+        return
+    if spec.gpus > len(gpu_bytes):
+        text = f"{spec.gpus} GPUs are asked for and {len(gpu_bytes)} are managed."
+        raise NeverFits(text, "Ask for fewer.")
+    largest = gpu_bytes[spec.gpus - 1]
+    if spec.mem_bytes is not None and spec.mem_bytes > largest:
+        where = "the largest GPU has" if spec.gpus == 1 else f"{spec.gpus} GPUs have at most"
+        text = f"{show_size(spec.mem_bytes)} of memory are asked for and {where}"
+        raise NeverFits(f"{text} {show_size(largest)}.", "Ask for less memory per GPU.")
 
 
 def _matches(row: dict[str, Any], states: list[str]) -> bool:

@@ -18,6 +18,7 @@ import signal
 import struct
 import time
 
+from grn import wire
 from grn.client import frameworks, surroundings
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
@@ -83,9 +84,11 @@ class Shim:
     def _start(self) -> tuple[int, int]:
         """Start the command; return the pipes its output comes from."""
         order = self._order
-        os.chdir(order["cwd"])
-        environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
-        program = _find(order["argv"][0], environment.get("PATH", os.defpath))
+        os.chdir(wire.meant(order["cwd"]))
+        own = {wire.meant(name): wire.meant(value) for name, value in order["env"].items()}
+        environment = surroundings.for_command(order["lease"], order["visible"], own)
+        argv = [wire.meant(word) for word in order["argv"]]
+        program = _find(argv[0], environment.get("PATH", os.defpath))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
@@ -93,7 +96,7 @@ class Shim:
         try:
             self._main = os.posix_spawn(
                 program,
-                order["argv"],
+                argv,
                 environment,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),
@@ -118,7 +121,8 @@ class Shim:
         known = error.errno in (errno.ENOENT, errno.ENOTDIR)
         text = f"{error.filename or self._order['argv'][0]}: {error.strerror}"
         status = NOT_FOUND if known else NOT_RUNNABLE
-        return {"status": status, "because": "not-runnable", "text": text}
+        plain = text.encode("utf-8", "backslashreplace").decode()
+        return {"status": status, "because": "not-runnable", "text": plain}
 
     def _hold(self) -> None:
         """Bind the lease to the command, so that it outlives the queue; try again if need be.

@@ -1,0 +1,456 @@
+"""The process around one command: what it gives it, how it ends it, and what it writes down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grn.queue import attempt as folders
+from tests.harness import is_running, wait_for
+from tests.queue.live import PLAIN, Shims, gone, pids_in
+
+STAYS = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+FULL_PIPE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def shims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shims]:
+    made = Shims(tmp_path_factory.mktemp("shims"))
+    yield made
+    made.close()
+
+
+# --- what comes out ------------------------------------------------------------------------
+
+
+def test_what_a_command_prints_is_kept(shims: Shims) -> None:
+    run, record = shims.ran("echo out; echo err >&2; echo more")
+    assert record["status"] == 0
+    assert sorted(run.log.splitlines()) == ["err", "more", "out"]
+    assert run.err == "err\n"
+
+
+def test_bytes_are_kept_as_they_are(shims: Shims) -> None:
+    run = shims.python("import os; os.write(1, bytes(range(256)) * 1000)")
+    run.ended()
+    assert (run.folder / "log").read_bytes() == bytes(range(256)) * 1000
+
+
+def test_a_silent_command_leaves_no_log(shims: Shims) -> None:
+    run, _ = shims.ran("true")
+    assert not (run.folder / "log").exists()
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_the_exit_status_is_the_commands_own(shims: Shims, code: int) -> None:
+    _, record = shims.ran(f"exit {code}")
+    assert (record["status"], record.get("signal"), record.get("because")) == (code, None, None)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_no_status(shims: Shims, signum: int) -> None:
+    _, record = shims.ran(f"ulimit -c 0; kill -{int(signum)} $$")
+    assert (record["status"], record["signal"], record.get("because")) == (None, signum, None)
+
+
+def test_an_exit_record_is_whole(shims: Shims) -> None:
+    before = time.time()
+    run, record = shims.ran("exit 4")
+    assert record["format"] == folders.FORMAT
+    assert 0 < record["ran_s"] < 60
+    assert before - 1 <= record["ended_at"] <= time.time() + 1
+    assert record["resident"] > 100 << 10
+    assert stat.S_IMODE((run.folder / "exit").stat().st_mode) == 0o600
+    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    assert not (run.folder / "exit.tmp").exists()
+
+
+# --- what cannot be run --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "text"),
+    [
+        ("no-such-program-anywhere", 127, "no-such-program-anywhere: command not found"),
+        ("", 127, "command not found"),
+        ("./no-such-file", 127, "./no-such-file: No such file or directory"),
+        ("./plain", 126, "./plain: Permission denied"),
+        ("./nonsense", 126, "./nonsense: Exec format error"),
+        ("/", 126, "/: Permission denied"),
+        ("./plain/x", 127, "./plain/x: Not a directory"),
+    ],
+)
+def test_what_cannot_be_run_says_why(
+    shims: Shims, tmp_path: Path, program: str, status: int, text: str
+) -> None:
+    (tmp_path / "plain").write_text("no right to run")
+    (tmp_path / "nonsense").write_text("no program")
+    (tmp_path / "nonsense").chmod(0o755)
+    record = shims.start(program, cwd=str(tmp_path)).ended()
+    assert record["status"] == status
+    assert record["because"] == "not-runnable"
+    assert record["text"].endswith(text)
+
+
+def test_a_folder_that_is_gone_is_named(shims: Shims, tmp_path: Path) -> None:
+    record = shims.start("true", cwd=str(tmp_path / "gone")).ended()
+    assert record["because"] == "not-runnable"
+    assert record["text"] == f"{tmp_path}/gone: No such file or directory"
+
+
+def test_too_long_a_command_says_so(shims: Shims) -> None:
+    record = shims.start("/bin/sh", "-c", ": " + "x" * 200_000).ended()
+    assert (record["status"], record["because"]) == (126, "not-runnable")
+    assert record["text"] == "/bin/sh: Argument list too long"
+
+
+def test_what_cannot_be_run_leaves_nothing_open(shims: Shims, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("no right to run")
+    channel = shims.channel()
+    run = shims.start("./plain", cwd=str(tmp_path), channel=channel)
+    run.ended()
+    before = os.listdir(f"/proc/{run.shim_pid}/fd")
+    for _ in range(3):
+        shims.start("./plain", cwd=str(tmp_path), channel=channel).ended()
+        shims.start("true", channel=channel).ended()
+    assert os.listdir(f"/proc/{run.shim_pid}/fd") == before
+
+
+# --- what a command finds ------------------------------------------------------------------
+
+
+def test_a_command_gets_its_own_environment_and_nothing_else(shims: Shims) -> None:
+    run = shims.start(
+        "env", "-0", env={**PLAIN, "A": "1", "B": "x\ny", "C": "caf\udce9"}, extra={"A": "2"},
+        visible="1,2", lease="",
+    )  # fmt: skip
+    run.ended()
+    found = dict(
+        line.split(b"=", 1) for line in (run.folder / "log").read_bytes().split(b"\0") if line
+    )
+    assert found == {
+        b"PATH": PLAIN["PATH"].encode(),
+        b"LANG": b"C.UTF-8",
+        b"A": b"2",
+        b"B": b"x\ny",
+        b"C": b"caf\xe9",
+        b"CUDA_VISIBLE_DEVICES": b"1,2",
+        b"CUDA_DEVICE_ORDER": b"PCI_BUS_ID",
+        b"GRN_GPU_COUNT": b"2",
+        b"GRN_LEASE": b"",
+        b"TF_FORCE_GPU_ALLOW_GROWTH": b"true",
+        b"XLA_PYTHON_CLIENT_PREALLOCATE": b"false",
+    }
+
+
+def test_a_command_is_found_by_its_own_path(shims: Shims, tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / "mine"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho found")
+    tool.chmod(0o755)
+    run = shims.start("mine", env={"PATH": f"/nowhere:{tool.parent}"})
+    assert run.ended()["status"] == 0
+    assert run.log == "found\n"
+    assert shims.start("mine").ended()["status"] == 127
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o002])
+def test_a_command_runs_in_its_folder_with_its_mask(shims: Shims, mask: int) -> None:
+    run, _ = shims.ran("pwd; umask; touch made", umask=mask)
+    cwd = Path(run.order["cwd"])
+    assert run.log == f"{cwd}\n{mask:04o}\n"
+    assert stat.S_IMODE((cwd / "made").stat().st_mode) == 0o666 & ~mask
+
+
+def test_standard_input_is_empty(shims: Shims) -> None:
+    run, record = shims.ran("cat; echo over")
+    assert record["status"] == 0
+    assert run.log == "over\n"
+
+
+def test_a_command_has_three_open_files_and_a_session_of_its_own(shims: Shims) -> None:
+    run = shims.python(
+        "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:3],"
+        " len(os.listdir('/proc/self/fd')) - 1, os.getsid(0) == os.getpid())"
+    )
+    run.ended()
+    assert run.log == "['0', '1', '2'] 3 True\n"
+
+
+def test_a_command_finds_all_signals_as_usual(shims: Shims) -> None:
+    run, _ = shims.ran("grep -E 'SigBlk|SigIgn' /proc/self/status")
+    masks = [int(line.split()[1], 16) for line in run.log.splitlines()]
+    assert [mask & (1 << 31) - 1 for mask in masks] == [0, 0]  # those above are the C library's
+
+
+# --- ending it -----------------------------------------------------------------------------
+
+
+def test_a_cancelled_command_is_asked_to_end(shims: Shims) -> None:
+    run = shims.sh("trap 'echo heard; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
+    run.says("ready")
+    run.stop()
+    record = run.ended()
+    assert (record["status"], record["because"]) == (7, "cancelled")
+    assert "heard" in run.log
+
+
+def test_a_command_that_does_not_listen_is_killed_after_the_grace(shims: Shims) -> None:
+    run = shims.sh(STAYS, grace_s=0.1)
+    run.says("ready")
+    run.stop()
+    record = run.ended()
+    assert (record["signal"], record["because"]) == (signal.SIGKILL, "cancelled")
+
+
+def test_a_cancel_in_earnest_kills_at_once(shims: Shims) -> None:
+    run = shims.sh(STAYS, grace_s=600)
+    run.says("ready")
+    run.stop(now=True)
+    assert run.ended()["signal"] == signal.SIGKILL
+
+
+def test_a_second_cancel_in_earnest_does_not_wait_for_the_grace(shims: Shims) -> None:
+    run = shims.sh(STAYS, grace_s=600)
+    run.says("ready")
+    run.stop()
+    run.stop(now=True)
+    assert run.ended()["because"] == "cancelled"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_shim_of_an_earlier_queue_is_told_by_a_signal(shims: Shims, signum: int) -> None:
+    run = shims.sh("echo ready; exec sleep 600", grace_s=600)
+    run.says("ready")
+    run.channel.close()
+    os.kill(run.shim_pid, signum)
+    wait_for(lambda: folders.read_exit(str(run.folder)), "the exit record")
+    record = folders.read_exit(str(run.folder))
+    assert record is not None
+    assert record["because"] == "cancelled"
+    assert record["signal"] == (signal.SIGTERM if signum == signal.SIGTERM else signal.SIGKILL)
+
+
+def test_a_cancel_that_comes_with_the_order_is_heard(shims: Shims) -> None:
+    """Both are there when the shim first looks: the order is not the last it reads."""
+    channel = shims.channel()
+    order = shims.order("sleep", "600")
+    channel.send(order, {"stop": order["folder"], "now": False})
+    assert channel.is_done()
+    record = folders.read_exit(order["folder"])
+    assert record is not None
+    assert (record["signal"], record["because"]) == (signal.SIGTERM, "cancelled")
+
+
+def test_a_cancel_of_what_is_over_does_not_end_the_next(shims: Shims) -> None:
+    run, _ = shims.ran("true")
+    run.stop(now=True)
+    following = shims.sh("echo fine", channel=run.channel)
+    assert following.ended()["status"] == 0
+    assert following.log == "fine\n"
+
+
+def test_a_stopped_command_is_ended_too(shims: Shims) -> None:
+    run = shims.sh("echo ready; kill -STOP $$; exec sleep 600", grace_s=600)
+    run.says("ready")
+    run.stop()
+    assert run.ended()["signal"] == signal.SIGTERM
+
+
+def test_a_cancel_ends_the_whole_tree(shims: Shims) -> None:
+    run = shims.python(
+        """if True:
+        import os, signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for way in range(4):
+            if os.fork() == 0:
+                if way & 1:
+                    os.setsid()
+                if way & 2 and os.fork():
+                    os._exit(0)
+                os.write(1, b"%d\\n" % os.getpid())
+                signal.pause()
+        os.write(1, b"%d\\n" % os.getpid())
+        signal.pause()
+        """,
+        grace_s=0.1,
+    )
+    pids = pids_in(run, 5)
+    run.stop()
+    run.ended()
+    for pid in pids:
+        gone(pid)
+
+
+def test_a_time_limit_ends_a_command(shims: Shims) -> None:
+    run, record = shims.ran("exec sleep 600", time_limit_s=0.05)
+    assert (record["signal"], record["because"]) == (signal.SIGTERM, "timed-out")
+    assert run.order["time_limit_s"] <= record["ran_s"] < 30
+
+
+def test_a_command_that_outstays_its_limit_is_killed_after_the_grace(shims: Shims) -> None:
+    _, record = shims.ran(STAYS, time_limit_s=0.05, grace_s=0.1)
+    assert (record["signal"], record["because"]) == (signal.SIGKILL, "timed-out")
+
+
+def test_a_command_that_ends_in_time_has_no_limit(shims: Shims) -> None:
+    _, record = shims.ran("exit 2", time_limit_s=600)
+    assert (record["status"], record.get("because")) == (2, None)
+
+
+# --- what it leaves behind -----------------------------------------------------------------
+
+
+def test_what_a_command_leaves_behind_is_ended(shims: Shims) -> None:
+    run = shims.sh(
+        "trap '' TERM; setsid sleep 601 & echo $!; (sleep 602 & echo $!) ; exit 3", grace_s=0.1
+    )
+    pids = pids_in(run, 2)
+    record = run.ended()
+    assert (record["status"], record.get("because")) == (3, None)
+    for pid in pids:
+        gone(pid)
+
+
+def test_what_a_command_leaves_behind_may_end_by_itself(shims: Shims) -> None:
+    run, record = shims.ran("(trap 'echo no > ended' TERM; sleep 0.1; echo yes > ended) & exit 0")
+    assert record["status"] == 0
+    assert (Path(run.order["cwd"]) / "ended").read_text() == "yes\n"
+
+
+def test_what_is_left_behind_cannot_write_for_ever(shims: Shims) -> None:
+    _, record = shims.ran("yes & exit 0", grace_s=0.1)
+    assert record["status"] == 0
+
+
+def test_all_that_was_printed_before_the_end_is_kept(shims: Shims) -> None:
+    run, _ = shims.ran(f"head -c {3 * FULL_PIPE} /dev/zero", log_bytes=8 * FULL_PIPE)
+    assert (run.folder / "log").stat().st_size == 3 * FULL_PIPE
+
+
+# --- out of memory -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "because", "asked"),
+    [
+        ("echo 'CUDA out of memory. Tried to allocate 2.00 GiB.' >&2; exit 1",
+         "out-of-memory", 2 << 30),
+        ("echo 'RuntimeError: CUDA error: out of memory' >&2; exit 1", "out-of-memory", None),
+        ("echo 'CUDA out of memory' >&2; exit 0", None, None),
+        ("echo 'CUDA out of memory'; exit 1", None, None),
+        ("echo 'CUDA out of memory' >&2; kill -9 $$", "out-of-memory", None),
+        ("echo 'CUDA out of memory' >&2; yes x | head -c 10000 >&2; exit 1",
+         "out-of-memory", None),
+    ],
+)  # fmt: skip
+def test_a_command_that_says_so_has_run_out_of_memory(
+    shims: Shims, line: str, because: str | None, asked: int | None
+) -> None:
+    _, record = shims.ran(line)
+    assert record.get("because") == because
+    assert record.get("asked") == asked
+
+
+def test_a_cancelled_command_has_not_run_out_of_memory(shims: Shims) -> None:
+    run = shims.sh(
+        "trap 'echo CUDA out of memory >&2; exit 1' TERM; echo ready; while :; do sleep 0.05; done"
+    )
+    run.says("ready")
+    run.stop()
+    assert run.ended()["because"] == "cancelled"
+
+
+# --- proof of life -------------------------------------------------------------------------
+
+
+def test_the_lock_is_held_while_the_command_runs(shims: Shims) -> None:
+    run = shims.sh("echo ready; exec sleep 600")
+    run.says("ready")
+    assert folders.is_locked(str(run.folder))
+    assert is_running(run.shim_pid)
+    run.stop(now=True)
+    run.ended()
+    assert not folders.is_locked(str(run.folder))
+
+
+def test_an_attempt_is_begun_once(shims: Shims) -> None:
+    order = shims.order("/bin/sh", "-c", "echo ran >> count")
+    for _ in range(2):
+        channel = shims.channel()
+        channel.send(order)
+        assert channel.is_done()
+    assert (Path(order["cwd"]) / "count").read_text() == "ran\n"
+
+
+def test_an_attempt_that_was_forbidden_does_not_begin(shims: Shims) -> None:
+    order = shims.order("/bin/sh", "-c", "echo ran > count")
+    os.mkdir(order["folder"])
+    assert folders.claim(order["folder"], "queue")
+    channel = shims.channel()
+    channel.send(order)
+    assert channel.is_done()
+    assert folders.read_exit(order["folder"]) is None
+    assert os.listdir(order["cwd"]) == []
+
+
+def test_a_shim_outlives_its_queue_and_its_forker(tmp_path: Path) -> None:
+    shims = Shims(tmp_path)
+    (tmp_path / "gate").mkdir()
+    run = shims.sh("echo ready; while [ -d ../gate ]; do sleep 0.01; done; exit 5")
+    run.says("ready")
+    run.channel.close()
+    pid = run.shim_pid
+    assert is_running(pid)
+    (tmp_path / "gate").rmdir()
+    wait_for(lambda: folders.read_exit(str(run.folder)), "the exit record")
+    assert (folders.read_exit(str(run.folder)) or {})["status"] == 5
+    gone(pid)
+    shims.close()
+
+
+def test_a_shim_serves_one_command_after_the_other(shims: Shims) -> None:
+    channel = shims.channel()
+    first = shims.sh("echo $A $B", channel=channel, env={**PLAIN, "A": "1"}, extra={"B": "2"})
+    first.ended()
+    second = shims.sh("echo $A $B", channel=channel, new={}, extra={"B": "3"})
+    second.ended()
+    third = shims.sh("echo $A $B", channel=channel, new={"2": {**PLAIN, "A": "9"}}, base=2)
+    third.ended()
+    assert [run.log for run in (first, second, third)] == ["1 2\n", "1 3\n", "9\n"]
+    assert first.shim_pid == third.shim_pid
+
+
+def test_an_idle_shim_leaves_when_the_queue_hangs_up(shims: Shims) -> None:
+    run, _ = shims.ran("true")
+    run.channel.close()
+    gone(run.shim_pid)
+
+
+def test_a_shim_that_breaks_says_how_and_writes_no_end(shims: Shims) -> None:
+    run = shims.start("true", env={"A": "nul\0nul"})
+    assert not run.channel.is_done()
+    assert folders.read_exit(str(run.folder)) is None
+    assert "ValueError" in run.trouble
+    assert not folders.is_locked(str(run.folder))
+
+
+# --- logs within their cap -----------------------------------------------------------------
+
+
+def test_a_flood_stays_within_the_cap_and_keeps_its_two_ends(shims: Shims) -> None:
+    cap = 64 << 10
+    run, _ = shims.ran("echo first; seq 1 200000; echo last", log_bytes=cap)
+    kept = [path for path in run.folder.iterdir() if path.name.startswith("log")]
+    assert sum(path.stat().st_size for path in kept) <= cap
+    assert run.log.startswith("first\n1\n2\n")
+    tails = sorted((path for path in kept if path.suffix.startswith(".tail")), key=str)
+    assert tails[-1].read_text().endswith("199999\n200000\nlast\n")
+    assert sys.getsizeof(run.err) < 100
