@@ -69,7 +69,7 @@ class Frames:
         """True while a frame has begun and not ended."""
         return bool(self._buffer)
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | bytearray) -> list[bytes]:
         """Add what was received and return the bodies that are complete now."""
         buffer = self._buffer
         buffer += data

@@ -54,7 +54,7 @@ MACHINES = [
     [a_virtual_gpu(0), a_virtual_gpu(1)],
 ]
 TYPES = ["one.py", "one.py", "two.py", "three.py"]
-WHO = ["nobody", "somebody", "another thread"]
+WHO = ["nobody", "somebody", "another thread", "a parent"]
 GIBS = st.sampled_from([0, 0, 1, 3, 7, 12, 23])
 STEPS_S = st.sampled_from([0.1, 1.0, 5.0, 20.0])
 HEALTHS = st.sampled_from([GpuHealth.OK, GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.LOST])
@@ -216,7 +216,8 @@ class Negotiation(RuleBasedStateMachine):
             return None
         self._check_order(grant.key)
         self._answered(grant.key)
-        pid = lease.request.holder.pid if lease.request.holder else self._new_number() + 5000
+        holder = None if lease.request.is_command else lease.request.holder
+        pid = holder.pid if holder else self._new_number() + 5000
         process = self.world.processes.setdefault(pid, Process(pid))
         process.leases.add(lease.id)
         return lease
@@ -249,7 +250,8 @@ class Negotiation(RuleBasedStateMachine):
         homes = [uuid for uuid in request.stay if uuid in self.world.gpus]
         if homes and not request.slots:
             assert set(lease.gpus) <= set(homes), "moved a process that stays"
-        if request.holder and not request.slots and not request.stay:
+        is_free = request.is_command or request.slots or request.stay
+        if request.holder and not is_free:
             homes = {uuid for other in others if _holds(other, request) for uuid in other.gpus}
             pid = request.holder.pid
             used = {r.uuid for r in self.told.values() if any(use.pid == pid for use in r.uses)}
@@ -367,11 +369,12 @@ class Negotiation(RuleBasedStateMachine):
         threads += [
             r.holder.pid for key, r in self.asked.items() if key in self.waiting and r.holder
         ]
-        if who == "another thread" and threads:
+        if who in ("another thread", "a parent") and threads:
             pid = data.draw(st.sampled_from(sorted(threads)), "pid")
         key = f"k{number}"
         mem_bytes = None if mem_gib is None else mem_gib * GiB
-        self.asked[key] = a_request(key, pid, mem_bytes=mem_bytes, **wish)
+        is_command = who == "a parent"
+        self.asked[key] = a_request(key, pid, mem_bytes=mem_bytes, is_command=is_command, **wish)
         self.waiting[key] = number
         self.tell(Requested(self.now, self.asked[key]))
 
@@ -533,7 +536,8 @@ class Negotiation(RuleBasedStateMachine):
 
 
 def _holds(lease: Lease, request: Request) -> bool:
-    return lease.request.holder == request.holder and lease.state is LeaseState.HELD
+    is_own = lease.request.holder == request.holder and not lease.request.is_command
+    return is_own and lease.state is LeaseState.HELD
 
 
 def _is_usable(reading: Reading) -> bool:

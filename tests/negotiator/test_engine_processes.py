@@ -206,6 +206,18 @@ def test_another_thread_of_a_process_gets_the_gpu_of_the_first():
     assert story.why("d") is WaitReason.STAYS_ON_ITS_GPU
 
 
+def test_a_parent_is_not_bound_to_the_gpus_of_its_children():
+    story = Story(some_gpus(2))
+    story.asks("x", slots=("0",), **SMALL)
+
+    assert story.asks("a", pid=5, is_command=True, **BIG) == ["a"]
+    assert story.asks("b", pid=5, is_command=True, **BIG) == ["b"]
+    assert sorted(story.gpus("a") + story.gpus("b")) == [0, 1]
+    story.ends("x")
+    story.ends("a")
+    assert story.asks("c", pid=5, **BIG) == ["c"]
+
+
 def test_a_process_is_free_to_go_anywhere_once_it_has_nothing_left():
     story = Story(some_gpus(2))
     story.asks("a", pid=5, **SMALL)

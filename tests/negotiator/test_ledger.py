@@ -171,6 +171,7 @@ def test_a_virtual_gpu_that_is_silent_does_not_become_usable_by_the_end_of_a_lea
         (a_book(leases=[a_lease(pid=5)]), True, True),
         (a_book(leases=[a_lease(pid=6)]), False, False),
         (a_book(leases=[a_lease(pid=5, state=LeaseState.DRAINING)]), False, False),
+        (a_book(leases=[a_lease(pid=5, is_command=True)]), False, False),
         (a_book(a_virtual_gpu(), reading=a_reading(0, a_use(5, GiB))), False, False),
     ],
 )

@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import resource
+import select
 import shutil
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,20 +226,40 @@ def test_a_client_that_reads_late_gets_all_its_answers(tmp_path: Path) -> None:
     assert [answer["id"] for answer in heard if answer] == list(range(count))
 
 
+def test_a_client_that_does_not_read_is_heard_no_further(tmp_path: Path) -> None:
+    """Else its answers would pile up in the negotiator's memory."""
+    flood = frame({"op": "ping", "id": 1}) * 10_000
+    sent = 0
+    with inside(tmp_path) as server, server.client() as deaf, server.client() as bystander:
+        deaf.sock.setblocking(False)
+        while sent < 8 << 20 and select.select([], [deaf.sock], [], 1.0)[1]:
+            with contextlib.suppress(BlockingIOError):
+                sent += deaf.sock.send(flood)
+        assert bystander.is_served()
+
+    assert sent < 8 << 20
+
+
 def test_a_flood_of_questions_leaves_others_their_turn(tmp_path: Path) -> None:
-    """A heap that takes seconds to answer is not answered in one go."""
-    flood = [frame({"op": "status", "id": i}) for i in range(5000)]
-    with inside(tmp_path) as server, server.client() as greedy, server.client() as bystander:
-        asking = threading.Thread(target=lambda: greedy.raw(b"".join(flood)))
-        asking.start()
-        answered = 0
-        while answered < len(flood):
-            assert bystander.is_served()
-            for _ in range(100):
-                answer = greedy.hear()
-                assert answer is not None
-                answered += 1
-        asking.join()
+    """A heap that takes a minute to answer is not answered in one go."""
+    with inside(tmp_path, gpus="1x64GiB") as server, server.client() as holder:
+        holder.lease(exclusive=True)
+        for number in range(300):  # so that each status is long
+            holder.say(a_wish(id=number)).hear()
+        with server.client() as greedy, server.client() as bystander:
+
+            def read() -> None:
+                with contextlib.suppress(OSError):
+                    while greedy.sock.recv(1 << 20):
+                        pass
+
+            reading = threading.Thread(target=read)
+            reading.start()
+            greedy.raw(frame({"op": "status", "id": 1}) * 8000)
+            for _ in range(20):
+                assert bystander.is_served()
+            greedy.sock.shutdown(socket.SHUT_RDWR)
+            reading.join()
 
 
 def test_connections_that_come_and_go_leave_nothing(shared: Inside, bystander: Client) -> None:
@@ -491,6 +514,34 @@ def test_stop_is_passed_on_with_the_number_of_leases(tmp_path: Path) -> None:
 
         assert client.ask("stop") | {"id": 0} == {"id": 0, "ok": True, "leases": 1}
         wait_for(lambda: server.stops == 1, "the word to reach the owner of the server")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_what_was_answered_before_the_end_is_true_after_it(
+    negotiator: Callable[..., Any], signum: int
+) -> None:
+    """Leases come and go at full speed while the negotiator ends."""
+    started = negotiator("virtual:2x64GiB")
+    granted: list[str] = []
+    ended: list[str] = []
+
+    def come_and_go(client: Client) -> None:
+        while (answer := client.say(a_wish()).hear()) is not None:
+            granted.append(answer["lease"])
+            if client.say({"op": "done", "id": 2, "lease": granted[-1], "outcome": "ok"}).hear():
+                ended.append(granted[-1])
+
+    with Client(_socket_of(started)) as client:
+        busy = threading.Thread(target=come_and_go, args=[client])
+        busy.start()
+        wait_for(lambda: len(ended) > 50, "some to come and go")
+        started.stop(signum)
+        busy.join()
+    started.start()
+
+    kept = {row["id"] for row in started.leases()}
+    assert kept & set(ended) == set()
+    assert kept >= set(granted) - set(ended) - {granted[-1]}
 
 
 # --- texts of users ------------------------------------------------------------------------

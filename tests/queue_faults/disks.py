@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import wait_for
+
 _EXT4_IOC_SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32)
 _NO_LOG_FLUSH = (2).to_bytes(4, "little")
 
@@ -47,9 +49,21 @@ class CutDisk:
             os.close(fd)
 
     def come_back(self) -> None:
-        """Mount it again, as after a power cut."""
+        """Mount it again, as after a power cut.
+
+        A test beside us may hold a copy of the mount for a moment (it has a mount namespace of its
+        own): until that is gone we would get the dead file system back.
+        """
+        wait_for(self._is_back, "the disk to come back")
+
+    def _is_back(self) -> bool:
         _unmount(self.point)
         self.mount()
+        try:
+            (self.point / "alive").touch()
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager

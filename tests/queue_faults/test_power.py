@@ -16,6 +16,7 @@ from tests.queue_faults.disks import CutDisk, cut_disk
 from tests.queue_faults.rig import Rig, gone, kill, pause
 
 CLIENTS = 2
+JOBS = 3  # in one submit
 
 
 class Cuts:
@@ -41,8 +42,8 @@ class Cuts:
         for client in clients:
             client.start()
         pause(self._chance.uniform(0.03, 0.35))
+        self._is_cut.set()  # what is answered from here on would have been heard by nobody
         self._disk.cut()
-        self._is_cut.set()
         daemon.kill()
         for client in clients:
             client.join()
@@ -61,15 +62,19 @@ class Cuts:
     def _submit(self) -> None:
         while not self._is_cut.is_set():
             name = f"{random.getrandbits(64):x}"
-            request = self._rig.request([["true"]], held=True)
-            request["jobs"][0]["name"] = name
+            request = self._rig.request([["true"]] * JOBS, held=True)
+            for job in request["jobs"]:
+                job["name"] = name
             try:
                 first = self._rig.ask("submit", **request)["first"]
             except (GrnError, OSError):
                 continue
-            if first in self.told:
-                self.complaints.append(f"id {first} was given twice")
-            self.told[first] = name
+            if self._is_cut.is_set():
+                return
+            for job_id in range(first, first + JOBS):
+                if job_id in self.told:
+                    self.complaints.append(f"id {job_id} was given twice")
+                self.told[job_id] = name
 
     def _users_of_the_disk(self) -> list[int]:
         """Return what still runs there: the forker and idle shims, in their last moment."""

@@ -44,8 +44,12 @@ class Executor(concurrent.futures.Executor):
                 shutil.rmtree(call.folder, ignore_errors=True)
                 raise RuntimeError("cannot schedule new futures after shutdown")
             options = dict(self._options)
-            options["type"] = options["type"] or f"{fn.__module__}::{fn.__qualname__}"
-            handle = submit([sys.executable, "-m", "grn.client.call", call.folder], **options)
+            options["type"] = options["type"] or _name_of(fn)
+            try:
+                handle = submit([sys.executable, "-m", "grn.client.call", call.folder], **options)
+            except BaseException:
+                shutil.rmtree(call.folder, ignore_errors=True)
+                raise
             call.future.job = handle  # type: ignore[attr-defined]
             self._calls[handle.id] = call
             call.future.add_done_callback(lambda _: self._forget(handle.id))
@@ -70,7 +74,8 @@ class Executor(concurrent.futures.Executor):
         try:
             ended = next(queue.ends([job_id]))
         except Exception as error:  # whatever kept us from hearing of it is the future's answer
-            call.future.set_exception(error)
+            if call.future.set_running_or_notify_cancel():
+                call.future.set_exception(error)
             return
         call.finish(ended)
 
@@ -81,6 +86,13 @@ class Executor(concurrent.futures.Executor):
         if call.future.cancelled():
             queue.ask({"op": "cancel", "jobs": [job_id]})
         shutil.rmtree(call.folder, ignore_errors=True)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """Name the job type of a call: its function, also of one that is wrapped or an object."""
+    function = getattr(fn, "func", fn)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '?')}::{name}"
 
 
 class _Call:
@@ -114,6 +126,10 @@ class _Call:
         except FileNotFoundError:
             text = f": {ended['text']}" if ended["text"] else ""
             error = JobFailed(f"job {ended['id']} ended as {ended['reason']}{text}.", 1)
+            self.future.set_exception(error)
+            return
+        except Exception as trouble:  # an answer may break in any way where it is put together
+            error = JobFailed(f"the answer of job {ended['id']} cannot be read: {trouble!r}.", 1)
             self.future.set_exception(error)
             return
         if is_good:

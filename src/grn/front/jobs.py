@@ -149,7 +149,7 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
             line = render.progress(done, len(ids), len(failed), time.monotonic() - began)
             click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
     for ended in failed if not quiet else []:
-        text = f" ({ended['text']})" if ended["text"] else ""
+        text = f" ({render.harmless(ended['text'])})" if ended["text"] else ""
         click.echo(f"job {ended['id']}: {ended['reason']}{text}", err=True)
     return exit_code_of(failed[0]) if failed else 0
 
@@ -259,12 +259,13 @@ def queue_command(what: str, as_json: bool) -> int:
 
 
 def _resolve(names: Sequence[str]) -> list[int]:
-    """Return job ids; `-` takes them from standard input."""
+    """Return job ids, given whole or by a beginning that is enough; `-` reads them from stdin."""
     words = [word for name in names for word in (_piped() if name == "-" else [name])]
     for word in words:
         if not is_id(word):
             raise UnknownJob(f"'{word}' is no job id.", "Ids are numbers: see `grn ls`.")
-    return [int(word) for word in words]
+    found: list[int] = queue.ask({"op": "names", "names": words})["jobs"]
+    return found
 
 
 def _piped() -> list[str]:

@@ -182,7 +182,7 @@ def jobs(rows: Sequence[Row], now: float, width: int = 0) -> str:
             _job_memory(row),
             show_time(now - _since(row)),
             shown_command(row),
-            "" if row["state"] in ("running", "starting") else row["why"],
+            "" if row["state"] in ("running", "starting") else harmless(row["why"]),
         )
         for row in rows
     ]
@@ -214,8 +214,8 @@ def history(rows: Sequence[Row], now: float, width: int = 0) -> str:
 def job(row: Row, now: float) -> str:
     """Tell all of one job."""
     lines = [
-        f"job {row['id']}  {row['name']}".rstrip(),
-        f"  state     {shown_state(row)}" + (f": {row['why']}" if row["why"] else ""),
+        f"job {row['id']}  {harmless(row['name'])}".rstrip(),
+        f"  state     {shown_state(row)}" + (f": {harmless(row['why'])}" if row["why"] else ""),
         f"  command   {shown_command(row)}",
         f"  folder    {harmless(row['cwd'])}",
         f"  type      {harmless(row['label'])}",
@@ -233,7 +233,7 @@ def job(row: Row, now: float) -> str:
         how = one["reason"] or "under way"
         facts = f"{show_time(one['ran_s'])}, peak {show_size(one['peak_bytes'])}"
         lines.append(f"  attempt {one['attempt']} on {where}: {how}, {facts}")
-    names = ", ".join(row["environment"])
+    names = harmless(", ".join(row["environment"]))
     lines.append(f"  variables {names if len(names) < 400 else names[:400] + '…'}")
     return "\n".join(lines)
 
@@ -262,7 +262,7 @@ def shown_command(row: Row) -> str:
     """Spell the command of a job as one would type it."""
     argv = row["argv"]
     text = argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else shlex.join(argv)
-    return f"{row['name']}: {harmless(text)}" if row["name"] else harmless(text)
+    return harmless(f"{row['name']}: {text}" if row["name"] else text)
 
 
 def harmless(text: str) -> str:

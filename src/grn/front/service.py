@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,8 @@ import sys
 import click
 
 from grn import places
-from grn.errors import MachineError
+from grn.client import queue
+from grn.errors import DaemonNotRunning, MachineError
 
 UNIT_NAME = "grn-queue.service"
 UNIT = """\
@@ -28,7 +31,7 @@ RestartSec=1
 [Install]
 WantedBy=default.target
 """
-CRON = "@reboot {python} -m grn.queue >> {log} 2>&1"
+KEPT = ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG", "GRN_GPUS")
 
 
 @click.command()
@@ -54,15 +57,26 @@ def service(what: str) -> int:
 
 def unit_text() -> str:
     """Return the unit file for this installation and these folders."""
-    names = ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG", "GRN_GPUS")
-    lines = [f'Environment="{name}={os.environ[name]}"\n' for name in names if os.environ.get(name)]
-    return UNIT.format(python=sys.executable, environment="".join(lines))
+    lines = [f"Environment={_unit_word(one)}\n" for one in _kept_variables()]
+    return UNIT.format(python=_unit_word(sys.executable), environment="".join(lines))
 
 
 def cron_line() -> str:
     """Return the line that starts the queue after a reboot without systemd."""
     log = os.path.join(places.state_dir(), "queue.log")
-    return CRON.format(python=sys.executable, log=log)
+    words = [*_kept_variables(), sys.executable, "-m", "grn.queue", log]
+    *command, log = [shlex.quote(word).replace("%", r"\%") for word in words]
+    return f"@reboot env {' '.join(command)} >> {log} 2>&1"
+
+
+def _kept_variables() -> list[str]:
+    return [f"{name}={os.environ[name]}" for name in KEPT if os.environ.get(name)]
+
+
+def _unit_word(word: str) -> str:
+    """Spell a word for a unit file: in quotes, with what systemd would replace spelled out."""
+    plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{plain}"'
 
 
 def unit_path() -> str:
@@ -80,6 +94,8 @@ def _install() -> int:
     except OSError as error:
         raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
     _systemctl("daemon-reload")
+    with contextlib.suppress(DaemonNotRunning):
+        queue.ask({"op": "stop"}, may_start=False)  # makes room for the one systemd starts
     _systemctl("enable", "--now", UNIT_NAME)
     click.echo(f"installed {path}")
     click.echo(

@@ -50,12 +50,16 @@ def read_process(pid: int) -> Process | None:
     )
 
 
-def read_all() -> dict[int, Process]:
-    """Return all processes that can be seen."""
+def read_all(known: Mapping[int, Process] | None = None) -> dict[int, Process]:
+    """Return all processes that can be seen; those in `known` are not read again."""
+    known = known or {}
     found: dict[int, Process] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (process := read_process(int(name))) is not None:
-            found[process.pid] = process
+        if name.isdigit():
+            pid = int(name)
+            process = known.get(pid) or read_process(pid)
+            if process is not None:
+                found[pid] = process
     return found
 
 

@@ -18,6 +18,7 @@ from grn.model.sizes import parse_size
 
 _SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*(.+)", re.IGNORECASE)
 MOST_GPUS = 1024
+ALL_AGAIN_S = 10.0  # a pid may come to name another process
 
 
 def parse_virtual(spec: str) -> list[Gpu]:
@@ -45,6 +46,8 @@ class VirtualProbe:
         self._trees = trees.Trees()
         self._cpu_ticks: dict[Holder, int] = {}
         self._looked_at = time.monotonic()
+        self._strangers: dict[int, trees.Process] = {}
+        self._read_all_at = self._looked_at
         self._baseline: dict[str, int] = {}
 
     async def start(self) -> Inventory:
@@ -87,13 +90,29 @@ class VirtualProbe:
         """Add up the memory and the CPU time of each lease's process tree."""
         live = {placement.lease for placement in placements}
         self._baseline = {name: peak for name, peak in self._baseline.items() if name in live}
-        processes = trees.read_all() if placements else {}
-        members = self._trees.members(processes, placements)
+        processes, members = self._look_around(placements) if placements else ({}, {})
         loads = self._loads(processes, members)
         homes = {placement.lease: placement.gpus for placement in placements}
         for lease in self._baseline.keys() - homes.keys():
             del self._baseline[lease]  # its holder was gone without a word
         return tuple(self._read(gpu, processes, members, homes, loads) for gpu in self._gpus)
+
+    def _look_around(
+        self, placements: Sequence[Placement]
+    ) -> tuple[dict[int, trees.Process], dict[int, tuple[str, ...]]]:
+        """Read who is there and works for a lease; strangers, who are many, only now and then."""
+        now = time.monotonic()
+        if now - self._read_all_at >= ALL_AGAIN_S:
+            self._read_all_at, self._strangers = now, {}
+        for placement in placements:
+            if placement.holder is not None:
+                self._strangers.pop(placement.holder.pid, None)
+        processes = trees.read_all(self._strangers)
+        members = self._trees.members(processes, placements)
+        for pid in members.keys() & self._strangers.keys():  # no stranger any more
+            processes[pid] = trees.read_process(pid) or processes[pid]
+        self._strangers = {pid: who for pid, who in processes.items() if pid not in members}
+        return processes, members
 
     def _read(
         self,

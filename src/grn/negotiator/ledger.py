@@ -103,6 +103,7 @@ class Book:
         """True when that process holds a lease here."""
         return any(
             lease.state is LeaseState.HELD
+            and not lease.request.is_command  # its own process will hold it
             and lease.request.holder is not None
             and lease.request.holder.pid == pid
             for lease in self.leases.values()

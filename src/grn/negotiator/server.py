@@ -72,6 +72,9 @@ class Server:
         self.stop = stop
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
+        # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
+        # is a new block of 256 KiB for each message, which the system maps and unmaps.
+        self.arrived = bytearray(1 << 16)
         self.namespaces = len(trees.inner_pids(os.getpid()))
         self.is_closed = False  # what clients do from now on is for the next negotiator to hear
 
@@ -89,7 +92,7 @@ class Server:
         return uid in (owner, 0, os.getuid())
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One client. Its identity comes from the kernel, never from what it says."""
 
     def __init__(self, server: Server) -> None:
@@ -144,9 +147,12 @@ class Connection(asyncio.Protocol):
         if self._holder is not None:
             self._loop.holders.unwatch(self._holder)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._server.arrived
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            bodies = self._frames.feed(data)
+            bodies = self._frames.feed(self._server.arrived[:nbytes])
         except ProtocolError as error:
             self._todo.clear()
             self._turn_away(error.message, ProtocolError)

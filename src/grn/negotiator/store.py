@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import sqlite3
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
+_PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 LOCK_PATIENCE_S = 2.0
 
 _SCHEMA = """
@@ -47,7 +49,7 @@ CREATE TABLE waiting (
   pid INTEGER, started_ticks INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE runs (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, job_type TEXT NOT NULL, model TEXT NOT NULL,
+  id INTEGER PRIMARY KEY, job_type TEXT NOT NULL, model TEXT NOT NULL,
   label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
   arguments TEXT NOT NULL, is_full INTEGER NOT NULL
@@ -325,11 +327,12 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
             _encode(run.arguments).decode(), int(run.is_full),
         ),
     )  # fmt: skip
-    db.execute(
-        "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE job_type = ? AND model = ?"
-        " ORDER BY id DESC LIMIT -1 OFFSET ?)",
-        (action.job_type, action.model, learn.RUNS_KEPT),
-    )
+    if random.random() < _PRUNED_SHARE:
+        db.execute(
+            "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE job_type = ? AND model = ?"
+            " ORDER BY id DESC LIMIT -1 OFFSET ?)",
+            (action.job_type, action.model, learn.RUNS_KEPT),
+        )
 
 
 def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:

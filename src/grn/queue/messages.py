@@ -65,6 +65,14 @@ class ShowAsked(schemas.Message, frozen=True, tag="show", kw_only=True):
     job: JobId
 
 
+class NamesAsked(schemas.Message, frozen=True, tag="names", kw_only=True):
+    """Find the jobs meant by ids or by the beginning of one."""
+
+    names: Annotated[
+        list[Annotated[str, Meta(pattern="^[0-9]{1,18}$")]], Meta(max_length=1_000_000)
+    ]
+
+
 class WaitAsked(schemas.Message, frozen=True, tag="wait", kw_only=True):
     """Tell of each job when it has ended."""
 
@@ -128,6 +136,7 @@ Message = (
     SubmitAsked
     | ListAsked
     | ShowAsked
+    | NamesAsked
     | WaitAsked
     | CancelAsked
     | HoldAsked

@@ -240,6 +240,21 @@ class Connection(asyncio.Protocol):
         row["environment"] = sorted({*command.environment, *command.extra})
         self._send(message.id, {"job": row})
 
+    def names(self, message: messages.NamesAsked) -> None:
+        self._send(message.id, {"jobs": [self._meant(name) for name in message.names]})
+
+    def _meant(self, name: str) -> int:
+        """Return the job of that id, else the only one not ended whose id begins so."""
+        if int(name) in self._loop.engine.jobs or self._loop.journal.end_of(int(name)):
+            return int(name)
+        found = [job for job in self._loop.engine.jobs if str(job).startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            text = f"{len(found)} jobs begin with {name}."
+            raise UnknownJob(text, "Write the whole id; see `grn ls`.")
+        raise UnknownJob(f"there is no job {name}.", "See `grn ls`.")
+
     def count(self, message: messages.CountAsked) -> None:
         self._send(message.id, {"counts": self._counts()})
 
@@ -405,6 +420,7 @@ _TABLE: dict[type, Callable[[Connection, Any], None]] = {
     messages.SubmitAsked: Connection.submit,
     messages.ListAsked: Connection.listing,
     messages.ShowAsked: Connection.show,
+    messages.NamesAsked: Connection.names,
     messages.WaitAsked: Connection.wait,
     messages.CancelAsked: Connection.cancel,
     messages.HoldAsked: Connection.hold,

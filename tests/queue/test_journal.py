@@ -1,0 +1,403 @@
+"""The queue's file: what was accepted is there, once, and read again as it was written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grn.errors import MachineError
+from grn.queue.events import (
+    After,
+    EndReason,
+    Exit,
+    JobState,
+    Kept,
+    SaveAttemptEnd,
+    SaveBegin,
+    SaveDrain,
+    SaveEnd,
+    SaveState,
+    TellEnded,
+)
+from grn.queue.journal import SCHEMA_VERSION, Command, Journal, NewJob, NotWritten
+from tests.queue.builders import a_spec
+
+QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
+Journals = Callable[..., Journal]
+
+
+class Clock:
+    """The time of the wall, as a test sets it."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def journals(tmp_path: Path, clock: Clock) -> Iterator[Journals]:
+    """Open the journal of this test; opening it again closes it first."""
+    opened: list[Journal] = []
+
+    def open_it(folder: str = "queue", boot: str = "boot-1") -> Journal:
+        while opened:
+            opened.pop().close()
+        opened.append(Journal(str(tmp_path / folder), boot, clock))
+        return opened[-1]
+
+    yield open_it
+    while opened:
+        opened.pop().close()
+
+
+@pytest.fixture
+def journal(journals: Journals) -> Journal:
+    return journals()
+
+
+def a_job(*argv: str, env: dict[str, str] | None = None, **changes: Any) -> NewJob:
+    """Return a job to submit; words that are not of a command are for its spec."""
+    names = ("cwd", "umask", "name", "notify", "time_limit_s")
+    own = {name: changes.pop(name) for name in names if name in changes}
+    extra, arguments = changes.pop("extra", {}), changes.pop("arguments", {})
+    values = {"cwd": "/tmp", "environment": env or {"A": "1"}, "umask": 0o22} | own
+    return NewJob(Command(argv or ("true",), **values), a_spec(0, **changes), extra, arguments)
+
+
+def submit(journal: Journal, *jobs: NewJob, key: str = "", **options: Any) -> int:
+    first, is_new = journal.submit(key or os.urandom(8).hex(), jobs or [a_job()], **options)
+    assert is_new
+    return first
+
+
+def state(job: int, state: JobState = QUEUED, **changes: Any) -> SaveState:
+    values = {"attempt": 0, "tries_left": 0, "memory_attempt": 0, "is_held": False, "priority": 0,
+              "place": job} | changes  # fmt: skip
+    return SaveState(job, state, **values)
+
+
+def end(job: int, reason: EndReason = EndReason.OK, exit: Exit | None = None) -> SaveEnd:
+    return SaveEnd(job, reason, "", exit)
+
+
+def row(journal: Journal, job: int) -> dict[str, Any]:
+    (found,) = journal.rows("jobs.id = ?", [job], "jobs.id", 1)
+    return found
+
+
+# --- accepting -----------------------------------------------------------------------------
+
+
+def test_ids_count_up_from_one(journal: Journal) -> None:
+    assert submit(journal, a_job(), a_job(), a_job()) == 1
+    assert submit(journal) == 4
+    assert [kept.spec.id for kept in journal.kept()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_ids_are_never_given_again(journals: Journals, clock: Clock, is_reopened: bool) -> None:
+    journal = journals()
+    submit(journal, a_job(), a_job())
+    journal.write([end(1), end(2)])
+    clock.at += 10
+    assert journal.clean(clock.at) == [(1, 0), (2, 0)]
+    assert submit(journals() if is_reopened else journal) == 3
+
+
+def test_a_submit_sent_again_is_the_same_submit(journals: Journals, clock: Clock) -> None:
+    journal = journals()
+    assert journal.submit("aaaa", [a_job(), a_job()]) == (1, True)
+    assert journal.submit("bbbb", [a_job()]) == (3, True)
+    for is_reopened in (False, True):
+        again = journals() if is_reopened else journal
+        assert again.submit("aaaa", [a_job(), a_job()]) == (1, False)
+        assert again.first_of("bbbb") == 3
+        assert again.first_of("cccc") is None
+        assert len(again.kept()) == 3
+
+
+def test_a_key_outlives_its_jobs_by_a_week(journal: Journal, clock: Clock) -> None:
+    submit(journal, key="aaaa")
+    journal.write([end(1)])
+    clock.at += 7 * 86400 - 1
+    journal.clean(clock.at)
+    assert journal.first_of("aaaa") == 1
+    clock.at += 2
+    journal.clean(clock.at)
+    assert journal.first_of("aaaa") is None
+
+
+def test_a_held_submit_is_held_from_its_first_moment(journals: Journals) -> None:
+    submit(journals(), a_job(), a_job(), is_held=True)
+    submit(journals(), a_job())
+    assert [kept.is_held for kept in journals().kept()] == [True, True, False]
+
+
+def test_jobs_are_read_as_they_were_submitted(journals: Journals) -> None:
+    wish: dict[str, Any] = {
+        "job_type": "/a/train.py", "label": "train.py", "gpus": 2, "mem_bytes": 1 << 40,
+        "is_exclusive": True, "priority": -7, "after": (After(1), After(2, must_be_ok=False)),
+        "retries": 3, "may_requeue": True,
+    }  # fmt: skip
+    submit(journals(), a_job(), a_job())
+    submit(journals(), a_job(**wish))
+    plain, _, full = journals().kept()
+    assert plain == Kept(a_spec(1), QUEUED, place=1)
+    assert full == Kept(a_spec(3, **wish), QUEUED, tries_left=3, place=3)
+
+
+def test_a_command_is_read_as_it_was_submitted(journals: Journals) -> None:
+    argv = ("python", "-c", "print('é\n')", "\0\xff\xfe", "")
+    own = {"cwd": "/a b", "umask": 0o77, "name": "n", "notify": "mail me", "time_limit_s": 1.5}
+    env = {"PATH": "/bin", "EMPTY": "", "é": "ü"}
+    submit(journals(), a_job(*argv, env=env, extra={"I": "4"}, arguments={"bs": 8.0}, **own))
+    journal = journals()
+    command = journal.command(1)
+    assert (command.argv, command.environment, command.extra) == (argv, env, {"I": "4"})
+    assert {name: getattr(command, name) for name in own} == own
+    assert journal.arguments(1) == {"bs": 8.0}
+    assert journal.notify_of(1) == "mail me"
+
+
+# --- environments --------------------------------------------------------------------------
+
+
+def environments(journal: Journal) -> int:
+    with sqlite3.connect(journal.path) as db:
+        return int(db.execute("SELECT count(*) FROM environments").fetchone()[0])
+
+
+def test_an_environment_is_stored_once(journals: Journals) -> None:
+    journal = journals()
+    one, alike, other = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}, {"A": "2"}
+    submit(journal, a_job(env=one), a_job(env=alike), a_job(env=other))
+    submit(journal, a_job(env=one))
+    assert [journal.command(job).environment for job in (1, 2, 3, 4)] == [one, one, other, one]
+    assert journal.command(1).environment_id == journal.command(4).environment_id
+    journal.close()
+    assert environments(journal) == 2
+    journals("elsewhere")  # so that nobody closes it twice
+
+
+def test_an_environment_goes_with_its_last_job(journals: Journals, clock: Clock) -> None:
+    journal = journals()
+    submit(journal, a_job(env={"A": "1"}), a_job(env={"A": "1"}), a_job(env={"A": "2"}))
+    journal.write([end(1), end(3)])
+    journal.clean(clock.at)
+    assert journal.command(2).environment == {"A": "1"}
+    journal.close()
+    assert environments(journal) == 1
+    journals("elsewhere")
+
+
+def test_a_new_environment_is_not_taken_for_one_that_was_cleaned(
+    journal: Journal, clock: Clock
+) -> None:
+    """Whoever has seen the old one, here or in a shim, must not find it under the same number."""
+    submit(journal, a_job(env={"SECRET": "old"}))
+    old = journal.command(1)
+    journal.write([end(1)])
+    journal.clean(clock.at)
+    submit(journal, a_job(env={"SECRET": "new"}))
+    new = journal.command(2)
+    assert new.environment == {"SECRET": "new"}
+    assert new.environment_id != old.environment_id
+
+
+# --- what happens to a job -----------------------------------------------------------------
+
+
+def test_what_is_saved_of_a_job_is_read_again(journals: Journals) -> None:
+    submit(journals(), a_job(), a_job())
+    change = state(2, STOPPING, attempt=3, tries_left=1, memory_attempt=2, priority=5, place=-9)
+    journals().write([change, TellEnded(1, EndReason.OK)])
+    kept = journals().kept()[1]
+    assert kept == Kept(
+        a_spec(2, priority=5), STOPPING, attempt=3, tries_left=1, memory_attempt=2, place=-9
+    )
+
+
+def test_an_attempt_is_told_from_its_begin_to_its_end(journals: Journals, clock: Clock) -> None:
+    submit(journals())
+    journal = journals()
+    journal.write([state(1, STARTING, attempt=1), SaveBegin(1, 1, "L", (0, 3), 77)])
+    assert journals().lease_of(1, 1) == ("L", "boot-1")
+    assert journals(boot="boot-2").lease_of(1, 1) == ("L", "boot-1")
+    journal = journals()
+    assert journal.lease_of(1, 2) == ("", "")
+    assert row(journal, 1)["started_at"] == 1000.0
+    exit = Exit(3, resident_bytes=5, ran_s=2.5, ended_at=1234.0)
+    journal.write([SaveAttemptEnd(1, 1, EndReason.FAILED, exit, 99)])
+    (told,) = journal.attempts(1)
+    assert told == {
+        "attempt": 1, "lease": "L", "gpus": "0,3", "reserved_bytes": 77, "began_at": 1000.0,
+        "ended_at": 1234.0, "ran_s": 2.5, "reason": "failed", "status": 3, "signal": None,
+        "peak_bytes": 99, "resident_bytes": 5,
+    }  # fmt: skip
+
+
+def test_an_end_is_final_and_told(journals: Journals, clock: Clock) -> None:
+    submit(journals(), a_job(), a_job())
+    clock.at = 2000.0
+    journal = journals()
+    journal.write([SaveEnd(1, EndReason.FAILED, "it broke", Exit(None, 9, ended_at=1500.0))])
+    journal.write([SaveEnd(2, EndReason.CANCELLED, "", None)])
+    journal = journals()
+    assert journal.kept() == []
+    assert journal.end_of(1) == {
+        "id": 1, "reason": "failed", "text": "it broke", "status": None, "signal": 9, "attempt": 0,
+    }  # fmt: skip
+    assert journal.end_of(3) is None
+    assert [row(journal, job)["ended_at"] for job in (1, 2)] == [1500.0, 2000.0]
+    assert journal.ended_well([1, 2, 3]) == {1: False, 2: False}
+
+
+def test_only_ok_is_a_good_end(journal: Journal) -> None:
+    submit(journal, *[a_job() for _ in EndReason])
+    journal.write([end(job, reason) for job, reason in enumerate(EndReason, 1)])
+    ends = journal.ended_well(range(1, len(EndReason) + 1))
+    good = [reason for job, reason in enumerate(EndReason, 1) if ends[job]]
+    assert good == [EndReason.OK]
+
+
+def test_the_number_of_ended_jobs_is_always_known(journals: Journals, clock: Clock) -> None:
+    journal = journals()
+    submit(journal, a_job(), a_job(), a_job())
+    assert journal.ended == 0
+    journal.write([end(1), end(2)])
+    assert journal.ended == 2
+    assert journals().ended == 2
+    journal = journals()
+    journal.clean(clock.at)
+    assert journal.ended == 0
+
+
+def test_only_what_ended_long_enough_ago_is_forgotten(journal: Journal, clock: Clock) -> None:
+    submit(journal, a_job(), a_job(), a_job())
+    journal.write([state(1, STARTING, attempt=2), SaveBegin(1, 2, "L", (0,), 1), end(1)])
+    clock.at += 100
+    journal.write([end(2)])
+    assert journal.clean(clock.at - 50) == [(1, 2)]
+    assert journal.attempts(1) == []
+    assert [kept.spec.id for kept in journal.kept()] == [3]
+    assert journal.end_of(2) is not None
+
+
+def test_the_switch_stays_as_it_was_left(journals: Journals) -> None:
+    assert not journals().is_drained()
+    for is_drained in (True, False):
+        journals().write([SaveDrain(is_drained)])
+        assert journals().is_drained() == is_drained
+
+
+def test_rows_are_for_people(journal: Journal) -> None:
+    submit(journal, a_job("sh", "-c", "x", name="n", priority=3), a_job(), a_job(priority=1))
+    journal.write([state(1, STARTING, attempt=1), SaveBegin(1, 1, "L", (2,), 55)])
+    told = row(journal, 1)
+    assert (told["argv"], told["name"], told["gpus"], told["lease"]) == (
+        '["sh", "-c", "x"]', "n", "2", "L",
+    )  # fmt: skip
+    ids = [one["id"] for one in journal.rows("state = ?", ["queued"], "priority DESC, place", 9)]
+    assert ids == [3, 2]
+    assert len(journal.rows("1", [], "jobs.id", 2)) == 2
+
+
+# --- the file ------------------------------------------------------------------------------
+
+
+def test_only_its_user_can_read_it(journals: Journals, tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        journal = journals()
+        submit(journal)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "queue").stat().st_mode) == 0o700
+    for path in (tmp_path / "queue").iterdir():
+        if path.name.startswith("queue.sqlite3"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_a_newer_file_is_refused_in_plain_words(journals: Journals, tmp_path: Path) -> None:
+    journals("other")
+    path = tmp_path / "queue"
+    path.mkdir()
+    with sqlite3.connect(path / "queue.sqlite3") as db:
+        db.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
+    db.close()
+    with pytest.raises(MachineError, match="written by a newer grn"):
+        journals()
+
+
+@pytest.mark.parametrize("what", ["a file", "no database"])
+def test_a_place_that_cannot_be_used_is_named(
+    journals: Journals, tmp_path: Path, what: str
+) -> None:
+    if what == "a file":
+        (tmp_path / "queue").write_text("")
+    else:
+        (tmp_path / "queue").mkdir()
+        (tmp_path / "queue" / "queue.sqlite3").write_text("this is no database" * 100)
+    with pytest.raises(MachineError, match="cannot be used") as caught:
+        journals()
+    assert "GRN_STATE_DIR" in caught.value.hint
+
+
+def test_two_queues_cannot_write_one_file(journals: Journals, tmp_path: Path) -> None:
+    submit(journals())
+    other = sqlite3.connect(tmp_path / "queue" / "queue.sqlite3", timeout=0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("SELECT * FROM jobs")
+    other.close()
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """Let no file of this process grow past the size one has now."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_the_disk_does_not_take_counts_for_nothing(journal: Journal, tmp_path: Path) -> None:
+    submit(journal)
+    with full_disk(tmp_path / "queue" / "queue.sqlite3-wal"):
+        with pytest.raises(NotWritten, match="cannot be written"):
+            journal.write([end(1)])
+        with pytest.raises(NotWritten):
+            journal.submit("dddd", [a_job("x" * 100_000)])
+        assert journal.ended == 0
+        assert [kept.spec.id for kept in journal.kept()] == [1]
+    assert journal.first_of("dddd") is None
+    assert submit(journal) == 2
+    journal.write([end(1)])
+    assert journal.ended == 1
+
+
+def test_some_disk_is_kept_back_for_the_day_it_is_full(journals: Journals, tmp_path: Path) -> None:
+    journal = journals()
+    ballast = tmp_path / "queue" / "ballast"
+    assert ballast.stat().st_size > 1 << 20
+    with full_disk(tmp_path / "queue" / "queue.sqlite3-wal"), pytest.raises(NotWritten):
+        submit(journal)
+    assert not ballast.exists()
+    journals()
+    assert ballast.exists()
