@@ -17,7 +17,7 @@ PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report "
     "explain",
-    "queue": "__init__ events engine lifecycle finish",
+    "queue": "__init__ events engine lifecycle line finish",
     "front": "__init__ render",
     "gpus": "__init__ visible",
 }

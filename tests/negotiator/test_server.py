@@ -240,26 +240,47 @@ def test_a_client_that_does_not_read_is_heard_no_further(tmp_path: Path) -> None
     assert sent < 8 << 20
 
 
+@contextlib.contextmanager
+def crowded(folder: Path, **limits: Any) -> Iterator[Inside]:
+    """Serve with hundreds waiting, so that each status takes its time."""
+    with inside(folder, gpus="1x64GiB", **limits) as server, server.client() as holder:
+        holder.lease(exclusive=True)
+        for number in range(300):
+            holder.say(a_wish(id=number)).hear()
+        yield server
+
+
 def test_a_flood_of_questions_leaves_others_their_turn(tmp_path: Path) -> None:
     """A heap that takes a minute to answer is not answered in one go."""
-    with inside(tmp_path, gpus="1x64GiB") as server, server.client() as holder:
-        holder.lease(exclusive=True)
-        for number in range(300):  # so that each status is long
-            holder.say(a_wish(id=number)).hear()
-        with server.client() as greedy, server.client() as bystander:
+    heap = frame({"op": "status", "id": 1}) * 8000
+    with crowded(tmp_path) as server, server.client() as greedy, server.client() as bystander:
 
-            def read() -> None:
-                with contextlib.suppress(OSError):
-                    while greedy.sock.recv(1 << 20):
-                        pass
+        def read() -> None:
+            while greedy.hear() is not None:
+                pass
 
-            reading = threading.Thread(target=read)
-            reading.start()
-            greedy.raw(frame({"op": "status", "id": 1}) * 8000)
-            for _ in range(20):
-                assert bystander.is_served()
-            greedy.sock.shutdown(socket.SHUT_RDWR)
-            reading.join()
+        busy = [threading.Thread(target=read), threading.Thread(target=greedy.raw, args=[heap])]
+        for thread in busy:
+            thread.start()
+        for _ in range(20):
+            assert bystander.is_served()
+        greedy.sock.shutdown(socket.SHUT_RDWR)
+        for thread in busy:
+            thread.join()
+
+
+def test_a_frame_loses_no_time_while_the_server_does_not_listen(tmp_path: Path) -> None:
+    """The heap before it takes longer to answer than a frame may take to come in."""
+    status, ping = frame({"op": "status", "id": 1}), frame({"op": "ping", "id": 2})
+    with crowded(tmp_path, deadline_s=SOON_S) as server, server.client() as client:
+        client.raw(status * 100 + ping[:7])
+        for _ in range(100):
+            assert client.hear() is not None
+
+        answer = client.raw(ping[7:]).hear()
+
+        assert answer is not None
+        assert answer["id"] == 2
 
 
 def test_connections_that_come_and_go_leave_nothing(shared: Inside, bystander: Client) -> None:

@@ -767,7 +767,7 @@ def test_passing_on_keeps_to_the_limit_of_running_jobs() -> None:
 def test_queued_jobs_are_asked_for_again_in_their_order() -> None:
     line = Line(kept(1), kept(2, place=-5), kept(3, priority=2), kept(4, is_held=True))
     assert line.asked == [3, 2, 1]
-    assert line.why(4).startswith("held")
+    assert line.why(4).startswith("kept back")
 
 
 def test_what_was_saved_of_a_job_is_so_again() -> None:
@@ -884,7 +884,7 @@ def test_each_wait_says_why() -> None:
     assert line.why(1) == "no GPU has 4 GiB free"
     assert line.why(2) == "others are before it"
     assert line.why(5) == "comes after 1, 2"
-    assert line.why(6) == "held: release it with `grn release`"
+    assert line.why(6) == "kept back until `grn release`"
     line.grants(1)
     assert line.why(1) == "starting"
     line.starts(1)
@@ -897,7 +897,7 @@ def test_each_wait_says_why() -> None:
     assert line.why(3) == "no negotiator answers"
     line.drains()
     assert line.why(3) == "the queue is drained: `grn drain --off` goes on"
-    assert line.why(6).startswith("held")
+    assert line.why(6).startswith("kept back")
 
 
 def test_an_old_reason_is_not_told_of_a_new_try() -> None:

@@ -7,13 +7,14 @@ to be put where the rule is kept.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from grn.queue import __main__ as service
-from grn.queue import attempt, forker, journal, launch, loop
+from grn.queue import forker, journal, launch, shim
 from grn.queue.events import Found
 
 _IN_FORKER = (
@@ -80,7 +81,20 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "forget-keys": forget_keys,
     "sync-normal": sync_normal,
 }
-FORKER_MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+def end_group() -> None:
+    """End the process group of a command instead of its whole tree."""
+
+    def signal_group(self: Any, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._main, signum)
+
+    shim.Shim._signal_all = signal_group  # type: ignore[method-assign]
+    shim.Shim._end_leftovers = lambda *_: None  # type: ignore[method-assign]
+
+
+FORKER_MUTANTS: dict[str, Callable[[], None]] = {"end-group": end_group}
 
 
 def be_forker(name: str) -> None:

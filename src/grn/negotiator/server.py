@@ -157,7 +157,9 @@ class Connection(asyncio.BufferedProtocol):
             self._todo.clear()
             self._turn_away(error.message, ProtocolError)
             return
-        self._watch_frame(has_ended=bool(bodies))
+        if bodies and self._frame_deadline is not None:
+            self._frame_deadline.cancel()
+            self._frame_deadline = None
         self._todo.extend(bodies)
         self._work()
 
@@ -175,6 +177,10 @@ class Connection(asyncio.BufferedProtocol):
             self._read(self._todo.popleft())
         if self._transport is not None and not self._is_stuffed:
             self._transport.resume_reading()
+            if self._frames.is_mid_frame and self._frame_deadline is None:
+                # So long from its first byte to its last, however slowly they drip; but it does
+                # not count while we do not listen.
+                self._frame_deadline = self._drop_later("half-a-frame")
 
     def pause_writing(self) -> None:
         """Hear a client no further until it reads its answers; drop one that never does."""
@@ -186,14 +192,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._read_deadline is not None:
             self._read_deadline.cancel()
         self._work()
-
-    def _watch_frame(self, has_ended: bool) -> None:
-        """Give a frame so long from its first byte to its last, however slowly they drip."""
-        if self._frame_deadline is not None and (has_ended or not self._frames.is_mid_frame):
-            self._frame_deadline.cancel()
-            self._frame_deadline = None
-        if self._frames.is_mid_frame and self._frame_deadline is None:
-            self._frame_deadline = self._drop_later("half-a-frame")
 
     def _drop_later(self, reason: str) -> asyncio.TimerHandle:
         def drop() -> None:

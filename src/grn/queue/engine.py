@@ -6,10 +6,9 @@ files and clocks are the loop's to touch.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grn.queue import finish
@@ -52,46 +51,9 @@ from grn.queue.events import (
     TellEnded,
 )
 from grn.queue.lifecycle import moved
+from grn.queue.line import Job, Line
 
-Rank = tuple[int, int, int]
 PASS_ON_S = 0.5
-
-
-@dataclass(slots=True)
-class Job:
-    """One job that has not ended."""
-
-    spec: JobSpec
-    priority: int
-    place: int
-    tries_left: int
-    state: JobState = JobState.QUEUED
-    attempt: int = 0
-    memory_attempt: int = 0
-    is_held: bool = False
-    is_asked: bool = False  # the negotiator has been asked for a lease
-    lease: str = ""
-    grant: LeaseGranted | None = None  # how the lease came
-    waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
-    why: str = ""  # what the negotiator said last
-
-    @property
-    def rank(self) -> Rank:
-        """Return its place in the line: out-of-memory retries first, then priority, then age."""
-        return (0 if self.memory_attempt else 1, -self.priority, self.place)
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Return what two jobs must share for a lease of one to serve the other."""
-        spec = self.spec
-        return (
-            spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
-            self.memory_attempt,
-        )  # fmt: skip
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state is JobState.QUEUED and not self.is_held and not self.waits_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +72,7 @@ class Engine:
         self.jobs: dict[int, Job] = {}
         self.is_drained = False
         self.has_negotiator = False
-        self._line: list[tuple[Rank, int]] = []  # ready and not asked; stale entries are skipped
-        self._asked: set[int] = set()
-        self._asked_levels: Counter[tuple[int, int]] = Counter()
+        self._line = Line(self.jobs)
         self._busy = 0  # starting, running or stopping
         self._followers: dict[int, list[int]] = {}
 
@@ -130,7 +90,7 @@ class Engine:
         if job.state is not JobState.QUEUED:
             return str(job.state.value)
         if job.is_held:
-            return "held: release it with `grn release`"
+            return "kept back until `grn release`"
         if job.waits_for:
             return f"comes after {', '.join(map(str, sorted(job.waits_for)))}"
         if self.is_drained:
@@ -149,19 +109,14 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
+        self._line.check()
         busy = 0
         for job_id, job in self.jobs.items():
             assert job.spec.id == job_id
             assert job.state is not JobState.ENDED, "an ended job is kept"
-            assert job.is_asked == (job_id in self._asked)
-            assert not job.is_asked or job.is_ready, "asked for a job that is not ready"
             assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
             busy += job.state is not JobState.QUEUED
         assert busy == self._busy
-        assert self._asked <= self.jobs.keys()
-        lined = {job_id for _, job_id in self._line}
-        for job_id, job in self.jobs.items():
-            assert not job.is_ready or job.is_asked or job_id in lined, "a ready job is forgotten"
 
     # --- submitting and steering ---------------------------------------------------------
 
@@ -208,7 +163,7 @@ class Engine:
                 continue
             job.is_held = event.is_held
             yield from self._unask(job)
-            self._line_up(job)
+            self._line.add(job)
             yield self._saved(job)
         yield from self._ask()
 
@@ -225,25 +180,25 @@ class Engine:
                 job.spec = replace(job.spec, priority=event.priority)
             if event.to_front is not None:
                 job.place = first - len(moving) + step if event.to_front else last + 1 + step
-            self._line_up(job)
+            self._line.add(job)
             yield self._saved(job)
             yield from self._unask_followers(job)
         yield from self._ask()
 
     def _unask_followers(self, moved_job: Job) -> Iterator[Action]:
         """Let those behind a moved job ask once more: the negotiator goes by who asked first."""
-        for job in [self.jobs[job_id] for job_id in self._asked]:
+        for job in self._line.all_asked():
             if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
                 yield from self._unask(job)
-                self._line_up(job)
+                self._line.add(job)
 
     def _drain_asked(self, event: DrainAsked) -> Iterator[Action]:
         self.is_drained = event.is_drained
         yield SaveDrain(event.is_drained)
         if event.is_drained:
-            for job_id in list(self._asked):
-                yield from self._unask(self.jobs[job_id])
-                self._line_up(self.jobs[job_id])
+            for job in self._line.all_asked():
+                yield from self._unask(job)
+                self._line.add(job)
         yield from self._ask()
 
     # --- leases --------------------------------------------------------------------------
@@ -253,7 +208,7 @@ class Engine:
         if job is None or not job.is_asked:
             yield ReturnLease(event.lease)  # it was taken back while the grant was on its way
             return
-        self._no_longer_asked(job)
+        self._line.unask(job)
         yield from self._begin(job, event)
         yield from self._ask()
 
@@ -277,7 +232,7 @@ class Engine:
     def _lease_refused(self, event: LeaseRefused) -> Iterator[Action]:
         job = self.jobs.get(event.job)
         if job is not None and job.is_asked:
-            self._no_longer_asked(job)
+            self._line.unask(job)
             yield from self._end(job, EndReason.REFUSED, event.text, None)
             yield from self._ask()
 
@@ -288,8 +243,7 @@ class Engine:
     def _negotiator_found(self, event: NegotiatorFound) -> Iterator[Action]:
         """Ask again for all that was asked: the same keys keep their places."""
         self.has_negotiator = True
-        for job_id in sorted(self._asked, key=lambda one: self.jobs[one].rank):
-            job = self.jobs[job_id]
+        for job in self._line.all_asked():
             yield AskLease(job.spec, job.attempt + 1, job.memory_attempt)
         yield from self._ask()
 
@@ -327,11 +281,10 @@ class Engine:
         if heir is None or job.grant is None:
             yield ReturnLease(job.lease, event.exit)
             return
-        self._no_longer_asked(heir)
-        following = self._peek()
-        if following is not None and following.kind == heir.kind and not self.is_drained:
-            self._pop()
-            self._now_asked(following)
+        self._line.unask(heir)
+        following = self._line.first()
+        if following is not None and following.kind == heir.kind:
+            self._line.ask(following)
             ask = AskLease(following.spec, following.attempt + 1, following.memory_attempt)
             yield PassAsk(heir.spec.id, ask)
         else:
@@ -342,13 +295,11 @@ class Engine:
         grant = job.grant
         if grant is None or not grant.may_pass_on or at - grant.at > PASS_ON_S:
             return None
-        if self.is_drained or not self._asked:
+        best = self._line.first_asked()
+        if self.is_drained or best is None or best.kind != job.kind:
             return None
-        best = min((self.jobs[job_id] for job_id in self._asked), key=lambda one: one.rank)
-        following = self._peek()
-        if following is not None and following.rank < best.rank:
-            return None
-        return best if best.kind == job.kind else None
+        following = self._line.first()
+        return None if following is not None and following.rank < best.rank else best
 
     def _shim_lost(self, event: ShimLost) -> Iterator[Action]:
         job = self._at(event.job, event.attempt)
@@ -370,7 +321,7 @@ class Engine:
             job.state = JobState.QUEUED
             job.tries_left -= verdict.is_counted
             job.memory_attempt += verdict.needs_more_memory
-            self._line_up(job)
+            self._line.add(job)
             yield self._saved(job)
         yield from self._ask()
 
@@ -386,7 +337,7 @@ class Engine:
             if is_stopping:
                 yield from self._end(job, EndReason.CANCELLED, "", None)
             else:
-                self._line_up(job)
+                self._line.add(job)
                 yield self._saved(job)
         elif kept.found is Found.INTERRUPTED:
             exit = Exit(None, text="the machine went down")
@@ -401,69 +352,33 @@ class Engine:
     # --- the line ------------------------------------------------------------------------
 
     def _ask(self) -> Iterator[Action]:
-        """Ask the negotiator for leases for those at the head of the line."""
-        while self._may_ask():
-            job = self._pop()
+        """Ask the negotiator for leases for those at the head of the line.
+
+        When no more may be asked for, a better ranked job takes the place of the last asked.
+        """
+        while not self.is_drained and self.has_negotiator:
+            if not self._may_ask_more():
+                last = self._line.outranked()
+                if last is None:
+                    return
+                yield from self._unask(last)
+                self._line.add(last)
+            job = self._line.first()
             if job is None:
                 return
-            self._now_asked(job)
+            self._line.ask(job)
             yield AskLease(job.spec, job.attempt + 1, job.memory_attempt)
-        yield from self._prefer_better()
 
-    def _may_ask(self) -> bool:
-        if self.is_drained or not self.has_negotiator or len(self._asked) >= self.limits.window:
+    def _may_ask_more(self) -> bool:
+        asked = self._line.asked
+        if asked >= self.limits.window:
             return False
-        return not self.limits.running or self._busy + len(self._asked) < self.limits.running
-
-    def _prefer_better(self) -> Iterator[Action]:
-        """When the window is full, a better ranked job takes the place of the last asked."""
-        if self.is_drained or not self.has_negotiator or not self._asked:
-            return
-        best = self._peek()
-        if best is None:
-            return
-        if best.rank[:2] < max(self._asked_levels):
-            worst = max((self.jobs[job_id] for job_id in self._asked), key=lambda job: job.rank)
-            yield from self._unask(worst)
-            self._line_up(worst)
-            yield from self._ask()
-
-    def _peek(self) -> Job | None:
-        while self._line:
-            rank, job_id = self._line[0]
-            job = self.jobs.get(job_id)
-            if job is not None and job.is_ready and not job.is_asked and job.rank == rank:
-                return job
-            heapq.heappop(self._line)
-        return None
-
-    def _pop(self) -> Job | None:
-        job = self._peek()
-        if job is not None:
-            heapq.heappop(self._line)
-        return job
-
-    def _line_up(self, job: Job) -> None:
-        if job.is_ready and not job.is_asked:
-            heapq.heappush(self._line, (job.rank, job.spec.id))
+        return not self.limits.running or self._busy + asked < self.limits.running
 
     def _unask(self, job: Job) -> Iterator[Action]:
         if job.is_asked:
-            self._no_longer_asked(job)
+            self._line.unask(job)
             yield DropAsk(job.spec.id)
-
-    def _now_asked(self, job: Job) -> None:
-        job.is_asked = True
-        self._asked.add(job.spec.id)
-        self._asked_levels[job.rank[:2]] += 1
-
-    def _no_longer_asked(self, job: Job) -> None:
-        job.is_asked = False
-        self._asked.discard(job.spec.id)
-        level = job.rank[:2]
-        self._asked_levels[level] -= 1
-        if not self._asked_levels[level]:
-            del self._asked_levels[level]
 
     # --- jobs ----------------------------------------------------------------------------
 
@@ -496,7 +411,7 @@ class Engine:
                 yield from self._end(job, EndReason.SKIPPED, _skipped(after.job), None)
                 ends[job.spec.id] = False
                 return
-        self._line_up(job)
+        self._line.add(job)
 
     def _end(self, job: Job, reason: EndReason, text: str, exit: Exit | None) -> Iterator[Action]:
         """End a job, and all that must not run without it; chains of them may be long."""
@@ -517,7 +432,7 @@ class Engine:
                 if reason is not EndReason.OK and _needs(follower.spec, job_id):
                     todo.append((follower, EndReason.SKIPPED, _skipped(job_id), None))
                 else:
-                    self._line_up(follower)
+                    self._line.add(follower)
 
     def _at(self, job_id: int, attempt: int) -> Job | None:
         job = self.jobs.get(job_id)

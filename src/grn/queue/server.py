@@ -22,7 +22,6 @@ from grn import schemas, wire
 from grn.errors import GrnError, NeverFits, NotAllowed, ProtocolError, UnknownJob, UsageError
 from grn.model.sizes import show_size
 from grn.queue import messages
-from grn.queue.engine import Job
 from grn.queue.events import (
     After,
     CancelAsked,
@@ -35,6 +34,7 @@ from grn.queue.events import (
 )
 from grn.queue.journal import Command, NewJob
 from grn.queue.launch import Attempt
+from grn.queue.line import Job
 from grn.queue.loop import Loop
 
 log = logging.getLogger(__name__)

@@ -226,6 +226,7 @@ class Shim:
 
     def _kill_now(self) -> None:
         self._stop = self._stop or "cancelled"
+        self._grace_s = 0.0  # for what forks meanwhile
         self._signal_all(signal.SIGKILL)
 
     def _keep_time(self, began: float) -> None:
@@ -258,15 +259,18 @@ class Shim:
 
     def _end_leftovers(self) -> None:
         """End what the command left behind: orphans are our children now."""
-        deadline = time.monotonic() + (0 if self._stop else LEFTOVER_S)
+        deadline = time.monotonic() + LEFTOVER_S
         step = "wait"
         while _has_children():
+            self._hear_signals()
+            if self._channel is not None:
+                self._hear_queue()
             now = time.monotonic()
-            if now >= deadline and step == "wait":
+            if step == "wait" and (self._stop or now >= deadline):
                 self._signal_all(signal.SIGTERM)
                 self._signal_all(signal.SIGCONT)
                 step, deadline = "asked", now + self._grace_s
-            elif now >= deadline:
+            elif step == "asked" and (now >= deadline or not self._grace_s):
                 self._signal_all(signal.SIGKILL)
                 deadline = now + 0.2
             time.sleep(0.005 if step == "wait" else 0.02)

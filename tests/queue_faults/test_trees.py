@@ -1,0 +1,97 @@
+"""G8: cancel ends the whole tree of a job, whichever way its processes try to get out of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import is_running, wait_for
+from tests.queue_faults.conftest import Rigs
+from tests.queue_faults.escapes import WAYS
+from tests.queue_faults.rig import Rig, command_line
+
+SCRIPT = str(Path(__file__).with_name("escapes.py"))
+GRACE_S = 1.0  # as the rig sets it
+
+
+class Prison:
+    """Jobs that try to get away, and who of them is out."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._mark = f"MARK-{rig.story.folder.name}"
+        self.jobs: dict[str, int] = {}
+
+    def let_in(self, way: str, turn: int = 0) -> None:
+        name = f"{way}.{turn}"
+        ready = self._rig.story.folder / name
+        argv = [sys.executable, "-S", "-E", SCRIPT, way, str(ready), f"{self._mark}-{name}"]
+        self.jobs[name] = self._rig.submit(argv)
+
+    def all_try(self) -> None:
+        """Wait until all have done what they can."""
+        for name in self.jobs:
+            wait_for((self._rig.story.folder / name).exists, f"{name} to try")
+
+    def survivors(self) -> list[str]:
+        """Return the names of those that still run somewhere."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                words = command_line(int(entry.name))
+                mark = next((word for word in words if word.startswith(self._mark.encode())), b"")
+                if mark and is_running(int(entry.name)):
+                    found.add(mark.decode().removeprefix(f"{self._mark}-"))
+        return sorted(found)
+
+    def cancel(self, *, now: bool = False) -> tuple[list[str], float]:
+        """Cancel all; return who survives, and after how long all were over."""
+        began = time.monotonic()
+        self._rig.ask("cancel", jobs=list(self.jobs.values()), now=now)
+        for job_id in self.jobs.values():
+            self._rig.ended(job_id)
+        return self.survivors(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["kindly", "at-once"])
+def test_cancel_leaves_no_process_whichever_way_it_tries_to_get_out(rig: Rig, now: bool) -> None:
+    rig.start()
+    prison = Prison(rig)
+    for way in WAYS:
+        prison.let_in(way)
+    prison.all_try()
+    survivors, took_s = prison.cancel(now=now)
+
+    print(f"{len(WAYS)} ways, {took_s:.2f} s")
+    assert not survivors
+    assert took_s < GRACE_S + 3  # two busy cores; without load it is well within a second
+    assert {rig.row(job)["reason"] for job in prison.jobs.values()} <= {"cancelled", "ok"}
+    assert rig.no_lease_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS)
+def test_fifty_cancels_of_each_way_leave_no_process(rig: Rig, way: str) -> None:
+    rig.start()
+    for turn in range(10):
+        prison = Prison(rig)
+        for place in range(5):
+            prison.let_in(way, 5 * turn + place)
+        prison.all_try()
+        survivors, _ = prison.cancel()
+        assert not survivors
+
+
+def test_the_check_finds_out_a_shim_that_ends_the_group_of_its_command_only(rigs: Rigs) -> None:
+    rig = rigs("end-group")
+    rig.start()
+    prison = Prison(rig)
+    for way in ("new-session", "double-fork"):
+        prison.let_in(way)
+    prison.all_try()
+
+    assert prison.cancel(now=True)[0] == ["double-fork.0", "new-session.0"]
