@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     options = parser.parse_args()
-    print(f"repeat with: make soak ARGS='--kills {options.kills} --seed {options.seed}'", flush=True)
+    print(
+        f"repeat with: make soak ARGS='--kills {options.kills} --seed {options.seed}'", flush=True
+    )
     seeds = random.Random(options.seed)
     kills = jobs = violations = 0
     while kills < options.kills:

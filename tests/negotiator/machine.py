@@ -262,7 +262,7 @@ class Negotiation(RuleBasedStateMachine):
         gpu, reading = self.world.gpus[uuid], self.told[uuid]
         here = {lease_id: lease.reserved_on(uuid) for lease_id, lease in self.saved_leases.items()
                 if uuid in lease.gpus}  # fmt: skip
-        own = {request.holder.pid for request in requests if request.holder}
+        own = {r.holder.pid for r in requests if r.holder and not r.is_command}
         measured: Counter[str] = Counter()
         strangers = known = 0
         for use in reading.uses:

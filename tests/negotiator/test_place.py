@@ -236,6 +236,13 @@ def test_a_process_may_use_again_what_it_left_behind():
     assert reason(place(a_request(pid=6), needs(20), [book])) is WaitReason.NO_ROOM
 
 
+def test_a_child_cannot_use_what_its_parent_left_behind():
+    book = a_book(reading=a_reading(0, a_use(5, 20 * GiB)))
+
+    answer = place(a_request(pid=5, is_command=True), needs(20), [book])
+    assert reason(answer) is WaitReason.NO_ROOM
+
+
 def test_a_process_on_one_gpu_that_wants_two_is_told_so():
     books = [a_book(a_gpu(0), [a_lease("x", pid=5)]), a_filled_book(1)]
 

@@ -1,7 +1,7 @@
-"""Ways in which the processes of a job try to outlive it. Run as `python escapes.py WAY READY MARK`.
+"""Ways in which processes of a job try to outlive it. Run as `python escapes.py WAY READY MARK`.
 
-The one that tries to get away writes its pid to the file READY and then waits for ever; MARK is only
-there to be found in its command line.
+The one that tries to get away writes its pid to the file READY and then waits for ever; MARK is
+only there to be found in its command line.
 """
 
 from __future__ import annotations

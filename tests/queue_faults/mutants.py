@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.queue import __main__ as service
+from grn.queue import attempt as folders
 from grn.queue import forker, journal, launch, shim
-from grn.queue.events import Found
+from grn.queue.events import Exit, Found
 
 _IN_FORKER = (
     "import sys; sys.path[:] = sys.argv[1:]; from tests.queue_faults import mutants;"
@@ -74,11 +75,43 @@ def sync_normal() -> None:
     journal.Journal._open = open_lazily  # type: ignore[method-assign]
 
 
+def lost_is_ok() -> None:
+    """Take a job whose end nobody saw for one that ended well."""
+    real = launch.Launcher.exit_of
+    launch.Launcher.exit_of = (  # type: ignore[method-assign]
+        lambda self, attempt: real(self, attempt) or Exit(0)
+    )
+
+
+def leave_leftovers() -> None:
+    """Let the processes of a killed shim be."""
+    launch.Launcher.end_leftovers = lambda *_: 0  # type: ignore[method-assign]
+
+
+def trust_pids() -> None:
+    """Take whatever process has the number of a shim for that shim."""
+    real = launch.Launcher.find
+
+    def find(self: Any, attempt: Any, is_same_boot: bool) -> Found:
+        claim = folders.read_claim(self.folder(attempt))
+        try:
+            fd = os.pidfd_open(int((claim or "").split(" ")[0]))
+        except (OSError, ValueError):
+            return real(self, attempt, is_same_boot)
+        self._adopted[attempt] = fd
+        return Found.ALIVE
+
+    launch.Launcher.find = find  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "commit-late": commit_late,
     "run-again": run_again,
     "kill-at-start": kill_at_start,
     "forget-keys": forget_keys,
+    "lost-is-ok": lost_is_ok,
+    "trust-pids": trust_pids,
+    "leave-leftovers": leave_leftovers,
     "sync-normal": sync_normal,
 }
 

@@ -1,4 +1,4 @@
-"""G4: a submit that is sent again with its key is one job with one id, wherever the line was cut."""
+"""G4: a submit that is sent again with its key is one job with one id, wherever it was cut off."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_the_campaign_finds_out_a_queue_that_forgets_keys(rigs: Rigs, seed: int)
     assert any(len(set(ids)) > 1 for ids in told.values())
 
 
-def test_a_key_that_is_known_is_answered_even_if_it_could_not_be_accepted_any_more(rig: Rig) -> None:
+def test_a_known_key_is_answered_even_if_it_could_not_be_accepted_any_more(
+    rig: Rig,
+) -> None:
     """The first answer may have been lost: `not accepted` would make the user submit it twice."""
     rig.start()
     before = rig.submit(["true"])
@@ -47,9 +49,7 @@ def test_a_key_that_is_known_is_answered_even_if_it_could_not_be_accepted_any_mo
     assert rig.ask("submit", **request)["first"] == first
 
 
-def _campaign(
-    rig: Rig, seed: int, sends: int = SENDS
-) -> tuple[int, dict[str, list[int]], int]:
+def _campaign(rig: Rig, seed: int, sends: int = SENDS) -> tuple[int, dict[str, list[int]], int]:
     """Send each key many times, cutting the line here and there and killing the queue twice."""
     chance = random.Random(seed)
     requests = {

@@ -45,6 +45,10 @@ class GpuProbe(Protocol):
         """Return the peak of a lease that ends, where it can be had without waiting."""
 
     @property
+    def has_shifted(self) -> bool:
+        """True when the numbers of GPUs are not those of the start any more: use UUIDs then."""
+
+    @property
     def keeps_peaks(self) -> bool:
         """True where `peak_in_time` knows more than samples do."""
 

@@ -65,6 +65,11 @@ class VirtualProbe:
             self._baseline[placement.lease] = peak or 0
 
     @property
+    def has_shifted(self) -> bool:
+        """False: virtual GPUs stay where they are."""
+        return False
+
+    @property
     def keeps_peaks(self) -> bool:
         """False: all there is to know is known at once."""
         return False

@@ -106,6 +106,11 @@ class Loop:
             elif not self.holders.watch(holder):
                 self._holder_gone(lease, holder)
 
+    @property
+    def has_shifted(self) -> bool:
+        """True when GPUs are to be named by UUID: their numbers have changed since the start."""
+        return self._probe.has_shifted
+
     def now(self) -> float:
         """Return the time events carry: it never jumps."""
         return time.monotonic()

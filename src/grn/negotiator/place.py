@@ -145,7 +145,7 @@ def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) 
 
 def _own_bytes(request: Request, book: Book) -> int:
     """Return what the asking process still has here from before: it may use that again."""
-    if request.holder is None or not book.reading.uses:
+    if request.holder is None or request.is_command or not book.reading.uses:
         return 0
     return book.used_by_stranger(request.holder.pid)
 

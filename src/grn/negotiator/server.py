@@ -426,7 +426,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_contained is None:
             pids = trees.inner_pids(self._holder.pid) if self._holder else []
             self._is_contained = not pids or len(pids) > self._server.namespaces
-        return self._is_contained
+        return self._is_contained or self._loop.has_shifted
 
     def _whole_status(self) -> dict[str, Any]:
         whole = report.status(self._loop.engine, self._loop.now())

@@ -23,7 +23,7 @@ from grn.errors import GrnError
 from grn.ground import Ground, boot_id, mounts, state_folder
 from grn.queue.engine import Engine, Limits
 from grn.queue.journal import Journal
-from grn.queue.launch import Manners
+from grn.queue.launch import TAG, Manners
 from grn.queue.loop import Hooks, Loop
 from grn.queue.server import Server
 
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    os.environ.pop(TAG, None)  # a job may have started us, but what we start is no part of it
     try:
         chosen = settings.load()
         with Ground(places.queue_socket(), is_private=True) as ground:

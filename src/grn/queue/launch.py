@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.queue import attempt as folders
-from grn.queue import finish, shim
+from grn.queue import finish, leftovers, shim
 from grn.queue.events import EndReason, Exit, Found
 from grn.queue.journal import Command
 
@@ -298,12 +298,14 @@ class Launcher:
 
     def _adopt(self, attempt: Attempt, claim: str) -> bool:
         """Watch a shim of an earlier queue; False when it ended while we looked."""
-        pid = claim.split(" ")[0]
         try:
-            fd = os.pidfd_open(int(pid))
+            pid, ticks = map(int, claim.split(" "))
+            fd = os.pidfd_open(pid)
         except (OSError, ValueError):
-            return False  # gone, or between its lock and its claim: look again
-        if not folders.is_locked(self.folder(attempt)):  # checked after opening: it is that shim
+            return False  # gone, or about to write its claim: look again
+        # Checked after opening: it is that shim, and no other process with its old number.
+        is_it = leftovers.started_ticks(pid) == ticks
+        if not is_it or not folders.is_locked(self.folder(attempt)):
             os.close(fd)
             return False
         self._adopted[attempt] = fd
@@ -316,13 +318,8 @@ class Launcher:
         return None if record is None else _exit(record)
 
     def end_leftovers(self, attempt: Attempt) -> int:
-        """Kill what a killed shim left behind: all processes that carry the attempt's mark."""
-        mark = f"{TAG}={self.tag(attempt)}".encode()
-        killed = 0
-        for name in os.listdir("/proc"):
-            if name.isdigit() and _kill_marked(int(name), mark):
-                killed += 1
-        return killed
+        """Kill what a killed shim left behind; return how many processes that were."""
+        return leftovers.end_all(f"{TAG}={self.tag(attempt)}".encode())
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the folders of jobs, given how often each was tried."""
@@ -332,23 +329,6 @@ class Launcher:
 
 
 _FORKER_CODE = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"
-
-
-def _kill_marked(pid: int, mark: bytes) -> bool:
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # read after opening the pidfd
-            if mark not in file.read().split(b"\0"):
-                return False
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _exit(record: dict[str, Any]) -> Exit:

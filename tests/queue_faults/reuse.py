@@ -1,0 +1,178 @@
+"""Forced reuse of pids, inside a pid namespace. Run as `python -m tests.queue_faults.reuse WHAT`.
+
+A stranger gets the number of a shim or of a job's process that is gone; it notes every signal it
+gets. What went wrong is printed, one line each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.harness import Story, is_running, wait_for
+from tests.queue_faults.rig import Rig, command_line, gone, kill, pause
+
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+JOBS = 8
+# A job whose child is gone and buried at once when it dies; says when it was asked to end.
+PARENT = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"])
+def asked(*_):
+    open(sys.argv[2], "w").close()
+signal.signal(signal.SIGTERM, asked)
+with open(sys.argv[1], "w") as file:
+    file.write(str(child.pid))
+child.wait()
+open(sys.argv[1] + ".buried", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+class Stranger:
+    """A process that has nothing to do with any job and wants to be left alone."""
+
+    def __init__(self, pid: int) -> None:
+        self._notes = Path(tempfile.mkstemp(prefix="grn-stranger")[1])
+        self.pid = self._be_born(pid)
+        wait_for(lambda: self._notes.read_text(), "a stranger to be born")
+
+    def _be_born(self, pid: int) -> int:
+        LAST_PID.write_text(str(pid - 1))
+        born = os.fork()
+        if born:
+            assert born == pid, f"somebody else took {pid}"
+            return born
+        for signum in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(signum, self._note)
+        self._note("born", None)
+        while True:
+            signal.pause()
+
+    def _note(self, signum: object, _frame: object) -> None:
+        with self._notes.open("a") as file:
+            file.write(f"{signum} ")
+
+    def complaint(self) -> list[str]:
+        """Return what was done to it; it is gone afterwards."""
+        noted = self._notes.read_text().split()[1:]
+        alive = is_running(self.pid)
+        if alive:
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self._notes.unlink()
+        signals = [f"a stranger at {self.pid} got the signals {noted}"] if noted else []
+        return signals if alive else [*signals, f"a stranger at {self.pid} was killed"]
+
+
+def shims(rig: Rig) -> list[str]:
+    """Give the numbers of killed shims to strangers, restart the queue, and cancel the jobs."""
+    return _after_restart(rig, with_lock=False)
+
+
+def shims_with_lock(rig: Rig) -> list[str]:
+    """The same, while the locks seem to be held for a moment longer."""
+    return _after_restart(rig, with_lock=True)
+
+
+def _after_restart(rig: Rig, *, with_lock: bool) -> list[str]:
+    rig.start()
+    jobs = [rig.submit(["sleep", "1000"]) for _ in range(JOBS)]
+    for job in jobs:
+        rig.running(job)
+    numbers = [rig.shim_of(job) for job in jobs]
+    assert rig.queue is not None
+    rig.queue.kill()
+    gone(kill(numbers))
+    gone(kill(rig.services()["forker"]))
+    pause(0.03)  # the time of a start is known to 10 ms only
+    strangers = [Stranger(number) for number in numbers]
+    locks = [_hold(rig.folder(job) / "lock") for job in jobs] if with_lock else []
+    daemon = rig.spawn()
+    if locks:
+        assert daemon.is_running
+        pause(0.7)  # it looks at them again and again, and believes them no more than at first
+        for lock in locks:
+            os.close(lock)
+    assert daemon.line() == "ready"
+    rig.ask("cancel", jobs=jobs)
+    reasons = [rig.ended(job)["reason"] for job in jobs]
+    wrong = [f"jobs ended as {reasons}"] if set(reasons) - {"lost", "cancelled"} else []
+    return wrong + [one for stranger in strangers for one in stranger.complaint()]
+
+
+def _hold(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def children(rig: Rig) -> list[str]:
+    """Give the number of a job's child to a stranger just before the shim signals it."""
+    rig.start()
+    wrong: list[str] = []
+    for turn in range(2):
+        files = [str(rig.story.folder / f"{name}{turn}") for name in ("child", "asked")]
+        job = rig.submit([sys.executable, "-c", PARENT, *files])
+        number = int(wait_for(lambda: _text(files[0]), "the child"))  # noqa: B023
+        tracer = _slow_down(rig.shim_of(job))
+        rig.ask("cancel", jobs=[job])
+        wait_for(lambda: os.path.exists(files[1]), "the job to be asked")  # noqa: B023
+        gone(kill([number]))
+        wait_for(lambda: os.path.exists(f"{files[0]}.buried"), "the burial")  # noqa: B023
+        stranger = Stranger(number)
+        rig.ended(job)
+        tracer.wait()
+        wrong += stranger.complaint()
+    return wrong
+
+
+def _slow_down(pid: int) -> subprocess.Popen[bytes]:
+    """Let half a second pass before each signal that a process sends."""
+    calls = "kill,pidfd_send_signal"
+    argv = ["strace", "-p", str(pid), "-o", "/dev/null", "-e", f"trace={calls}"]
+    tracer = subprocess.Popen([*argv, "-e", f"inject={calls}:delay_enter=500000"])
+    status = Path(f"/proc/{pid}/status")
+    wait_for(lambda: "TracerPid:\t0\n" not in status.read_text(), "strace to attach")
+    return tracer
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+WHAT: dict[str, Callable[[Rig], list[str]]] = {
+    "shims": shims,
+    "shims-with-lock": shims_with_lock,
+    "children": children,
+}
+
+
+def main(what: str, mutant: str = "") -> None:
+    """Run one of them in this namespace and print what went wrong."""
+    assert command_line(1), "not in a pid namespace of our own"
+    story = Story.begin()
+    rig = Rig(story, mutant)
+    for name in ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG"):
+        os.environ[name] = story.env[name]
+    try:
+        for line in WHAT[what](rig):
+            print(line)
+        print("done")
+    finally:
+        rig.close()
+        story.end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
