@@ -505,14 +505,14 @@ class Simulation:
         elif what < 0.97:
             self.clean()
             self.look_around()
-        elif what < 0.975:
+        elif what < 0.978:
             if self.shims:
                 self.kill(self.chance.choice(self.shims))
-        elif what < 0.983:
+        elif what < 0.985:
             self.negotiator.is_up = True
-        elif what < 0.990:
+        elif what < 0.991:
             self.lose_negotiator()
-        elif what < 0.993:
+        elif what < 0.994:
             self.may_crash(1.0 if self.engine else 0.0)
         elif what > 0.9995:
             self.cut_power()

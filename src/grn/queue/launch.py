@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.queue import attempt as folders
-from grn.queue import finish, leftovers, shim
+from grn.queue import finish, leftovers, processes, shim
 from grn.queue.events import EndReason, Exit, Found
 from grn.queue.journal import Command
 
@@ -304,7 +304,8 @@ class Launcher:
         except (OSError, ValueError):
             return False  # gone, or about to write its claim: look again
         # Checked after opening: it is that shim, and no other process with its old number.
-        is_it = leftovers.started_ticks(pid) == ticks
+        found = processes.look(pid)
+        is_it = found is not None and found.started_ticks == ticks
         if not is_it or not folders.is_locked(self.folder(attempt)):
             os.close(fd)
             return False

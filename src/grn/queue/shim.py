@@ -22,7 +22,7 @@ from grn import wire
 from grn.client import frameworks, surroundings
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.queue import attempt, logs
+from grn.queue import attempt, logs, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -278,13 +278,8 @@ class Shim:
 
     def _signal_all(self, signum: int) -> None:
         """Signal every process below us; those that fork meanwhile are met at the next look."""
-        for pid in _descendants(os.getpid()):
-            try:
-                os.kill(pid, signum)  # it descends from us and is not reaped: the pid is its own
-            except ProcessLookupError:
-                pass
-            except PermissionError:
-                pass  # it changed its user: not ours to end any more
+        for process in processes.below(os.getpid()):
+            processes.send(process, signum)  # false when it changed its user: not ours any more
 
     # --- the record ----------------------------------------------------------------------
 
@@ -416,31 +411,10 @@ def _has_children() -> bool:
     return True
 
 
-def _descendants(root: int) -> list[int]:
-    """Return all processes below one, parents before children."""
-    parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    text = file.read()
-            except OSError:
-                continue
-            parent = int(text[text.rfind(b")") + 4 :].split(None, 1)[0])
-            parents.setdefault(parent, []).append(int(name))
-    found: list[int] = []
-    todo = [root]
-    while todo:
-        children = parents.get(todo.pop(), [])
-        found += children
-        todo += children
-    return found
-
-
 def _started_ticks() -> int:
-    with open("/proc/self/stat", "rb") as file:
-        text = file.read()
-    return int(text[text.rfind(b")") + 2 :].split()[19])
+    own = processes.look(os.getpid())
+    assert own is not None
+    return own.started_ticks
 
 
 def _is_held(lock_path: str) -> bool:

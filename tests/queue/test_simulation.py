@@ -1,0 +1,160 @@
+"""A million random facts, with crashes, kills and power cuts between them, keep every promise.
+
+I1–I3, I6, I7, I10, I14 and liveness of the trust notes; see `simulation.py` and `world.py` for the
+checks. GRN_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from grn.queue import finish
+from grn.queue.engine import Engine
+from grn.queue.events import (
+    Action,
+    AskLease,
+    Event,
+    Found,
+    Launch,
+    NegotiatorFound,
+    Recovered,
+    SaveEnd,
+    SaveState,
+    Stop,
+)
+from tests.queue.simulation import Simulation
+
+SEED = os.environ.get("GRN_SEED")  # read before the tests clear what is GRN_ of the user's
+PARTS = 10
+WORLDS = 7  # in each part
+EVENTS = 15_000  # in each world: 1,050,000 in all
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.timeout(300)
+def test_random_histories_keep_every_promise(part: int) -> None:
+    first = int(SEED) if SEED else random.SystemRandom().getrandbits(32)
+    told = 0
+    for seed in range(first, first + WORLDS):
+        print(f"repeat with: GRN_SEED={seed}")
+        world = Simulation(seed)
+        world.run(EVENTS)
+        told += world.events
+        assert world.crashes > 10, "too peaceful a world proves nothing"
+    assert told >= WORLDS * EVENTS
+
+
+# --- the checks can fail -------------------------------------------------------------------
+
+
+def finds_out(**mutant: object) -> str:
+    """Return the complaint that ends a search with a broken part."""
+    for seed in range(50):
+        try:
+            Simulation(seed, **mutant).run(4000)
+        except (AssertionError, KeyError) as complaint:
+            return repr(complaint)
+    raise AssertionError("nobody has noticed")
+
+
+def test_the_real_one_gives_no_complaint() -> None:
+    with pytest.raises(AssertionError, match="nobody has noticed"):
+        finds_out()
+
+
+def test_a_loop_that_acts_before_it_writes_is_found_out() -> None:
+    assert "before it was written" in finds_out(acts_first=True)
+
+
+def test_a_recovery_that_begins_a_claimed_attempt_again_is_found_out() -> None:
+    def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> Found:
+        seen = finish.found(
+            has_claim=has_claim, is_locked=is_locked, has_exit=has_exit, is_same_boot=is_same_boot
+        )
+        return Found.NOT_BEGUN if seen in (Found.LOST, Found.ALIVE) else seen
+
+    assert "interrupted by nothing" in finds_out(found=found)
+
+
+def test_a_recovery_that_takes_the_living_for_lost_is_found_out() -> None:
+    def found(**facts: bool) -> Found:
+        seen = finish.found(**facts)
+        return Found.LOST if seen is Found.ALIVE else seen
+
+    finds_out(found=found)
+
+
+class Altered(Engine):
+    """An engine whose answers pass through one more hand."""
+
+    def handle(self, event: Event) -> list[Action]:
+        return [
+            altered
+            for action in super().handle(event)
+            if (altered := self.alter(event, action)) is not None
+        ]
+
+    def alter(self, event: Event, action: Action) -> Action | None:
+        raise NotImplementedError
+
+
+class CountsTwice(Altered):
+    """Takes two tries for one failure."""
+
+    def alter(self, event: Event, action: Action) -> Action | None:
+        if isinstance(action, SaveState) and action.job in self.jobs:
+            job = self.jobs[action.job]
+            used = job.spec.retries - action.tries_left
+            if used == 1 and action.tries_left > 0:
+                job.tries_left -= 1
+                return replace(action, tries_left=job.tries_left)
+        return action
+
+
+class ForgetsAnEnd(Altered):
+    """Does not write down how every tenth job ended."""
+
+    def alter(self, event: Event, action: Action) -> Action | None:
+        return None if isinstance(action, SaveEnd) and action.job % 10 == 0 else action
+
+
+class EndsTwice(Altered):
+    """Writes the end of a job that runs when it comes up."""
+
+    def alter(self, event: Event, action: Action) -> Action | None:
+        if isinstance(event, Recovered) and isinstance(action, Stop):
+            return Launch(action.job, action.attempt, "", "")
+        return action
+
+
+class ForgetsToAsk(Altered):
+    """Does not ask a negotiator that comes back for every third job."""
+
+    def alter(self, event: Event, action: Action) -> Action | None:
+        is_forgotten = isinstance(action, AskLease) and action.spec.id % 3 == 0
+        return None if is_forgotten and isinstance(event, NegotiatorFound) else action
+
+
+@pytest.mark.parametrize(
+    ("mutant", "complaint"),
+    [
+        (CountsTwice, "it was tried"),
+        (ForgetsAnEnd, "before it was written"),
+        (ForgetsToAsk, "they wait for ever"),
+    ],
+)
+def test_an_engine_with_a_fault_is_found_out(mutant: type[Engine], complaint: str) -> None:
+    assert complaint in finds_out(engine_type=mutant)
+
+
+def test_a_stop_that_becomes_a_launch_is_found_out() -> None:
+    finds_out(engine_type=EndsTwice)
+
+
+def test_a_request_that_is_passed_on_though_it_was_granted_is_found_out() -> None:
+    """The one it was passed on to is never asked for: it would wait for ever."""
+    assert "they wait for ever" in finds_out(passes_blindly=True)
