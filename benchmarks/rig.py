@@ -82,8 +82,7 @@ def negotiator(
         finally:
             os.environ.clear()
             os.environ.update(before)
-            process.terminate()
-            process.wait(_STOP_S)
+            _end(process)
 
 
 def _start(gpus: str, folder: str) -> subprocess.Popen[bytes]:
@@ -97,6 +96,15 @@ def _start(gpus: str, folder: str) -> subprocess.Popen[bytes]:
         process.wait(_STOP_S)
         raise SystemExit(f"the negotiator did not start: {line}")
     return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ MACHINES = [
     [a_virtual_gpu(0), a_virtual_gpu(1)],
 ]
 TYPES = ["one.py", "one.py", "two.py", "three.py"]
-WHO = ["nobody", "somebody", "another thread", "a parent"]
+WHO = ["nobody", "nobody", "somebody", "another thread", "a parent"]
 GIBS = st.sampled_from([0, 0, 1, 3, 7, 12, 23])
 STEPS_S = st.sampled_from([0.1, 1.0, 5.0, 20.0])
 HEALTHS = st.sampled_from([GpuHealth.OK, GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.LOST])

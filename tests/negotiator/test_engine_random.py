@@ -6,7 +6,7 @@ from tests.negotiator.machine import Negotiation
 
 TestRandomHistories = Negotiation.TestCase
 TestRandomHistories.settings = settings(
-    max_examples=300,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     print_blob=True,

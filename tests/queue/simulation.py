@@ -148,7 +148,7 @@ class Simulation:
         for event in inbox:
             self.events += 1
             actions += engine.handle(event)
-            if self.events % 4 == 0:
+            if self.events % 8 == 0:
                 engine.check()
         self.may_crash(0.002)
         if self.acts_first:
@@ -491,9 +491,8 @@ class Simulation:
             self.die()
 
     def happen(self, what: float) -> None:
-        if what < 0.40:
-            if self.shims:
-                self.advance(self.shims[int(self.chance.random() * len(self.shims))])
+        if what < 0.40 and self.shims:
+            self.advance(self.shims[int(self.chance.random() * len(self.shims))])
         elif what < 0.75:
             self.negotiate()
         elif what < 0.90:

@@ -104,8 +104,11 @@ def _after_restart(rig: Rig, *, with_lock: bool) -> list[str]:
             os.close(lock)
     assert daemon.line() == "ready"
     rig.ask("cancel", jobs=jobs)
-    reasons = [rig.ended(job)["reason"] for job in jobs]
-    wrong = [f"jobs ended as {reasons}"] if set(reasons) - {"lost", "cancelled"} else []
+    try:
+        reasons = {rig.ended(job, 5.0)["reason"] for job in jobs}
+    except AssertionError as error:
+        reasons = {str(error)}
+    wrong = [f"jobs ended as {reasons}"] if reasons - {"lost", "cancelled"} else []
     return wrong + [one for stranger in strangers for one in stranger.complaint()]
 
 
@@ -118,37 +121,35 @@ def _hold(path: Path) -> int:
 def children(rig: Rig) -> list[str]:
     """Give the number of a job's child to a stranger just before the shim signals it."""
     rig.start()
-    wrong: list[str] = []
-    for turn in range(2):
-        files = [str(rig.story.folder / f"{name}{turn}") for name in ("child", "asked")]
-        job = rig.submit([sys.executable, "-c", PARENT, *files])
-        number = int(wait_for(lambda: _text(files[0]), "the child"))  # noqa: B023
-        tracer = _slow_down(rig.shim_of(job))
-        rig.ask("cancel", jobs=[job])
-        wait_for(lambda: os.path.exists(files[1]), "the job to be asked")  # noqa: B023
-        gone(kill([number]))
-        wait_for(lambda: os.path.exists(f"{files[0]}.buried"), "the burial")  # noqa: B023
-        stranger = Stranger(number)
-        assert stranger.has_its_number
-        rig.ended(job)
-        tracer.wait()
-        wrong += stranger.complaint()
-    return wrong
+    child, asked = (rig.story.folder / name for name in ("child", "asked"))
+    job = rig.submit([sys.executable, "-c", PARENT, str(child), str(asked)])
+    number = int(wait_for(lambda: _text(child), "the child"))
+    tracer = _slow_down(rig.shim_of(job))
+    rig.ask("cancel", jobs=[job])
+    wait_for(asked.exists, "the job to be asked")
+    gone(kill([number]))
+    wait_for(Path(f"{child}.buried").exists, "the burial")
+    stranger = Stranger(number)
+    assert stranger.has_its_number
+    rig.ended(job)
+    tracer.send_signal(signal.SIGINT)
+    tracer.wait()
+    return stranger.complaint()
 
 
 def _slow_down(pid: int) -> subprocess.Popen[bytes]:
-    """Let half a second pass before each signal that a process sends."""
+    """Let a moment pass before each signal that a process sends."""
     calls = "kill,pidfd_send_signal"
     argv = ["strace", "-p", str(pid), "-o", "/dev/null", "-e", f"trace={calls}"]
-    tracer = subprocess.Popen([*argv, "-e", f"inject={calls}:delay_enter=500000"])
+    tracer = subprocess.Popen([*argv, "-e", f"inject={calls}:delay_enter=400000"])
     status = Path(f"/proc/{pid}/status")
     wait_for(lambda: "TracerPid:\t0\n" not in status.read_text(), "strace to attach")
     return tracer
 
 
-def _text(path: str) -> str:
+def _text(path: Path) -> str:
     try:
-        return Path(path).read_text()
+        return path.read_text()
     except OSError:
         return ""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from grn import places
 from grn.client import queue
-from grn.client.submit import submit
+from grn.client.submit import exit_code_of, submit
 from grn.errors import JobFailed, UsageError
 
 
@@ -125,7 +125,8 @@ class _Call:
                 is_good, answer = pickle.load(file)
         except FileNotFoundError:
             text = f": {ended['text']}" if ended["text"] else ""
-            error = JobFailed(f"job {ended['id']} ended as {ended['reason']}{text}.", 1)
+            message = f"job {ended['id']} ended as {ended['reason']}{text}."
+            error = JobFailed(message, exit_code_of(ended))
             self.future.set_exception(error)
             return
         except Exception as trouble:  # an answer may break in any way where it is put together

@@ -56,7 +56,7 @@ def of_command(argv: Sequence[str]) -> dict[str, float | str]:
     return worth_learning(found)
 
 
-def command_type(argv: Sequence[str]) -> tuple[str, str]:
+def command_type(argv: Sequence[str], cwd: str = "") -> tuple[str, str]:
     """Return the type of a command, unambiguous and for people: its program or its script."""
     program = os.path.basename(argv[0]) or argv[0]
     if _PYTHON.fullmatch(program):
@@ -66,9 +66,9 @@ def command_type(argv: Sequence[str]) -> tuple[str, str]:
         if words and words[0] == "-m" and len(words) > 1:
             return f"python -m {words[1]}", f"python -m {words[1]}"
         if words and words[0] not in ("-c", "-m"):
-            return _file(words[0])
+            return _file(os.path.join(cwd, words[0]))
         return "python", "python"
-    found = shutil.which(argv[0])
+    found = shutil.which(os.path.join(cwd, argv[0]) if os.sep in argv[0] else argv[0])
     return (os.path.realpath(found), program) if found else (argv[0], program)
 
 

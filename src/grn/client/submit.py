@@ -89,7 +89,9 @@ def submit_many(commands: Iterable[str | Sequence[str]], **options: Any) -> list
     shell = bool(options.pop("shell", False))
     job_type = options.pop("type", None)
     name = options.pop("name", "")
-    jobs = [wanted(words(command, shell), job_type, name) for command in commands]
+    jobs = [
+        wanted(words(command, shell), job_type, name, options.get("cwd")) for command in commands
+    ]
     return [JobHandle(job_id) for job_id in send(jobs, request(**options))]
 
 
@@ -108,11 +110,13 @@ def words(command: str | Sequence[str], shell: bool) -> list[str]:
     return [str(word) for word in command]
 
 
-def wanted(argv: list[str], job_type: str | None = None, name: str = "") -> Message:
+def wanted(
+    argv: list[str], job_type: str | None = None, name: str = "", cwd: str | None = None
+) -> Message:
     """Return one job of a submit."""
     is_shell = argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3
     told = argv[2].split() if is_shell else argv
-    full, label = facts.command_type(told) if told else ("sh", "sh")
+    full, label = facts.command_type(told, cwd or "") if told else ("sh", "sh")
     message: Message = {
         "argv": [wire.spelled(word) for word in argv],
         "type": _text("type", job_type) if job_type else (_text("", full)[-1024:] or "?"),
@@ -135,7 +139,7 @@ def request(**options: Any) -> Message:
         "cwd": wire.spelled(_folder(options.pop("cwd", None))),
         "env": {wire.spelled(name): wire.spelled(value) for name, value in env.items()},
         "umask": mask,
-        "after": [_after(one) for one in options.pop("after", ())],
+        "after": _all_after(options.pop("after", ())),
     }
     mem = options.pop("mem", None)
     if mem is not None:
@@ -174,8 +178,14 @@ def send(jobs: list[Message], shared: Message, *, is_quiet: bool = False) -> lis
         answer = queue.submit({"op": "submit", "jobs": part, **shared})
         ids += range(answer["first"], answer["first"] + answer["count"])
         if answer["trouble"] and start == 0 and not is_quiet:
-            print(f"grn: accepted, but it waits: {answer['trouble']}", file=sys.stderr)
+            print(f"grn: accepted, but: {answer['trouble']}", file=sys.stderr)
     return ids
+
+
+def _all_after(given: Any) -> list[list[Any]]:
+    """Read what a job comes after: one job or several."""
+    several = given if isinstance(given, (list, tuple, set)) else [given]
+    return [_after(one) for one in several]
 
 
 def _after(one: Any) -> list[Any]:

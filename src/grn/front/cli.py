@@ -20,9 +20,10 @@ from grn.errors import GrnError, MachineError
 from grn.front.render import harmless
 
 EPILOG = """\b
-Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator, 4 impossible on this machine.
+Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator or queue, 4 impossible on this machine.
 `grn exec` returns the command's own status (128 + signal), 125 for grn's own trouble,
-126/127 for a command that cannot be run or found; `grn run` that of the first that failed."""
+126/127 for a command that cannot be run or found; `grn run` that of the first that failed.
+`grn wait` returns that of the first job that failed: 124 timed out, 125 without a status."""
 
 COMMANDS = {
     "start": ("grn.front.daemon:start", "Start the negotiator (in the foreground)."),
@@ -118,7 +119,8 @@ def grn() -> None:
     """Share the GPUs of this machine among many jobs.
 
     Start the negotiator once (`grn start`, or `grn start --virtual 2x2GiB` without a GPU), then
-    run scripts with @grn.job functions, or any command with `grn exec -- CMD`.
+    run scripts with @grn.job functions, any command with `grn exec -- CMD`, or hand commands to
+    your queue with `grn submit -- CMD` and walk away.
     """
 
 

@@ -15,8 +15,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from grn import __version__, places
+from grn.client import queue
 from grn.client.connection import ask_once
-from grn.errors import BadSetting, GrnError
+from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.front.cli import grn as grn_group
 
 FINE, NOTE, BAD = "ok", "note", "BAD"
@@ -74,6 +75,7 @@ def _examine() -> Iterator[Finding]:
         text = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} restricts `grn start`"
         yield Finding(NOTE, text)
     yield from _negotiator()
+    yield from _queue()
 
 
 def _kernel() -> Finding:
@@ -119,6 +121,20 @@ def _folder(what: str, path: str) -> Finding:
     if free_bytes < 16 << 20:
         return Finding(BAD, f"{what} {path}: only {free_bytes >> 20} MiB left on its disk")
     return Finding(FINE, f"{what} {path}")
+
+
+def _queue() -> Iterator[Finding]:
+    try:
+        said = queue.ask({"op": "ping"}, may_start=False)
+    except DaemonNotRunning:
+        yield Finding(NOTE, "no queue of yours runs; `grn submit` starts one")
+        return
+    except GrnError as error:
+        yield Finding(BAD, f"{error.message} {error.hint}".strip())
+        return
+    yield Finding(FINE, f"queue {said['version']} answers (pid {said['pid']})")
+    if said["trouble"]:
+        yield Finding(BAD, said["trouble"])
 
 
 def _negotiator() -> Iterator[Finding]:

@@ -165,7 +165,7 @@ def cancel(jobs: tuple[str, ...], everything: bool, now: bool) -> int:
     rows = (
         queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"] if everything else []
     )
-    ids = [row["id"] for row in rows] if everything else _resolve(jobs)
+    ids = [row["id"] for row in rows] if everything else _resolve(jobs, is_whole=True)
     cancelled = queue.ask({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
     over = sorted(set(ids) - set(cancelled))
     if over:
@@ -177,7 +177,7 @@ def cancel(jobs: tuple[str, ...], everything: bool, now: bool) -> int:
 @_ids
 def hold(jobs: tuple[str, ...]) -> int:
     """Keep queued jobs back until `grn release`."""
-    queue.ask({"op": "hold", "jobs": _resolve(jobs), "held": True})
+    queue.ask({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": True})
     return 0
 
 
@@ -185,7 +185,7 @@ def hold(jobs: tuple[str, ...]) -> int:
 @_ids
 def release(jobs: tuple[str, ...]) -> int:
     """Let held jobs go."""
-    queue.ask({"op": "hold", "jobs": _resolve(jobs), "held": False})
+    queue.ask({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": False})
     return 0
 
 
@@ -198,7 +198,7 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
     """Give queued jobs another place in the line."""
     if priority is None and front is None:
         raise UsageError("where to?", "Use --priority N, --front or --back.")
-    message: dict[str, Any] = {"op": "move", "jobs": _resolve(jobs)}
+    message: dict[str, Any] = {"op": "move", "jobs": _resolve(jobs, is_whole=True)}
     if priority is not None:
         message["priority"] = priority
     if front is not None:
@@ -211,7 +211,7 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
 @_ids
 def retry(jobs: tuple[str, ...]) -> int:
     """Submit ended jobs once more, as new jobs; prints their ids."""
-    answer = queue.submit({"op": "retry", "jobs": _resolve(jobs)})
+    answer = queue.submit({"op": "retry", "jobs": _resolve(jobs, is_whole=True)})
     return _print_ids(list(range(answer["first"], answer["first"] + answer["count"])))
 
 
@@ -258,12 +258,18 @@ def queue_command(what: str, as_json: bool) -> int:
     return 0
 
 
-def _resolve(names: Sequence[str]) -> list[int]:
-    """Return job ids, given whole or by a beginning that is enough; `-` reads them from stdin."""
+def _resolve(names: Sequence[str], *, is_whole: bool = False) -> list[int]:
+    """Return job ids; `-` reads them from standard input.
+
+    The beginning of an id is enough to look at a job. What changes jobs wants whole ids: job 3 may
+    have been forgotten, and job 30 is not what was meant.
+    """
     words = [word for name in names for word in (_piped() if name == "-" else [name])]
     for word in words:
         if not is_id(word):
             raise UnknownJob(f"'{word}' is no job id.", "Ids are numbers: see `grn ls`.")
+    if is_whole:
+        return [int(word) for word in words]
     found: list[int] = queue.ask({"op": "names", "names": words})["jobs"]
     return found
 

@@ -229,7 +229,7 @@ def job(row: Row, now: float) -> str:
     if row["folder"]:
         lines.append(f"  files     {row['folder']}")
     for one in row["attempts"]:
-        where = f"GPU {one['gpus']}" if one["gpus"] else "no GPU"
+        where = f"GPU {','.join(map(str, one['gpus']))}" if one["gpus"] else "no GPU"
         how = one["reason"] or "under way"
         facts = f"{show_time(one['ran_s'])}, peak {show_size(one['peak_bytes'])}"
         lines.append(f"  attempt {one['attempt']} on {where}: {how}, {facts}")

@@ -23,7 +23,7 @@ examples:
   grn submit -- python train.py --lr 0.1
   grn submit --gpus 2 --mem 12GiB --retry 2 -- torchrun --nproc-per-node=gpu train.py
   grn submit --after 41 --shell -- 'python eval.py > eval.txt'
-  grn submit --array 0-9 -- sh -c 'python train.py --seed $GRN_ARRAY_INDEX'
+  grn submit --array 0-9 --shell -- 'python train.py --seed $GRN_ARRAY_INDEX'
   grep -v skip commands.txt | grn submit --lines -
 
 See the jobs with `grn ls`, their output with `grn logs ID`, wait with `grn wait ID`."""
@@ -91,7 +91,7 @@ def _submit(options: argparse.Namespace) -> list[int]:
         commands = [words(" ".join(command) if options.shell else command, options.shell)]
     else:
         raise UsageError("there is no command.", "Write it at the end: grn submit -- CMD ...")
-    jobs = [wanted(argv, options.type, options.name) for argv in commands]
+    jobs = [wanted(argv, options.type, options.name, options.cwd) for argv in commands]
     if options.array:
         jobs = [
             {**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in _range(options.array)

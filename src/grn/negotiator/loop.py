@@ -259,8 +259,15 @@ class Loop:
 
     def _conclude_unless_held(self, lease_id: str, gone: Holder) -> None:
         lease = self.engine.leases.get(lease_id)
-        if lease is not None and lease.request.holder == gone:
-            self._conclude(lease_id)
+        if lease is None or lease.request.holder != gone:
+            return
+        books = [self.engine.books[uuid] for uuid in lease.gpus]
+        if lease_id in self._reported and any(lease_id in book.measured for book in books):
+            # What the job left behind is being ended; who does that will tell how it went.
+            later = asyncio.get_running_loop().call_later
+            later(REPORT_S, self._conclude_unless_held, lease_id, gone)
+            return
+        self._conclude(lease_id)
 
     def _conclude(self, lease_id: str) -> None:
         """End a lease whose holder is gone without a word."""

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import hashlib
 import logging
 import os
 import resource
@@ -59,7 +58,7 @@ async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None
     loop = Loop(
         Engine(Limits(running=chosen.queue_running)),
         journal,
-        _manners(chosen, folder, ground.lock_path),
+        _manners(chosen, os.path.join(folder, "jobs", journal.identity), journal, ground.lock_path),
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
@@ -88,11 +87,10 @@ async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None
     journal.close()
 
 
-def _manners(chosen: settings.Settings, folder: str, lock_path: str) -> Manners:
-    identity = hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:16]
+def _manners(chosen: settings.Settings, root: str, journal: Journal, lock_path: str) -> Manners:
     return Manners(
-        root=os.path.join(folder, "jobs"),
-        queue_id=identity,
+        root=root,
+        queue_id=journal.identity,
         queue_lock=lock_path,
         grace_s=chosen.grace_to_end_s,
         log_bytes=chosen.log_bytes,

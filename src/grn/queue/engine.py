@@ -151,9 +151,10 @@ class Engine:
             if job.state is JobState.QUEUED:
                 yield from self._end(job, EndReason.CANCELLED, "", None)
                 continue
+            is_second = job.state is JobState.STOPPING
             job.state = moved(job.state, event) or job.state
             yield self._saved(job)
-            yield Stop(job_id, job.attempt, event.is_now)
+            yield Stop(job_id, job.attempt, event.is_now or is_second)
         yield from self._ask()
 
     def _hold_asked(self, event: HoldAsked) -> Iterator[Action]:
@@ -346,8 +347,11 @@ class Engine:
             end = finish.End(EndReason.INTERRUPTED, "the machine went down while it ran")
             may_requeue = job.spec.may_requeue and job.state is not JobState.STOPPING
             yield from self._conclude(job, again if may_requeue else end, None)
-        elif kept.found is Found.ALIVE and job.state is JobState.STOPPING:
-            yield Stop(job.spec.id, job.attempt, is_now=False)
+        elif kept.found is Found.ALIVE:
+            if job.state is JobState.STOPPING:
+                yield Stop(job.spec.id, job.attempt, is_now=False)
+            else:
+                job.state = JobState.RUNNING
 
     # --- the line ------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from grn.queue.events import (
     SaveState,
 )
 
+log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 FILE_NAME = "queue.sqlite3"
 BALLAST_NAME = "ballast"
@@ -63,6 +66,7 @@ CREATE TABLE attempts (
   ran_s REAL, reason TEXT, status INTEGER, signal INTEGER, peak_bytes INTEGER,
   resident_bytes INTEGER, PRIMARY KEY (job, attempt)
 ) WITHOUT ROWID;
+CREATE TABLE identity (name TEXT NOT NULL);
 CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -103,17 +107,26 @@ class Journal:
         self.path = os.path.join(folder, FILE_NAME)
         self._boot = boot
         self._wall = wall
+        self.trouble = ""  # what is to be told to whoever uses this journal
         self._environments: dict[int, dict[str, str]] = {}
         self._ballast = os.path.join(folder, BALLAST_NAME)
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            self._db = self._open()
+            try:
+                self._db = self._open()
+            except sqlite3.OperationalError:
+                raise  # the disk or the rights, not the file
+            except sqlite3.DatabaseError:
+                self._set_aside()
+                self._db = self._open()
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"the queue's folder {folder} cannot be used: {error}.",
                 "Make it writable, or name another in GRN_STATE_DIR.",
             ) from error
         self._fill_ballast()
+        # A journal made anew numbers its jobs anew: this keeps old jobs' files apart from them.
+        self.identity = str(self._db.execute("SELECT name FROM identity").fetchone()[0])
         count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
         self.ended = int(count.fetchone()[0])  # kept up to date: counting takes long with many
 
@@ -136,7 +149,7 @@ class Journal:
                     environments[identity] = self._environment_id(job.command.environment)
                 yield (*_row(job_id, job, environments[identity], now), is_held)
 
-        with self._transaction():
+        with self._transaction(may_use_ballast=False):
             self._db.executemany(_INSERT, rows())
             self._db.execute(
                 "INSERT INTO submits VALUES (?,?,?,?)", (key, first_id, len(jobs), now)
@@ -294,11 +307,31 @@ class Journal:
                 "Use that grn, or name another folder in GRN_STATE_DIR.",
             )
         if version == 0:
-            db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            name = secrets.token_hex(8)
+            db.executescript(
+                f"BEGIN; {_SCHEMA} INSERT INTO identity VALUES ('{name}');"
+                f" PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+            )
         return db
 
-    def _transaction(self) -> contextlib.AbstractContextManager[None]:
-        return _Transaction(self._db, self.path, self._drop_ballast)
+    def _set_aside(self) -> None:
+        """Put a file that is no journal out of the way; it is kept for whoever can mend it."""
+        number = 1
+        while os.path.exists(f"{self.path}.broken-{number}"):
+            number += 1
+        aside = f"{self.path}.broken-{number}"
+        os.rename(self.path, aside)
+        for end in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.path + end, aside + end)
+        self.trouble = f"the journal was broken and is set aside as {aside}; its jobs are not here"
+        log.error("action=set-aside path=%s", aside)
+
+    def _transaction(
+        self, *, may_use_ballast: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        make_room = self._drop_ballast if may_use_ballast else _make_no_room
+        return _Transaction(self._db, self.path, make_room)
 
     def _environment_id(self, environment: dict[str, str]) -> int:
         body = json.dumps(environment, sort_keys=True).encode("utf-8", "surrogateescape")
@@ -322,6 +355,10 @@ class Journal:
     def _drop_ballast(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._ballast)
+
+
+def _make_no_room() -> None:
+    """Leave the ballast to those who need it more."""
 
 
 class _Transaction:

@@ -24,6 +24,8 @@ SETTLE_S = 5.0
 class Listener(Protocol):
     """What the loop does when the negotiator speaks."""
 
+    def has_work(self) -> bool: ...
+
     def connected(self) -> None: ...
 
     def disconnected(self) -> None: ...
@@ -51,12 +53,17 @@ class Leases(asyncio.Protocol):
         self._settling: dict[int, Callable[[Settled], None]] = {}
         self._unheard: dict[int, dict[str, Any]] = {}  # said, and to be said again if it is lost
         self._lost = asyncio.Event()
+        self._wanted = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
 
     @property
     def is_connected(self) -> bool:
         return self._transport is not None
+
+    def want(self) -> None:
+        """There is work: a negotiator is needed."""
+        self._wanted.set()
 
     # --- what the loop asks for ----------------------------------------------------------
 
@@ -132,6 +139,9 @@ class Leases(asyncio.Protocol):
                 self._listener.connected()
                 await self._lost.wait()
                 self._listener.disconnected()
+            elif not self._listener.has_work():
+                self._wanted.clear()
+                await self._wanted.wait()
             else:
                 await self._start_negotiator()
                 await asyncio.sleep(RETRY_S if self.trouble else 0)

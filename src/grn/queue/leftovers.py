@@ -48,6 +48,12 @@ def _left(mark: bytes) -> list[Process]:
 def _has(pid: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
+            text = file.read()
+        # A process whose first thread has ended shows its environment by the others only.
+        others = [] if text else [one for one in os.listdir(f"/proc/{pid}/task") if one != str(pid)]
+        for thread in others[:1]:
+            with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
+                text = file.read()
     except OSError:  # gone, or of another user
         return False
+    return mark in text.split(b"\0")

@@ -164,6 +164,8 @@ class Loop:
             actions = actions + self.engine.handle(event)
         self._unwritten = actions
         self._write_and_act()
+        if self.engine.jobs and not self.leases.is_connected:
+            self.leases.want()
 
     def _write_and_act(self) -> None:
         """Remember first, then act."""
@@ -277,6 +279,9 @@ class Loop:
             then(Settled())
 
     # --- what the negotiator says --------------------------------------------------------
+
+    def has_work(self) -> bool:
+        return bool(self.engine.jobs)
 
     def connected(self) -> None:
         for lease in self._held.values():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """One living process as it was seen once."""
+    """One process as it was seen once; of some only the exit status may be left."""
 
     __slots__ = ("parent", "pid", "session", "started_ticks")
 
@@ -26,15 +26,13 @@ class Process:
 
 
 def look(pid: int) -> Process | None:
-    """Look at a process; None when it has ended."""
+    """Look at a process; None when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return None
     fields = text[text.rfind(b")") + 2 :].split()  # what comes before is a name of any kind
-    if fields[0] in (b"Z", b"X"):
-        return None
     return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
@@ -57,6 +55,16 @@ def below(root: int) -> list[Process]:
         found += some
         todo += [one.pid for one in some]
     return found
+
+
+def children() -> list[int]:
+    """Return the pids of our own children, in a fraction of the time that `below` takes."""
+    own = os.getpid()
+    try:
+        with open(f"/proc/{own}/task/{own}/children", "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without this file
+        return [one.pid for one in everyone() if one.parent == own]
 
 
 def send(process: Process, signum: int) -> bool:

@@ -19,7 +19,15 @@ from typing import Any, cast
 import msgspec
 
 from grn import schemas, wire
-from grn.errors import GrnError, NeverFits, NotAllowed, ProtocolError, UnknownJob, UsageError
+from grn.errors import (
+    GrnError,
+    MachineError,
+    NeverFits,
+    NotAllowed,
+    ProtocolError,
+    UnknownJob,
+    UsageError,
+)
 from grn.model.sizes import show_size
 from grn.queue import messages
 from grn.queue.events import (
@@ -163,7 +171,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Write jobs down, tell the engine, and only then tell the client."""
         if self._loop.trouble:
-            raise UsageError(f"not accepted: {self._loop.trouble}")
+            raise MachineError(f"not accepted: {self._loop.trouble}")
         if len(self._loop.engine.jobs) + len(jobs) > MOST_QUEUED:
             raise UsageError(f"not accepted: {MOST_QUEUED} jobs are queued at the most.")
         for job in jobs:
@@ -173,15 +181,13 @@ class Connection(asyncio.Protocol):
             specs = tuple(replace(job.spec, id=first + place) for place, job in enumerate(jobs))
             now = self._loop.now()
             self._loop.tell_now(Submitted(now, specs, tuple(ends.items()), is_held))
-        trouble = self._loop.leases.trouble
-        self._send(message_id, {"first": first, "count": len(jobs), "trouble": trouble})
+        self._send(message_id, {"first": first, "count": len(jobs), "trouble": self._trouble()})
 
     def _is_known(self, message_id: int, key: str, count: int) -> bool:
         """Answer a submit that was sent again, whatever has changed since it was accepted."""
         first = self._loop.journal.first_of(key)
         if first is not None:
-            trouble = self._loop.leases.trouble
-            self._send(message_id, {"first": first, "count": count, "trouble": trouble})
+            self._send(message_id, {"first": first, "count": count, "trouble": self._trouble()})
         return first is not None
 
     def _ends_of(self, after: tuple[After, ...]) -> dict[int, bool]:
@@ -236,6 +242,8 @@ class Connection(asyncio.Protocol):
     def show(self, message: messages.ShowAsked) -> None:
         row = self._shown(self._row(message.job))
         row["attempts"] = self._loop.journal.attempts(message.job)
+        for one in row["attempts"]:
+            one["gpus"] = _numbers(one["gpus"])
         command = self._loop.journal.command(message.job)
         row["environment"] = sorted({*command.environment, *command.extra})
         self._send(message.id, {"job": row})
@@ -271,7 +279,9 @@ class Connection(asyncio.Protocol):
         job = self._loop.engine.jobs.get(row["id"])
         row["argv"] = json.loads(row["argv"])
         row["after"] = json.loads(row["after"]) if row["after"] else []
-        row["gpus"] = [int(gpu) for gpu in row["gpus"].split(",")] if row["gpus"] else []
+        row["gpus"] = _numbers(row["gpus"])
+        for name in ("is_exclusive", "may_requeue", "is_held"):
+            row[name] = bool(row[name])
         row["why"] = self._why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
@@ -315,12 +325,12 @@ class Connection(asyncio.Protocol):
         self._send(message.id, {"cancelled": alive})
 
     def hold(self, message: messages.HoldAsked) -> None:
-        self._check(message.jobs)
+        self._check_queued(message.jobs)
         self._loop.tell_now(HoldAsked(self._loop.now(), tuple(message.jobs), message.held))
         self._send(message.id, {"ok": True})
 
     def move(self, message: messages.MoveAsked) -> None:
-        self._check(message.jobs)
+        self._check_queued(message.jobs)
         now, jobs = self._loop.now(), tuple(message.jobs)
         self._loop.tell_now(MoveAsked(now, jobs, message.priority, message.front))
         self._send(message.id, {"ok": True})
@@ -331,6 +341,8 @@ class Connection(asyncio.Protocol):
         self._send(message.id, {"running": len(busy)})
 
     def clean(self, message: messages.CleanAsked) -> None:
+        if self._loop.trouble:  # the end of what comes after them may not be written yet
+            raise UsageError(f"not now: {self._loop.trouble}")
         gone = self._loop.journal.clean(time.time() - message.older_than_s)
         # Many folders take their time: the queue goes on meanwhile.
         asyncio.get_running_loop().run_in_executor(None, self._loop.launcher.remove, gone)
@@ -338,17 +350,30 @@ class Connection(asyncio.Protocol):
 
     def ping(self, message: messages.PingSaid) -> None:
         said = {"version": self._server.version, "pid": os.getpid(), "uid": os.getuid()}
-        self._send(message.id, {**said, "trouble": self._loop.trouble or self._loop.leases.trouble})
+        self._send(message.id, {**said, "trouble": self._trouble()})
+
+    def _trouble(self) -> str:
+        return self._loop.trouble or self._loop.leases.trouble or self._loop.journal.trouble
 
     def stop(self, message: messages.StopAsked) -> None:
-        busy = [job for job in self._loop.engine.jobs.values() if job.state.value != "queued"]
-        self._send(message.id, {"running": len(busy), "queued": len(self._loop.engine.jobs)})
+        self._send(message.id, self._loop.engine.counts())
         self._server.stop()
+
+    def _check_queued(self, jobs: list[int]) -> None:
+        for job_id in jobs:
+            job = self._loop.engine.jobs.get(job_id)
+            state = job.state.value if job is not None else self._row(job_id)["state"]
+            if state != "queued":
+                raise UsageError(f"job {job_id} is not queued any more: it is {state}.")
 
     def _check(self, jobs: list[int]) -> None:
         for job_id in jobs:
             if job_id not in self._loop.engine.jobs:
                 self._row(job_id)
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(word) for word in text.split(",")] if text else []
 
 
 def _new_job(

@@ -32,6 +32,7 @@ NOT_RUNNABLE, NOT_FOUND = 126, 127
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
+QUICK_LOOKS = 50
 PIPE_READS = 16  # so many empty the largest pipe there is
 HEADER = struct.Struct(">I")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -280,6 +281,8 @@ class Shim:
         """Signal every process below us; those that fork meanwhile are met at the next look."""
         for process in processes.below(os.getpid()):
             processes.send(process, signum)  # false when it changed its user: not ours any more
+        if signum == signal.SIGKILL:
+            _kill_children()
 
     # --- the record ----------------------------------------------------------------------
 
@@ -409,6 +412,16 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _kill_children() -> None:
+    """Kill our children quicker than they fork: whose parent ends is our child from then on."""
+    killed: set[int] = set()
+    for _ in range(QUICK_LOOKS):
+        for pid in processes.children():
+            if pid not in killed:
+                os.kill(pid, signal.SIGKILL)  # our child and not buried yet: the pid is its own
+                killed.add(pid)
 
 
 def _started_ticks() -> int:
