@@ -9,44 +9,34 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import rig
+from rig import build
 
 import grn
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.gpus.standin import build
 
 GPUS, LEASES = 8, 50
 WATCHED_S, SETTLE_S = 20.0, 2.0
 TARGET_PCT, TARGET_MB = 1.0, 60.0
-UUIDS = [f"GPU-{place:08x}" for place in range(GPUS)]
 
 
 def measure() -> list[rig.Figure]:
     """Watch a negotiator of each kind at the usual pace of two looks a second."""
     with rig.negotiator(f"virtual:{GPUS}x8GiB") as process, _holders():
         figures = _watch("virtual", [process.pid])
-    with tempfile.TemporaryDirectory(prefix="grn-bench-") as folder:
-        machine = build.StandIn(Path(folder), Path(folder, "nvml"))
-        try:
-            build.compile_library(machine.library)
-        except build.NoCompiler:
+    with rig.stand_in(GPUS) as machine:
+        if machine is None:
             return figures
-        gpus = [build.gpu(uuid) for uuid in UUIDS]
-        machine.write(*gpus)
         with rig.negotiator("nvml", machine.env()) as process, _holders() as pids:
             # Sticky: the stand-in need not look whether they live, as no driver would.
             uses = [
-                build.process(UUIDS[place % GPUS], pid, 128 << 20, is_sticky=True)
+                build.process(rig.stand_in_uuid(place % GPUS), pid, 128 << 20, is_sticky=True)
                 for place, pid in enumerate(pids)
             ]
-            machine.write(*gpus, *uses)
+            machine.write(*rig.stand_in_gpus(GPUS), *uses)
             figures += _watch("stand-in NVML", [process.pid, *_children(process.pid)])
     return figures
 

@@ -15,6 +15,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.gpus.standin import build
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # our children would compile grn at every start
 _FOREIGN = ("GRN_SOCKET", "GRN_CONFIG", "GRN_LEASE", "CUDA_VISIBLE_DEVICES")
@@ -96,6 +100,30 @@ def _start(gpus: str, folder: str) -> subprocess.Popen[bytes]:
         process.wait(_STOP_S)
         raise SystemExit(f"the negotiator did not start: {line}")
     return process
+
+
+@contextlib.contextmanager
+def stand_in(gpus: int) -> Iterator[build.StandIn | None]:
+    """Make a machine with NVIDIA GPUs out of the tests' stand-in; None without a C compiler."""
+    with tempfile.TemporaryDirectory(prefix="grn-bench-") as folder:
+        machine = build.StandIn(Path(folder), Path(folder, "nvml"))
+        try:
+            build.compile_library(machine.library)
+        except build.NoCompiler:
+            yield None
+            return
+        machine.write(*stand_in_gpus(gpus))
+        yield machine
+
+
+def stand_in_gpus(gpus: int) -> list[str]:
+    """Spell the GPUs of a stand-in machine."""
+    return [build.gpu(stand_in_uuid(place)) for place in range(gpus)]
+
+
+def stand_in_uuid(place: int) -> str:
+    """Return how a GPU of a stand-in machine is called."""
+    return f"GPU-{place:08x}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

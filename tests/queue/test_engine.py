@@ -796,7 +796,7 @@ def test_a_cancelled_attempt_that_had_not_begun_is_cancelled() -> None:
 def test_a_living_attempt_goes_on(state: JobState) -> None:
     line = Line(kept(1, state, attempt=2, found=Found.ALIVE, lease="L"))
     assert line.begun == []
-    assert line.state(1) is state
+    assert line.state(1) is RUNNING
     line.exits(1)
     assert line.ends == {1: EndReason.OK}
 

@@ -344,15 +344,28 @@ def test_a_newer_file_is_refused_in_plain_words(journals: Journals, tmp_path: Pa
         journals()
 
 
-@pytest.mark.parametrize("what", ["a file", "no database"])
-def test_a_place_that_cannot_be_used_is_named(
-    journals: Journals, tmp_path: Path, what: str
+def test_a_broken_journal_is_set_aside_and_told_of(journals: Journals, tmp_path: Path) -> None:
+    broken = tmp_path / "queue" / "queue.sqlite3"
+    broken.parent.mkdir()
+    broken.write_text("this is no database" * 100)
+    journal = journals()
+    aside = tmp_path / "queue" / "queue.sqlite3.broken-1"
+    assert aside.read_text().startswith("this is no database")
+    assert str(aside) in journal.trouble
+    submit(journal)
+
+
+def test_a_journal_made_anew_keeps_its_jobs_apart_from_older_ones(
+    journals: Journals, tmp_path: Path
 ) -> None:
-    if what == "a file":
-        (tmp_path / "queue").write_text("")
-    else:
-        (tmp_path / "queue").mkdir()
-        (tmp_path / "queue" / "queue.sqlite3").write_text("this is no database" * 100)
+    first = journals().identity
+    assert journals().identity == first
+    (tmp_path / "queue" / "queue.sqlite3").unlink()
+    assert journals().identity != first
+
+
+def test_a_place_that_cannot_be_used_is_named(journals: Journals, tmp_path: Path) -> None:
+    (tmp_path / "queue").write_text("")
     with pytest.raises(MachineError, match="cannot be used") as caught:
         journals()
     assert "GRN_STATE_DIR" in caught.value.hint
@@ -396,8 +409,12 @@ def test_some_disk_is_kept_back_for_the_day_it_is_full(journals: Journals, tmp_p
     journal = journals()
     ballast = tmp_path / "queue" / "ballast"
     assert ballast.stat().st_size > 1 << 20
-    with full_disk(tmp_path / "queue" / "queue.sqlite3-wal"), pytest.raises(NotWritten):
-        submit(journal)
+    with full_disk(tmp_path / "queue" / "queue.sqlite3-wal"):
+        with pytest.raises(NotWritten):
+            submit(journal)
+        assert ballast.exists()  # it is not there for new work
+        with pytest.raises(NotWritten):
+            journal.write([SaveDrain(True)])
     assert not ballast.exists()
     journals()
     assert ballast.exists()

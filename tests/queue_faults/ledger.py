@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCRIPT = 'echo "b $0 $GRN_JOB_ID $GRN_ATTEMPT" >> "$1"; sleep "$2"; echo "e $0" >> "$1"; exit "$3"'
-QUICK = 'echo "b $0 $GRN_JOB_ID $GRN_ATTEMPT" >> "$1"; echo "e $0" >> "$1"; exit "$3"'
+BEGIN = 'echo "b $0 $GRN_JOB_ID $GRN_ATTEMPT" >> "$1";'
+QUICK = f'{BEGIN} echo "e $0" >> "$1"; exit "$3"'
+LASTING = f'{BEGIN} sleep "$2"; echo "e $0 $2" >> "$1"; exit "$3"'
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Ledger:
         """Return the command of a new job."""
         with self._lock:
             self.wanted[name] = status
-        script = SCRIPT if seconds else QUICK
+        script = LASTING if seconds else QUICK
         return ["/bin/sh", "-c", script, name, str(self.path), f"{seconds:.3f}", str(status)]
 
     def note(self, name: str, job_id: int) -> None:
@@ -52,6 +53,10 @@ class Ledger:
             if words[0] == "b":
                 begun[words[1]].append(int(words[2]))
         return begun
+
+    def over(self) -> int:
+        """Return how many of those that last for some time have ended."""
+        return sum(words[0] == "e" and len(words) > 2 for words in self.lines())
 
     def check(self, rows: Mapping[int, dict[str, Any]]) -> list[str]:
         """Compare with what the queue says when all have ended; return all that is wrong."""

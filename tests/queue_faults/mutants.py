@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from grn.errors import MachineError
 from grn.queue import __main__ as service
 from grn.queue import attempt as folders
 from grn.queue import forker, journal, launch, shim
@@ -104,12 +105,25 @@ def trust_pids() -> None:
     launch.Launcher.find = find  # type: ignore[method-assign]
 
 
+def swallow_errors() -> None:
+    """Go on after a failed write as if it had been a good one."""
+    real = journal._Transaction.__exit__
+
+    def end(self: Any, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        with contextlib.suppress(MachineError):
+            real(self, kind, error, trace)
+        return True
+
+    journal._Transaction.__exit__ = end  # type: ignore[method-assign,assignment]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "commit-late": commit_late,
     "run-again": run_again,
     "kill-at-start": kill_at_start,
     "forget-keys": forget_keys,
     "lost-is-ok": lost_is_ok,
+    "swallow-errors": swallow_errors,
     "trust-pids": trust_pids,
     "leave-leftovers": leave_leftovers,
     "sync-normal": sync_normal,

@@ -186,12 +186,23 @@ class Rig:
 
     def shim_of(self, job: int, attempt: int = 1) -> int:
         """Return the pid of the shim that has claimed an attempt, once it has."""
-        path = self.folder(job, attempt) / "claim"
-        text = wait_for(lambda: path.read_text() if path.exists() else "", f"a claim of {job}")
-        return int(text.split()[0])
+
+        def claim() -> str:
+            folder = self._find(job, attempt)
+            is_made = folder is not None and (folder / "claim").exists()
+            return (folder / "claim").read_text() if folder and is_made else ""
+
+        return int(wait_for(claim, f"a claim of {job}").split()[0])
 
     def folder(self, job: int, attempt: int = 1) -> Path:
-        return self.state / "queue" / "jobs" / str(job // 1000) / f"{job}.{attempt}"
+        """Return the folder of an attempt, once there is one."""
+        found = wait_for(lambda: self._find(job, attempt), f"a folder of {job}")
+        assert found is not None
+        return found
+
+    def _find(self, job: int, attempt: int) -> Path | None:
+        jobs = self.state / "queue" / "jobs"
+        return next(jobs.glob(f"*/{job // 1000}/{job}.{attempt}"), None)
 
     def marked(self, job: int) -> list[int]:
         """Return the pids of all living processes of a job."""

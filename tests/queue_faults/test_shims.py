@@ -45,7 +45,7 @@ class Grove:
         jobs = list(range(first, first + count))
         for job in jobs:
             log = rig.folder(job) / "log"
-            wait_for(lambda log=log: log.exists() and log.read_text(), f"{log} to say it is ready")
+            wait_for(log.exists, f"{log} to say that it is grown")
         return jobs
 
     def fell(self, jobs: list[int], *, with_queue: bool) -> None:
