@@ -22,7 +22,6 @@ from tests.harness import Ended, Gate, Job, Story, is_running, wait_for
 
 GRN = (sys.executable, "-c", "from grn.front.main import main; main()")
 FOUR_SMALL = "virtual:4x512MiB"
-PLACES = ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG")
 # Jobs of tests state their memory: nothing has to be learned before the next may start.
 SMALL = ("--mem", "16MiB")
 GATE = 'gate() { flock -s "$STORY/gates/$1" true; }; '
@@ -155,10 +154,10 @@ class Queue:
 
 @contextmanager
 def being_here(queue: Queue) -> Iterator[Queue]:
-    """Let this process talk to the queue of a story."""
+    """Let this process talk to the queue of a story, and start it again if need be."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in PLACES:
-            patch.setenv(name, queue.story.env[name])
+        for name, value in queue.story.env.items():
+            patch.setenv(name, value)
         yield queue
 
 

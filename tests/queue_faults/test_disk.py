@@ -198,6 +198,7 @@ def _fail_one_by_one(rig: Rig, calls: tuple[str, ...], errors: tuple[str, ...], 
     told = set(ledger.told.values())
     rows = {job_id: row for job_id, row in rig.rows().items() if job_id in told}
     complaints = ledger.check(rows)
+    print(f"{refused} refused, {len(rig.rows()) - len(rows)} of them are there all the same")
     assert refused, "no call failed"
     return "\n".join(complaints)
 

@@ -53,10 +53,8 @@ class Executor(concurrent.futures.Executor):
             call.future.job = handle  # type: ignore[attr-defined]
             self._calls[handle.id] = call
             call.future.add_done_callback(lambda _: self._forget(handle.id))
-            waiter = threading.Thread(
-                target=self._wait_for, args=(handle.id,), name=f"grn-job-{handle.id}", daemon=True
-            )
-            waiter.start()
+            name = f"grn-job-{handle.id}"
+            threading.Thread(target=call.wait, args=(handle.id,), name=name, daemon=True).start()
         return call.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -68,16 +66,6 @@ class Executor(concurrent.futures.Executor):
             queue.ask({"op": "cancel", "jobs": list(calls)})
         if wait:
             concurrent.futures.wait([call.future for call in calls.values()])
-
-    def _wait_for(self, job_id: int) -> None:
-        call = self._calls[job_id]
-        try:
-            ended = next(queue.ends([job_id]))
-        except Exception as error:  # whatever kept us from hearing of it is the future's answer
-            if call.future.set_running_or_notify_cancel():
-                call.future.set_exception(error)
-            return
-        call.finish(ended)
 
     def _forget(self, job_id: int) -> None:
         call = self._calls.pop(job_id, None)
@@ -107,11 +95,22 @@ class _Call:
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             with open(os.path.join(self.folder, "call"), "wb") as file:
-                pickle.dump(list(sys.path), file)  # read first: the call may need these modules
+                path = [entry or os.getcwd() for entry in sys.path]
+                pickle.dump(path, file)  # read first: the call may need these modules
                 cloudpickle.dump((fn, args, kwargs), file)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise UsageError(f"this call cannot be sent to another process: {error}.") from error
+
+    def wait(self, job_id: int) -> None:
+        """Wait for the end of the call's job."""
+        try:
+            ended = next(queue.ends([job_id]))
+        except Exception as error:  # whatever kept us from hearing of it is the future's answer
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
+            return
+        self.finish(ended)
 
     def finish(self, ended: dict[str, Any]) -> None:
         """Set the future's result from what the call left behind."""

@@ -227,7 +227,7 @@ class Engine:
 
     def _released(self, event: Released) -> Iterator[Action]:
         lease = self.leases.get(event.lease)
-        if lease is None:
+        if lease is None or lease.state is LeaseState.DRAINING:
             return
         yield from self._learn(lease, event)
         yield from self._drop(lease)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from grn.errors import MachineError
 from grn.queue import attempt as folders
 from grn.queue import finish, leftovers, processes, shim
 from grn.queue.events import EndReason, Exit, Found
@@ -272,8 +273,14 @@ class Launcher:
 
     def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
         """Find what became of an attempt that was begun before a restart; watch it if it lives."""
-        while (found := self._look(attempt, is_same_boot)) is None:
-            time.sleep(LOOK_AGAIN_S)
+        try:
+            while (found := self._look(attempt, is_same_boot)) is None:
+                time.sleep(LOOK_AGAIN_S)
+        except OSError as error:
+            raise MachineError(
+                f"the folder {self.folder(attempt)} cannot be used: {error.strerror}.",
+                "Make room on that disk, or make it writable; nothing is lost.",
+            ) from error
         return found
 
     def _look(self, attempt: Attempt, is_same_boot: bool) -> Found | None:

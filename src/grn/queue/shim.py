@@ -33,6 +33,7 @@ HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
 QUICK_LOOKS = 50
+FULL_DISK_S = 0.2
 PIPE_READS = 16  # so many empty the largest pipe there is
 HEADER = struct.Struct(">I")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -304,7 +305,15 @@ class Shim:
         record["ended_at"] = time.time()
         if usage is not None:
             record["resident"] = usage.ru_maxrss * 1024
-        attempt.write_exit(self._folder, record, is_synced=not _is_held(self._order["queue_lock"]))
+        while True:
+            is_synced = not _is_held(self._order["queue_lock"])
+            try:
+                attempt.write_exit(self._folder, record, is_synced=is_synced)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            time.sleep(FULL_DISK_S)  # without the record nobody would ever know how it ended
 
 
 class Channel:
