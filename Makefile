@@ -2,15 +2,16 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test check-fast format bench soak bootstrap clean
+.PHONY: help demo test check-fast format bench soak bootstrap clean faults
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
 	@echo 'make test         all checks and tests, also on other Python versions (ARGS=--fast: not)'
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
+	@echo 'make faults       the fault campaigns of the queue: kills, full disks, power cuts'
 	@echo 'make bench        the benchmarks'
-	@echo 'make soak         kill the queue at random, a thousand times (ARGS=--kills 10000)'
+	@echo 'make soak         kill the queue a thousand times (ARGS=--sweeps: all long fault tests)'
 	@echo 'make clean        remove the environments and caches'
 
 bootstrap:
@@ -28,6 +29,9 @@ check-fast: bootstrap
 format: bootstrap
 	@.venv/bin/python -m ruff format
 	@.venv/bin/python -m ruff check --fix
+
+faults: bootstrap
+	@GRN_FAULTS=1 .venv/bin/python -m pytest tests/queue_faults -n 2 $(ARGS)
 
 bench: bootstrap
 	@.venv/bin/python benchmarks/run.py $(ARGS)

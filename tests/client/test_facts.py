@@ -85,3 +85,21 @@ def test_the_full_name_of_a_command_is_unambiguous(
     assert command_type(["python", "/train.py"]) == ("/train.py", "/train.py")
     assert command_type(["sh", "-c", "true"])[0] == os.path.realpath("/bin/sh")
     assert Path(sys.executable).exists()
+
+
+def test_a_command_is_looked_for_in_the_folder_it_will_run_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    folder = str(tmp_path)
+    assert command_type(["./tool"], folder)[0] == os.path.realpath(tmp_path / "tool")
+    assert command_type(["python", "train.py"], folder)[0] == os.path.realpath(
+        tmp_path / "train.py"
+    )
+
+
+def test_a_command_without_a_name_is_no_trouble() -> None:
+    assert command_type([""]) == ("", "")
+    assert of_command([""]) == {}

@@ -100,6 +100,15 @@ def test_one_job_to_come_after_needs_no_list(queue: Queue, one: str) -> None:
     assert job.wait()["reason"] == "skipped"
 
 
+def test_a_job_may_come_after_one_that_ends_this_very_moment(queue: Queue) -> None:
+    """The queue may know of the end and not have written it down yet."""
+    lasts = []
+    for _ in range(25):
+        first = grn.submit(["true"], mem=MEM)
+        lasts.append(grn.submit(["true"], mem=MEM, after=first))
+    assert {job.wait()["reason"] for job in lasts} == {"ok"}
+
+
 def test_many_commands_are_handed_over_at_once(queue: Queue) -> None:
     jobs = submit_many([["sh", "-c", f"exit {code}"] for code in range(3)], mem=MEM, name="many")
     assert [job.wait()["status"] for job in jobs] == [0, 1, 2]

@@ -310,9 +310,10 @@ def test_a_job_to_come_after_that_is_not_there_is_named(queue: Queue) -> None:
 def test_a_removed_folder_is_named(queue: Queue) -> None:
     gone = queue.story.folder / "gone"
     gone.mkdir()
+    program = queue.story.write("grn-program", "from grn.front.main import main; main()")
     line = f"cd '{gone}' && rmdir '{gone}' && exec \"$@\""
-    job = queue.story.start("sh", "-c", line, "sh", *GRN, "submit", "--", "true")
-    ended = job.wait()
+    words = (sys.executable, str(program), "submit", "--", "true")
+    ended = queue.story.start("sh", "-c", line, "sh", *words).wait()
     assert ended.code == 2
     assert ended.err.startswith("error: this folder is gone.\n")
 

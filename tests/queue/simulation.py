@@ -415,6 +415,8 @@ class Simulation:
         if self.engine is None or self.unwritten:
             return
         self.turn()
+        if self.unwritten:
+            return  # not accepted: the disk is full
         if wish.key not in self.disk.keys:
             self.accept(wish)
         assert wish.key in self.disk.keys, "I10: answered before it was written"
@@ -556,6 +558,7 @@ class Simulation:
                         job.priority, job.place)  # fmt: skip
             assert believed == row.facts(), f"I6: {believed} is believed, {row.facts()} written"
             assert self.engine.why(job), "I14: it waits and cannot say why"
+            assert not job.is_asked or job_id in self.leases.keys, "it waits, and nobody was asked"
 
 
 ACTS: dict[type, Callable[[Simulation, Any], None]] = {

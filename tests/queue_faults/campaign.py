@@ -112,6 +112,8 @@ class Campaign:
         self._is_over.set()
         try:
             wait_for(self._is_settled, "all jobs to end", HEAL_S)
+            self._submit("last", self._random)  # with work there is a negotiator, with its leases
+            wait_for(self._is_settled, "the last jobs to end", HEAL_S)
         except AssertionError:
             pass  # the check says which have not
 

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,21 @@ from tests.harness import Story, hang_up
 from tests.queue_faults.rig import Rig
 
 Rigs = Callable[..., Rig]
+
+# Read before the tests clear all that is GRN_ and the user's.
+_SEED = os.environ.get("GRN_SEED")
+_WITH_SWEEPS = bool(os.environ.get("GRN_SWEEPS"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long sweeps to `make soak ARGS=--sweeps`: they take many minutes."""
+    if _WITH_SWEEPS:
+        return
+    here = Path(__file__).parent
+    sweeps = [one for one in items if here in one.path.parents and one.get_closest_marker("slow")]
+    if sweeps:
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [one for one in items if one not in sweeps]
 
 
 @pytest.fixture
@@ -43,11 +59,7 @@ def rig(rigs: Rigs) -> Rig:
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """Return the seed of a random test, given by GRN_SEED to repeat one; printed when it fails."""
-    given = os.environ.get("GRN_SEED") or _SEED
-    chosen = int(given) if given else random.SystemRandom().getrandbits(32)
+    chosen = int(_SEED) if _SEED else random.SystemRandom().getrandbits(32)
     name = request.node.nodeid
     print(f"repeat with: GRN_SEED={chosen} {sys.executable} -m pytest '{name}'")
     return chosen
-
-
-_SEED = os.environ.get("GRN_SEED")  # read before the tests clear what is GRN_ of the user's

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from grn.errors import MachineError
 from grn.queue import __main__ as service
 from grn.queue import attempt as folders
-from grn.queue import forker, journal, launch, shim
+from grn.queue import forker, journal, launch, logs, shim
 from grn.queue.events import Exit, Found
 
 _IN_FORKER = (
@@ -62,6 +64,18 @@ def forget_keys() -> None:
 
     journal.Journal.submit = submit  # type: ignore[method-assign]
     journal.Journal.first_of = lambda *_: None  # type: ignore[method-assign]
+
+
+def die_unanswered() -> None:
+    """Write a submit down and die before the answer."""
+    real = journal.Journal.submit
+
+    def submit(self: Any, *more: Any) -> tuple[int, bool]:
+        real(self, *more)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+    journal.Journal.submit = submit  # type: ignore[method-assign]
 
 
 def sync_normal() -> None:
@@ -117,12 +131,22 @@ def swallow_errors() -> None:
     journal._Transaction.__exit__ = end  # type: ignore[method-assign,assignment]
 
 
+def same_boot() -> None:
+    """Take every boot for this one."""
+    real = launch.Launcher.find
+    launch.Launcher.find = (  # type: ignore[method-assign]
+        lambda self, attempt, _is_same_boot: real(self, attempt, True)
+    )
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "commit-late": commit_late,
     "run-again": run_again,
     "kill-at-start": kill_at_start,
     "forget-keys": forget_keys,
+    "die-unanswered": die_unanswered,
     "lost-is-ok": lost_is_ok,
+    "same-boot": same_boot,
     "swallow-errors": swallow_errors,
     "trust-pids": trust_pids,
     "leave-leftovers": leave_leftovers,
@@ -141,7 +165,24 @@ def end_group() -> None:
     shim.Shim._end_leftovers = lambda *_: None  # type: ignore[method-assign]
 
 
-FORKER_MUTANTS: dict[str, Callable[[], None]] = {"end-group": end_group}
+def no_cap() -> None:
+    """Keep all that a command prints."""
+    real = logs.CappedLog.__init__
+    logs.CappedLog.__init__ = (  # type: ignore[method-assign]
+        lambda self, path, _cap: real(self, path, 1 << 50)
+    )
+
+
+def wall_clock() -> None:
+    """Measure time limits by the wall clock."""
+    time.monotonic = time.time
+
+
+FORKER_MUTANTS: dict[str, Callable[[], None]] = {
+    "end-group": end_group,
+    "no-cap": no_cap,
+    "wall-clock": wall_clock,
+}
 
 
 def be_forker(name: str) -> None:

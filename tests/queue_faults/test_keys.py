@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+import grn
 from grn import places, wire
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
@@ -47,6 +50,19 @@ def test_a_known_key_is_answered_even_if_it_could_not_be_accepted_any_more(
     rig.ask("clean")
 
     assert rig.ask("submit", **request)["first"] == first
+
+
+def test_a_client_whose_queue_dies_before_the_answer_asks_the_next_one(
+    rigs: Rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs("die-unanswered")
+    for name, value in rig.story.environment().items():
+        monkeypatch.setenv(name, value)
+    rig.start()
+    handle = grn.submit(["true"], mem="8MiB")  # starts the next queue itself: a sound one
+
+    assert handle.result() == 0
+    assert list(rig.rows()) == [handle.id]
 
 
 def _campaign(rig: Rig, seed: int, sends: int = SENDS) -> tuple[int, dict[str, list[int]], int]:

@@ -75,7 +75,6 @@ class Sweep:
         rig, daemon = self.rig, self.rig.queue
         assert daemon is not None
         name = f"{call}.{number}"
-        wait_for(lambda: rig.leases() is not None, "a negotiator")
         request = rig.request([self.ledger.command(name)], key=f"{random.getrandbits(96):024x}")
         with struck(daemon.pid, call, number):
             try:
@@ -124,6 +123,7 @@ class Sweep:
 
 
 def _way_of_a_job(rig: Rig, calls: tuple[str, ...], most: int) -> Sweep:
+    rig.start_negotiator()
     rig.start()
     sweep = Sweep(rig)
     for call in calls:

@@ -116,23 +116,25 @@ class _Call:
         """Set the future's result from what the call left behind."""
         if not self.future.set_running_or_notify_cancel():
             return
+        is_good, answer = self._answer(ended)
+        # Before anybody hears of it: a program may end with its last result.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if is_good:
+            self.future.set_result(answer)
+        else:
+            self.future.set_exception(answer)
+
+    def _answer(self, ended: dict[str, Any]) -> tuple[bool, Any]:
         if ended["reason"] == "cancelled":
-            self.future.set_exception(concurrent.futures.CancelledError())
-            return
+            return False, concurrent.futures.CancelledError()
         try:
             with open(os.path.join(self.folder, "answer"), "rb") as file:
                 is_good, answer = pickle.load(file)
         except FileNotFoundError:
             text = f": {ended['text']}" if ended["text"] else ""
             message = f"job {ended['id']} ended as {ended['reason']}{text}."
-            error = JobFailed(message, exit_code_of(ended))
-            self.future.set_exception(error)
-            return
-        except Exception as trouble:  # an answer may break in any way where it is put together
-            error = JobFailed(f"the answer of job {ended['id']} cannot be read: {trouble!r}.", 1)
-            self.future.set_exception(error)
-            return
-        if is_good:
-            self.future.set_result(answer)
-        else:
-            self.future.set_exception(answer)
+            return False, JobFailed(message, exit_code_of(ended))
+        except Exception as error:  # an answer may break in any way where it is put together
+            message = f"the answer of job {ended['id']} cannot be read: {error!r}."
+            return False, JobFailed(message, 1)
+        return is_good, answer

@@ -12,7 +12,7 @@ import struct
 
 from grn import places
 from grn.client.connection import ANSWER_S, Connection, drive
-from grn.errors import DaemonError, DaemonNotRunning, GrnError, NotAllowed
+from grn.errors import DaemonError, DaemonNotRunning, GrnError, MachineError, NotAllowed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grn.wire import Message
 
 SUBMIT_S = 120.0
+TRIES = 5
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -65,12 +66,20 @@ def ask(message: Message, *, may_start: bool = True, timeout_s: float = SUBMIT_S
 def submit(message: Message) -> Message:
     """Submit; when the answer is lost, ask again with the same key: it is one submit for ever."""
     message["key"] = os.urandom(12).hex()
-    for tried in range(3):
+    may_be_in = False
+    for tries_left in reversed(range(TRIES)):
         try:
             return ask(dict(message))
-        except DaemonError:
-            if tried == 2:
+        except (DaemonError, MachineError) as error:
+            may_be_in = may_be_in or type(error) is DaemonError  # sent, and not answered
+            if tries_left:
+                continue
+            if not may_be_in:
                 raise
+            raise DaemonError(
+                f"{error.message} It is not known whether the job was accepted.",
+                "Look with `grn ls` before you submit it again.",
+            ) from error
     raise AssertionError("unreachable")
 
 

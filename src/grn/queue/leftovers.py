@@ -46,14 +46,19 @@ def _left(mark: bytes) -> list[Process]:
 
 
 def _has(pid: int, mark: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            text = file.read()
-        # A process whose first thread has ended shows its environment by the others only.
-        others = [] if text else [one for one in os.listdir(f"/proc/{pid}/task") if one != str(pid)]
-        for thread in others[:1]:
-            with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
-                text = file.read()
-    except OSError:  # gone, or of another user
-        return False
+    text = _read(f"/proc/{pid}/environ")
+    if not text:  # its first thread may have ended while others go on
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            return False
+        text = b"\0".join(_read(f"/proc/{pid}/task/{one}/environ") for one in threads)
     return mark in text.split(b"\0")
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:  # gone, or of another user
+        return b""

@@ -156,6 +156,7 @@ class Connection(asyncio.Protocol):
             return
         messages.check_words(message)
         self._loop.catch_up()  # one it comes after may have ended just now
+        self._check_disk()
         after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
         ends = self._ends_of(after)
         jobs = [_new_job(message, wanted, after) for wanted in message.jobs]
@@ -170,8 +171,7 @@ class Connection(asyncio.Protocol):
         is_held: bool = False,
     ) -> None:
         """Write jobs down, tell the engine, and only then tell the client."""
-        if self._loop.trouble:
-            raise MachineError(f"not accepted: {self._loop.trouble}")
+        self._check_disk()
         if len(self._loop.engine.jobs) + len(jobs) > MOST_QUEUED:
             raise UsageError(f"not accepted: {MOST_QUEUED} jobs are queued at the most.")
         for job in jobs:
@@ -189,6 +189,10 @@ class Connection(asyncio.Protocol):
         if first is not None:
             self._send(message_id, {"first": first, "count": count, "trouble": self._trouble()})
         return first is not None
+
+    def _check_disk(self) -> None:
+        if self._loop.trouble:
+            raise MachineError(f"not accepted: {self._loop.trouble}")
 
     def _ends_of(self, after: tuple[After, ...]) -> dict[int, bool]:
         asked = {one.job for one in after}

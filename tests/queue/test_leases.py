@@ -1,0 +1,247 @@
+"""The queue's line to the negotiator: keys, grants that cross a change of mind, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grn import wire
+from grn.queue.events import Settled
+from grn.queue.leases import Leases
+from tests.harness import DEADLINE_S
+from tests.queue.builders import a_spec
+
+GRANT = {"ev": "granted", "visible": "0", "gpus": [{"index": 0}], "reserved": 1, "probe": False}
+
+
+class Negotiator(asyncio.Protocol):
+    """Hears what the queue says, and answers only what a test has it say."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.transport: asyncio.Transport | None = None
+        self._frames = wire.Frames(1 << 20)
+        self._more = asyncio.Event()
+
+    def __call__(self) -> Negotiator:
+        return self  # one connection at a time
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += [wire.decode(body) for body in self._frames.feed(data)]
+        self._more.set()
+
+    async def hears(self, op: str, place: int = 0) -> dict[str, Any]:
+        """Return a message of one kind once it has come."""
+        while len(found := [one for one in self.heard if one["op"] == op]) <= place:
+            self._more.clear()
+            await asyncio.wait_for(self._more.wait(), DEADLINE_S)
+        return found[place]
+
+    def say(self, message_id: int, **message: Any) -> None:
+        assert self.transport is not None
+        self.transport.write(wire.encode({"id": message_id, **message}))
+
+    def hang_up(self) -> None:
+        assert self.transport is not None
+        self.transport.abort()
+        self.heard.clear()
+
+
+class Queue:
+    """The other end: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+    def has_work(self) -> bool:
+        return True
+
+    def connected(self) -> None:
+        self.told.put_nowait(("connected",))
+
+    def disconnected(self) -> None:
+        self.told.put_nowait(("disconnected",))
+
+    def granted(self, job: int, answer: dict[str, Any]) -> None:
+        self.told.put_nowait(("granted", job, answer["lease"]))
+
+    def awaited(self, job: int, text: str) -> None:
+        self.told.put_nowait(("awaited", job, text))
+
+    def refused(self, job: int, text: str) -> None:
+        self.told.put_nowait(("refused", job, text))
+
+    async def hears(self, *expected: Any) -> None:
+        assert await asyncio.wait_for(self.told.get(), DEADLINE_S) == expected
+
+
+Story = Callable[[Leases, Queue, Negotiator], Awaitable[None]]
+
+
+@pytest.fixture
+def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
+    """Tell a story of a line that is kept to a negotiator that a test plays."""
+
+    async def whole(story: Story, path: str) -> None:
+        negotiator, queue = Negotiator(), Queue()
+        server = await asyncio.get_running_loop().create_unix_server(negotiator, path)
+        leases = Leases("0" * 16, queue)
+        keeping = asyncio.create_task(leases.keep_connected())
+        await queue.hears("connected")
+        await story(leases, queue, negotiator)
+        keeping.cancel()
+        leases.close()
+        server.close()
+
+    def run(story: Story) -> None:
+        with tempfile.TemporaryDirectory(prefix="grn-t", dir="/tmp") as folder:
+            path = str(Path(folder) / "sock")
+            monkeypatch.setenv("GRN_SOCKET", path)
+            asyncio.run(whole(story, path))
+
+    return run
+
+
+def test_a_lease_is_asked_for_awaited_and_granted(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(a_spec(7, mem_bytes=5, gpus=2, priority=3), 1, 0, {"bs": 8.0})
+        asked = await negotiator.hears("lease")
+        facts = {"type": "train.py", "gpus": 2, "mem": 5, "priority": 3, "args": {"bs": 8.0}}
+        assert facts.items() <= asked.items()
+        negotiator.say(asked["id"], ev="waiting", text="no room")
+        await queue.hears("awaited", 7, "no room")
+        negotiator.say(asked["id"], **GRANT, lease="L")
+        await queue.hears("granted", 7, "L")
+
+    tell(story)
+
+
+def test_a_refusal_is_told_with_its_hint(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(a_spec(7), 1, 0, {})
+        asked = await negotiator.hears("lease")
+        error = {"code": "NeverFits", "message": "Too much.", "hint": "Ask for less."}
+        negotiator.say(asked["id"], error=error)
+        await queue.hears("refused", 7, "Too much. Ask for less.")
+
+    tell(story)
+
+
+def test_a_grant_that_crosses_a_change_of_mind_is_given_back(tell: Callable[[Story], None]) -> None:
+    """And the next request has another name: the old one may still be answered."""
+
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(a_spec(7), 1, 0, {})
+        first = await negotiator.hears("lease")
+        leases.drop(7)
+        leases.ask(a_spec(7, priority=5), 1, 0, {})
+        negotiator.say(first["id"], **GRANT, lease="old")
+        assert (await negotiator.hears("cancel"))["key"] == first["key"]
+        second = await negotiator.hears("lease", 1)
+        assert second["key"] != first["key"]
+        assert (await negotiator.hears("done"))["lease"] == "old"
+        negotiator.say(second["id"], **GRANT, lease="new")
+        await queue.hears("granted", 7, "new")
+
+    tell(story)
+
+
+def test_every_attempt_has_a_name_of_its_own(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        keys = set()
+        for place, attempt in enumerate((1, 2)):
+            leases.ask(a_spec(7), attempt, 0, {})
+            asked = await negotiator.hears("lease", place)
+            keys.add(asked["key"])
+            negotiator.say(asked["id"], **GRANT, lease=f"L{attempt}")
+            await queue.hears("granted", 7, f"L{attempt}")
+        assert len(keys) == 2
+
+    tell(story)
+
+
+def test_what_was_asked_for_one_serves_another(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(a_spec(7), 1, 0, {})
+        asked = await negotiator.hears("lease")
+        assert leases.pass_on(7, 8)
+        negotiator.say(asked["id"], **GRANT, lease="L")
+        await queue.hears("granted", 8, "L")
+        assert not leases.pass_on(8, 9), "it was granted: there is nothing to pass on"
+
+    tell(story)
+
+
+def test_what_was_asked_is_asked_again_under_the_same_name(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(a_spec(7), 1, 0, {})
+        first = await negotiator.hears("lease")
+        negotiator.hang_up()
+        await queue.hears("disconnected")
+        await queue.hears("connected")
+        leases.ask(a_spec(7), 1, 0, {})
+        assert (await negotiator.hears("lease"))["key"] == first["key"]
+
+    tell(story)
+
+
+def test_an_end_that_was_not_heard_is_told_again(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        settled: list[Settled] = []
+        leases.done("L", {"outcome": "ok"}, settled.append)
+        await negotiator.hears("done")
+        negotiator.hang_up()
+        await queue.hears("disconnected")
+        assert settled == [Settled()], "whoever waits for it is not kept waiting"
+        await queue.hears("connected")
+        again = await negotiator.hears("done")
+        assert (again["lease"], again["outcome"]) == ("L", "ok")
+        negotiator.say(again["id"], ok=True, ended="ok", alone=False, peak=5)
+        leases.done("M", {"outcome": "ok"}, settled.append)
+        told = await negotiator.hears("done", 1)
+        negotiator.say(told["id"], ok=True, ended="oom", alone=False, peak=5)
+        leases.ask(a_spec(1), 1, 0, {})
+        negotiator.say((await negotiator.hears("lease"))["id"], ev="waiting", text="x")
+        await queue.hears("awaited", 1, "x")
+        assert settled[1:] == [Settled("oom", was_alone=False, peak_bytes=5)]
+
+    tell(story)
+
+
+def test_the_memory_of_all_gpus_is_known_while_there_is_a_negotiator(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        asked = await negotiator.hears("status")
+        assert leases.gpu_bytes == []
+        gpus = [{"total_bytes": size} for size in (1, 3, 2)]
+        negotiator.say(asked["id"], status={"gpus": gpus})
+        leases.ask(a_spec(1), 1, 0, {})
+        negotiator.say((await negotiator.hears("lease"))["id"], ev="waiting", text="x")
+        await queue.hears("awaited", 1, "x")
+        assert leases.gpu_bytes == [3, 2, 1]
+        negotiator.hang_up()
+        await queue.hears("disconnected")
+        assert leases.gpu_bytes == []
+
+    tell(story)
+
+
+def test_garbage_from_a_negotiator_ends_the_line_and_no_more(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        assert negotiator.transport is not None
+        negotiator.transport.write(wire.HEADER.pack(3) + b"{{{")
+        await queue.hears("disconnected")
+        negotiator.heard.clear()
+        await queue.hears("connected")
+
+    tell(story)
