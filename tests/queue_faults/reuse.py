@@ -6,12 +6,12 @@ gets. What went wrong is printed, one line each.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,13 +39,15 @@ while True:
 class Stranger:
     """A process that has nothing to do with any job and wants to be left alone."""
 
-    def __init__(self, pid: int) -> None:
-        self._notes = Path(tempfile.mkstemp(prefix="grn-stranger")[1])
+    def __init__(self, pid: int, folder: Path) -> None:
+        self._notes = folder / f"stranger-{pid}"
         self.pid = wait_for(lambda: self._be_born(pid), f"{pid} to be free", 5.0)
-        wait_for(lambda: self._notes.read_text(), "a stranger to be born")
+        wait_for(lambda: _text(self._notes), "a stranger to be born")
 
     def _be_born(self, pid: int) -> int:
-        """Try to be born with a number; 0 when a thread of somebody's was faster."""
+        """Try to be born with a number; 0 when it is still in use."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # we are the first process here and bury all orphans
         LAST_PID.write_text(str(pid - 1))
         born = os.fork()
         if born == pid:
@@ -53,7 +55,7 @@ class Stranger:
         if born:
             os.kill(born, signal.SIGKILL)
             os.waitpid(born, 0)
-            self._notes.write_text("")
+            self._notes.unlink(missing_ok=True)
             return 0
         for signum in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, self._note)
@@ -72,7 +74,6 @@ class Stranger:
         if alive:
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self._notes.unlink()
         signals = [f"a stranger at {self.pid} got the signals {noted}"] if noted else []
         return signals if alive else [*signals, f"a stranger at {self.pid} was killed"]
 
@@ -98,7 +99,7 @@ def _after_restart(rig: Rig, *, with_lock: bool) -> list[str]:
     gone(kill(numbers))
     gone(kill(rig.services()["forker"]))
     pause(0.03)  # the time of a start is known to 10 ms only
-    strangers = [Stranger(number) for number in numbers]
+    strangers = [Stranger(number, rig.story.folder) for number in numbers]
     locks = [_hold(rig.folder(job) / "lock") for job in jobs] if with_lock else []
     daemon = rig.spawn()
     if locks:
@@ -133,7 +134,7 @@ def children(rig: Rig) -> list[str]:
     wait_for(asked.exists, "the job to be asked")
     gone(kill([number]))
     wait_for(Path(f"{child}.buried").exists, "the burial")
-    stranger = Stranger(number)
+    stranger = Stranger(number, rig.story.folder)
     rig.ended(job)
     tracer.send_signal(signal.SIGINT)
     tracer.wait()

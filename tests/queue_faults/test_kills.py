@@ -19,6 +19,7 @@ KILLS = 100
 ADOPTED = 60
 
 
+@pytest.mark.timeout(300)
 def test_a_hundred_kills_lose_no_job_run_none_twice_and_kill_none(rig: Rig, seed: int) -> None:
     result = Campaign(rig, seed).run(KILLS)
 
@@ -27,6 +28,7 @@ def test_a_hundred_kills_lose_no_job_run_none_twice_and_kill_none(rig: Rig, seed
     assert result.jobs >= 5 * KILLS
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [("commit-late", "is lost|was given to"), ("run-again", "times"), ("kill-at-start", "killed")],

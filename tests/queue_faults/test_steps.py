@@ -133,6 +133,7 @@ def _way_of_a_job(rig: Rig, calls: tuple[str, ...], most: int) -> Sweep:
     return sweep
 
 
+@pytest.mark.timeout(300)
 def test_a_kill_at_any_durable_step_of_a_job_loses_nothing_and_repeats_nothing(rig: Rig) -> None:
     sweep = _way_of_a_job(rig, DURABLE, most=40)
 
