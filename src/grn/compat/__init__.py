@@ -1,0 +1,1 @@
+"""One shim per older tool: translation only."""
