@@ -13,6 +13,7 @@ from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     DropWaiting,
     HolderGone,
+    LeaseState,
     Released,
     Requested,
     Sampled,
@@ -93,7 +94,8 @@ class FreesTheDeadUnseen(Engine):
         actions = super().handle(event)
         if isinstance(event, Sampled):
             for lease in list(self.leases.values()):
-                if lease.state.value == "draining":
+                if lease.state is LeaseState.DRAINING:
+                    self.leases[lease.id] = replace(lease, state=LeaseState.HELD)
                     actions += super().handle(Released(event.at, lease.id, Outcome.KILLED))
         return actions
 
