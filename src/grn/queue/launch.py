@@ -21,9 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from grn import processes
 from grn.errors import MachineError
 from grn.queue import attempt as folders
-from grn.queue import finish, leftovers, processes, shim
+from grn.queue import finish, leftovers, shim
 from grn.queue.events import EndReason, Exit, Found
 from grn.queue.journal import Command
 

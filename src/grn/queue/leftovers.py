@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 
-from grn.queue import processes
-from grn.queue.processes import Process
+from grn import processes
+from grn.processes import Process
 
 MOST_LOOKS = 20
 

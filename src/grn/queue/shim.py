@@ -8,7 +8,7 @@ orphans, wait, end what is left, write the exit record, let the lock go.
 
 from __future__ import annotations
 
-import ctypes
+import ctypes  # noqa: F401 - loaded before we fork, for adopt_orphans
 import errno
 import fcntl
 import json
@@ -18,11 +18,11 @@ import signal
 import struct
 import time
 
-from grn import wire
+from grn import processes, wire
 from grn.client import frameworks, surroundings
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.queue import attempt, logs, processes
+from grn.queue import attempt, logs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,14 +32,11 @@ NOT_RUNNABLE, NOT_FOUND = 126, 127
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
-QUICK_LOOKS = 50
 FULL_DISK_S = 0.2
 PIPE_READS = 16  # so many empty the largest pipe there is
 HEADER = struct.Struct(">I")
-_PR_SET_CHILD_SUBREAPER = 36
 _COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
                    signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Shim:
@@ -90,7 +87,7 @@ class Shim:
         own = {wire.meant(name): wire.meant(value) for name, value in order["env"].items()}
         environment = surroundings.for_command(order["lease"], order["visible"], own)
         argv = [wire.meant(word) for word in order["argv"]]
-        program = _find(argv[0], environment.get("PATH", os.defpath))
+        program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
@@ -263,7 +260,7 @@ class Shim:
         """End what the command left behind: orphans are our children now."""
         deadline = time.monotonic() + LEFTOVER_S
         step = "wait"
-        while _has_children():
+        while processes.has_children():
             self._hear_signals()
             if self._channel is not None:
                 self._hear_queue()
@@ -283,7 +280,7 @@ class Shim:
         for process in processes.below(os.getpid()):
             processes.send(process, signum)  # false when it changed its user: not ours any more
         if signum == signal.SIGKILL:
-            _kill_children()
+            processes.kill_children()
 
     # --- the record ----------------------------------------------------------------------
 
@@ -386,7 +383,7 @@ def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> Non
 
 def listen_for_signals() -> int:
     """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    processes.adopt_orphans()
     wake, wake_end = os.pipe()
     os.set_blocking(wake_end, False)
     signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
@@ -397,40 +394,11 @@ def listen_for_signals() -> int:
     return wake
 
 
-def _find(program: str, path: str) -> str:
-    """Find a program as a shell would, by the command's own PATH."""
-    if "/" in program:
-        return program
-    for folder in path.split(os.pathsep):
-        candidate = os.path.join(folder or ".", program)
-        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
-            return candidate
-    raise FileNotFoundError(errno.ENOENT, "command not found", program)
-
-
 def _read_some(fd: int) -> bytes | None:
     try:
         return os.read(fd, 65536)
     except BlockingIOError:
         return None
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _kill_children() -> None:
-    """Kill our children quicker than they fork: whose parent ends is our child from then on."""
-    killed: set[int] = set()
-    for _ in range(QUICK_LOOKS):
-        for pid in processes.children():
-            if pid not in killed:
-                os.kill(pid, signal.SIGKILL)  # our child and not buried yet: the pid is its own
-                killed.add(pid)
 
 
 def _started_ticks() -> int:

@@ -1,53 +1,128 @@
-"""The nouns of running many commands: what is to run, what it needs, and how it ended."""
+"""The nouns of running many commands: what is to run, what it needs, and how it ended.
+
+Values: nobody changes one once it is made. Written out by hand since `dataclasses` would double the
+start-up time of the doors that start nothing but `true`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Final, TypeVar
+
+    Same = TypeVar("Same", bound="_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class _Value:
+    """Equal when all its fields are."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def but(self: Same, **changes: object) -> Same:
+        """Return a copy with some fields changed."""
+        return type(self)(**(self._fields() | changes))
+
+    def _fields(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(tuple(str(value) for value in self._fields().values()))
+
+    def __repr__(self) -> str:
+        # The environment may hold secrets.
+        said = (f"{name}={value!r}" for name, value in self._fields().items() if "env" not in name)
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+class Needs(_Value):
     """What a task asks the negotiator for; fixed slots know nothing of it."""
 
-    gpus: int = 1
-    mem_bytes: int | None = None
-    is_exclusive: bool = False
-    priority: int = 0
-    job_type: str | None = None  # None: the program, as `grn exec` names it
+    __slots__ = ("gpus", "is_exclusive", "job_type", "mem_bytes", "priority")
+
+    def __init__(
+        self,
+        gpus: int = 1,
+        mem_bytes: int | None = None,
+        is_exclusive: bool = False,
+        priority: int = 0,
+        job_type: str | None = None,
+    ) -> None:
+        self.gpus: Final = gpus
+        self.mem_bytes: Final = mem_bytes
+        self.is_exclusive: Final = is_exclusive
+        self.priority: Final = priority
+        self.job_type: Final = job_type  # None: the program, as `grn exec` names it
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+ONE_GPU = Needs()
+NO_CHANGES: Mapping[str, str] = {}
+
+
+class Task(_Value):
     """One command to run. The environment is put on top of ours, the slot's on top of both."""
 
-    number: int  # from 1, in the order of the input
-    argv: tuple[str, ...]
-    label: str  # what people see of it
-    environment: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None  # None: where we are
-    log_path: str | None = None  # both outputs go there; None: to ours
-    needs: Needs = Needs()
+    __slots__ = ("argv", "attempt", "environment", "folder", "label", "log_path", "needs", "number")
+
+    def __init__(
+        self,
+        number: int,
+        argv: tuple[str, ...],
+        label: str,
+        environment: Mapping[str, str] = NO_CHANGES,
+        folder: str | None = None,
+        log_path: str | None = None,
+        needs: Needs = ONE_GPU,
+        attempt: int = 0,
+    ) -> None:
+        self.number: Final = number  # from 1, in the order of the input
+        self.argv: Final = argv
+        self.label: Final = label  # what people see of it
+        self.environment: Final = environment
+        self.folder: Final = folder  # None: where we are
+        self.log_path: Final = log_path  # both outputs go there; None: to ours
+        self.needs: Final = needs
+        self.attempt: Final = attempt  # how often it ran out of memory before
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(_Value):
     """A place on which one task runs at a time: fixed GPUs, or a lease."""
 
-    name: str  # what people see: "2", "0,1"
-    environment: Mapping[str, str]  # CUDA_VISIBLE_DEVICES, and what a lease adds
-    lease: str = ""  # its id, when it is one
+    __slots__ = ("environment", "lease", "name")
+
+    def __init__(self, name: str, environment: Mapping[str, str], lease: str = "") -> None:
+        self.name: Final = name  # what people see: "2", "0,1"
+        self.environment: Final = environment  # CUDA_VISIBLE_DEVICES, and what a lease adds
+        self.lease: Final = lease  # its id, when it is one
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(_Value):
     """How a task ended. A command that could not be started has the status 126 or 127."""
 
-    task: Task
-    slot: Slot
-    status: int  # exit status, or minus the signal
-    started_at: float  # both by time.time()
-    duration_s: float
-    is_out_of_memory: bool = False
-    peak_bytes: int | None = None
-    trouble: str = ""  # why it could not be started
+    __slots__ = (
+        *("duration_s", "is_out_of_memory", "peak_bytes", "slot", "started_at", "status", "task"),
+        "trouble",
+    )
+
+    def __init__(
+        self,
+        task: Task,
+        slot: Slot,
+        status: int,
+        started_at: float,
+        duration_s: float,
+        is_out_of_memory: bool = False,
+        peak_bytes: int | None = None,
+        trouble: str = "",
+    ) -> None:
+        self.task: Final = task
+        self.slot: Final = slot
+        self.status: Final = status  # exit status, or minus the signal
+        self.started_at: Final = started_at  # by time.time()
+        self.duration_s: Final = duration_s
+        self.is_out_of_memory: Final = is_out_of_memory
+        self.peak_bytes: Final = peak_bytes
+        self.trouble: Final = trouble  # why it could not be started

@@ -5,6 +5,7 @@ A pid is used again once its process is gone and buried; the time of its start t
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -12,14 +13,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_PR_SET_CHILD_SUBREAPER = 36
+_QUICK_LOOKS = 50
+
 
 class Process:
     """One process as it was seen once; of some only the exit status may be left."""
 
-    __slots__ = ("parent", "pid", "session", "started_ticks")
+    __slots__ = ("is_over", "parent", "pid", "session", "started_ticks")
 
-    def __init__(self, pid: int, parent: int, session: int, started_ticks: int) -> None:
+    def __init__(
+        self, pid: int, parent: int, session: int, started_ticks: int, is_over: bool = False
+    ) -> None:
         self.pid = pid
+        self.is_over = is_over  # only its exit status is left
         self.parent = parent
         self.session = session
         self.started_ticks = started_ticks
@@ -33,7 +40,8 @@ def look(pid: int) -> Process | None:
     except OSError:
         return None
     fields = text[text.rfind(b")") + 2 :].split()  # what comes before is a name of any kind
-    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+    is_over = fields[0] in (b"Z", b"X")
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), is_over)
 
 
 def everyone() -> Iterator[Process]:
@@ -83,3 +91,40 @@ def send(process: Process, signum: int) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def adopt_orphans(is_wanted: bool = True) -> None:
+    """Become the parent of all below us that lose theirs, so that none of them escapes."""
+    import ctypes  # not at the top: it is not cheap, and most who look at processes need it not
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
+
+
+def has_children() -> bool:
+    """True while we have a child, be it one of which only the exit status is left."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill_children() -> None:
+    """Kill our children quicker than they fork: whose parent ends is our child from then on."""
+    killed: set[int] = set()
+    for _ in range(_QUICK_LOOKS):
+        for pid in children():
+            if pid not in killed:
+                os.kill(pid, signal.SIGKILL)  # our child and not buried yet: the pid is its own
+                killed.add(pid)
+
+
+def find_program(program: str, path: str) -> str:
+    """Find a program as a shell would, by the PATH of the command."""
+    if "/" in program:
+        return program
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder or ".", program)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise FileNotFoundError(errno.ENOENT, "command not found", program)

@@ -1,0 +1,405 @@
+"""Runs many commands on slots or leases, in one thread: starts them, notices ends, stops trees.
+
+What is to run comes from a source, where it runs from slots, and a listener hears of it; they
+decide, the crew is their hands. Stopping ends whole trees, also what left them by setsid or a
+double fork; when the crew itself is killed a guard does that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from grn import processes
+from grn.sweep.guard import Guard
+from grn.sweep.spawn import NOT_RUNNABLE, NotStarted, Spawner
+from grn.sweep.task import Ended, Slot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import Any, Protocol
+
+    from grn.sweep.task import Task
+
+    class Source(Protocol):
+        """Where tasks come from."""
+
+        @property
+        def is_over(self) -> bool:
+            """True when no more tasks will ever come."""
+
+        def next_task(self) -> Task | None:
+            """Return the next task, None if there is none now; asked again after each end."""
+
+        def fileno(self) -> int | None:
+            """Return what to listen to for more, None if tasks come without being waited for."""
+
+        def hear(self) -> None:
+            """There is something to read."""
+
+    class Slots(Protocol):
+        """Where tasks run. Asked for by `ask`; what came of it is fetched by `grants`."""
+
+        wake_at: float | None  # by time.monotonic(): call `hear` then, even if nobody spoke
+
+        def has_room(self) -> bool:
+            """True when one more task may be asked for."""
+
+        def ask(self, task: Task) -> None:
+            """Ask for a place for a task."""
+
+        def grants(self) -> Sequence[Grant]:
+            """Return which tasks have a place now, or never will; each once."""
+
+        def started(self, slot: Slot, pid: int) -> None:
+            """A task runs there now."""
+
+        def give(self, ended: Ended, resident_bytes: int | None) -> None:
+            """A place is free again."""
+
+        def settled(self) -> Sequence[Ended]:
+            """Return the ends of which all is known now; each once."""
+
+        def withdraw(self) -> None:
+            """Forget all that was asked for and not granted."""
+
+        def fileno(self) -> int | None:
+            """Return what to listen to, None for nothing."""
+
+        def hear(self) -> None:
+            """There is something to read, or it is `wake_at`."""
+
+        def close(self) -> None:
+            """Let all places go."""
+
+    class Listener(Protocol):
+        """Who hears of it all, and may call `again`, `drain` and `stop` of the crew."""
+
+        def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+            """A task is about to be started."""
+
+        def ended(self, crew: Crew, ended: Ended) -> None:
+            """A task has ended, or could not be started. While `is_stopping` it was interrupted."""
+
+
+GRACE_S = 5.0
+_KILL_AGAIN_S = 0.1
+_LOOK_S = 0.02
+_GIVE_UP_S = 5.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
+_BURY_S = 1.0
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Grant:
+    """A place for a task, or why there will never be one."""
+
+    __slots__ = ("refusal", "slot", "task")
+
+    def __init__(self, task: Task, slot: Slot | None, refusal: str = "") -> None:
+        self.task = task
+        self.slot = slot
+        self.refusal = refusal
+
+
+class _Run:
+    """One command that runs."""
+
+    __slots__ = ("began", "pid", "slot", "started_at", "task")
+
+    def __init__(self, task: Task, slot: Slot, pid: int, started_at: float, began: float) -> None:
+        self.task = task
+        self.slot = slot
+        self.pid = pid
+        self.started_at = started_at
+        self.began = began
+
+
+class Crew:
+    """Runs all tasks of a source; `run` returns when the last has ended."""
+
+    def __init__(
+        self, slots: Slots, source: Source, listener: Listener, grace_s: float = GRACE_S
+    ) -> None:
+        self._slots = slots
+        self._source = source
+        self._listener = listener
+        self._grace_s = grace_s
+        self._again: list[Task] = []
+        self._runs: dict[int, _Run] = {}  # by pidfd
+        self._pending = 0  # asked for and not granted yet
+        self._unsettled = 0  # given back, and not all is known yet
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._bury_at = 0.0
+        self.is_draining = False  # nothing more is started; what runs may finish
+        self.is_stopping = False  # what runs is being ended
+        self.stopped_by = 0  # the signal that we were stopped by
+
+    # --- what a listener may ask for -----------------------------------------------------
+
+    def again(self, task: Task) -> None:
+        """Run a task once more, before those that have not had a turn."""
+        self._again.append(task)
+
+    def drain(self) -> None:
+        """Start nothing more and let what runs finish."""
+        self.is_draining = True
+
+    def stop(self) -> None:
+        """End all that runs, kindly first; at once when asked a second time."""
+        now = time.monotonic()
+        if self.is_stopping:
+            self._kill_at = now
+            return
+        self.is_draining = self.is_stopping = True
+        self._kill_at = now + self._grace_s
+        self._signal_trees(signal.SIGTERM)
+        self._signal_trees(signal.SIGCONT)  # a stopped process hears nothing
+
+    @property
+    def running(self) -> int:
+        """How many commands run now."""
+        return len(self._runs)
+
+    # --- the loop ------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all there is; return when the last has ended, or all has been stopped."""
+        signals = _Signals()
+        processes.adopt_orphans()
+        self._spawner = Spawner()
+        self._guard = Guard(self._grace_s)
+        self._poll = select.poll()
+        self._poll.register(signals.fd, select.POLLIN)
+        try:
+            self._loop(signals)
+        except BaseException:
+            self._stop_at_once()  # a listener or a source broke: nothing may be left running
+            raise
+        finally:
+            self._slots.close()
+            self._bury_orphans()
+            self._guard.close()
+            self._spawner.close()
+            processes.adopt_orphans(False)
+            signals.close()
+
+    def _loop(self, signals: _Signals) -> None:
+        while True:
+            self._start_what_can()
+            if self._is_finished():
+                return
+            listening = self._listen()
+            events = self._poll.poll(self._patience_ms())
+            for fd in listening:
+                self._poll.unregister(fd)
+            for fd, _ in events:
+                if fd in self._runs:
+                    self._notice_end(fd)
+                elif fd == signals.fd:
+                    self._hear_signals(signals)
+                elif fd == self._slots.fileno():
+                    self._slots.hear()
+                else:
+                    self._source.hear()
+            self._keep_time()
+
+    def _listen(self) -> list[int]:
+        """Listen to slots, and to the source if it could be of use now."""
+        fds = [self._slots.fileno()]
+        if not self.is_draining and not self._source.is_over and self._slots.has_room():
+            fds.append(self._source.fileno())
+        listening = [fd for fd in fds if fd is not None]
+        for fd in listening:
+            self._poll.register(fd, select.POLLIN)
+        return listening
+
+    def _patience_ms(self) -> float | None:
+        now = time.monotonic()
+        times = [at for at in (self._kill_at, self._slots.wake_at) if at is not None]
+        if self.is_stopping and not self._runs:
+            times.append(now + _LOOK_S)  # no word comes of the ends of those that left their tree
+        return max(0.0, (min(times) - now) * 1000 + 1) if times else None
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if self._slots.wake_at is not None and now >= self._slots.wake_at:
+            self._slots.hear()
+        if self._kill_at is not None and now >= self._kill_at:
+            if self._give_up_at is None:
+                self._give_up_at = now + _GIVE_UP_S
+            self._signal_trees(signal.SIGKILL)
+            self._kill_at = now + _KILL_AGAIN_S
+
+    def _is_finished(self) -> bool:
+        if self._runs or self._unsettled:
+            return False
+        if self.is_stopping:
+            has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
+            return has_given_up or not self._trees()
+        if self.is_draining:
+            return True
+        return self._source.is_over and not self._pending and not self._again
+
+    def _hear_signals(self, signals: _Signals) -> None:
+        for signum in signals.read():
+            self.stopped_by = self.stopped_by or signum
+            self.stop()
+
+    # --- starting ------------------------------------------------------------------------
+
+    def _start_what_can(self) -> None:
+        """Ask for as many places as there is room for; start what has one."""
+        while True:
+            if self.is_draining and self._pending:
+                self._slots.withdraw()
+                self._pending = 0
+            while not self.is_draining and self._slots.has_room():
+                task = self._again.pop(0) if self._again else self._source.next_task()
+                if task is None:
+                    break
+                self._pending += 1
+                self._slots.ask(task)
+            grants = self._slots.grants()
+            for grant in grants:
+                self._use(grant)
+            self._tell_of_ends()
+            if not grants:
+                return
+
+    def _use(self, grant: Grant) -> None:
+        self._pending -= 1
+        if grant.slot is None:
+            nowhere = Slot("", {})
+            trouble = grant.refusal
+            now = time.time()
+            self._listener.ended(
+                self, Ended(grant.task, nowhere, NOT_RUNNABLE, now, 0.0, trouble=trouble)
+            )
+            return
+        if self.is_draining:  # it came too late
+            return
+        self._start(grant.task, grant.slot)
+
+    def _start(self, task: Task, slot: Slot) -> None:
+        self._listener.starting(self, task, slot)
+        if self.is_stopping:
+            return
+        started_at, began = time.time(), time.monotonic()
+        try:
+            pid = self._spawner.spawn(task, slot)
+        except NotStarted as error:
+            ended = Ended(task, slot, error.status, started_at, 0.0, trouble=error.trouble)
+            self._give(ended, None)
+            return
+        self._guard.add(pid)
+        fd = os.pidfd_open(pid)
+        self._runs[fd] = _Run(task, slot, pid, started_at, began)
+        self._poll.register(fd, select.POLLIN)
+        self._slots.started(slot, pid)
+
+    # --- ends ----------------------------------------------------------------------------
+
+    def _notice_end(self, fd: int) -> None:
+        run = self._runs.pop(fd)
+        self._poll.unregister(fd)
+        os.close(fd)
+        _, raw, usage = os.wait4(run.pid, 0)
+        self._guard.remove(run.pid)
+        status = os.waitstatus_to_exitcode(raw)
+        took_s = time.monotonic() - run.began
+        ended = Ended(run.task, run.slot, status, run.started_at, took_s)
+        self._give(ended, max(1, usage.ru_maxrss * 1024))
+        if time.monotonic() >= self._bury_at:
+            self._bury_orphans()
+
+    def _give(self, ended: Ended, resident_bytes: int | None) -> None:
+        self._unsettled += 1
+        self._slots.give(ended, resident_bytes)
+
+    def _tell_of_ends(self) -> None:
+        for ended in self._slots.settled():
+            self._unsettled -= 1
+            self._listener.ended(self, ended)
+
+    # --- whole trees ---------------------------------------------------------------------
+
+    def _trees(self) -> list[processes.Process]:
+        """Return all processes that our commands have started, also those that left their tree.
+
+        Each command has a session of its own, so what is in ours was started by somebody else in
+        this process.
+        """
+        own = os.getsid(0)
+        guard = self._guard.pid
+        return [
+            one
+            for one in processes.below(os.getpid())
+            if one.session != own and one.pid != guard and not one.is_over
+        ]
+
+    def _signal_trees(self, signum: int) -> None:
+        for process in self._trees():
+            processes.send(process, signum)
+
+    def _bury_orphans(self) -> None:
+        """Bury what our commands left behind and what has ended since, once in a while."""
+        self._bury_at = time.monotonic() + _BURY_S
+        known = {run.pid for run in self._runs.values()} | {self._guard.pid}
+        own = os.getsid(0)
+        for pid in processes.children():
+            found = processes.look(pid) if pid not in known else None
+            if found is not None and found.is_over and found.session != own:
+                os.waitpid(pid, os.WNOHANG)
+
+    def _stop_at_once(self) -> None:
+        deadline = time.monotonic() + _GIVE_UP_S
+        while self._trees() and time.monotonic() < deadline:
+            self._signal_trees(signal.SIGKILL)
+            time.sleep(0.01)
+
+
+class _Signals:
+    """Signals that stop us, as bytes on a pipe; whatever is ignored already stays so."""
+
+    def __init__(self) -> None:
+        self.fd, self._end = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._end, False)
+        self._before: dict[int, Any] = {}
+        self._fd_before = -1
+        try:
+            self._fd_before = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
+        except ValueError:
+            return  # not in the main thread: whoever runs us there hears the signals
+        for signum in _STOPS:
+            handler = signal.getsignal(signum)
+            if handler is not signal.SIG_IGN and handler is not None:
+                self._before[signum] = handler
+                signal.signal(signum, _leave_it_to_the_pipe)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # ends would be lost
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def read(self) -> list[int]:
+        """Return the signals that have come."""
+        try:
+            return [signum for signum in os.read(self.fd, 512) if signum in _STOPS]
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        """Put all back as it was."""
+        if self._before:
+            signal.set_wakeup_fd(self._fd_before)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        os.close(self.fd)
+        os.close(self._end)
+
+
+def _leave_it_to_the_pipe(signum: int, frame: FrameType | None) -> None:
+    pass
