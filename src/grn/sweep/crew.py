@@ -14,95 +14,20 @@ import time
 
 from grn import processes
 from grn.sweep.guard import Guard
+from grn.sweep.signals import StopSignals
 from grn.sweep.spawn import NOT_RUNNABLE, NotStarted, Spawner
 from grn.sweep.task import Ended, Slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
-    from typing import Any, Protocol
-
-    from grn.sweep.task import Task
-
-    class Source(Protocol):
-        """Where tasks come from."""
-
-        @property
-        def is_over(self) -> bool:
-            """True when no more tasks will ever come."""
-
-        def next_task(self) -> Task | None:
-            """Return the next task, None if there is none now; asked again after each end."""
-
-        def fileno(self) -> int | None:
-            """Return what to listen to for more, None if tasks come without being waited for."""
-
-        def hear(self) -> None:
-            """There is something to read."""
-
-    class Slots(Protocol):
-        """Where tasks run. Asked for by `ask`; what came of it is fetched by `grants`."""
-
-        wake_at: float | None  # by time.monotonic(): call `hear` then, even if nobody spoke
-
-        def has_room(self) -> bool:
-            """True when one more task may be asked for."""
-
-        def ask(self, task: Task) -> None:
-            """Ask for a place for a task."""
-
-        def grants(self) -> Sequence[Grant]:
-            """Return which tasks have a place now, or never will; each once."""
-
-        def started(self, slot: Slot, pid: int) -> None:
-            """A task runs there now."""
-
-        def give(self, ended: Ended, resident_bytes: int | None) -> None:
-            """A place is free again."""
-
-        def settled(self) -> Sequence[Ended]:
-            """Return the ends of which all is known now; each once."""
-
-        def withdraw(self) -> None:
-            """Forget all that was asked for and not granted."""
-
-        def fileno(self) -> int | None:
-            """Return what to listen to, None for nothing."""
-
-        def hear(self) -> None:
-            """There is something to read, or it is `wake_at`."""
-
-        def close(self) -> None:
-            """Let all places go."""
-
-    class Listener(Protocol):
-        """Who hears of it all, and may call `again`, `drain` and `stop` of the crew."""
-
-        def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
-            """A task is about to be started."""
-
-        def ended(self, crew: Crew, ended: Ended) -> None:
-            """A task has ended, or could not be started. While `is_stopping` it was interrupted."""
-
+    from grn.sweep.roles import Listener, Slots, Source
+    from grn.sweep.task import Grant, Task
 
 GRACE_S = 5.0
 _KILL_AGAIN_S = 0.1
 _LOOK_S = 0.02
 _GIVE_UP_S = 5.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
 _BURY_S = 1.0
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Grant:
-    """A place for a task, or why there will never be one."""
-
-    __slots__ = ("refusal", "slot", "task")
-
-    def __init__(self, task: Task, slot: Slot | None, refusal: str = "") -> None:
-        self.task = task
-        self.slot = slot
-        self.refusal = refusal
 
 
 class _Run:
@@ -169,7 +94,7 @@ class Crew:
 
     def run(self) -> None:
         """Run all there is; return when the last has ended, or all has been stopped."""
-        signals = _Signals()
+        signals = StopSignals()
         processes.adopt_orphans()
         self._spawner = Spawner()
         self._guard = Guard(self._grace_s)
@@ -188,7 +113,7 @@ class Crew:
             processes.adopt_orphans(False)
             signals.close()
 
-    def _loop(self, signals: _Signals) -> None:
+    def _loop(self, signals: StopSignals) -> None:
         while True:
             self._start_what_can()
             if self._is_finished():
@@ -245,7 +170,7 @@ class Crew:
             return True
         return self._source.is_over and not self._pending and not self._again
 
-    def _hear_signals(self, signals: _Signals) -> None:
+    def _hear_signals(self, signals: StopSignals) -> None:
         for signum in signals.read():
             self.stopped_by = self.stopped_by or signum
             self.stop()
@@ -361,45 +286,3 @@ class Crew:
         while self._trees() and time.monotonic() < deadline:
             self._signal_trees(signal.SIGKILL)
             time.sleep(0.01)
-
-
-class _Signals:
-    """Signals that stop us, as bytes on a pipe; whatever is ignored already stays so."""
-
-    def __init__(self) -> None:
-        self.fd, self._end = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._end, False)
-        self._before: dict[int, Any] = {}
-        self._fd_before = -1
-        try:
-            self._fd_before = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
-        except ValueError:
-            return  # not in the main thread: whoever runs us there hears the signals
-        for signum in _STOPS:
-            handler = signal.getsignal(signum)
-            if handler is not signal.SIG_IGN and handler is not None:
-                self._before[signum] = handler
-                signal.signal(signum, _leave_it_to_the_pipe)
-        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # ends would be lost
-            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-    def read(self) -> list[int]:
-        """Return the signals that have come."""
-        try:
-            return [signum for signum in os.read(self.fd, 512) if signum in _STOPS]
-        except BlockingIOError:
-            return []
-
-    def close(self) -> None:
-        """Put all back as it was."""
-        if self._before:
-            signal.set_wakeup_fd(self._fd_before)
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        os.close(self.fd)
-        os.close(self._end)
-
-
-def _leave_it_to_the_pipe(signum: int, frame: FrameType | None) -> None:
-    pass

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grn.sweep.crew import Grant
-from grn.sweep.task import Slot
+from grn.sweep.task import Grant, Slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

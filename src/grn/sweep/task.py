@@ -126,3 +126,14 @@ class Ended(_Value):
         self.is_out_of_memory: Final = is_out_of_memory
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
+
+
+class Grant(_Value):
+    """A place for a task, or why there will never be one."""
+
+    __slots__ = ("refusal", "slot", "task")
+
+    def __init__(self, task: Task, slot: Slot | None, refusal: str = "") -> None:
+        self.task: Final = task
+        self.slot: Final = slot
+        self.refusal: Final = refusal

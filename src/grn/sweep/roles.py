@@ -1,0 +1,75 @@
+"""The roles around a crew: where tasks come from, where they run, and who hears of it.
+
+`typing` is not cheap: the crew and the doors import this file for their types only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from grn.sweep.crew import Crew
+from grn.sweep.task import Ended, Grant, Slot, Task
+
+
+class Source(Protocol):
+    """Where tasks come from."""
+
+    @property
+    def is_over(self) -> bool:
+        """True when no more tasks will ever come."""
+
+    def next_task(self) -> Task | None:
+        """Return the next task, None if there is none now; asked again after each end."""
+
+    def fileno(self) -> int | None:
+        """Return what to listen to for more, None if tasks come without being waited for."""
+
+    def hear(self) -> None:
+        """There is something to read."""
+
+
+class Slots(Protocol):
+    """Where tasks run. Asked for by `ask`; what came of it is fetched by `grants`."""
+
+    wake_at: float | None  # by time.monotonic(): call `hear` then, even if nobody spoke
+
+    def has_room(self) -> bool:
+        """True when one more task may be asked for."""
+
+    def ask(self, task: Task) -> None:
+        """Ask for a place for a task."""
+
+    def grants(self) -> Sequence[Grant]:
+        """Return which tasks have a place now, or never will; each once."""
+
+    def started(self, slot: Slot, pid: int) -> None:
+        """A task runs there now."""
+
+    def give(self, ended: Ended, resident_bytes: int | None) -> None:
+        """A place is free again."""
+
+    def settled(self) -> Sequence[Ended]:
+        """Return the ends of which all is known now; each once."""
+
+    def withdraw(self) -> None:
+        """Forget all that was asked for and not granted."""
+
+    def fileno(self) -> int | None:
+        """Return what to listen to, None for nothing."""
+
+    def hear(self) -> None:
+        """There is something to read, or it is `wake_at`."""
+
+    def close(self) -> None:
+        """Let all places go."""
+
+
+class Listener(Protocol):
+    """Who hears of it all, and may call `again`, `drain` and `stop` of the crew."""
+
+    def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+        """A task is about to be started."""
+
+    def ended(self, crew: Crew, ended: Ended) -> None:
+        """A task has ended, or could not be started. While `is_stopping` it was interrupted."""

@@ -1,0 +1,55 @@
+"""The signals that stop a crew, as bytes on a pipe that its loop can listen to."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """Signals that stop us, as bytes on a pipe; whatever is ignored already stays so."""
+
+    def __init__(self) -> None:
+        self.fd, self._end = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._end, False)
+        self._before: dict[int, Any] = {}
+        self._fd_before = -1
+        try:
+            self._fd_before = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
+        except ValueError:
+            return  # not in the main thread: whoever runs us there hears the signals
+        for signum in _STOPS:
+            handler = signal.getsignal(signum)
+            if handler is not signal.SIG_IGN and handler is not None:
+                self._before[signum] = handler
+                signal.signal(signum, _leave_it_to_the_pipe)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # ends would be lost
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def read(self) -> list[int]:
+        """Return the signals that have come."""
+        try:
+            return [signum for signum in os.read(self.fd, 512) if signum in _STOPS]
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        """Put all back as it was."""
+        if self._before:
+            signal.set_wakeup_fd(self._fd_before)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        os.close(self.fd)
+        os.close(self._end)
+
+
+def _leave_it_to_the_pipe(signum: int, frame: FrameType | None) -> None:
+    pass
