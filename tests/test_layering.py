@@ -87,7 +87,7 @@ ARROWS = {
 }
 THIRD_PARTY = {
     "click": {"front"},
-    "cloudpickle": {"grn.client.executor", "grn.client.call"},
+    "cloudpickle": {"grn.client.call"},
     "rich": {"front"},
     "msgspec": {"negotiator", "queue", "settings", "schemas"},
     "pynvml": {"grn.gpus.nvml_helper"},

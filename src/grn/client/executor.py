@@ -18,6 +18,7 @@ from typing import Any
 
 from grn import places
 from grn.client import queue
+from grn.client.call import name_of, pack
 from grn.client.submit import exit_code_of, submit
 from grn.errors import JobFailed, UsageError
 
@@ -44,7 +45,7 @@ class Executor(concurrent.futures.Executor):
                 shutil.rmtree(call.folder, ignore_errors=True)
                 raise RuntimeError("cannot schedule new futures after shutdown")
             options = dict(self._options)
-            options["type"] = options["type"] or _name_of(fn)
+            options["type"] = options["type"] or name_of(fn)
             try:
                 handle = submit([sys.executable, "-m", "grn.client.call", call.folder], **options)
             except BaseException:
@@ -76,31 +77,19 @@ class Executor(concurrent.futures.Executor):
         shutil.rmtree(call.folder, ignore_errors=True)
 
 
-def _name_of(fn: Callable[..., Any]) -> str:
-    """Name the job type of a call: its function, also of one that is wrapped or an object."""
-    function = getattr(fn, "func", fn)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '?')}::{name}"
-
-
 class _Call:
     """One call on its way: its folder and its future."""
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        import cloudpickle
-
         parent = os.path.join(places.state_dir(), "calls")
         os.makedirs(parent, mode=0o700, exist_ok=True)
         self.folder = tempfile.mkdtemp(dir=parent)
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
-            with open(os.path.join(self.folder, "call"), "wb") as file:
-                path = [entry or os.getcwd() for entry in sys.path]
-                pickle.dump(path, file)  # read first: the call may need these modules
-                cloudpickle.dump((fn, args, kwargs), file)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            pack(self.folder, fn, args, kwargs)
+        except UsageError:
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise UsageError(f"this call cannot be sent to another process: {error}.") from error
+            raise
 
     def wait(self, job_id: int) -> None:
         """Wait for the end of the call's job."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from grn.errors import UsageError
+from grn.sweep import grid
 from grn.sweep.condition import Condition, number_or_text
 
 Point = Mapping[str, object]
@@ -103,7 +104,7 @@ class Space:
     @property
     def grid_size(self) -> int:
         """How many combinations the lists have, before conditions and seeds."""
-        return math.prod(len(axis) for axis in _axes(self))
+        return grid.size(_axes(self))
 
     @property
     def has_ranges(self) -> bool:
@@ -246,11 +247,7 @@ def _axes(space: Space) -> list[list[dict[str, object]]]:
 
 def _combination(axes: Sequence[Sequence[Point]], number: int) -> dict[str, object]:
     """Return the n-th combination of the lists, the last axis going fastest."""
-    chosen: list[Point] = []
-    for axis in reversed(axes):
-        number, place = divmod(number, len(axis))
-        chosen.append(axis[place])
-    return {name: value for step in reversed(chosen) for name, value in step.items()}
+    return {name: value for step in grid.nth(axes, number) for name, value in step.items()}
 
 
 def _in_order(space: Space, point: Mapping[str, object]) -> dict[str, object]:

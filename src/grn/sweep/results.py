@@ -1,0 +1,183 @@
+"""What runs gave: read from their output, a file or an answer, and put together in one table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from grn.errors import UsageError
+from grn.sweep.condition import number_or_text
+from grn.sweep.folders import Run, State, plain, write_text
+from grn.sweep.names import spelled
+
+TAIL_BYTES = 1 << 20
+LARGEST_BYTES = 64 << 20
+OWN = ("run", "state")  # the first columns
+AFTER = ("duration_s", "gpu", "peak_bytes", "attempt", "status", "trouble")
+
+
+class NoResult(Exception):
+    """A run was to leave a result and did not; the text says how."""
+
+
+def from_output(path: str) -> dict[str, Any]:
+    """Return the last line of a log that is a JSON object; nothing if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            tail = file.read()
+    except FileNotFoundError:
+        return {}
+    return _last_object(tail) or {}
+
+
+def from_file(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file, or that in its last line."""
+    name = os.path.basename(path)
+    try:
+        if os.path.getsize(path) > LARGEST_BYTES:
+            raise NoResult(f"{name} is too large for a result")
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise NoResult(f"it left no {name}") from None
+    except OSError as error:
+        raise NoResult(f"{name} cannot be read: {error.strerror}") from None
+    found = _object(data) or _last_object(data)
+    if found is None:
+        raise NoResult(f"{name} holds no JSON object")
+    return found
+
+
+def from_value(value: object) -> dict[str, Any]:
+    """Make a result of what a function has returned: a mapping as it is, all else as `value`."""
+    if value is None:
+        return {}
+    found = plain(value if isinstance(value, Mapping) else {"value": value})
+    assert isinstance(found, dict)
+    return found
+
+
+class Table:
+    """The runs of a sweep as rows: name and state, parameters, results, time and place."""
+
+    def __init__(self, runs: Sequence[Run], parameters: Sequence[str] = ()) -> None:
+        self.runs = tuple(runs)
+        seen = dict.fromkeys((*parameters, *(name for run in runs for name in run.params)))
+        self.parameters = tuple(seen)
+        taken = {*OWN, *AFTER, *self.parameters}
+        flat = [dict(_flat(run.result)) for run in runs]
+        names = dict.fromkeys(name for result in flat for name in result)
+        shown = {name: f"result.{name}" if name in taken else name for name in names}
+        self.metrics = tuple(shown.values())
+        self.columns = (*OWN, *self.parameters, *self.metrics, *AFTER)
+        self.rows = tuple(
+            self._row(run, {shown[name]: value for name, value in result.items()})
+            for run, result in zip(runs, flat, strict=True)
+        )
+
+    def _row(self, run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: getattr(run, name) for name in (*OWN, *AFTER)}
+        row = {**own, **run.params, **metrics, "state": run.state.value}
+        return {name: row.get(name) for name in self.columns}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{len(self)} runs, {len(self.finished)} finished; columns {', '.join(self.columns)}>"
+        )
+
+    @property
+    def finished(self) -> list[dict[str, Any]]:
+        """The rows of runs that ended well."""
+        return [row for row in self.rows if row["state"] == State.FINISHED.value]
+
+    @property
+    def numeric_metrics(self) -> tuple[str, ...]:
+        """The results that have a number in at least one run."""
+        return tuple(
+            name for name in self.metrics if any(is_number(row[name]) for row in self.finished)
+        )
+
+    def best(self, metric: str, *, maximize: bool = False) -> list[dict[str, Any]]:
+        """Return the finished rows that have a metric, best first."""
+        if metric not in self.metrics:
+            known = ", ".join(self.metrics) or "none yet"
+            raise UsageError(f"no run has given '{metric}'.", f"There are: {known}.")
+        rows = [row for row in self.finished if is_number(row[metric])]
+        return sorted(rows, key=lambda row: row[metric], reverse=maximize)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the table as CSV, and write it to a file if one is named."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        for row in self.rows:
+            writer.writerow([_cell(row[name]) for name in self.columns])
+        return _written(text.getvalue(), path)
+
+    def to_json_lines(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the table as JSON lines, and write it to a file if one is named."""
+        lines = [json.dumps(plain(row), allow_nan=False) + "\n" for row in self.rows]
+        return _written("".join(lines), path)
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas DataFrame, numbers as numbers."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UsageError(
+                "pandas is not installed.", "Install it: pip install pandas"
+            ) from error
+        rows = [{name: number_or_text(value) for name, value in row.items()} for row in self.rows]
+        return pandas.DataFrame(rows, columns=list(self.columns))
+
+
+def is_number(value: object) -> bool:
+    """True for numbers; a yes or no is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _flat(result: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in result.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _last_object(data: bytes) -> dict[str, Any] | None:
+    for line in reversed(data.splitlines()):
+        stripped = line.strip()
+        if stripped.startswith(b"{") and stripped.endswith(b"}"):
+            found = _object(stripped)
+            if found is not None:
+                return found
+    return None
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return plain(found) if isinstance(found, dict) else None
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else spelled(value)
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        write_text(os.fspath(path), text)
+    return text
