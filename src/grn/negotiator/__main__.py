@@ -174,6 +174,9 @@ def _log_to_stderr(is_debug: bool) -> None:
         stream=sys.stderr,
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    # What no line of ours shows is not looked up for each of them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
 
 
 if __name__ == "__main__":

@@ -282,7 +282,8 @@ class Engine:
             return
         closed = self._closed(at)
         room = self._room(closed)
-        turns = self.waitlist.in_turn()
+        # What is refused again now is so until the end of the round: grants only take room.
+        turns = [g for g in self.waitlist.in_turn() if not self._is_still_no(g, room, closed)]
         placed: list[Request] = []
         for place_after, group in enumerate(turns, 1):
             if self._is_still_no(group, room, closed):
@@ -331,7 +332,7 @@ class Engine:
             return Refused(job_type, version, sibling) if is_unknown else None
         is_guess = self.memory.is_guess(job_type)
         enough = [
-            min(needs[book.gpu.model].need_bytes, book.least_whole_bytes)
+            needs[book.gpu.model].need_bytes
             for book in self.books.values()
             if not (is_guess and needs[book.gpu.model].is_probe)
         ]
@@ -349,17 +350,16 @@ class Engine:
             return False
         if refused.is_alone:
             return room.empty < refused.gpus
-        least = refused.more_than_bytes
+        least = refused.need_bytes
         return not room.has(refused.gpus, min(least, self._guess()) if refused.is_guess else least)
 
     def _room(self, closed: Collection[str]) -> Room:
         return Room.on(book for uuid, book in self.books.items() if uuid not in closed)
 
     def _guess(self) -> int:
-        """Return what is free at least where a type nobody knows can be put."""
+        """Return what a type nobody knows needs at least."""
         if self._least_guess[0] != self.memory.version:
-            whole = min(book.least_whole_bytes for book in self.books.values())
-            least = min(whole, self.memory.least_guess(self._sizes()))
+            least = self.memory.least_guess(self._sizes())
             self._least_guess = (self.memory.version, least)
         return self._least_guess[1]
 

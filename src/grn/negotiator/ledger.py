@@ -42,9 +42,17 @@ class Book:
         return self.gpu.total_bytes - self.guard_bytes
 
     @property
-    def least_whole_bytes(self) -> int:
-        """Return what is free at least where no lease is and strangers stay within the guard."""
-        return self.capacity_bytes - self.guard_bytes
+    def most_takeable_bytes(self) -> int:
+        """Return the largest need that somebody who has nothing here yet can bring."""
+        return self.free_bytes if self.leases else self.once_empty_bytes(self.strangers_bytes)
+
+    def once_empty_bytes(self, strangers_bytes: int) -> int:
+        """Return the largest need that fits beside such strangers when no lease is left here.
+
+        A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
+        """
+        foreign = strangers_bytes + self.unexplained_bytes
+        return self.capacity_bytes - (foreign if foreign > self.guard_bytes else 0)
 
     @property
     def names(self) -> tuple[str, str]:

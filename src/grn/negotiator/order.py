@@ -36,7 +36,7 @@ class Refused:
     sibling: str | None = None  # the first run it waits for; else it waits for room:
     gpus: int = 1  # on so many GPUs at once
     is_alone: bool = False  # they must be empty
-    more_than_bytes: float = 0  # free on each of them
+    need_bytes: float = 0  # that each of them can take
     is_guess: bool = False  # or what a type nobody knows is given
 
 

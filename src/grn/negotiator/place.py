@@ -53,7 +53,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left on GPUs, the roomiest first, and how many are empty: it tells a no quickly."""
+    """What GPUs can still take, the most first, and how many are empty: it tells a no quickly."""
 
     free: tuple[int, ...]
     empty: int
@@ -66,12 +66,12 @@ class Room:
         empty = [
             book for book in usable if not book.leases and book.strangers_bytes <= book.guard_bytes
         ]
-        free = sorted((book.free_bytes for book in taking), reverse=True)
+        free = sorted((book.most_takeable_bytes for book in taking), reverse=True)
         return Room(tuple(free), len(empty))
 
-    def has(self, gpus: int, more_than_bytes: float) -> bool:
-        """True when so many GPUs have so much left."""
-        return len(self.free) >= gpus and self.free[gpus - 1] >= more_than_bytes
+    def has(self, gpus: int, need_bytes: float) -> bool:
+        """True when so many GPUs can take so much."""
+        return len(self.free) >= gpus and self.free[gpus - 1] >= need_bytes
 
 
 def place(
@@ -124,10 +124,7 @@ def could_take(request: Request, need: Need, book: Book) -> bool:
     strangers = book.strangers_bytes - _own_bytes(request, book)
     if (request.is_exclusive or book.gpu.is_exclusive) and strangers > book.guard_bytes:
         return False
-    foreign = strangers + book.unexplained_bytes
-    # A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
-    room = book.capacity_bytes - (foreign if foreign > book.guard_bytes else 0)
-    return need.need_bytes <= room
+    return need.need_bytes <= book.once_empty_bytes(strangers)
 
 
 def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> list[Book]:

@@ -129,11 +129,14 @@ class Store:
         self._unwritten += todo
         if self.trouble is not None and time.monotonic() < self._retry_at:
             return
+        is_one_step = len(self._unwritten) == 1 and type(self._unwritten[0]) is not SaveRun
         try:
-            self._db.execute("BEGIN IMMEDIATE")
+            if not is_one_step:  # one statement is a transaction by itself
+                self._db.execute("BEGIN IMMEDIATE")
             for action in self._unwritten:
                 _WRITERS[type(action)](self._db, self._boot, action)
-            self._db.execute("COMMIT")
+            if not is_one_step:
+                self._db.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
