@@ -1,0 +1,189 @@
+"""`simple_gpu_scheduler`: commands from standard input, one per line, each on a GPU of its own.
+
+Translates lines to tasks and slots; running them is the crew's work.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from grn.errors import GrnError, UsageError
+from grn.sweep.crew import Crew
+from grn.sweep.lines import Lines, shell_argv
+from grn.sweep.slots import FixedSlots
+from grn.sweep.task import Task
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grn.sweep.task import Ended, Slot
+
+NAME = "simple_gpu_scheduler"
+MOST_FAILURES = 20  # so many are listed at the end
+_SHOWN_BYTES = 200  # of a command that failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all commands; 0 when all were run, whatever they returned."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    gpus, is_strict = _plain(words) or _parse(words)
+    try:
+        _check_files()
+        report = Report()
+        slots = FixedSlots(_slot_names(gpus))
+        crew = Crew(slots, Commands(Lines(0)), report)
+        crew.run()
+    except GrnError as error:
+        _say(2, os.fsencode(f"{NAME}: {error}\n"))
+        return error.exit_code
+    report.summarise(crew.stopped_by)
+    if crew.stopped_by:
+        _die_of(crew.stopped_by)
+    return 1 if is_strict and report.failures else 0
+
+
+def _plain(words: list[str]) -> tuple[list[str], bool] | None:
+    """Read `--gpus GPUS ... [--fail]` without argparse, which is slower to load than all else."""
+    is_strict = words[-1:] == ["--fail"]
+    gpus = words[1:-1] if is_strict else words[1:]
+    if words[:1] != ["--gpus"] or not gpus or any(word.startswith("-") for word in gpus):
+        return None
+    return gpus, is_strict
+
+
+def _parse(words: list[str]) -> tuple[list[str], bool]:
+    """Read what is written in another way, or explain."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog=NAME,
+        description="Run commands from standard input, one per line, each on a GPU of its own.",
+        epilog="Example: simple_gpu_scheduler --gpus 0,1,2 < gpu_commands.txt",
+    )
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        required=True,
+        metavar="GPUS",
+        help="GPU ids: `0 1 2` or `0,1,2`; of several, each may be a list, as in `0,1 2,3`",
+    )
+    parser.add_argument(
+        "--fail", action="store_true", help="exit with status 1 if a command failed"
+    )
+    options = parser.parse_args(words)
+    return options.gpus, options.fail
+
+
+def _slot_names(gpus: list[str]) -> list[str]:
+    """One argument is split at commas; of several each is a slot as it stands."""
+    if len(gpus) > 1 or "," not in gpus[0]:
+        return gpus
+    names = gpus[0].split(",")
+    if "" in names:
+        raise UsageError(f"there is an empty GPU id in --gpus {gpus[0]!r}.", "Write it like 0,1,2.")
+    return names
+
+
+class Commands:
+    """The commands among the lines: no blank ones, no comments."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._count = 0
+        self.fileno = lines.fileno
+        self.hear = lines.hear
+
+    @property
+    def is_over(self) -> bool:
+        """True when the last line has been taken."""
+        return self._lines.is_over
+
+    def next_task(self) -> Task | None:
+        """Return the next command that has come in."""
+        while (line := self._lines.next_line()) is not None:
+            line = line.rstrip()
+            if line and not line.lstrip().startswith(b"#"):
+                self._count += 1
+                return Task(self._count, shell_argv(line), os.fsdecode(line))
+        return None
+
+
+class Report:
+    """Says what starts, and remembers what failed."""
+
+    def __init__(self) -> None:
+        self.ended_count = 0
+        self.failures: list[Ended] = []
+
+    def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+        """Say what starts where, at once."""
+        text = f"Processing command `{task.label}` on gpu {slot.name}\n"
+        _say(1, os.fsencode(text))
+
+    def ended(self, crew: Crew, ended: Ended) -> None:
+        """Remember how it went."""
+        self.ended_count += 1
+        if ended.status:
+            self.failures.append(ended)
+
+    def summarise(self, stopped_by: int) -> None:
+        """Say what failed and what was cut short."""
+        if stopped_by:
+            name = signal.Signals(stopped_by).name
+            _say(2, f"{NAME}: stopped by {name}; what was running has been ended\n".encode())
+        if not self.failures:
+            return
+        count = len(self.failures)
+        lines = [f"{NAME}: {count} of {self.ended_count} commands failed:"]
+        lines += [f"  {_how(ended)}: {_shown(ended)}" for ended in self.failures[:MOST_FAILURES]]
+        if count > MOST_FAILURES:
+            lines.append(f"  ... and {count - MOST_FAILURES} more")
+        _say(2, os.fsencode("\n".join(lines) + "\n"))
+
+
+def _how(ended: Ended) -> str:
+    if ended.trouble:
+        return f"not started ({ended.trouble})"
+    if ended.status < 0:
+        return f"ended by signal {-ended.status}"
+    return f"exit status {ended.status}"
+
+
+def _shown(ended: Ended) -> str:
+    text = ended.task.label.replace("\0", "\\0")
+    return text if len(text) <= _SHOWN_BYTES else f"{text[:_SHOWN_BYTES]} ..."
+
+
+def _say(fd: int, data: bytes) -> None:
+    """Write to one of our outputs; whoever does not listen any more must not end the commands."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        pass
+
+
+def _check_files() -> None:
+    """See that the standard files are open, lest the crew's own take their numbers."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            if fd == 0:
+                raise UsageError(
+                    "standard input is closed.", "Give the commands there, one per line."
+                ) from None
+            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+
+
+def _die_of(signum: int) -> None:
+    """End as the signal would have ended us, so that a shell sees it."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
