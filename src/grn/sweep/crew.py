@@ -97,6 +97,7 @@ class Crew:
         signals = StopSignals()
         processes.adopt_orphans()
         self._spawner = Spawner()
+        self._elders = processes.children()  # they are no commands of ours
         self._guard = Guard(self._grace_s)
         self._poll = select.poll()
         self._poll.register(signals.fd, select.POLLIN)
@@ -207,12 +208,14 @@ class Crew:
             )
             return
         if self.is_draining:  # it came too late
+            self._slots.unused(grant.slot)
             return
         self._start(grant.task, grant.slot)
 
     def _start(self, task: Task, slot: Slot) -> None:
         self._listener.starting(self, task, slot)
         if self.is_stopping:
+            self._slots.unused(slot)
             return
         started_at, began = time.time(), time.monotonic()
         try:
@@ -260,12 +263,14 @@ class Crew:
         this process.
         """
         own = os.getsid(0)
-        guard = self._guard.pid
-        return [
-            one
-            for one in processes.below(os.getpid())
-            if one.session != own and one.pid != guard and not one.is_over
-        ]
+        spared = {self._guard.pid, *self._elders, *self._slots.spared()}
+        found = []
+        for one in processes.below(os.getpid()):  # parents come before their children
+            if one.pid in spared or one.parent in spared:
+                spared.add(one.pid)
+            elif one.session != own and not one.is_over:
+                found.append(one)
+        return found
 
     def _signal_trees(self, signum: int) -> None:
         for process in self._trees():
@@ -274,7 +279,7 @@ class Crew:
     def _bury_orphans(self) -> None:
         """Bury what our commands left behind and what has ended since, once in a while."""
         self._bury_at = time.monotonic() + _BURY_S
-        known = {run.pid for run in self._runs.values()} | {self._guard.pid}
+        known = {self._guard.pid, *self._elders, *(run.pid for run in self._runs.values())}
         own = os.getsid(0)
         for pid in processes.children():
             found = processes.look(pid) if pid not in known else None

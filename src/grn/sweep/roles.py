@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from grn.sweep.crew import Crew
@@ -32,7 +32,9 @@ class Source(Protocol):
 class Slots(Protocol):
     """Where tasks run. Asked for by `ask`; what came of it is fetched by `grants`."""
 
-    wake_at: float | None  # by time.monotonic(): call `hear` then, even if nobody spoke
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `hear` even if nobody spoke, by time.monotonic()."""
 
     def has_room(self) -> bool:
         """True when one more task may be asked for."""
@@ -46,6 +48,9 @@ class Slots(Protocol):
     def started(self, slot: Slot, pid: int) -> None:
         """A task runs there now."""
 
+    def unused(self, slot: Slot) -> None:
+        """A place was granted and is not needed any more."""
+
     def give(self, ended: Ended, resident_bytes: int | None) -> None:
         """A place is free again."""
 
@@ -54,6 +59,9 @@ class Slots(Protocol):
 
     def withdraw(self) -> None:
         """Forget all that was asked for and not granted."""
+
+    def spared(self) -> Collection[int]:
+        """Return the pids of our children that are no commands and must not be ended."""
 
     def fileno(self) -> int | None:
         """Return what to listen to, None for nothing."""

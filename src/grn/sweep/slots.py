@@ -39,6 +39,10 @@ class FixedSlots:
     def started(self, slot: Slot, pid: int) -> None:
         """Nobody else needs to know."""
 
+    def unused(self, slot: Slot) -> None:
+        """Put a slot back on top."""
+        self._free.append(slot)
+
     def give(self, ended: Ended, resident_bytes: int | None) -> None:
         """Put a slot back on top."""
         self._free.append(ended.slot)
@@ -52,6 +56,10 @@ class FixedSlots:
     def withdraw(self) -> None:
         """Forget the line."""
         self._asked.clear()
+
+    def spared(self) -> tuple[int, ...]:
+        """All our children are commands."""
+        return ()
 
     def fileno(self) -> int | None:
         """There is nobody to listen to."""

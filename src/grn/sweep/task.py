@@ -104,7 +104,7 @@ class Ended(_Value):
 
     __slots__ = (
         *("duration_s", "is_out_of_memory", "peak_bytes", "slot", "started_at", "status", "task"),
-        "trouble",
+        *("trouble", "was_alone"),
     )
 
     def __init__(
@@ -117,6 +117,7 @@ class Ended(_Value):
         is_out_of_memory: bool = False,
         peak_bytes: int | None = None,
         trouble: str = "",
+        was_alone: bool = True,
     ) -> None:
         self.task: Final = task
         self.slot: Final = slot
@@ -126,6 +127,7 @@ class Ended(_Value):
         self.is_out_of_memory: Final = is_out_of_memory
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
+        self.was_alone: Final = was_alone  # it shared its GPUs with nobody: more room is of no use
 
 
 class Grant(_Value):
