@@ -193,8 +193,8 @@ class Crew:
             grants = self._slots.grants()
             for grant in grants:
                 self._use(grant)
-            self._tell_of_ends()
-            if not grants:
+            # Who hears of an end may have more to run: a second try, or the next of a search.
+            if not self._tell_of_ends() and not grants:
                 return
 
     def _use(self, grant: Grant) -> None:
@@ -249,10 +249,13 @@ class Crew:
         self._unsettled += 1
         self._slots.give(ended, resident_bytes)
 
-    def _tell_of_ends(self) -> None:
-        for ended in self._slots.settled():
+    def _tell_of_ends(self) -> int:
+        """Tell the listener, and say of how many ends."""
+        ends = self._slots.settled()
+        for ended in ends:
             self._unsettled -= 1
             self._listener.ended(self, ended)
+        return len(ends)
 
     # --- whole trees ---------------------------------------------------------------------
 
