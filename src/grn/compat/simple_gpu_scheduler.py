@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_files()
         report = Report()
-        slots = FixedSlots(_slot_names(gpus))
+        slots = FixedSlots(_slot_names(gpus), NAME, _complain)
         crew = Crew(slots, Commands(Lines(0)), report)
         crew.run()
     except GrnError as error:
-        _say(2, os.fsencode(f"{NAME}: {error}\n"))
+        _complain(str(error))
         return error.exit_code
     report.summarise(crew.stopped_by)
     if crew.stopped_by:
@@ -133,15 +133,15 @@ class Report:
         """Say what failed and what was cut short."""
         if stopped_by:
             name = signal.Signals(stopped_by).name
-            _say(2, f"{NAME}: stopped by {name}; what was running has been ended\n".encode())
+            _complain(f"stopped by {name}; what was running has been ended")
         if not self.failures:
             return
         count = len(self.failures)
-        lines = [f"{NAME}: {count} of {self.ended_count} commands failed:"]
+        lines = [f"{count} of {self.ended_count} commands failed:"]
         lines += [f"  {_how(ended)}: {_shown(ended)}" for ended in self.failures[:MOST_FAILURES]]
         if count > MOST_FAILURES:
             lines.append(f"  ... and {count - MOST_FAILURES} more")
-        _say(2, os.fsencode("\n".join(lines) + "\n"))
+        _complain("\n".join(lines))
 
 
 def _how(ended: Ended) -> str:
@@ -155,6 +155,10 @@ def _how(ended: Ended) -> str:
 def _shown(ended: Ended) -> str:
     text = ended.task.label.replace("\0", "\\0")
     return text if len(text) <= _SHOWN_BYTES else f"{text[:_SHOWN_BYTES]} ..."
+
+
+def _complain(text: str) -> None:
+    _say(2, os.fsencode(f"{NAME}: {text}\n"))
 
 
 def _say(fd: int, data: bytes) -> None:

@@ -1,25 +1,45 @@
-"""Fixed slots: GPUs named by whoever starts us, each for one command at a time."""
+"""Fixed slots: GPUs named by whoever starts us, each for one command at a time.
+
+Needs no driver and no negotiator; where one runs, the GPUs are held there while we use them.
+"""
 
 from __future__ import annotations
 
+import os
+
+from grn import places
 from grn.sweep.task import Grant, Slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
 
+    from grn.sweep.held import Hold
     from grn.sweep.task import Ended, Task
 
 
 class FixedSlots:
     """A stack of slots: last listed first, then the most recently freed first."""
 
-    wake_at: float | None = None
-
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        owner: str = "fixed slots",
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._free = [Slot(name, {"CUDA_VISIBLE_DEVICES": name}) for name in names]
+        self._names = names
+        self._owner = owner  # what other users of the negotiator see of us
+        self._say = say  # told once why a GPU has to be waited for
+        self._hold: Hold | None = None
+        self._has_looked = False  # for a negotiator
         self._asked: list[Task] = []
         self._ends: list[Ended] = []
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call a negotiator that was lost."""
+        return None if self._hold is None else self._hold.wake_at
 
     def has_room(self) -> bool:
         """One task is kept at hand for the next slot that gets free."""
@@ -27,14 +47,32 @@ class FixedSlots:
 
     def ask(self, task: Task) -> None:
         """Put a task at the end of the line."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._hold = _hold(self._names, self._owner, self._say)
         self._asked.append(task)
 
     def grants(self) -> list[Grant]:
         """Give the free slots to those that were first."""
-        grants = []
+        grants: list[Grant] = []
         while self._asked and self._free:
-            grants.append(Grant(self._asked.pop(0), self._free.pop()))
+            slot = self._free.pop() if self._hold is None else self._next_held(self._hold)
+            if slot is None:
+                break
+            grants.append(Grant(self._asked.pop(0), slot))
         return grants
+
+    def _next_held(self, hold: Hold) -> Slot | None:
+        """Take the topmost slot that may be used; pass over those that somebody else uses."""
+        from grn.sweep.held import State
+
+        for place in reversed(range(len(self._free))):
+            state = hold.state(self._free[place].name)
+            if state is State.READY:
+                return self._free.pop(place)
+            if state is State.ASKED:
+                return None
+        return None
 
     def started(self, slot: Slot, pid: int) -> None:
         """Nobody else needs to know."""
@@ -62,11 +100,24 @@ class FixedSlots:
         return ()
 
     def fileno(self) -> int | None:
-        """There is nobody to listen to."""
-        return None
+        """Return the line to the negotiator, if there is one."""
+        return None if self._hold is None else self._hold.fileno()
 
     def hear(self) -> None:
-        """Nobody speaks."""
+        """Hear the negotiator."""
+        if self._hold is not None:
+            self._hold.hear()
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Let others have the GPUs."""
+        if self._hold is not None:
+            self._hold.close()
+
+
+def _hold(names: Sequence[str], owner: str, say: Callable[[str], None]) -> Hold | None:
+    """Hold the GPUs if a negotiator may be there: a look at its socket costs nothing."""
+    if not any(os.path.exists(path) for path in places.sockets_to_try()):
+        return None
+    from grn.sweep.held import Hold
+
+    return Hold(names, owner, say)
