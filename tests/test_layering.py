@@ -21,10 +21,11 @@ PURE_FILES = {
     "sweep": "__init__ task grid space condition names template",
     "front": "__init__ render",
     "gpus": "__init__ visible",
+    "compat": "__init__ tasks tasks.names tasks.config",
 }
 PURE_STDLIB = (
-    "__future__ ast bisect collections collections.abc dataclasses enum functools hashlib heapq itertools "
-    "json math operator re shlex statistics struct typing"
+    "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib heapq "
+    "itertools json math operator posixpath re shlex statistics struct typing"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 
@@ -87,7 +88,7 @@ ARROWS = {
 }
 THIRD_PARTY = {
     "click": {"front"},
-    "cloudpickle": {"grn.client.call"},
+    "cloudpickle": {"grn.client.call", "grn.compat.tasks.sending"},
     "rich": {"front"},
     "msgspec": {"negotiator", "queue", "settings", "schemas"},
     "pynvml": {"grn.gpus.nvml_helper"},
@@ -108,7 +109,7 @@ def part_of(module: str) -> str:
 
 
 def is_pure(module: str) -> bool:
-    _, part, name = (*module.split("."), "__init__", "__init__")[:3]
+    _, part, name = (*module.split(".", 2), "__init__", "__init__")[:3]
     return part in PURE_PARTS or name in PURE_FILES.get(part, "").split()
 
 

@@ -1,0 +1,5 @@
+"""`GPUTask`, under its older name."""
+
+from grn.compat.tasks.task import GPUTask
+
+__all__ = ["GPUTask"]

@@ -1,0 +1,1 @@
+"""GPUTaskScheduler: a task class and a nested dictionary become runs on fixed GPUs."""

@@ -1,0 +1,263 @@
+"""`ConfigManager`: the nested dictionary of the older tool, checked and taken apart.
+
+Touches nothing: folders are named here and made elsewhere. The dictionary itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import operator
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grn.compat.tasks.names import Folders, Naming, sorted_keys, string_of
+from grn.errors import UsageError
+
+DEFAULTS: Mapping[str, Any] = {
+    "result_root_folder": "results/",
+    "force_rerun": False,
+    "test_config_string_indicator": "-",
+    "test_config_string_separator": ",",
+    "test_config_string_inst_separator": "+",
+    "temp_folder": "temp/",
+    "log_file": "worker.log",
+    "scheduler_log_file_path": "scheduler.log",
+    "config_string_value_maxlen": 30,
+    "ignored_keys_for_folder_name": [],
+    "ignored_characters_for_folder_name": [" ", "[", "]"],
+}
+_FOLDERS = ("result_root_folder", "temp_folder")
+_FILES = ("log_file", "scheduler_log_file_path")  # None: no such file
+_WORDS = tuple(name for name in DEFAULTS if name.startswith("test_config_string_"))
+_LISTS = tuple(name for name in DEFAULTS if name.startswith("ignored_"))
+
+
+class BadConfig(UsageError, ValueError):
+    """The configuration has the wrong shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One combination of parameters."""
+
+    config: dict[Any, Any]  # what the task gets
+    test: dict[Any, Any]  # what tells it from the others
+    string: str  # what people see of it
+    folder: str
+    work_dir: str
+
+
+class ConfigManager:
+    """Hands out the instances of a configuration, one after the other."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._scheduler_config = _scheduler_config(config)
+        self._global_config = _dictionary(config.get("global_config", {}), "global_config")
+        written = _list(config.get("test_config", [{}]), "test_config", "dictionaries")
+        self._written = [
+            _dictionary(one, f"test_config[{place}]") for place, one in enumerate(written)
+        ]
+        self._spaces = [
+            {key: _values(value, place, key) for key, value in one.items()}
+            for place, one in enumerate(self._written)
+        ]
+        self._naming = _naming(self._scheduler_config)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again with the first instance."""
+        self._folders = Folders(self._naming)
+        self._ahead = self._expanded()
+        self._left = sum(
+            math.prod(len(values) for values in space.values()) for space in self._spaces
+        )
+
+    def get_all_scheduler_config(self) -> dict[str, Any]:
+        """Return the scheduler's settings, with the defaults of those that are not given."""
+        return dict(self._scheduler_config)
+
+    def get_all_global_config(self) -> dict[Any, Any]:
+        """Return what all instances have in common."""
+        return self._global_config
+
+    def get_all_test_config(self) -> list[dict[Any, Any]]:
+        """Return the parameters of all instances, in order."""
+        return list(self._expanded())
+
+    def get_all_test_config_in_string(self) -> str:
+        """Return all parameters in one string, the lists as they were written."""
+        indicator, separator, end = (self._scheduler_config[name] for name in _WORDS)
+        return "".join(
+            "".join(
+                f"{key}{indicator}{_shown(written[key], space[key])}{separator}"
+                for key in sorted_keys(written)
+            )
+            + end
+            for written, space in zip(self._written, self._spaces, strict=True)
+        )
+
+    def get_next_config(self, create_dir: bool = False) -> dict[str, Any]:
+        """Return the next instance; at the end `{"config": None}`. `create_dir` was never used."""
+        instance = self.next_instance()
+        if instance is None:
+            return {"config": None}
+        return {
+            "config": instance.config,
+            "test_config_string": instance.string,
+            "test_config_string_filtered": instance.folder,
+            "work_dir": instance.work_dir,
+        }
+
+    def next_instance(self) -> Instance | None:
+        """Return the next instance; None at the end."""
+        test = next(self._ahead, None)
+        if test is None:
+            return None
+        self._left -= 1
+        folder = self._folders.folder_of(test)
+        return Instance(
+            config={**_copied(self._global_config), **test},
+            test=test,
+            string=string_of(test, self._naming),
+            folder=folder,
+            work_dir=posixpath.join(self._scheduler_config["result_root_folder"], folder),
+        )
+
+    def get_num_left_config(self) -> int:
+        """Return how many instances have not been handed out."""
+        return self._left
+
+    def get_gpu_envs(self) -> list[dict[str, Any]]:
+        """Return the slots: each with its name and its environment."""
+        return [
+            {"name": f"gpu{gpu}", "env": {"CUDA_VISIBLE_DEVICES": gpu}}
+            for gpu in self._scheduler_config["gpu"]
+        ]
+
+    def get_num_gpu(self) -> int:
+        """Return how many slots there are."""
+        return len(self._scheduler_config["gpu"])
+
+    def remarks(self) -> list[str]:
+        """Say what is allowed and was probably not meant."""
+        found = [
+            f"scheduler_config has no setting {name!r}: it is ignored"
+            for name in self._scheduler_config
+            if name not in DEFAULTS and name != "gpu"
+        ]
+        for place, (written, space) in enumerate(zip(self._written, self._spaces, strict=True)):
+            for key, values in space.items():
+                where = f"test_config[{place}][{key!r}]"
+                if isinstance(written[key], str):
+                    found.append(f"{where} is a string, so each of its letters is one value")
+                if not values:
+                    found.append(f"{where} is empty, so nothing of test_config[{place}] is run")
+        return found
+
+    def _expanded(self) -> Iterator[dict[Any, Any]]:
+        for space in self._spaces:
+            for values in itertools.product(*space.values()):
+                yield dict(zip(space, values, strict=True))
+
+
+# --- reading the dictionary ------------------------------------------------------------------
+
+
+def _scheduler_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    _dictionary(config, "config")
+    if "scheduler_config" not in config:
+        raise BadConfig("could not find scheduler_config in config")
+    given = _dictionary(config["scheduler_config"], "scheduler_config")
+    if "gpu" not in given:
+        raise BadConfig("could not find gpu in scheduler_config")
+    found = {**DEFAULTS, **given, "gpu": _gpus(given["gpu"])}
+    for names, kinds in ((_FOLDERS, (str,)), (_FILES, (str, type(None))), (_WORDS, (str,))):
+        for name in names:
+            if hasattr(found[name], "__fspath__"):
+                found[name] = found[name].__fspath__()
+            if not isinstance(found[name], kinds):
+                raise BadConfig(f"{name} must be a string, not {found[name]!r}")
+    most = found["config_string_value_maxlen"]
+    if most is not None and (not isinstance(most, int) or most < 0):
+        raise BadConfig(f"config_string_value_maxlen must be a whole number, not {most!r}")
+    for name in _LISTS:
+        found[name] = _list(found[name], name, "strings")
+    if not all(isinstance(one, str) for one in found["ignored_characters_for_folder_name"]):
+        raise BadConfig("ignored_characters_for_folder_name must be a list of strings")
+    return found
+
+
+def _gpus(given: object) -> list[str]:
+    if not isinstance(given, (list, tuple)):
+        raise BadConfig("gpu can only be a string or a list of strings")
+    if not given:
+        raise BadConfig("please specify at least one gpu in scheduler_config")
+    return [_gpu(one) for one in given]
+
+
+def _gpu(given: object) -> str:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and given and all(isinstance(one, str) for one in given):
+        return ",".join(given)
+    raise BadConfig("gpu can only be a string or a list of strings")
+
+
+def _naming(found: Mapping[str, Any]) -> Naming:
+    return Naming(
+        indicator=found["test_config_string_indicator"],
+        separator=found["test_config_string_separator"],
+        most_characters=found["config_string_value_maxlen"],
+        ignored_keys=tuple(found["ignored_keys_for_folder_name"]),
+        ignored_characters=tuple(c for c in found["ignored_characters_for_folder_name"] if c),
+    )
+
+
+def _dictionary(given: object, what: str) -> dict[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise BadConfig(f"{what} must be a dictionary, not {_short(given)}")
+    return dict(given)
+
+
+def _list(given: object, what: str, of: str) -> list[Any]:
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise BadConfig(f"{what} must be a list of {of}, not {_short(given)}")
+    return list(given)
+
+
+def _values(given: object, place: int, key: object) -> list[Any]:
+    """Take the values of one parameter: any iterable that has an end."""
+    where = f"test_config[{place}][{key!r}]"
+    try:
+        ahead = iter(given)  # type: ignore[call-overload]
+    except TypeError:
+        short = _short(given)
+        raise BadConfig(f"{where} must be a list of values: write [{short}]") from None
+    is_endless = isinstance(ahead, (itertools.count, itertools.cycle))
+    if isinstance(ahead, itertools.repeat):
+        is_endless = operator.length_hint(ahead, -1) < 0
+    if is_endless:
+        raise BadConfig(f"{where} never ends: give it a list of values")
+    return list(ahead)
+
+
+def _shown(written: Any, values: list[Any]) -> Any:
+    """Return values as they were written; what could be read only once is shown as a list."""
+    return values if isinstance(written, Iterator) else written
+
+
+def _copied(config: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy deeply, so that instances do not share lists; what cannot be copied is shared."""
+    try:
+        return copy.deepcopy(config)
+    except Exception:  # an object of the user's may refuse in any way; sharing does no harm
+        return dict(config)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,181 @@
+"""What is known of an instance from earlier: a mark in its folder says that it began, or finished.
+
+The mark is a small file per task class, replaced in one step, so it is never half there. Decides by
+values in `decide`; the rest reads, writes and locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+VERSION = 1
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What stands in a folder: which instance began there, and whether it finished."""
+
+    is_finished: bool
+    test: Mapping[str, str] = field(default_factory=dict)
+    common: Mapping[str, str] = field(default_factory=dict)  # the global configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is in the folder of an instance."""
+
+    mark: Mark | None = None
+    has_files: bool = False
+    is_older_result: bool = False  # the older tool finished it, as far as its logs tell
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run it; `note` says why it is run again."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Do not: it has finished. `note` says what should be known about that."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It cannot be run."""
+
+    reason: str
+
+
+def decide(wanted: Mark, found: Found, is_forced: bool) -> Run | Skip | Refuse:
+    """Say whether an instance is to be run, from what an earlier run has left."""
+    mark = found.mark
+    if is_forced:
+        return Run()
+    if mark is None:
+        if found.is_older_result:
+            return Skip("an older release finished it; delete its folder to run it again")
+        return Run("its folder is there, but nothing says that it finished" * found.has_files)
+    if mark.test != wanted.test:
+        return Refuse("its folder has results of another instance: move them away")
+    if not mark.is_finished:
+        return Run("it did not finish before")
+    return Skip(_changes(mark.common, wanted.common))
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say what of the global configuration has changed since an instance finished."""
+    changed = [
+        f"{key} was {before.get(key, 'not set')} and is {now.get(key, 'not set')}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    if not changed:
+        return ""
+    return f"it finished with another global_config, {'; '.join(changed)}; see force_rerun"
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+
+class Folder:
+    """The folder of one instance, kept from other schedulers while we use it."""
+
+    def __init__(self, path: str, task_name: str) -> None:
+        self.path = path
+        self._mark_path = os.path.join(path, f".grn-{task_name.replace('/', '_')}.json")
+        self._lock_fd = -1
+
+    def take(self) -> bool:
+        """Make it and lock it; False when another scheduler runs this instance now."""
+        os.makedirs(self.path, exist_ok=True)
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except OSError:
+            pass  # a file system without locks for folders: go on as the older tool did
+        self._lock_fd = fd
+        return True
+
+    def let_go(self) -> None:
+        """Let others use it."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def look(self, finished_before: bool, log_file: str | None) -> Found:
+        """See what is there. `finished_before`: a log says that the instance came to its end."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return Found()
+        has_marks = any(name.startswith(".grn-") for name in names)
+        is_older = finished_before and bool(names) and not has_marks
+        return Found(
+            mark=self._read(),
+            has_files=bool(names),
+            is_older_result=is_older and not (log_file and self._has_failed(log_file)),
+        )
+
+    def write(self, mark: Mark) -> None:
+        """Set the mark, in one step."""
+        os.makedirs(self.path, exist_ok=True)  # tasks may have removed it
+        text = json.dumps({"version": VERSION, **asdict(mark)}, indent=1)
+        fd, temporary = tempfile.mkstemp(prefix=".grn-", dir=self.path)
+        try:
+            with open(fd, "w") as file:
+                file.write(f"{text}\n")
+            os.chmod(temporary, 0o644)
+            os.rename(temporary, self._mark_path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def _read(self) -> Mark | None:
+        try:
+            with open(self._mark_path) as file:
+                return _parsed(json.load(file))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None  # there is none, or none that can be read: nothing says that it finished
+
+    def _has_failed(self, log_file: str) -> bool:
+        """True when the log of the older tool ends with an error, or there is none."""
+        try:
+            with open(os.path.join(self.path, log_file), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                return b"Traceback (most recent call last)" in file.read()
+        except OSError:
+            return True
+
+
+def _parsed(saved: Any) -> Mark:
+    return Mark(bool(saved["is_finished"]), dict(saved["test"]), dict(saved["common"]))
+
+
+def finished_of_log(path: str | None) -> set[str]:
+    """Return the strings of all instances that a scheduler's log says finished."""
+    found: set[str] = set()
+    if path is None:
+        return found
+    try:
+        with open(path, errors="replace") as file:
+            for line in file:
+                _, is_there, string = line.rstrip("\n").partition(" finishes task ")
+                if is_there:
+                    found.add(string)
+    except OSError:
+        pass  # there was no older run
+    return found

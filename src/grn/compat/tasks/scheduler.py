@@ -1,0 +1,153 @@
+"""`GPUTaskScheduler`: run all instances of a configuration on its GPUs.
+
+Translates to the crew that runs many commands; checks what can be checked before anything runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from grn.compat.tasks import curtain
+from grn.compat.tasks.config import ConfigManager
+from grn.errors import MachineError, UsageError
+
+DATES = "%a, %d %b %Y %H:%M:%S"
+_LINES = "%(asctime)s %(levelname)s %(message)s"
+
+
+class GPUTaskScheduler:
+    """`GPUTaskScheduler(config=config, gpu_task_class=MyGPUTask).start()`."""
+
+    def __init__(self, config: Mapping[str, Any], gpu_task_class: type[Any]) -> None:
+        curtain.lift()
+        self._manager = ConfigManager(config)
+        self._task_class = _checked(gpu_task_class)
+
+    def start(self) -> None:
+        """Run all instances that have not finished yet; return when the last has ended.
+
+        Failures are told in the log and on the console, and are run again next time. Ctrl-C and
+        SIGTERM end what runs, with all its children.
+        """
+        if getattr(sys.modules.get("__main__"), "is_loading_a_task", False):
+            raise UsageError(
+                "start() was called by a module that a worker imports to find its task.",
+                'Put the call under `if __name__ == "__main__":`.',
+            )
+        self._manager.rewind()
+        settings = self._manager.get_all_scheduler_config()
+        is_made = not os.path.isdir(settings["temp_folder"])
+        folder = _made(settings)
+        log = _Log(settings["scheduler_log_file_path"])
+        try:
+            stopped_by = self._run(folder, log.logger)
+        finally:
+            log.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_made:
+                _remove_if_empty(settings["temp_folder"])
+        _pass_on(stopped_by)
+
+    def _run(self, folder: str, log: logging.Logger) -> int:
+        """Run all; return the signal by which we were stopped, or 0."""
+        # Only now: a worker that imports this module has no use for them.
+        from grn.compat.tasks.sending import Sender
+        from grn.compat.tasks.work import Gpus, Instances
+        from grn.sweep.crew import Crew
+
+        sender = Sender(self._task_class, folder)
+        sender.check(self._manager.get_all_global_config(), "global_config")
+        for remark in self._manager.remarks():
+            log.warning("%s", remark)
+        if curtain.has_opened_gpus():
+            log.warning(
+                "this process uses GPUs itself and keeps some of their memory: what the task's "
+                "module or this script does with them as it is imported belongs into main()"
+            )
+        gpus = Gpus(self._manager.get_gpu_envs())
+        instances = Instances(self._manager, sender, gpus, self._task_class.__qualname__, log)
+        total = self._manager.get_num_left_config()
+        crew = Crew(gpus, instances, instances)
+        try:
+            crew.run()
+        finally:
+            instances.close()
+        if instances.failures:
+            count = len(instances.failures)
+            log.error("%d of %d tasks failed and will be run again next time:", count, total)
+            for failure in instances.failures:
+                log.error("  %s", failure)
+        return crew.stopped_by
+
+
+class _Log:
+    """The scheduler's log: a file, unless there is to be none, and the console."""
+
+    def __init__(self, path: str | None) -> None:
+        self.logger = logging.Logger("gpu_task_scheduler", logging.INFO)
+        self._add(logging.StreamHandler())
+        if path is not None:
+            try:
+                os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+                self._add(logging.FileHandler(path, encoding="utf-8"))
+            except OSError as error:
+                raise MachineError(
+                    f"the log {path} cannot be written: {error.strerror}.",
+                    "Name another file in scheduler_log_file_path, or None.",
+                ) from error
+
+    def _add(self, handler: logging.Handler) -> None:
+        handler.setFormatter(logging.Formatter(_LINES, DATES))
+        self.logger.addHandler(handler)
+
+    def close(self) -> None:
+        """Close the file."""
+        for handler in self.logger.handlers:
+            handler.close()
+
+
+def _checked(task_class: object) -> type[Any]:
+    """Refuse what is no class with a `main`."""
+    if not isinstance(task_class, type) or not callable(getattr(task_class, "main", None)):
+        raise UsageError(
+            f"gpu_task_class must be a class with a method main(self), not {task_class!r}.",
+            "Derive it from gpu_task_scheduler.gpu_task.GPUTask.",
+        )
+    return task_class
+
+
+def _made(settings: Mapping[str, Any]) -> str:
+    """Make the folders; return one that is ours alone, for what workers are told."""
+    for name in ("result_root_folder", "temp_folder"):
+        try:
+            os.makedirs(settings[name] or ".", exist_ok=True)
+            if not os.access(settings[name] or ".", os.W_OK | os.X_OK):
+                raise PermissionError(13, os.strerror(13))
+        except OSError as error:
+            raise MachineError(
+                f"the folder {settings[name]} cannot be written: {error.strerror}.",
+                f"Name another in {name}.",
+            ) from error
+    return tempfile.mkdtemp(prefix="grn-", dir=os.path.abspath(settings["temp_folder"] or "."))
+
+
+def _remove_if_empty(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        pass  # somebody else uses it
+
+
+def _pass_on(signum: int) -> None:
+    """Let a signal that stopped us have its usual effect, now that nothing runs any more."""
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signum:
+        os.kill(os.getpid(), signum)

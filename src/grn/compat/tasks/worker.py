@@ -1,0 +1,79 @@
+"""What runs in the fresh process: `python worker.py ORDER`. Reads its order and is the task.
+
+Started by its path, so that nothing is imported before the environment, the module path and the
+arguments are those of the scheduler; the task's module comes in when its class is read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from marshal import load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+is_loading_a_task = False  # a scheduler that is started meanwhile would never end
+
+
+def main(order: str) -> None:
+    """Run the task of an order; say in one line beside it why it failed."""
+    try:
+        read(order).main()
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            _leave_note(order, f"sys.exit({error.code!r})")
+        raise
+    except BaseException as error:
+        lines = str(error).strip().splitlines()
+        _leave_note(order, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+        raise
+
+
+def read(order: str) -> Any:
+    """Make this process like the scheduler's; return the task."""
+    global is_loading_a_task
+    is_loading_a_task = True
+    with open(order, "rb") as file:
+        about = load(file)
+        os.environ.update(about["environment"])
+        sys.path[:] = about["path"]
+        sys.argv[:] = about["argv"]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for `tail -f`
+        if about["name"] is not None:
+            task = _found(*about["name"])(about["config"], about["work_dir"])
+        else:
+            task = _unpickled(file, "is_made" in about)
+    is_loading_a_task = False
+    return task
+
+
+def _found(module: str, name: str) -> Any:
+    """Import a class by its name."""
+    __import__(module)
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _unpickled(file: Any, is_made: bool) -> Any:
+    """Read a task, or its class and what to make it from."""
+    from _pickle import load  # not for all: it takes a fifth of the time Python takes to start
+
+    task = load(file)
+    return task if is_made else task(*load(file))
+
+
+def _leave_note(order: str, text: str) -> None:
+    try:
+        with open(f"{order}.note", "w", errors="replace") as file:
+            file.write(text[:1000])
+    except OSError:
+        pass  # the log has it all, and the exit status tells
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
