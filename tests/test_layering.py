@@ -24,8 +24,8 @@ PURE_FILES = {
     "compat": "__init__ tasks tasks.names tasks.config",
 }
 PURE_STDLIB = (
-    "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib heapq "
-    "itertools json math operator posixpath re shlex statistics struct typing"
+    "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
+    "heapq itertools json math operator posixpath re shlex statistics struct typing"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 
