@@ -103,13 +103,17 @@ def a_profile(*runs: Run | int, job_type: str = "train.py", model: str = MODEL) 
 
 
 def an_engine(
-    gpus: Sequence[Gpu] | None = None, rules: Rules = PLAIN_RULES, **remembered: Any
+    gpus: Sequence[Gpu] | None = None,
+    rules: Rules = PLAIN_RULES,
+    waiting: Sequence[str] = (),
+    **remembered: Any,
 ) -> Engine:
     """Return an engine that has started at 0 with empty GPUs and what it is to remember."""
     gpus = tuple(gpus or [a_gpu()])
     values = {"at": 0.0, "gpus": gpus, "readings": tuple(a_reading(gpu) for gpu in gpus)}
     engine = Engine(rules)
-    engine.handle(Started(**values | remembered))
+    places = tuple((key, place) for place, key in enumerate(waiting))
+    engine.handle(Started(**values | remembered, waiting=places))
     engine.check()
     return engine
 

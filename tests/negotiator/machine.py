@@ -157,7 +157,7 @@ class Negotiation(RuleBasedStateMachine):
     def _start(self) -> None:
         """Bring up an engine from what was saved."""
         self.engine = self.engine_type(self.rules)
-        waiting = sorted(self.saved_waiting, key=self.saved_waiting.__getitem__)
+        waiting = sorted(self.saved_waiting.items(), key=lambda row: row[1])
         self.tell(
             Started(self.now, tuple(self.world.gpus.values()), self.world.readings(),
                     tuple(self.saved_leases.values()), tuple(waiting),
@@ -505,8 +505,7 @@ class Negotiation(RuleBasedStateMachine):
     def restart(self, data) -> None:
         """The negotiator is killed and comes up from what it saved; some clients come back."""
         self.now += data.draw(STEPS_S)
-        in_turn = sorted(self.saved_waiting, key=self.saved_waiting.__getitem__)
-        self.away = {key: place - len(in_turn) for place, key in enumerate(in_turn)}
+        self.away |= self.waiting
         self.waiting.clear()
         self._start()
         for key in data.draw(st.permutations(sorted(self.away)), "who comes back"):

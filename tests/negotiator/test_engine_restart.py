@@ -3,18 +3,20 @@
 import pytest
 
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Rules
+from grn.negotiator.engine import Engine, Rules
 from grn.negotiator.events import (
     DropLease,
     DropWaiting,
     LeaseState,
     Requested,
     SaveWaiting,
+    Started,
     WaitReason,
 )
 from tests.builders import (
     NO_GUARD,
     Story,
+    a_gpu,
     a_lease,
     a_profile,
     a_reading,
@@ -177,3 +179,21 @@ def test_one_who_comes_back_is_saved_in_its_place_again():
     places |= {a.key: a.sequence for a in story.actions if isinstance(a, SaveWaiting)}
 
     assert sorted(places, key=places.__getitem__) == ["a", "b", "new"]
+
+
+def test_a_second_restart_keeps_the_places_of_those_who_are_still_away():
+    story = Story(waiting=("a", "b", "c"))
+    story.asks("c", after_s=0.1, **BIG)
+    saved = {action.key: action.sequence for action in story.actions if type(action) is SaveWaiting}
+
+    assert saved == {"c": 2}  # behind those who are not back yet, also in the file
+
+
+def test_places_are_kept_as_they_were_saved():
+    engine = Engine()
+    engine.handle(Started(0.0, (a_gpu(),), (a_reading(a_gpu()),), (), (("old", 7), ("older", 3))))
+
+    actions = engine.handle(Requested(0.1, a_request("new", **BIG)))
+    assert [action.sequence for action in actions if type(action) is SaveWaiting] == [8]
+    actions = engine.handle(Requested(0.2, a_request("old", **BIG)))
+    assert [action.sequence for action in actions if type(action) is SaveWaiting] == [7]

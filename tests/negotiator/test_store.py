@@ -72,7 +72,7 @@ def all_is_there(found: Remembered) -> None:
         "lease-a": a_lease("a", pid=77),
         "lease-b": a_lease("b", gpus=("GPU-0", "GPU-1")),
     }
-    assert found.waiting == (("first", None), ("second", a_holder(5)))
+    assert found.waiting == (SaveWaiting("first", 1), SaveWaiting("second", 2, a_holder(5)))
     (profile,) = found.profiles
     assert [run.peak_bytes for run in profile.runs] == [GiB, 2 * GiB]
     assert profile.runs[0].arguments == (("bs", 8.0), ("net", "res"))

@@ -155,9 +155,9 @@ class Engine:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
         for book in self.books.values():
             book.read(book.reading)  # again, now that it is known whose memory it shows
-        self._returning = {key: place for place, key in enumerate(event.waiting)}
-        self._sequence = len(event.waiting)
-        self._saved = set(event.waiting)
+        self._returning = dict(event.waiting)
+        self._sequence = max((place + 1 for _, place in event.waiting), default=0)
+        self._saved = set(self._returning)
         if event.waiting:
             self._grace_until = event.at + self.rules.grace_s
 

@@ -81,7 +81,7 @@ class Started:
     gpus: tuple[Gpu, ...]
     readings: tuple[Reading, ...] = ()
     leases: tuple[Lease, ...] = ()
-    waiting: tuple[str, ...] = ()  # keys of requests that may come back, in their order
+    waiting: tuple[tuple[str, int], ...] = ()  # requests that may come back: key, place
     profiles: tuple[Profile, ...] = ()
     wall_offset_s: float = 0.0  # wall clock minus the clock of events; for display only
 

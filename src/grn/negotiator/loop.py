@@ -21,6 +21,7 @@ from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     DropLease,
+    DropWaiting,
     Event,
     Grant,
     HolderGone,
@@ -87,7 +88,9 @@ class Loop:
     def start(self, inventory: Inventory) -> None:
         """Wake the engine with what was saved; holders that are gone free their leases."""
         saved = self.store.load()
-        waiting = tuple(key for key, who in saved.waiting if who is None or trees.is_alive(who))
+        gone = {row.key for row in saved.waiting if row.holder and not trees.is_alive(row.holder)}
+        self.store.write([DropWaiting(key) for key in gone])
+        waiting = tuple((row.key, row.sequence) for row in saved.waiting if row.key not in gone)
         now = self.now()
         offset_s = time.time() - now
         self.tell(

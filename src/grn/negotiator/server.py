@@ -267,8 +267,8 @@ class Connection(asyncio.BufferedProtocol):
             if before is not None:
                 self._loop.holders.unwatch(before)
             self._loop.tell(HolderChanged(self._loop.now(), lease.id, holder))
-            if lease.id not in self._granted:
-                self._loop.expect_report(lease.id)
+            if lease.id not in self._granted or message.pid is not None:
+                self._loop.expect_report(lease.id)  # the parent will know how it ended
         self._send(message.id, {"ok": True})
 
     def done(self, message: messages.DoneSaid) -> None:

@@ -66,10 +66,10 @@ _decode_arguments = msgspec.json.Decoder(tuple[Argument, ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What was saved: leases of this boot, who waited (with who that was), and profiles."""
+    """What was saved: leases of this boot, who waited in which place, and profiles."""
 
     leases: tuple[Lease, ...]
-    waiting: tuple[tuple[str, Holder | None], ...]
+    waiting: tuple[SaveWaiting, ...]
     profiles: tuple[Profile, ...]
 
 
@@ -110,11 +110,14 @@ class Store:
                 log.error("action=set-aside lease=%s reason=unreadable", lease_id)
                 self._tidy("DELETE FROM leases WHERE id = ?", lease_id)
         rows = db.execute(
-            "SELECT key, pid, started_ticks FROM waiting WHERE boot = ? ORDER BY place",
+            "SELECT key, place, pid, started_ticks FROM waiting WHERE boot = ? ORDER BY place",
             (self._boot,),
         ).fetchall()
-        self._on_disk.update(("waiting", key) for key, _, _ in rows)
-        waiting = tuple((key, Holder(pid, ticks) if pid else None) for key, pid, ticks in rows)
+        self._on_disk.update(("waiting", key) for key, *_ in rows)
+        waiting = tuple(
+            SaveWaiting(key, place, Holder(pid, ticks) if pid else None)
+            for key, place, pid, ticks in rows
+        )
         return Remembered(tuple(leases), waiting, self._profiles())
 
     def write(self, actions: Iterable[Action]) -> None:
