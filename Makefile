@@ -9,7 +9,7 @@ help:
 	@echo 'make test         all checks and tests, also on other Python versions (ARGS=--fast: not)'
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
-	@echo 'make faults       the fault campaigns of the queue: kills, full disks, power cuts'
+	@echo 'make faults       only the fault campaigns of the queue: kills, full disks, power cuts'
 	@echo 'make bench        the benchmarks'
 	@echo 'make soak         kill the queue a thousand times (ARGS=--sweeps: all long fault tests)'
 	@echo 'make clean        remove the environments and caches'
@@ -31,7 +31,7 @@ format: bootstrap
 	@.venv/bin/python -m ruff check --fix
 
 faults: bootstrap
-	@GRN_FAULTS=1 .venv/bin/python -m pytest tests/queue_faults -n 2 $(ARGS)
+	@.venv/bin/python -m pytest tests/queue_faults -n 2 $(ARGS)
 
 bench: bootstrap
 	@.venv/bin/python benchmarks/run.py $(ARGS)

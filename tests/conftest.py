@@ -21,10 +21,6 @@ Negotiators = Callable[..., Negotiator]
 Scripts = Callable[[str], Path]
 
 
-# The fault campaigns kill, fill and cut for minutes: `make faults` runs them.
-collect_ignore = [] if os.environ.get("GRN_FAULTS") else ["queue_faults"]
-
-
 @pytest.fixture(autouse=True)
 def _the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep each test away from a negotiator, a state and settings that are not its own."""

@@ -18,6 +18,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 WORKERS = min(4, max(2, os.cpu_count() or 2))  # never one: many tests wait for other processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
+ONCE = ("--ignore", "tests/queue_faults")  # campaigns of kills: one Python version is enough
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
 
@@ -67,7 +68,7 @@ def check_others(versions: list[str], is_asked: bool) -> None:
             if is_asked:
                 sys.exit(1)
     for version, python in ready.items():
-        step(version, python, *PYTEST, "-m", "not slow and not gpu")
+        step(version, python, *PYTEST, "-m", "not slow and not gpu", *ONCE)
 
 
 def main() -> None:
