@@ -20,6 +20,7 @@ PUBLIC = {
     "JobFailed",
     "JobHandle",
     "NeverFits",
+    "Sweep",
     "__version__",
     "job",
     "lease",

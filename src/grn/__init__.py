@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from grn.client.lease import lease
     from grn.client.submit import JobHandle, submit
     from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
+    from grn.sweep.sweep import Sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "JobFailed",
     "JobHandle",
     "NeverFits",
+    "Sweep",
     "__version__",
     "job",
     "lease",
@@ -34,6 +36,7 @@ _HOMES = {
     "submit": "grn.client.submit",
     "JobHandle": "grn.client.submit",
     "Executor": "grn.client.executor",
+    "Sweep": "grn.sweep.sweep",
     "JobFailed": "grn.errors",
     "GrnError": "grn.errors",
     "DaemonNotRunning": "grn.errors",

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from grn.errors import UsageError
 from grn.sweep.condition import number_or_text
@@ -15,6 +15,8 @@ from grn.sweep.folders import Run, State, plain, write_text
 from grn.sweep.names import spelled
 
 TAIL_BYTES = 1 << 20
+LINE_BYTES = 4096
+MOST_LETTERS = 200
 LARGEST_BYTES = 64 << 20
 OWN = ("run", "state")  # the first columns
 AFTER = ("duration_s", "gpu", "peak_bytes", "attempt", "status", "trouble")
@@ -33,6 +35,18 @@ def from_output(path: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return _last_object(tail) or {}
+
+
+def last_line(path: str) -> str:
+    """Return the last line of a log that says anything, shortened."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LINE_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return said if len(said) <= MOST_LETTERS else said[: MOST_LETTERS - 1] + "…"
 
 
 def from_file(path: str) -> dict[str, Any]:
@@ -70,14 +84,14 @@ class Table:
         seen = dict.fromkeys((*parameters, *(name for run in runs for name in run.params)))
         self.parameters = tuple(seen)
         taken = {*OWN, *AFTER, *self.parameters}
-        flat = [dict(_flat(run.result)) for run in runs]
-        names = dict.fromkeys(name for result in flat for name in result)
+        found = [dict(flat(run.result)) for run in runs]
+        names = dict.fromkeys(name for result in found for name in result)
         shown = {name: f"result.{name}" if name in taken else name for name in names}
         self.metrics = tuple(shown.values())
         self.columns = (*OWN, *self.parameters, *self.metrics, *AFTER)
         self.rows = tuple(
             self._row(run, {shown[name]: value for name, value in result.items()})
-            for run, result in zip(runs, flat, strict=True)
+            for run, result in zip(runs, found, strict=True)
         )
 
     def _row(self, run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,15 +156,16 @@ class Table:
         return pandas.DataFrame(rows, columns=list(self.columns))
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """True for numbers; a yes or no is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _flat(result: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(result: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk through a result with names like `valid.loss` for what lies deeper."""
     for name, value in result.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
+            yield from flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value
 

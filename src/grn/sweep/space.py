@@ -134,7 +134,7 @@ def from_words(name: str, words: Sequence[str]) -> Parameter:
             f"the range '{ranges[0]}' stands among other values of parameter '{name}'.",
             "A range stands alone.",
         )
-    if len(words) == 1 and _looks_like_range(words[0]):
+    if len(words) == 1 and looks_like_range(words[0]):
         return drawn(name, words[0], is_text=True)
     return listed(name, words)
 
@@ -254,7 +254,8 @@ def _in_order(space: Space, point: Mapping[str, object]) -> dict[str, object]:
     return {one.name: point[one.name] for one in space.parameters}
 
 
-def _looks_like_range(word: str) -> bool:
+def looks_like_range(word: str) -> bool:
+    """True for a range, and for what can only be meant as one."""
     found = _RANGE.fullmatch(word)
     if found is None:
         return False

@@ -1,0 +1,200 @@
+"""What a sweep is to do, put together from plain options: those of a command line, file or call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grn.client import facts
+from grn.client.call import name_of
+from grn.errors import UsageError
+from grn.model.sizes import parse_size
+from grn.sweep import condition, space, template
+from grn.sweep.files import check_keys
+from grn.sweep.names import spelled, sweep_name
+from grn.sweep.space import Drawn, Listed, Parameter, Space
+from grn.sweep.task import Needs
+from grn.sweep.template import Template
+
+HOME = "sweeps"  # the folder for sweeps that are not told where to be
+SAMPLERS = ("optuna",)
+MOST_RETRIES = 1000
+OPTIONS: dict[str, tuple[type, ...]] = {
+    "command": (str, list), "parameters": (dict,), "name": (str,), "out": (str,),
+    "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
+    "zip": (list,), "if": (str, list), "shell": (bool,), "result": (str,),
+    "gpus": (int,), "mem": (str, int), "exclusive": (bool,), "priority": (int,), "type": (str,),
+    "retry": (int,), "keep_going": (bool,), "parallel": (int,), "rerun": (bool,),
+    "sampler": (str,), "maximize": (str,), "minimize": (str,), "trials": (int,),
+}  # fmt: skip
+_AT_LEAST = {"n_samples": 1, "gpus": 1, "retry": 0, "parallel": 1, "trials": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is known of a sweep before it runs."""
+
+    space: Space
+    command: Template | None  # None: a function
+    function: Callable[..., Any] | None
+    name: str
+    out: str
+    needs: Needs
+    seed: int = 0
+    is_shuffled: bool = False
+    most: int | None = None
+    result_file: str | None = None
+    retries: int = 0
+    is_fail_fast: bool = False
+    is_rerun: bool = False
+    parallel: int | None = None
+    metric: str = ""  # what is best is told by it
+    is_maximized: bool = False
+    trials: int | None = None  # a search that learns from results, instead of a walk
+
+    @property
+    def text(self) -> str:
+        """The command as it was written, or the name of the function."""
+        if self.command is not None:
+            return self.command.text
+        assert self.function is not None
+        return name_of(self.function)
+
+
+def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Plan:
+    """Check the options and put the plan together."""
+    check_keys(options, OPTIONS)
+    for name, least in _AT_LEAST.items():
+        if options.get(name, least) < least:
+            raise UsageError(f"the option '{name}' of a sweep must be {least} or more.")
+    command = None if function is not None else _command(options)
+    made = _space(options, is_text=command is not None)
+    _check_search(options, made)
+    if command is not None:
+        command.check(made.names)
+    text = command.text if command is not None else name_of(function) if function else ""
+    name = options.get("name") or sweep_name(text, _program(command, text))
+    if "/" in name or name in (".", ".."):
+        raise UsageError(f"'{name}' is no name for a sweep.", "Say where it should be with --out.")
+    return Plan(
+        space=made,
+        command=command,
+        function=function,
+        name=name,
+        out=options.get("out") or os.path.join(HOME, name),
+        needs=_needs(options, function),
+        seed=options.get("seed", 0),
+        is_shuffled=options.get("shuffle", False),
+        most=options.get("n_samples"),
+        result_file=options.get("result"),
+        retries=min(options.get("retry", 0), MOST_RETRIES),
+        is_fail_fast=not options.get("keep_going", True),
+        is_rerun=options.get("rerun", False),
+        parallel=options.get("parallel"),
+        metric=options.get("maximize") or options.get("minimize") or "",
+        is_maximized=bool(options.get("maximize")),
+        trials=options.get("trials"),
+    )
+
+
+def _command(options: Mapping[str, Any]) -> Template:
+    command = options.get("command", "")
+    if not isinstance(command, str) and not all(isinstance(word, str) for word in command):
+        raise UsageError("the command of a sweep must be a text, or a list of words.")
+    return template.parse(command, is_shell=options.get("shell", False))
+
+
+def _program(command: Template | None, text: str) -> str:
+    """Name the program for people: its script, or its function."""
+    if command is None:
+        return text.rpartition("::")[2]
+    if command.is_shell:
+        words = text.split()
+    else:
+        words = ["".join(str(piece) for piece in word) for word in command.words]
+    return os.path.splitext(os.path.basename(facts.command_type(words)[1]))[0]
+
+
+def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> Needs:
+    priority = options.get("priority", 0)
+    if abs(priority) > 1000:
+        raise UsageError("the option 'priority' of a sweep must be -1000 to 1000.")
+    job_type = options.get("type") or (name_of(function) if function is not None else None)
+    return Needs(
+        gpus=options.get("gpus", 1),
+        mem_bytes=parse_size(options["mem"]) if options.get("mem") is not None else None,
+        is_exclusive=options.get("exclusive", False),
+        priority=priority,
+        job_type=job_type,
+    )
+
+
+def _space(options: Mapping[str, Any], *, is_text: bool) -> Space:
+    given = options.get("parameters", {})
+    parameters = tuple(_parameter(name, value, is_text) for name, value in given.items())
+    conditions = options.get("if", [])
+    texts = [conditions] if isinstance(conditions, str) else conditions
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError("the option 'if' of a sweep must be a text, or a list of texts.")
+    zipped = options.get("zip", [])
+    if not all(isinstance(group, (list, tuple)) for group in zipped):
+        raise UsageError("the option 'zip' of a sweep must be a list of lists of names.")
+    return Space(
+        parameters,
+        tuple(tuple(map(str, group)) for group in zipped),
+        tuple(condition.parse(text) for text in texts),
+        _seeds(options.get("seeds", []), is_text),
+    )
+
+
+def _parameter(name: object, value: object, is_text: bool) -> Parameter:
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no name for a parameter.")
+    if isinstance(value, (Listed, Drawn)):  # of a command line, made already
+        return value
+    if isinstance(value, str):
+        if space.looks_like_range(value):
+            return space.drawn(name, value, is_text=is_text)
+        values: list[object] = [value]
+    elif isinstance(value, Iterable) and not isinstance(value, (Mapping, bytes)):
+        values = list(value)
+    else:
+        values = [value]
+    return space.listed(name, [spelled(one) for one in values] if is_text else values)
+
+
+def _seeds(seeds: int | list[Any], is_text: bool) -> tuple[object, ...]:
+    if isinstance(seeds, int) and seeds < 1:
+        raise UsageError("the option 'seeds' of a sweep must be 1 or more, or a list.")
+    values = range(seeds) if isinstance(seeds, int) else seeds
+    if not values:
+        return ()
+    chosen = [spelled(seed) for seed in values] if is_text else list(values)
+    return space.listed("seed", chosen).values
+
+
+def _check_search(options: Mapping[str, Any], made: Space) -> None:
+    sampler = options.get("sampler")
+    metrics = [options[word] for word in ("maximize", "minimize") if options.get(word)]
+    if len(metrics) > 1:
+        raise UsageError("a sweep has one metric.", "Give --maximize or --minimize, not both.")
+    if sampler is None:
+        if "trials" in options:
+            raise UsageError("--trials goes with a sampler.", "Add --sampler optuna.")
+        return
+    if sampler not in SAMPLERS:
+        raise UsageError(f"there is no sampler '{sampler}'.", f"There is: {', '.join(SAMPLERS)}.")
+    if not metrics:
+        raise UsageError(
+            "a sampler needs a metric.", "Give --maximize METRIC or --minimize METRIC."
+        )
+    if "trials" not in options:
+        raise UsageError("a sampler needs to know when to end.", "Say how many: --trials 50.")
+    for word, is_given in (
+        ("zip", made.zipped), ("seeds", made.seeds), ("n_samples", options.get("n_samples")),
+        ("shuffle", options.get("shuffle")),
+    ):  # fmt: skip
+        if is_given:
+            raise UsageError(f"'{word}' does not go with a sampler; it chooses each value itself.")

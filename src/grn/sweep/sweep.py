@@ -1,0 +1,128 @@
+"""`grn.Sweep`: many runs of a command or a function from Python, one table of what they gave."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grn.client.connection import ask_once
+from grn.client.daemons import ensure_negotiator
+from grn.errors import JobFailed, UsageError
+from grn.sweep import plan as plans
+from grn.sweep.folders import Run
+from grn.sweep.leased import LeasedSlots
+from grn.sweep.plan import Plan
+from grn.sweep.results import Table
+from grn.sweep.roles import Slots
+from grn.sweep.sampler import OptunaFeed
+from grn.sweep.space import Point, points
+from grn.sweep.study import Feed, Progress, Study, Walk, left_to_run
+
+IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
+MOST_POINTS = 100_000  # each has a folder
+
+Hearing = Callable[[Progress, Run | None], None]
+
+
+class Sweep:
+    """A sweep over a command with `{holes}`, or over a function that takes the parameters.
+
+    `grn.Sweep(train, {"lr": "log:1e-5..1e-2", "bs": [32, 64]}, n_samples=20).run().to_pandas()`
+    """
+
+    def __init__(
+        self,
+        what: str | list[str] | Callable[..., Any],
+        parameters: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Describe it. The options are those of a sweep's file, with `when` for `if`."""
+        given = {name: value for name, value in options.items() if value is not None}
+        if "when" in given:
+            given["if"] = given.pop("when")
+        if isinstance(given.get("out"), os.PathLike):
+            given["out"] = os.fspath(given["out"])
+        for name in ("zip", "seeds", "if"):
+            if isinstance(given.get(name), (tuple, range)):
+                given[name] = list(given[name])
+        given["parameters"] = dict(parameters or {})
+        if not callable(what):
+            given["command"] = what
+        self.plan: Plan = plans.make(given, what if callable(what) else None)
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> Sweep:
+        """Make one of a plan."""
+        made = cls.__new__(cls)
+        made.plan = plan
+        return made
+
+    def __repr__(self) -> str:
+        return f"<grn sweep {self.plan.name} of {self.plan.text} in {self.plan.out}>"
+
+    def points(self) -> list[Point]:
+        """Return the points it will run, in order; a search does not know them before."""
+        if self.plan.trials is not None:
+            raise UsageError("the points of a search are only known as it goes.")
+        randomness = random.Random(self.plan.seed)
+        walk = points(
+            self.plan.space, randomness, is_shuffled=self.plan.is_shuffled, most=self.plan.most
+        )
+        found: list[Point] = list(itertools.islice(walk, MOST_POINTS + 1))
+        if len(found) > MOST_POINTS:
+            raise UsageError(
+                f"the sweep has more than {MOST_POINTS} points.", "Take some: --n-samples N."
+            )
+        if not found:
+            raise UsageError("the conditions leave no point to run.")
+        return found
+
+    def results(self) -> Table:
+        """Return what is there so far, without running anything."""
+        study = Study(self.plan, lambda *_: None)
+        return Table(study.folder.runs(), self.plan.space.names)
+
+    def run(self, *, check: bool = False, on_change: Hearing | None = None) -> Table:
+        """Run what has not finished yet, on negotiated GPUs; return all results.
+
+        With `check` a run that failed raises JobFailed at the end. Interrupting leaves all that
+        finished; calling it again goes on from there.
+        """
+        study = self.study(on_change)
+        if study.stopped_by:
+            raise KeyboardInterrupt
+        failed = study.progress.failed
+        if check and failed:
+            raise JobFailed(f"{failed} runs failed; see {study.folder.path}.", 1)
+        return study.table()
+
+    def study(self, on_change: Hearing | None = None, slots: Slots | None = None) -> Study:
+        """Run it and return the study with all there is to know of it."""
+        study = Study(self.plan, on_change or (lambda *_: None))
+        planned = self.points() if self.plan.trials is None else []
+        study.open()
+        try:
+            if slots is None:
+                ensure_negotiator(IDLE_EXIT_S)
+            if self.plan.trials is None:
+                left = left_to_run(study, planned)
+                feed: Feed = Walk(left)
+                total, skipped = len(left), len(planned) - len(left)
+            else:
+                search = self._search(study)
+                feed, total, skipped = search, search.left, self.plan.trials - search.left
+            study.run(feed, slots or LeasedSlots(), total, skipped)
+        finally:
+            study.close()
+        return study
+
+    def _search(self, study: Study) -> OptunaFeed:
+        known = [] if self.plan.is_rerun else study.known()
+        return OptunaFeed(self.plan, known, self.plan.parallel or _gpu_count())
+
+
+def _gpu_count() -> int:
+    return max(1, len(ask_once({"op": "status"})["status"]["gpus"]))
