@@ -47,7 +47,8 @@ class Instance:
     config: dict[Any, Any]  # what the task gets
     test: dict[Any, Any]  # what tells it from the others
     string: str  # what people see of it
-    folder: str
+    name: str  # the same without what is to be left out of names
+    folder: str  # the name, or one like it if another instance has the same
     work_dir: str
 
 
@@ -70,7 +71,7 @@ class ConfigManager:
 
     def rewind(self) -> None:
         """Begin again with the first instance."""
-        self._folders = Folders(self._naming)
+        self._folders = Folders()
         self._ahead = self._expanded()
         self._left = sum(
             math.prod(len(values) for values in space.values()) for space in self._spaces
@@ -118,11 +119,13 @@ class ConfigManager:
         if test is None:
             return None
         self._left -= 1
-        folder = self._folders.folder_of(test)
+        name = string_of(test, self._naming, self._naming.ignored_keys)
+        folder = self._folders.folder_of(name, test)
         return Instance(
             config={**_copied(self._global_config), **test},
             test=test,
             string=string_of(test, self._naming),
+            name=name,
             folder=folder,
             work_dir=posixpath.join(self._scheduler_config["result_root_folder"], folder),
         )

@@ -57,16 +57,14 @@ def string_of(test: Test, naming: Naming, without: Iterable[object] = ()) -> str
 class Folders:
     """Gives each instance a folder of its own; the same instance gets the same one again."""
 
-    def __init__(self, naming: Naming) -> None:
-        self._naming = naming
+    def __init__(self) -> None:
         self._known: dict[tuple[str, str], str] = {}
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
         self._kept: list[Test] = []  # an id is only good while its object lives
 
-    def folder_of(self, test: Test) -> str:
-        """Return the name of an instance's folder: its string, with `~2` if that is taken."""
-        name = string_of(test, self._naming, self._naming.ignored_keys)
+    def folder_of(self, name: str, test: Test) -> str:
+        """Return the folder of an instance: its name, with `~2` if another one has that."""
         key = (name, description(test, lambda value: f"{type(value)} {id(value)}"))
         if key not in self._known:
             self._kept.append(test)

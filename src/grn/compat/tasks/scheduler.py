@@ -71,9 +71,9 @@ class GPUTaskScheduler:
                 "this process uses GPUs itself and keeps some of their memory: what the task's "
                 "module or this script does with them as it is imported belongs into main()"
             )
-        gpus = Gpus(self._manager.get_gpu_envs())
-        instances = Instances(self._manager, sender, gpus, self._task_class.__qualname__, log)
         total = self._manager.get_num_left_config()
+        instances = Instances(self._manager, sender, self._task_class.__qualname__, log)
+        gpus = Gpus(self._manager.get_all_scheduler_config()["gpu"], instances, log)
         crew = Crew(gpus, instances, instances)
         try:
             crew.run()

@@ -96,8 +96,11 @@ class Sender:
         ask = getattr(self._task_class, "required_env", None)
         if ask is None or ask is GPUTask.required_env:
             return {}, None
-        task = self._task_class(config, work_dir)
-        environment = _variables(task.required_env())
+        try:
+            task = self._task_class(config, work_dir)
+            environment = _variables(task.required_env())
+        except Exception as error:  # code of the task's: it may fail in any way, and fails alone
+            raise CannotBeSent(f"required_env() raised {type(error).__name__}: {error}") from error
         try:
             return environment, self._dumps(task)
         except Exception:  # then it is made again in the worker
@@ -148,10 +151,10 @@ def _variables(given: object) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise UsageError(f"required_env() must return a dictionary of strings, not {given!r}.")
+        raise TypeError(f"it must return a dictionary of strings, not {given!r}")
     for name, value in given.items():
         if value is None or "=" in name or not name or "\0" in f"{name}{value}":
-            raise UsageError(f"required_env() has a variable that cannot be set: {name}={value!r}.")
+            raise ValueError(f"there is no such variable: {name}={value!r}")
     return {name: str(value) for name, value in given.items()}
 
 

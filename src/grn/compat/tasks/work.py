@@ -4,85 +4,66 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from grn.compat.tasks.config import ConfigManager, Instance
-from grn.compat.tasks.ledger import Folder, Mark, Refuse, Skip, decide, finished_of_log
+from grn.compat.tasks.ledger import Folder, Mark, Refuse, Run, Skip, decide, finished_of_log
 from grn.compat.tasks.names import signature
 from grn.compat.tasks.sending import Order, Sender
 from grn.errors import GrnError
 from grn.sweep.crew import Crew
+from grn.sweep.slots import FixedSlots
 from grn.sweep.task import Ended, Grant, Slot, Task
+
+_TURN = Task(0, (), "a turn")  # what the crew asks a GPU for; what runs is chosen when there is one
 
 
 class Gpus:
-    """The slots, in the order in which they are listed; each knows its next task beforehand.
+    """Fixed slots that choose what they run when their turn has come.
 
-    A slot is given as it is asked for, not later: the older tool's log names the GPU that receives
-    or skips a task. It is free again when its end has been told, so that the log has both in order.
+    The older tool's log names the GPU that receives or skips a task, so it has to be known by then;
+    and an end is told before the next begins.
     """
 
-    def __init__(self, environments: Sequence[dict[str, Any]]) -> None:
-        self.wake_at: float | None = None
-        self._free = [Slot(one["name"], one["env"]) for one in reversed(environments)]
-        self._grants: list[Grant] = []
-        self._ends: list[Ended] = []
+    def __init__(self, names: Sequence[str], instances: Instances, log: logging.Logger) -> None:
+        # The last listed is the first to be used there, and here the first.
+        self._slots = FixedSlots(names[::-1], "gpu_task_scheduler", log.info)
+        self._instances = instances
+        self.has_room = self._slots.has_room
+        self.ask = self._slots.ask
+        self.started = self._slots.started
+        self.unused = self._slots.unused
+        self.settled = self._slots.settled
+        self.withdraw = self._slots.withdraw
+        self.spared = self._slots.spared
+        self.fileno = self._slots.fileno
+        self.hear = self._slots.hear
+        self.close = self._slots.close
 
     @property
-    def free_names(self) -> list[str]:
-        """Who has nothing to do; the last is the next to get something."""
-        return [slot.name for slot in self._free]
-
-    def has_room(self) -> bool:
-        """Nothing is asked for ahead of time: it is looked at when its turn has come."""
-        return bool(self._free)
-
-    def ask(self, task: Task) -> None:
-        """Give the next GPU."""
-        self._grants.append(Grant(task, self._free.pop()))
+    def wake_at(self) -> float | None:
+        """When to listen even if nobody spoke."""
+        return self._slots.wake_at
 
     def grants(self) -> list[Grant]:
-        """Return what was given."""
-        grants, self._grants = self._grants, []
+        """Return what runs on the GPUs that are free now."""
+        grants = []
+        for turn in self._slots.grants():
+            assert turn.slot is not None
+            task = self._instances.take(turn.slot.name)
+            if task is None:
+                self._slots.unused(turn.slot)
+                grants.append(Grant(turn.task, None, "nothing is left"))
+            else:
+                grants.append(Grant(task, turn.slot))
         return grants
 
-    def started(self, slot: Slot, pid: int) -> None:
-        """Nobody else needs to know."""
-
     def give(self, ended: Ended, resident_bytes: int | None) -> None:
-        """Remember an end."""
-        self._ends.append(ended)
-
-    def settled(self) -> list[Ended]:
-        """Return what has ended; the GPUs are free from now on."""
-        ends, self._ends = self._ends, []
-        self._free += [ended.slot for ended in reversed(ends)]
-        self.wake_at = 0.0 if ends else self.wake_at  # at once: there may be more to run
-        return ends
-
-    def unused(self, slot: Slot) -> None:
-        """Take a GPU back."""
-        self._free.append(slot)
-
-    def withdraw(self) -> None:
-        """Nothing is ever asked for and not granted."""
-
-    def spared(self) -> tuple[int, ...]:
-        """We have no children of our own."""
-        return ()
-
-    def fileno(self) -> int | None:
-        """There is nobody to listen to."""
-        return None
-
-    def hear(self) -> None:
-        """It was time."""
-        self.wake_at = None
-
-    def close(self) -> None:
-        """There is nothing to let go."""
+        """Note an end, and the GPU is free."""
+        self._instances.note(ended)
+        self._slots.give(ended, resident_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,50 +79,39 @@ class _Begun:
 class Instances:
     """Where the crew's tasks come from, and who hears how they ended."""
 
-    is_over = False
-
     def __init__(
-        self,
-        manager: ConfigManager,
-        sender: Sender,
-        gpus: Gpus,
-        task_name: str,
-        log: logging.Logger,
+        self, manager: ConfigManager, sender: Sender, task_name: str, log: logging.Logger
     ) -> None:
         self._manager = manager
         self._settings = manager.get_all_scheduler_config()
         self._common = signature(manager.get_all_global_config())
         self._older = finished_of_log(self._settings["scheduler_log_file_path"])
         self._sender = sender
-        self._gpus = gpus
         self._task_name = task_name
         self._log = log
+        self._crew: Crew | None = None
+        self._idle = [str(one["name"]) for one in manager.get_gpu_envs()]
+        self._turns = 0  # that the crew has taken and no GPU has used yet
         self._seen: set[str] = set()
         self._begun: dict[int, _Begun] = {}
         self._count = 0
         self.failures: list[str] = []
-        self.interrupted = 0
 
     # --- where tasks come from -----------------------------------------------------------
 
+    @property
+    def is_over(self) -> bool:
+        """True when all have been looked at."""
+        return self._manager.get_num_left_config() == 0
+
     def next_task(self) -> Task | None:
-        """Return the next instance that has to be run; say which need not be."""
-        while (instance := self._manager.next_instance()) is not None:
-            gpu = self._gpus.free_names[-1]
-            self._count += 1
-            self._log.info("%s receives task %s", gpu, instance.string)
-            try:
-                task = self._prepare(gpu, instance)
-            except (OSError, ValueError) as error:
-                self._fail(gpu, instance, f"{instance.work_dir}: {_reason(error)}")
-                continue
-            if task is not None:
-                return task
-        if not self.is_over:
-            self.is_over = True
-            for gpu in reversed(self._gpus.free_names):
-                self._log.info("%s finished", gpu)
-        return None
+        """Return a turn: it becomes an instance when a GPU is free for it."""
+        if self.is_over:
+            self._dismiss()
+        if self._turns >= self._manager.get_num_left_config():
+            return None
+        self._turns += 1
+        return _TURN
 
     def fileno(self) -> int | None:
         """All that is to run is known."""
@@ -150,6 +120,31 @@ class Instances:
     def hear(self) -> None:
         """Nobody speaks."""
 
+    def take(self, slot: str) -> Task | None:
+        """Return the next instance that has to be run; say which need not be."""
+        self._turns -= 1
+        gpu, task = f"gpu{slot}", None
+        while (instance := self._manager.next_instance()) is not None:
+            self._count += 1
+            self._log.info("%s receives task %s", gpu, instance.string)
+            try:
+                task = self._prepare(gpu, instance)
+            except (OSError, ValueError) as error:
+                self._fail(gpu, instance, f"{instance.work_dir}: {_reason(error)}")
+                continue
+            if task is not None:
+                self._idle.remove(gpu)
+                break
+        if self.is_over:
+            self._dismiss()
+        return task
+
+    def _dismiss(self) -> None:
+        """Say that the GPUs that have nothing to do will have nothing more to do."""
+        for gpu in self._idle:
+            self._log.info("%s finished", gpu)
+        self._idle.clear()
+
     def _prepare(self, gpu: str, instance: Instance) -> Task | None:
         """Make an instance ready to run; None when it is not to be run."""
         if instance.folder in self._seen:
@@ -157,27 +152,37 @@ class Instances:
             return None
         self._seen.add(instance.folder)
         folder = Folder(os.path.abspath(instance.work_dir), self._task_name)
-        wanted = Mark(False, signature(instance.test), self._common)
-        found = folder.look(instance.string in self._older, self._settings["log_file"])
-        choice = decide(wanted, found, bool(self._settings["force_rerun"]))
-        if isinstance(choice, Refuse):
-            self._fail(gpu, instance, f"{instance.work_dir}: {choice.reason}")
-            return None
-        if isinstance(choice, Skip):
-            self._skip(gpu, instance, choice.note)
-            return None
         if not folder.take():
             self._skip(gpu, instance, "another scheduler runs it now")
             return None
-        if choice.note:
-            self._log.info("%s runs task %s again: %s", gpu, instance.string, choice.note)
-        task = self._begin(gpu, instance, folder, wanted)
-        if task is None:
-            folder.let_go()
+        task = None
+        try:
+            if self._is_to_run(gpu, instance, folder):
+                task = self._begin(gpu, instance, folder)
+        finally:
+            if task is None:
+                folder.let_go()
         return task
 
-    def _begin(self, gpu: str, instance: Instance, folder: Folder, mark: Mark) -> Task | None:
-        folder.write(mark)
+    def _is_to_run(self, gpu: str, instance: Instance, folder: Folder) -> bool:
+        found = folder.look(instance.string in self._older, self._settings["log_file"])
+        choice = decide(self._mark(instance), found, bool(self._settings["force_rerun"]))
+        if isinstance(choice, Refuse):
+            self._fail(gpu, instance, f"{instance.work_dir}: {choice.reason}")
+        elif isinstance(choice, Skip):
+            self._skip(gpu, instance, choice.note)
+        elif choice.note:
+            self._log.info("%s runs task %s again: %s", gpu, instance.string, choice.note)
+        return isinstance(choice, Run)
+
+    def _mark(self, instance: Instance, is_finished: bool = False) -> Mark:
+        return Mark(is_finished, signature(instance.test), self._common)
+
+    def _begin(self, gpu: str, instance: Instance, folder: Folder) -> Task | None:
+        if instance.folder != instance.name:
+            text = "results go to %s: another instance has the same name"
+            self._log.warning(text, instance.work_dir)
+        folder.write(self._mark(instance))
         log_file = self._settings["log_file"]
         log_path = None if log_file is None else os.path.join(folder.path, log_file)
         if log_path is not None:
@@ -187,11 +192,10 @@ class Instances:
         try:
             order = self._sender.write(str(self._count), instance.config, folder.path)
         except GrnError as error:
+            if log_path is not None:
+                with open(log_path, "w") as file:
+                    traceback.print_exception(error, file=file)
             self._fail(gpu, instance, str(error))
-            return None
-        except Exception as error:  # code of the task's: it may fail in any way, and fails alone
-            self._log.debug("required_env() of %s", instance.string, exc_info=True)
-            self._fail(gpu, instance, f"required_env() raised {type(error).__name__}: {error}")
             return None
         self._begun[self._count] = _Begun(instance, folder, order, log_path)
         return Task(
@@ -206,24 +210,28 @@ class Instances:
 
     def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
         """It was announced when its GPU received it."""
+        self._crew = crew
 
     def ended(self, crew: Crew, ended: Ended) -> None:
+        """It was noted before its GPU became free."""
+
+    def note(self, ended: Ended) -> None:
         """Note that an instance finished, or say that it did not."""
         begun = self._begun.pop(ended.task.number)
         note = begun.order.take_note()
-        gpu, string = ended.slot.name, begun.instance.string
+        gpu, string = f"gpu{ended.slot.name}", begun.instance.string
         if ended.status == 0:
             self._finish(gpu, begun)
-        elif crew.is_stopping:
-            self.interrupted += 1
+        elif self._crew is not None and self._crew.is_stopping:
             self._log.warning("%s stops task %s: it will be run again next time", gpu, string)
         else:
             reason = ended.trouble or note or _how(ended.status)
             log = f"; see {os.path.relpath(begun.log_path)}" if begun.log_path else ""
             self._fail(gpu, begun.instance, f"{reason}{log}")
         begun.folder.let_go()
+        self._idle.append(gpu)
         if self.is_over:
-            self._log.info("%s finished", gpu)
+            self._dismiss()
 
     def close(self) -> None:
         """Let go of what was never started."""
@@ -233,7 +241,7 @@ class Instances:
     def _finish(self, gpu: str, begun: _Begun) -> None:
         instance = begun.instance
         try:
-            begun.folder.write(Mark(True, signature(instance.test), self._common))
+            begun.folder.write(self._mark(instance, is_finished=True))
         except OSError as error:
             text = f"it finished, but that cannot be noted in {instance.work_dir}"
             self._fail(gpu, instance, f"{text}: {_reason(error)}")
