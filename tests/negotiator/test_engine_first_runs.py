@@ -333,3 +333,41 @@ def test_what_is_learned_goes_to_the_model_it_ran_on():
 
     assert story.engine.memory.knows("train.py", "Old")
     assert not story.engine.memory.knows("train.py", MODEL)
+
+
+# --- jobs without any memory of a GPU ------------------------------------------------------
+
+
+def test_a_job_that_never_uses_a_gpus_memory_is_known_after_one_good_run():
+    story = Story(some_gpus(1))
+    for key in "abcd":
+        story.asks(key)
+    for _ in range(10):
+        story.looks(0.5)
+
+    assert story.ends("a") == ["b", "c", "d"]
+    assert story.reserved("b") == 256 * MiB
+
+
+def test_a_short_run_without_memory_teaches_nothing():
+    story = Story(some_gpus(1))
+    for key in "abc":
+        story.asks(key)
+    story.looks(0.5)
+
+    assert story.ends("a") == ["b"]
+    assert probes(story) == ["b"]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_driver_that_hides_what_a_job_uses_does_not_make_it_small(is_listed):
+    story = Story(some_gpus(1))
+    for key in "abc":
+        story.asks(key)
+    story.memory = {"a": None} if is_listed else {}
+    story.unexplained[0] = 5 * GiB
+    for _ in range(20):
+        story.looks(0.5)
+
+    assert story.ends("a") == ["b"]
+    assert probes(story) == ["b"]

@@ -449,8 +449,12 @@ class Engine:
         books = [self.books[uuid] for uuid in lease.gpus]
         if not all(book.is_usable for book in books):
             return  # silence shows nothing, least of all that its memory is flat
-        used = [book.measured.get(lease.id) or 0 for book in books]
-        watch = self._watches[lease.id].seen(at, max(used))
+        measured = [book.measured.get(lease.id, 0) for book in books]
+        used = max((size for size in measured if size is not None), default=0)
+        is_hidden = any(book.unexplained_bytes > book.guard_bytes for book in books)
+        if not used and (None in measured or is_hidden):
+            return  # a driver that does not say what a process uses does not say that it uses none
+        watch = self._watches[lease.id].seen(at, used)
         self._watches[lease.id] = watch
         if lease.is_probe and not lease.request.is_exclusive:
             if not watch.is_flat(at, self.rules.flat_s):

@@ -19,6 +19,7 @@ PRIOR_WEIGHT = 2.0
 PRIOR_SPREAD = 0.15
 MISS_CHANCE = 0.02  # how often a need above the estimate is accepted before self-tuning
 LEAST_HEADROOM = 0.05
+ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
 _Z = NormalDist().inv_cdf(1 - MISS_CHANCE)
 _FULL = (Outcome.OK, Outcome.PROFILED)
 
@@ -30,11 +31,13 @@ class Watch:
     began_at: float
     peak_bytes: int = 0
     rose_at: float | None = None  # None until the first sample with memory in it
+    blanks: int = 0  # good samples before that, which showed nothing
 
     def seen(self, at: float, used_bytes: int) -> Watch:
         """Add one sample; only a rise by more than 1 % counts as one."""
         if used_bytes <= 0:
-            return self
+            is_blank = self.rose_at is None
+            return Watch(self.began_at, blanks=self.blanks + 1) if is_blank else self
         if self.rose_at is None or used_bytes > self.peak_bytes * 1.01:
             return Watch(self.began_at, max(self.peak_bytes, used_bytes), at)
         if used_bytes > self.peak_bytes:
@@ -151,7 +154,8 @@ def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -
         peak += end.asked_bytes or 0
         if not end.was_sharing:
             outcome = Outcome.FAILED  # it had the GPU to itself: the job's own fault
-    if peak <= 0 and outcome is not Outcome.OUT_OF_MEMORY:
+    uses_none = outcome is Outcome.OK and watch.blanks >= ENOUGH_BLANKS
+    if peak <= 0 and outcome is not Outcome.OUT_OF_MEMORY and not uses_none:
         return None
     ran_s = max(0.0, end.at - watch.began_at)
     is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
