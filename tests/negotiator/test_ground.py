@@ -16,7 +16,7 @@ import pytest
 
 from grn.client.connection import ask_once, connect
 from grn.errors import AlreadyRunning, MachineError
-from grn.negotiator.ground import Ground, file_system_of, mounts, state_folder
+from grn.ground import Ground, file_system_of, mounts, state_folder
 from tests.harness import Story, wait_for
 from tests.negotiator.live import OTHER_UID, OWN_UID, begin, needs_root, negotiator_of
 

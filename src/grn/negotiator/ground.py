@@ -1,3 +1,0 @@
-"""Moved to grn.ground."""
-
-from grn.ground import *  # noqa: F403
