@@ -1,0 +1,144 @@
+"""What an earlier run has left, and what follows from it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from grn.compat.tasks.ledger import (
+    Folder,
+    Found,
+    Mark,
+    Refuse,
+    Run,
+    Skip,
+    decide,
+    finished_of_log,
+)
+
+TEST = {"lr": "0.1"}
+COMMON = {"epochs": "200"}
+WANTED = Mark(False, TEST, COMMON)
+FINISHED = Mark(True, TEST, COMMON)
+BEGUN = Mark(False, TEST, COMMON)
+
+
+# --- the decision --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        (Found(), Run),
+        (Found(has_files=True), Run),  # a folder alone proves nothing
+        (Found(BEGUN, has_files=True), Run),
+        (Found(FINISHED, has_files=True), Skip),
+        (Found(has_files=True, is_older_result=True), Skip),
+        (Found(Mark(True, {"lr": "0.2"}, COMMON), has_files=True), Refuse),
+        (Found(Mark(False, {"lr": "0.2"}, COMMON), has_files=True), Refuse),
+    ],
+)
+def test_what_has_finished_is_skipped_and_all_else_is_run(found: Found, kind: type) -> None:
+    assert isinstance(decide(WANTED, found, is_forced=False), kind)
+    assert decide(WANTED, found, is_forced=True) == Run()
+
+
+def test_a_first_run_needs_no_words_and_another_says_why() -> None:
+    assert decide(WANTED, Found(), is_forced=False) == Run("")
+    assert decide(WANTED, Found(BEGUN), is_forced=False) == Run("it did not finish before")
+    assert decide(WANTED, Found(FINISHED), is_forced=False) == Skip("")
+
+
+def test_a_change_of_the_global_config_is_told_and_not_run() -> None:
+    before = Mark(True, TEST, {"epochs": "100", "old": "1"})
+
+    assert decide(WANTED, Found(before), is_forced=False) == Skip(
+        "it finished with another global_config, epochs was 100 and is 200; "
+        "old was 1 and is not set; see force_rerun"
+    )
+
+
+# --- the folder ----------------------------------------------------------------------------
+
+
+def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "a/b"), "MyTask")
+    folder.write(FINISHED)
+
+    assert folder.look(False, None) == Found(FINISHED, has_files=True)
+    assert os.listdir(folder.path) == [".grn-MyTask.json"]
+
+
+def test_two_tasks_in_one_folder_have_a_mark_each(tmp_path: Path) -> None:
+    Folder(str(tmp_path), "Train").write(FINISHED)
+    Folder(str(tmp_path), "Evaluate").write(BEGUN)
+
+    assert Folder(str(tmp_path), "Train").look(False, None).mark == FINISHED
+    assert Folder(str(tmp_path), "Evaluate").look(False, None).mark == BEGUN
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"is_finished": 1, "test": 3}', "\x00"])
+def test_a_mark_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".grn-T.json").write_text(text)
+
+    assert Folder(str(tmp_path), "T").look(True, None) == Found(None, has_files=True)
+
+
+def test_a_folder_is_for_one_scheduler_at_a_time(tmp_path: Path) -> None:
+    first, second = (Folder(str(tmp_path), "T") for _ in range(2))
+
+    assert first.take()
+    assert not second.take()
+    first.let_go()
+    assert second.take()
+    second.let_go()
+
+
+# --- results of the older tool ---------------------------------------------------------------
+
+OLDER_LINE = "Mon, 16 Nov 2020 02:00:00 gpu_task_scheduler.py[line:66] INFO gpu0 {} task {}\n"
+
+
+@pytest.mark.parametrize(
+    ("has_line", "log", "is_finished"),
+    [
+        (True, "epoch 200: done\n", True),
+        (True, "Traceback (most recent call last):\n  ...\nValueError: no\n", False),
+        (True, None, False),
+        (False, "epoch 200: done\n", False),
+    ],
+)
+def test_an_older_result_counts_if_both_logs_say_that_it_finished(
+    tmp_path: Path, has_line: bool, log: str | None, is_finished: bool
+) -> None:
+    (tmp_path / "model").touch()
+    if log is not None:
+        (tmp_path / "worker.log").write_text(log)
+
+    found = Folder(str(tmp_path), "T").look(has_line, "worker.log")
+    assert found.is_older_result is is_finished
+
+
+def test_an_empty_folder_is_no_result(tmp_path: Path) -> None:
+    assert Folder(str(tmp_path), "T").look(True, None) == Found()
+
+
+def test_a_folder_that_we_have_used_is_not_the_older_tools(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").touch()
+    Folder(str(tmp_path), "Train").write(FINISHED)
+
+    assert not Folder(str(tmp_path), "Evaluate").look(True, "worker.log").is_older_result
+
+
+def test_the_older_log_is_read_for_what_finished(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.log"
+    path.write_text(
+        OLDER_LINE.format("receives", "a-1,")
+        + OLDER_LINE.format("finishes", "a-1, b,")
+        + OLDER_LINE.format("receives", "a-2,")
+    )
+
+    assert finished_of_log(str(path)) == {"a-1, b,"}
+    assert finished_of_log(str(tmp_path / "none")) == finished_of_log(None) == set()
