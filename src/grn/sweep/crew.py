@@ -179,8 +179,9 @@ class Crew:
     # --- starting ------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
-        """Ask for as many places as there is room for; start what has one."""
+        """Tell of ends, ask for as many places as there is room for, start what has one."""
         while True:
+            self._tell_of_ends()  # first: who hears of a failure may want nothing more to start
             if self.is_draining and self._pending:
                 self._slots.withdraw()
                 self._pending = 0
@@ -191,11 +192,10 @@ class Crew:
                 self._pending += 1
                 self._slots.ask(task)
             grants = self._slots.grants()
+            if not grants:
+                return
             for grant in grants:
                 self._use(grant)
-            # Who hears of an end may have more to run: a second try, or the next of a search.
-            if not self._tell_of_ends() and not grants:
-                return
 
     def _use(self, grant: Grant) -> None:
         self._pending -= 1
@@ -218,9 +218,11 @@ class Crew:
             self._slots.unused(slot)
             return
         started_at, began = time.time(), time.monotonic()
+        self._guard.expect()
         try:
             pid = self._spawner.spawn(task, slot)
         except NotStarted as error:
+            self._guard.add(None)
             ended = Ended(task, slot, error.status, started_at, 0.0, trouble=error.trouble)
             self._give(ended, None)
             return

@@ -20,37 +20,45 @@ if TYPE_CHECKING:
     from grn.processes import Process
 
 MOST_COMMANDS = 4096  # more than that at once are not watched over
-_PID_BYTES = 4
+_WORD_BYTES = 8
 _LOOK_S = 0.05
 _GIVE_UP_S = 10.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
+_BIRTH_S = 0.5  # a command that we were just starting shows itself within this time
 _ALL_FDS = 1 << 20
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Guard:
     """Knows which commands run, and outlives us."""
 
     def __init__(self, grace_s: float) -> None:
-        self._memory = mmap.mmap(-1, MOST_COMMANDS * _PID_BYTES)
-        self._pids = memoryview(self._memory).cast("i")
-        self._free = list(range(MOST_COMMANDS))
+        self._memory = mmap.mmap(-1, (MOST_COMMANDS + 1) * _WORD_BYTES)
+        # First since when a command is being started, in ticks, or 0; then the pids of all.
+        self._words = memoryview(self._memory).cast("q")
+        self._free = list(range(1, MOST_COMMANDS + 1))
         self._places: dict[int, int] = {}
         own = os.pidfd_open(os.getpid())
         self.pid = os.fork()
         if self.pid == 0:
-            _keep_watch(own, self._pids, grace_s)
+            _keep_watch(own, self._words, grace_s)
         os.close(own)
 
-    def add(self, pid: int) -> None:
-        """A command has been started."""
-        if self._free:
+    def expect(self) -> None:
+        """A command is about to be started: we may be killed before we know its pid."""
+        self._words[0] = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
+
+    def add(self, pid: int | None) -> None:
+        """It has been started, or, if None, it could not be."""
+        if pid is not None and self._free:
             place = self._places[pid] = self._free.pop()
-            self._pids[place] = pid
+            self._words[place] = pid
+        self._words[0] = 0
 
     def remove(self, pid: int) -> None:
         """It has ended."""
         place = self._places.pop(pid, None)
         if place is not None:
-            self._pids[place] = 0
+            self._words[place] = 0
             self._free.append(place)
 
     def close(self) -> None:
@@ -60,11 +68,11 @@ class Guard:
             os.waitpid(self.pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass  # somebody was faster
-        self._pids.release()
+        self._words.release()
         self._memory.close()
 
 
-def _keep_watch(parent: int, pids: memoryview, grace_s: float) -> None:
+def _keep_watch(parent: int, words: memoryview, grace_s: float) -> None:
     """In the forked process: wait until our parent is gone, then end what it left running."""
     try:
         os.setsid()  # whoever kills a whole group at once should not meet us
@@ -80,9 +88,38 @@ def _keep_watch(parent: int, pids: memoryview, grace_s: float) -> None:
         poll.register(3, select.POLLIN)
         while not poll.poll():
             pass
-        end_sessions({pid for pid in pids if pid}, grace_s)
+        sessions = {pid for pid in words[1:] if pid}
+        if words[0]:
+            sessions |= _newborn(words[0], sessions)
+        end_sessions(sessions, grace_s)
     finally:
         os._exit(0)
+
+
+def _newborn(since_ticks: int, known: set[int]) -> set[int]:
+    """Find the command that was being started when our parent was killed.
+
+    It leads a session, was born just then, is an orphan like us and has our environment.
+    """
+    names = set(os.environb)
+    until = time.monotonic() + _BIRTH_S
+    while time.monotonic() < until:
+        for one in processes.everyone():
+            is_new = since_ticks - 1 <= one.started_ticks <= since_ticks + _TICKS_PER_S
+            leads = one.pid == one.session and one.pid not in known and one.pid != os.getpid()
+            if is_new and leads and one.parent == os.getppid() and names <= _names(one.pid):
+                return {one.pid}
+        time.sleep(_LOOK_S / 10)
+    return set()
+
+
+def _names(pid: int) -> set[bytes]:
+    """Return the names of the variables a process was started with."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return {entry.partition(b"=")[0] for entry in file.read().split(b"\0")}
+    except OSError:
+        return set()
 
 
 def end_sessions(sessions: set[int], grace_s: float) -> None:
@@ -106,12 +143,18 @@ def end_sessions(sessions: set[int], grace_s: float) -> None:
 
 def _alive(known: dict[int, Process], sessions: set[int]) -> dict[int, Process]:
     """Return which of the known processes are left, and those of the sessions or below them."""
-    found: dict[int, Process] = {}
-    for one in sorted(processes.everyone(), key=lambda one: one.started_ticks):
+    children: dict[int, list[Process]] = {}
+    todo: list[Process] = []
+    for one in processes.everyone():
         before = known.get(one.pid)
-        if one.is_over:
-            continue
         is_known = before is not None and before.started_ticks == one.started_ticks
-        if is_known or one.session in sessions or one.parent in found:
+        if is_known or one.session in sessions:
+            todo.append(one)
+        children.setdefault(one.parent, []).append(one)
+    found: dict[int, Process] = {}
+    while todo:
+        one = todo.pop()
+        if one.pid not in found and not one.is_over:
             found[one.pid] = one
+            todo += children.get(one.pid, [])
     return found
