@@ -172,6 +172,11 @@ class Engine:
             yield from self._withdrawn(Withdrawn(event.at, request.key))
             yield refused
             return
+        if not len(self.waitlist) and self._grace_until == _NEVER:
+            granted = self._at_once(request, event.at)
+            if granted:
+                yield from granted
+                return
         waiting = self._enqueue(request, event.at)
         if self._ends_grace(event.at):
             yield from self._schedule(event.at)
@@ -200,6 +205,14 @@ class Engine:
         waiting = Waiting(request, sequence, since)
         self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
         return waiting
+
+    def _at_once(self, request: Request, at: float) -> list[Action]:
+        """Grant what fits to the only one who asks, without a place in the line."""
+        answer = self._try(request, closed=())
+        if isinstance(answer, Wait):
+            return []
+        self._returning.pop(request.key, None)
+        return self._grant(request, answer, at)
 
     def _newcomer(self, waiting: Waiting, at: float) -> Iterator[Action]:
         """Offer to a newcomer alone: for all others nothing has changed."""
@@ -318,9 +331,12 @@ class Engine:
                 group.refused = self._refused(head.request, answer)
             return []
         self.waitlist.pop(head.request.key)
-        lease = Lease(head.request, answer.gpus, answer.reserved, answer.is_probe, at)
+        return self._grant(head.request, answer, at)
+
+    def _grant(self, request: Request, where: Place, at: float) -> list[Action]:
+        lease = Lease(request, where.gpus, where.reserved, where.is_probe, at)
         self._put(lease, at)
-        return [*self._unsave(head.request.key), SaveLease(lease), self._granted(lease)]
+        return [*self._unsave(request.key), SaveLease(lease), self._granted(lease)]
 
     def _refused(self, request: Request, wait: Wait) -> Refused | None:
         """Return what must change before a request that may go anywhere gets another answer."""
@@ -478,14 +494,14 @@ class Engine:
             asked_bytes=event.asked_bytes if isinstance(event, Released) else None,
             reserved_bytes=lease.reserved_bytes,
             was_sharing=self.is_sharing(lease),
+            wall_offset_s=self._wall_offset_s,
+            arguments=request.arguments,
         )
         usual_s = None
         if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
             usual_s = learn.usual_duration_s(self.memory.profile(request.job_type, model))
         run = learn.finished_run(end, self._watches[lease.id], usual_s, self.rules.flat_s)
         if run is not None:
-            ended_at = run.ended_at + self._wall_offset_s
-            run = replace(run, ended_at=ended_at, arguments=request.arguments)
             self.memory.add(request, model, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
 

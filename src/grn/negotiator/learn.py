@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from grn.model.job import Outcome
+from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import GiB, MiB, show_size
 
@@ -84,14 +84,41 @@ def add_run(profile: Profile, run: Run) -> Profile:
     return Profile(profile.job_type, profile.model, profile.label, profile.owner, runs)
 
 
-def estimate(profile: Profile, capacity_bytes: int) -> Estimate | None:
+@dataclass(slots=True)
+class Peaks:
+    """The peaks of a profile's full runs and their logarithms: one more run costs one of those."""
+
+    sizes: list[int] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def of(profile: Profile) -> Peaks:
+        """Read them off a whole profile."""
+        peaks = Peaks()
+        for run in profile.runs:
+            peaks.add(run)
+        return peaks
+
+    def add(self, run: Run) -> None:
+        """Count one more run."""
+        if counts_in_full(run):
+            self.sizes.append(run.peak_bytes)
+            self.logs.append(math.log(run.peak_bytes) if run.peak_bytes > 1 else 0.0)
+
+    def drop_oldest(self, run: Run) -> None:
+        """Count a run no more, which is the oldest of all."""
+        if counts_in_full(run):
+            del self.sizes[0], self.logs[0]
+
+
+def estimate(profile: Profile, capacity_bytes: int, known: Peaks | None = None) -> Estimate | None:
     """Return what the next run needs, or None while no run counts in full."""
-    # All runs are gone through at every end of a run: no call for each of them.
-    peaks = [run.peak_bytes for run in profile.runs if run.outcome in _FULL or run.is_full]
+    full = known or Peaks.of(profile)
+    peaks = full.sizes
     if not peaks:
         return None
     largest = max(peaks)
-    headroom = _headroom([math.log(peak) if peak > 1 else 0.0 for peak in peaks])
+    headroom = _headroom(full.logs)
     need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
     because = f"{show_size(largest)} at most in {_runs(len(peaks))}, {headroom:.0%} headroom"
     has_failed = len(peaks) < len(profile.runs)
@@ -143,6 +170,8 @@ class End:
     asked_bytes: int | None  # the allocation that failed
     reserved_bytes: int
     was_sharing: bool
+    wall_offset_s: float = 0.0  # wall clock minus the clock of events
+    arguments: tuple[Argument, ...] = ()
 
 
 def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -> Run | None:
@@ -160,7 +189,9 @@ def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -
     ran_s = max(0.0, end.at - watch.began_at)
     is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
     is_full = is_long and end.outcome is Outcome.FAILED
-    return Run(outcome, peak, ran_s, end.at, end.reserved_bytes, is_full=is_full)
+    return Run(
+        outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments, is_full
+    )  # fmt: skip
 
 
 def usual_duration_s(profile: Profile | None) -> float | None:

@@ -34,12 +34,13 @@ class Book:
     reading: Reading
     leases: dict[str, Lease] = field(default_factory=dict)
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
+    capacity_bytes: int = field(init=False)  # what may be promised at most
+    is_virtual: bool = field(init=False)
     _sums: tuple[int, int, int, int] | None = None
 
-    @property
-    def capacity_bytes(self) -> int:
-        """Return what may be promised at most."""
-        return self.gpu.total_bytes - self.guard_bytes
+    def __post_init__(self) -> None:
+        self.capacity_bytes = self.gpu.total_bytes - self.guard_bytes
+        self.is_virtual = self.gpu.kind is GpuKind.VIRTUAL
 
     @property
     def most_takeable_bytes(self) -> int:
@@ -80,10 +81,6 @@ class Book:
     @property
     def is_usable(self) -> bool:
         return self.reading.health is GpuHealth.OK and self.reading.used_bytes is not None
-
-    @property
-    def is_virtual(self) -> bool:
-        return self.gpu.kind is GpuKind.VIRTUAL
 
     @property
     def has_probe(self) -> bool:
@@ -127,6 +124,9 @@ class Book:
         self.leases.pop(lease_id, None)
         self.measured.pop(lease_id, None)
         reading = self.reading
+        if not reading.uses and not (self.is_virtual and reading.used_bytes):  # never seen
+            self._sums = None
+            return
         if self.is_virtual and reading.used_bytes is not None:
             left = tuple(use for use in reading.uses if self._live(use.leases))
             used = sum(use.used_bytes or 0 for use in left)

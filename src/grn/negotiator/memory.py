@@ -22,6 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._profiles: dict[Key, Profile] = {}
+        self._peaks: dict[Key, learn.Peaks] = {}  # of those profiles that had a new run
         self._estimates: dict[Key, dict[int, Estimate | None]] = {}
         self._running: dict[Key, tuple[str, int]] = {}  # lease and need of a flat first run
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
@@ -49,8 +50,16 @@ class Memory:
     def add(self, request: Request, model: str, run: Run) -> None:
         """Remember one finished run."""
         key = (request.job_type, model)
-        empty = Profile(request.job_type, model, request.label, request.user)
-        self._put(learn.add_run(self._profiles.get(key, empty), run))
+        before = self._profiles.get(key)
+        if before is None:
+            before = Profile(request.job_type, model, request.label, request.user)
+        after = learn.add_run(before, run)
+        if key not in self._peaks:
+            self._peaks[key] = learn.Peaks.of(before)
+        self._peaks[key].add(run)
+        if len(after.runs) == len(before.runs):
+            self._peaks[key].drop_oldest(before.runs[0])
+        self._put(after)
 
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
@@ -70,6 +79,7 @@ class Memory:
         for key in keys:
             self._profiles.pop(key, None)
             self._running.pop(key, None)
+            self._peaks.pop(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         return bool(keys)
@@ -97,7 +107,7 @@ class Memory:
         if capacity_bytes not in by_capacity:
             profile = self._profiles.get(key)
             by_capacity[capacity_bytes] = (
-                learn.estimate(profile, capacity_bytes) if profile else None
+                learn.estimate(profile, capacity_bytes, self._peaks.get(key)) if profile else None
             )
         return by_capacity[capacity_bytes]
 

@@ -41,7 +41,7 @@ class Place:
     is_probe: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fit:
     """A GPU that can take the request: what it has free and what would be reserved."""
 
@@ -116,12 +116,14 @@ def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
     if stay or request.holder is None or request.is_command:
         return stay
     pid = request.holder.pid
-    return [book for book in books if book.has_pid(pid)]
+    return [book for book in books if (book.leases or book.reading.uses) and book.has_pid(pid)]
 
 
 def could_take(request: Request, need: Need, book: Book) -> bool:
     """True when a GPU would do for a request once no lease is left on it."""
-    strangers = book.strangers_bytes - _own_bytes(request, book)
+    strangers = book.strangers_bytes
+    if strangers:
+        strangers -= _own_bytes(request, book)
     if (request.is_exclusive or book.gpu.is_exclusive) and strangers > book.guard_bytes:
         return False
     return need.need_bytes <= book.once_empty_bytes(strangers)
@@ -142,7 +144,7 @@ def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) 
 
 def _own_bytes(request: Request, book: Book) -> int:
     """Return what the asking process still has here from before: it may use that again."""
-    if request.holder is None or request.is_command or not book.reading.uses:
+    if request.holder is None or request.is_command:
         return 0
     return book.used_by_stranger(request.holder.pid)
 
@@ -150,7 +152,9 @@ def _own_bytes(request: Request, book: Book) -> int:
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
     if not could_take(request, need, book):
         return None
-    free = book.free_bytes + _own_bytes(request, book)
+    free = book.free_bytes
+    if book.reading.uses:
+        free += _own_bytes(request, book)
     is_alone = request.is_exclusive or book.gpu.is_exclusive
     if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
         return None

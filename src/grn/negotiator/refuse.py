@@ -33,10 +33,11 @@ def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
 def _too_large(request: Request, books: Sequence[Book], is_pinned: bool) -> Refuse | None:
     if request.mem_bytes is None:
         return None
+    able = [book for book in books if book.gpu.total_bytes >= request.mem_bytes]
+    if len(able) >= request.gpus:
+        return None
     totals = sorted((book.gpu.total_bytes for book in books), reverse=True)
     largest = totals[request.gpus - 1]
-    if request.mem_bytes <= largest:
-        return None
     text = f"{show_size(request.mem_bytes)} of memory are asked for and"
     if is_pinned:
         text += f" the GPU this process already uses has {show_size(largest)}."
