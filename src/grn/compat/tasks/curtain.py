@@ -22,7 +22,8 @@ _NOTE = (
     "note: the GPUs are hidden from the scheduler's process while it imports the task's module. "
     "Use them in main(), or set GRN_TASKS_HIDE_GPUS=0."
 )
-_before: dict[str, str | None] = {}  # what the variables were; empty while nothing is hidden
+# What the variables were; empty while nothing is hidden. State of the process, as they are.
+_before: dict[str, str | None] = {}
 _hook_before = sys.__excepthook__
 
 
