@@ -18,7 +18,7 @@ PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report "
     "explain",
     "queue": "__init__ events engine lifecycle line finish",
-    "sweep": "__init__ task grid space condition names template",
+    "sweep": "__init__ task grid script space condition names template",
     "front": "__init__ render",
     "gpus": "__init__ visible",
     "compat": "__init__ tasks tasks.names tasks.config",

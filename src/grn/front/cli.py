@@ -45,6 +45,8 @@ COMMANDS = {
     "clean": ("grn.front.jobs:clean", "Forget what has ended."),
     "queue": ("grn.front.jobs:queue_command", "Show, start or stop your queue."),
     "service": ("grn.front.service:service", "Keep your queue through logout and reboot."),
+    "sweep": ("grn.front.sweep:sweep", "Run a command for many values of its parameters."),
+    "batch": ("grn.front.batch:batch", "Run the lines of a file on GPUs that have room."),
     "gpus": ("grn.front.look:gpus", "Show the GPUs: memory used, reserved, free."),
     "ps": ("grn.front.look:ps", "Show what runs and what waits, and why."),
     "why": ("grn.front.look:why", "Explain why a job waits, or where it runs."),

@@ -1,0 +1,230 @@
+"""Runs a batch: lines become jobs on negotiated GPUs, and the diary keeps what came of them.
+
+The source and the listener of its crew. A job that ran out of memory beside others runs again with
+more room; one that failed for another reason runs again as often as was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from grn.errors import UsageError
+from grn.sweep.crew import Crew
+from grn.sweep.diary import Diary, Entry, id_of
+from grn.sweep.lines import Lines, shell_argv
+from grn.sweep.roles import Slots
+from grn.sweep.script import Job, Script
+from grn.sweep.task import Ended, Needs, Slot, Task
+
+MORE_ROOM_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a batch is to be run."""
+
+    needs: Needs
+    retries: int = 0
+    is_fail_fast: bool = False
+    parallel: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How far a batch is."""
+
+    total: int | None  # None while lines may still come
+    done: int = 0
+    failed: int = 0
+    running: int = 0
+    skipped: int = 0  # finished in an earlier run of the batch
+    waiting: int = 0  # for a GPU
+
+
+class Batch:
+    """One batch while it runs."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        diary: Diary,
+        wishes: Wishes,
+        on_change: Callable[[Tally, Entry | None], None],
+        total: int | None = None,
+    ) -> None:
+        self._lines = lines
+        self._diary = diary
+        self._wishes = wishes
+        self._on_change = on_change
+        self._script = Script(wishes.needs)
+        self._finished: dict[str, Entry] = {}
+        self._jobs: dict[int, Job] = {}  # that wait or run, by the number of their task
+        self._tries: dict[int, int] = {}
+        self._failures: dict[int, int] = {}
+        self._count = 0
+        self._has_all = False
+        self.entries: list[Entry] = []  # of this run and of those it had not to run again
+        self.tally = Tally(total)
+        self.stopped_by = 0
+        self.fileno = lines.fileno
+
+    def run(self, slots: Slots, finished: dict[str, Entry]) -> None:
+        """Run all lines; return when the last has ended, or all was stopped."""
+        self._finished = finished
+        crew = Crew(slots, self, self)
+        try:
+            crew.run()
+        finally:
+            self.stopped_by = crew.stopped_by
+
+    # --- the source ----------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """True when the last line has become a job."""
+        return self._has_all
+
+    def hear(self) -> None:
+        """There is something to read."""
+        self._lines.hear()
+
+    def next_task(self) -> Task | None:
+        """Return the task of the next line that has not finished before."""
+        if self._wishes.parallel is not None and len(self._jobs) >= self._wishes.parallel:
+            return None
+        while (job := self._next_job()) is not None:
+            before = self._finished.get(id_of(job))
+            if before is None:
+                return self._task(job)
+            self.entries.append(before)
+            self._change(skipped=1)
+        return None
+
+    def _next_job(self) -> Job | None:
+        while (line := self._lines.next_line()) is not None:
+            if (job := self._read(lambda: self._script.take(line))) is not None:
+                return job
+        if not self._lines.is_over or self._has_all:
+            return None
+        self._has_all = True
+        job = self._read(self._script.finish)
+        self._change()
+        return job
+
+    def _read(self, read: Callable[[], Job | None]) -> Job | None:
+        """Read a line; one that makes no sense fails alone: others may run already."""
+        try:
+            return read()
+        except UsageError as error:
+            entry = _unreadable(self._script.begun_at, error.message)
+            self._diary.add(entry)
+            self.entries.append(entry)
+            self._count += 1
+            self._change(entry, done=1, failed=1)
+            return None
+
+    def _task(self, job: Job) -> Task:
+        self._count += 1
+        self._jobs[self._count] = job
+        self._change()
+        return Task(
+            number=self._count,
+            argv=shell_argv(job.text),
+            label=job.name or os.fsdecode(job.text),
+            environment={"GRN_LINE": str(job.line)},
+            log_path=self._diary.log_path(job),
+            needs=job.needs,
+        )
+
+    # --- the listener --------------------------------------------------------------------
+
+    def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+        """A job is about to start; its log holds this run of the batch only."""
+        if task.number not in self._tries and task.log_path is not None:
+            open(task.log_path, "wb").close()
+        self._tries[task.number] = self._tries.get(task.number, 0) + 1
+        self._change(running=1)
+
+    def ended(self, crew: Crew, ended: Ended) -> None:
+        """Write down how a job ended, or let it run once more."""
+        number = ended.task.number
+        was_running = number in self._tries
+        again = None if ended.status == 0 or crew.is_draining else self._another_try(ended)
+        if again is not None:
+            crew.again(again)
+            self._change(running=-was_running)
+            return
+        entry = self._entry(ended, crew.is_stopping)
+        del self._jobs[number]
+        self._diary.add(entry)
+        self.entries.append(entry)
+        is_bad = not entry.is_ok and entry.outcome != "interrupted"
+        self._change(entry, running=-was_running, done=entry.is_ok or is_bad, failed=is_bad)
+        if is_bad and self._wishes.is_fail_fast:
+            crew.drain()
+
+    def _another_try(self, ended: Ended) -> Task | None:
+        has_shared = ended.is_out_of_memory and not ended.was_alone
+        if has_shared and ended.task.attempt < MORE_ROOM_TRIES:
+            return ended.task.but(attempt=ended.task.attempt + 1)
+        failures = self._failures[ended.task.number] = self._failures.get(ended.task.number, 0) + 1
+        is_hopeless = not ended.slot.name and bool(ended.trouble)  # no GPU will ever do
+        return ended.task if failures <= self._wishes.retries and not is_hopeless else None
+
+    def _entry(self, ended: Ended, is_stopping: bool) -> Entry:
+        job = self._jobs[ended.task.number]
+        outcome = "ok" if ended.status == 0 else "oom" if ended.is_out_of_memory else "failed"
+        return Entry(
+            id=id_of(job),
+            line=job.line,
+            command=os.fsencode(ended.task.label).decode("utf-8", "backslashreplace"),
+            outcome="interrupted" if is_stopping and ended.status else outcome,
+            status=ended.status,
+            gpu=ended.slot.name,
+            started_at=round(ended.started_at, 3),
+            duration_s=round(ended.duration_s, 3),
+            attempts=max(1, self._tries.get(ended.task.number, 0)),
+            peak_bytes=ended.peak_bytes,
+            log=ended.task.log_path or "",
+            trouble=ended.trouble,
+        )
+
+    def _change(
+        self,
+        entry: Entry | None = None,
+        *,
+        done: int = 0,
+        failed: int = 0,
+        running: int = 0,
+        skipped: int = 0,
+    ) -> None:
+        tally = self.tally
+        self.tally = replace(
+            tally,
+            total=tally.skipped + skipped + self._count if self._has_all else tally.total,
+            done=tally.done + done,
+            failed=tally.failed + failed,
+            running=tally.running + running,
+            skipped=tally.skipped + skipped,
+            waiting=len(self._jobs) - tally.running - running,
+        )
+        self._on_change(self.tally, entry)
+
+
+def _unreadable(line: int, trouble: str) -> Entry:
+    return Entry(
+        id=f"line-{line}",
+        line=line,
+        command="",
+        outcome="failed",
+        status=2,
+        gpu="",
+        started_at=0.0,
+        duration_s=0.0,
+        attempts=0,
+        peak_bytes=None,
+        log="",
+        trouble=trouble,
+    )
