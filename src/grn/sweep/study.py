@@ -108,10 +108,14 @@ class Study:
                 "Choose another with --out or --name.",
             )
         self.folder.write_about(self._about(about))
-        for run in self.folder.runs():
+        self.read()
+        for run in list(self._known.values()):
             if run.state is State.RUNNING:  # whoever ran it is gone: we have the lock
-                run = replace(run, state=State.INTERRUPTED)
-                self.folder.write_run(run)
+                self._keep(replace(run, state=State.INTERRUPTED))
+
+    def read(self) -> None:
+        """Read what was done before, and change nothing."""
+        for run in self.folder.runs():
             self._last_index = max(self._last_index, run.index)
             self._known[run.fingerprint] = run
             self._names[run.run] = run.fingerprint

@@ -1,0 +1,183 @@
+"""A sweep as a PNG, drawn by matplotlib where that is installed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import Any
+
+from grn.errors import MachineError, UsageError
+from grn.sweep.condition import number_or_text
+from grn.sweep.names import spelled
+from grn.sweep.page import JITTER
+from grn.sweep.picture import LEVELS, Axis, Picture, number_text
+
+HOW_TO_DRAW = "matplotlib is not installed; pip install 'gpu-resource-negotiator[plot]'"
+COLOURS = (
+    *("#ccd5e2", "#b4c5dd", "#97b3d9", "#769fd3", "#558ac9", "#3a74ba", "#245da4", "#134787"),
+)
+ACCENT, INK, SOFT, LINE = "#d9480f", "#1a2230", "#5d6878", "#dde2ea"
+ACROSS = 3  # small charts in a row
+TABLE_ROWS = 8
+assert len(COLOURS) == LEVELS
+
+
+def write_png(picture: Picture, path: str, *, is_needed: bool = False) -> bool:
+    """Write the picture; False when it cannot be drawn here and nobody insists."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        if is_needed:
+            raise UsageError(f"there is no way to draw a PNG: {HOW_TO_DRAW}.") from error
+        return False
+    looks = {"font.size": 9, "font.family": "sans-serif", "axes.edgecolor": SOFT}
+    with matplotlib.rc_context(looks):
+        figure = _figure(Figure, picture)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            figure.savefig(temporary, format="png", dpi=150)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
+    return True
+
+
+def _figure(kind: Any, picture: Picture) -> Any:
+    rows = -(-len(picture.axes) // ACROSS)
+    heights = [0.75, *([3.4] if picture.axes else []), *[2.5] * rows, _table_inches(picture)]
+    figure = kind(figsize=(12, sum(heights) + 0.4), facecolor="white", layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    grid = figure.add_gridspec(len(heights), ACROSS, height_ratios=heights)
+    _title(figure.add_subplot(grid[0, :]), picture)
+    if picture.axes:
+        _lines(figure.add_subplot(grid[1, :]), picture)
+    for number, one in enumerate(picture.axes):
+        place = grid[2 + number // ACROSS, number % ACROSS]
+        _chart(figure.add_subplot(place), picture, one)
+    _table(figure.add_subplot(grid[len(heights) - 1, :]), picture)
+    return figure
+
+
+def _title(axes: Any, picture: Picture) -> None:
+    axes.axis("off")
+    best = picture.best[0]
+    counts = ", ".join(f"{count} {state}" for state, count in picture.counts if count)
+    command = _shown(picture.about.command, 150)
+    axes.text(0, 0.78, _shown(picture.about.name, 80), fontsize=17, weight="bold", color=INK,
+              va="center")  # fmt: skip
+    axes.text(0, 0.34, command, fontsize=8.5, color=SOFT, family="monospace", va="center")
+    axes.text(0, 0.0, counts, fontsize=9, color=SOFT, va="center")
+    value = f"best {picture.metric}  {number_text(best[picture.metric])}"
+    axes.text(1, 0.78, _shown(value, 60), fontsize=15, weight="bold", color=ACCENT, ha="right",
+              va="center", transform=axes.transAxes)  # fmt: skip
+
+
+def _lines(axes: Any, picture: Picture) -> None:
+    """Draw the parallel coordinates."""
+    uprights = (*picture.axes, picture.value_axis)
+    for number in range(len(picture.rows)):
+        spots = [
+            (x, place)
+            for x, one in enumerate(uprights)
+            if (place := one.places[number]) is not None
+        ]
+        colour, wide, above = _looks(picture, number)
+        curve_x, curve_y = _curve(spots)
+        axes.plot(curve_x, curve_y, color=colour, linewidth=wide, alpha=0.85, zorder=above)
+    for x, one in enumerate(uprights):
+        axes.plot([x, x], [-0.02, 1.02], color=SOFT, linewidth=0.8, zorder=5000)
+        is_metric = one is picture.value_axis
+        axes.text(x, 1.06, _shown(one.name, 18), ha="center", weight="bold",
+                  color=ACCENT if is_metric else INK)  # fmt: skip
+        for tick in one.ticks:
+            axes.text(x - 0.015, tick.at, _shown(tick.text, 14), ha="right", va="center",
+                      fontsize=7.5, color=SOFT, zorder=5001,
+                      bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6},
+                      )  # fmt: skip
+    axes.set_xlim(-0.25, len(uprights) - 0.75)
+    axes.set_ylim(-0.03, 1.14)
+    axes.axis("off")
+
+
+def _curve(spots: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    """Join places by lines that leave and reach each axis level."""
+    xs, ys = [float(spots[0][0])], [spots[0][1]]
+    for (x, y), (next_x, next_y) in itertools.pairwise(spots):
+        for step in range(1, 13):
+            share = step / 12
+            ease = share * share * (3 - 2 * share)
+            xs.append(x + (next_x - x) * share)
+            ys.append(y + (next_y - y) * ease)
+    return xs, ys
+
+
+def _chart(axes: Any, picture: Picture, one: Axis) -> None:
+    shake = random.Random(one.name)
+    order = range(len(picture.rows))
+    for number in order:
+        place, height = one.places[number], picture.value_axis.places[number]
+        if place is None or height is None:
+            continue
+        if one.is_grouped and one.ticks:
+            place += (shake.random() - 0.5) * 2 * JITTER / max(2, len(one.ticks))
+        colour, _, above = _looks(picture, number)
+        size = 60 if number == len(picture.rows) - 1 else 26
+        axes.scatter(place, height, s=size, color=colour, edgecolors="white", linewidths=0.6,
+                     zorder=above)  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xticks([tick.at for tick in one.ticks], [_shown(tick.text, 14) for tick in one.ticks])
+    values = picture.value_axis.ticks
+    axes.set_yticks([tick.at for tick in values], [tick.text for tick in values])
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.tick_params(colors=SOFT, labelsize=8, length=3)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    name = f"{one.name} (log)" if one.is_log else one.name
+    axes.set_xlabel(_shown(name, 30), weight="bold", color=INK)
+    axes.set_ylabel(_shown(picture.metric, 24), color=SOFT, fontsize=8)
+
+
+def _table_inches(picture: Picture) -> float:
+    return 0.5 + 0.26 * (1 + min(TABLE_ROWS, len(picture.best)))
+
+
+def _table(axes: Any, picture: Picture) -> None:
+    axes.axis("off")
+    columns = picture.columns[:9]
+    rows = [[_cell(row[name]) for name in columns] for row in picture.best[:TABLE_ROWS]]
+    heads = [_shown({"duration_s": "time (s)", "gpu": "GPU"}.get(one, one), 16) for one in columns]
+    drawn = axes.table(cellText=rows, colLabels=heads, loc="upper center", cellLoc="left",
+                       colLoc="left", edges="horizontal")  # fmt: skip
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(8.5)
+    drawn.scale(1, 1.25)
+    for (row, column), cell in drawn.get_celld().items():
+        cell.set_edgecolor(LINE)
+        is_best = row == 1
+        colour = SOFT if row == 0 else ACCENT if is_best and column == 0 else INK
+        cell.set_text_props(color=colour, weight="bold" if row == 0 or is_best else "normal")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return number_text(value)
+    read = number_or_text(value)
+    return _shown(spelled(value), 18) if isinstance(read, str) else spelled(value)
+
+
+def _looks(picture: Picture, number: int) -> tuple[str, float, int]:
+    """Return the colour of a run, how wide its line is, and how far above others it lies."""
+    if number == len(picture.rows) - 1:
+        return ACCENT, 2.6, 4000
+    return COLOURS[picture.levels[number]], 1.1, 10 + number
+
+
+def _shown(text: str, most: int) -> str:
+    """Cut a text, and keep matplotlib from reading formulas or unprintable characters in it."""
+    clean = "".join(char if char.isprintable() else "?" for char in text).replace("$", r"\$")
+    return clean if len(clean) <= most else clean[: most - 1] + "…"
