@@ -56,7 +56,7 @@ def _side(picture: Picture) -> str:
 
 
 def _hint(picture: Picture) -> str:
-    text = "One line for each run; the darker, the better, and the best stands out."
+    text = "One line for each run; the stronger its colour, the better; the best stands out."
     text += " Point at a run to find it everywhere."
     return text + (" Some runs in the middle are left out." if picture.is_partial else "")
 
@@ -208,7 +208,7 @@ def _table(picture: Picture) -> str:
     lines = []
     for place, row in enumerate(picture.best, 1):
         cells = "".join(_cell(row[name]) for name in picture.columns)
-        run = html.escape(spelled(row["run"]), quote=True)
+        run = _text(spelled(row["run"]))
         kind = ' class="first"' if place == 1 else ""
         lines.append(f'<tr{kind} data-run="{run}" title="{run}"><td>{place}</td>{cells}</tr>')
     head = f"<thead><tr>{heads}</tr></thead>"
@@ -236,7 +236,7 @@ def _cell(value: Any) -> str:
 def _svg(wide: int, tall: int, inner: str, kind: str, label: str) -> str:
     return (
         f'<svg class="{kind}" viewBox="0 0 {wide} {tall}" role="img"'
-        f' aria-label="{html.escape(label, quote=True)}">{inner}</svg>'
+        f' aria-label="{_text(label)}">{inner}</svg>'
     )
 
 
@@ -250,7 +250,7 @@ def _named(picture: Picture, number: int) -> str:
     row = picture.rows[number]
     value = number_text(row[picture.metric])
     title = _text(f"{picture.metric} {value}\n{row['run']}")
-    return f'data-run="{html.escape(spelled(row["run"]), quote=True)}"><title>{title}</title>'
+    return f'data-run="{_text(spelled(row["run"]))}"><title>{title}</title>'
 
 
 def _text(text: str) -> str:

@@ -17,7 +17,9 @@ from grn.sweep.folders import Run, State
 from grn.sweep.names import fingerprint
 from grn.sweep.plan import Plan
 from grn.sweep.results import flat, is_number
-from grn.sweep.space import MOST_TRIES, Drawn, Listed, Point
+from grn.sweep.space import Drawn, Listed, Point
+
+MOST_REFUSED = 500  # points in a row that the conditions leave out
 
 
 class OptunaFeed:
@@ -107,7 +109,7 @@ class OptunaFeed:
         return study
 
     def _asked(self) -> tuple[Any, Point]:
-        for _ in range(MOST_TRIES):
+        for _ in range(MOST_REFUSED):
             trial = self._study.ask(self._distributions)
             point = {
                 one.name: self._chosen(one, trial.params[one.name])

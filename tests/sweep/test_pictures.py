@@ -1,0 +1,166 @@
+"""Pictures of sweeps: what is drawn where, harmless text, nothing from outside."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grn.sweep.best import rank
+from grn.sweep.folders import About, Run, State
+from grn.sweep.page import page, write_page
+from grn.sweep.picture import MOST_DRAWN, Picture, axis, draw
+from grn.sweep.plot import write_png
+from grn.sweep.results import Table
+
+EVIL = "<script>alert(1)</script>\"'&$x^2$\x1b[31m"
+
+
+def a_picture(points: list[dict[str, Any]], name: str = "s", metric: str = "loss") -> Picture:
+    """Draw a sweep; the value of a point is its metric, else its number is."""
+    runs = []
+    for number, point in enumerate(points):
+        params = {key: value for key, value in point.items() if key != "value"}
+        result = {metric: point.get("value", number)}
+        made = Run(f"r{number}", str(number), number, params, State.FINISHED, result=result)
+        runs.append(made)
+    names = tuple(runs[0].params)
+    runs.append(Run("bad", "bad", len(runs), {}, State.FAILED, trouble="x"))
+    about = About(name, f"cmd {name}", False, names, 0.0)
+    table = Table(runs, names)
+    ranking = rank(table, about)
+    assert ranking is not None
+    return draw(about, table, ranking)
+
+
+class Seen(HTMLParser):
+    """Collects the tags and attributes of a page and checks that they close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def read(text: str) -> Seen:
+    seen = Seen()
+    seen.feed(text)
+    seen.close()
+    assert seen.open == []
+    return seen
+
+
+def test_numbers_lie_evenly_or_by_magnitude() -> None:
+    even = axis("x", [1, 2, 3])
+    assert not even.is_log
+    assert even.places[1] == pytest.approx(0.5)
+    by_size = axis("lr", ["1e-5", "1e-3", "1e-1"])
+    assert by_size.is_log
+    assert by_size.places[1] == pytest.approx(0.5)
+    assert axis("bs", ["16", "32", "64", "128"]).is_log
+    assert [tick.text for tick in by_size.ticks] == ["1e-5", "0.001", "0.1"]
+
+
+def test_words_have_a_place_each() -> None:
+    words = axis("opt", ["sgd", "adam", "sgd", None])
+    assert words.is_grouped
+    assert [tick.text for tick in words.ticks] == ["adam", "sgd"]
+    assert words.places == (0.75, 0.25, 0.75, None)
+    mixed = axis("x", ["1", "two"])
+    assert mixed.is_grouped
+
+
+@pytest.mark.parametrize(
+    "values", [[5], [0, 0], [-1e30, 1e30], [1e-300, 1e300], [True, False], [1, None, 1e9], [None]]
+)
+def test_odd_values_have_places_inside(values: list[Any]) -> None:
+    made = axis("x", values)
+    assert all(place is None or 0 <= place <= 1 for place in made.places)
+    assert all(0 <= tick.at <= 1 for tick in made.ticks)
+
+
+@pytest.mark.parametrize("high", [1e-9, 0.3, 1, 7.7, 40, 12345])
+def test_ticks_are_round_and_few(high: float) -> None:
+    values = [high * share / 20 for share in range(21)]
+    ticks = axis("x", values, can_group=False).ticks
+    assert 2 <= len(ticks) <= 8
+    assert all(len(tick.text) <= 8 for tick in ticks)
+
+
+def test_the_best_run_is_drawn_last_and_strongest() -> None:
+    picture = a_picture([{"x": 1, "value": 3}, {"x": 2, "value": 1}, {"x": 3, "value": 2}])
+    assert [row["loss"] for row in picture.rows] == [3, 2, 1]
+    assert picture.levels == (0, 4, 7)
+    assert [row["loss"] for row in picture.best] == [1, 2, 3]
+    assert dict(picture.counts) == {"running": 0, "finished": 3, "failed": 1, "interrupted": 0}
+
+
+def test_parameters_that_do_not_vary_are_told_and_not_drawn() -> None:
+    picture = a_picture([{"x": 1, "y": "same"}, {"x": 2, "y": "same"}])
+    assert [one.name for one in picture.axes] == ["x"]
+    assert picture.fixed == (("y", "same"),)
+
+
+def test_a_page_is_whole_and_needs_nothing_from_outside() -> None:
+    text = page(a_picture([{"lr": 10.0**-n, "opt": o} for n in range(5) for o in ("sgd", "adam")]))
+    seen = read(text)
+    tags = [tag for tag, _ in seen.tags]
+    assert tags.count("svg") == 3
+    assert tags.count("circle") == 20
+    assert tags.count("path") == 10
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
+    assert not {"link", "img", "iframe"} & set(tags)
+    for _, attributes in seen.tags:
+        assert not {"src", "href"} & set(attributes)
+
+
+def test_text_of_users_cannot_become_part_of_the_page() -> None:
+    points = [{EVIL.replace("$", ""): EVIL, "x": n} for n in range(3)]
+    points += [{EVIL.replace("$", ""): "b", "x": 9}]
+    text = page(a_picture(points, name=EVIL, metric="loss" + EVIL))
+    seen = read(text)
+    assert [tag for tag, _ in seen.tags].count("script") == 1  # our own
+    assert "<script>alert" not in text
+    assert "\x1b" not in text
+
+
+def test_one_run_and_no_varying_parameter_still_make_a_page(tmp_path: Path) -> None:
+    picture = a_picture([{"x": 1}])
+    read(page(picture))
+    assert write_png(picture, str(tmp_path / "p.png"))
+
+
+def test_a_png_is_written_whole(tmp_path: Path) -> None:
+    points = [{"lr": 10.0**-n, EVIL: o, "z": None} for n in range(5) for o in (EVIL, "adam")]
+    picture = a_picture(points, name=EVIL)
+    assert write_png(picture, str(tmp_path / "p.png"))
+    data = (tmp_path / "p.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+    wide, tall = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    assert wide == 1800
+    assert tall > 900
+    assert [path.name for path in tmp_path.iterdir()] == ["p.png"]
+
+
+def test_a_huge_sweep_makes_a_page_of_a_sane_size(tmp_path: Path) -> None:
+    picture = a_picture([{"x": n, "y": -n} for n in range(5000)])
+    assert len(picture.rows) == MOST_DRAWN
+    assert picture.is_partial
+    write_page(picture, str(tmp_path / "p.html"))
+    assert (tmp_path / "p.html").stat().st_size < 3_000_000
