@@ -319,6 +319,17 @@ def test_a_killed_crew_takes_its_commands_along(story: Story) -> None:
     os.kill(tree[TREE_NAMES.index("daemon")], signal.SIGKILL)
 
 
+def test_a_crew_that_is_killed_while_it_starts_commands_leaves_none(story: Story) -> None:
+    """Also the one whose pid it did not live to learn is ended."""
+    for _ in range(4):
+        job = crew_of(story, *["echo >>begun; exec sleep 1000"] * 4)
+        wait_for(lambda: (story.folder / "begun").exists(), "the first to start")
+        job.kill()
+        (story.folder / "begun").unlink()
+
+    wait_for(lambda: not list(story.left_behind()), "all to end")
+
+
 def test_the_guard_is_gone_when_the_crew_is(story: Story) -> None:
     crew_of(story, "true").ended_well()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from grn.wire import Message
 
-FIRST_ANSWER_S = 2.0
+ANSWER_S = 2.0
 CALL_AGAIN_S = 0.2
 GIVE_UP_S = 5.0  # after so long without a negotiator there is none
 
@@ -108,11 +108,14 @@ class Hold:
             self._call_again(time.monotonic())
 
     def close(self) -> None:
-        """Let all go."""
-        held = [share for share in set(self._shares.values()) if share.lease]
-        if held and (self._line.is_open or self._line.open()):
-            for share in held:
-                self._line.say("done", lease=share.lease, outcome="ok")
+        """Let all go, also what is being granted to us right now."""
+        mine = set(self._shares.values())
+        held = [share for share in mine if share.lease]
+        asked = [share for share in mine if share.state in (State.ASKED, State.WAITING)]
+        if (held or asked) and (self._line.is_open or self._line.open()):
+            said = [self._line.say("done", lease=share.lease, outcome="ok") for share in held]
+            said += [self._line.say("cancel", key=share.key) for share in asked]
+            self._await(said[-1])
         self._line.close()
 
     # --- the line ------------------------------------------------------------------------
@@ -121,19 +124,25 @@ class Hold:
         """Ask which GPUs there are; none when nobody answers in time."""
         if not self._line.open():
             return ()
-        asked = self._line.say("status")
+        answer = self._await(self._line.say("status"))
+        if answer is not None and "status" in answer:
+            gpus: Sequence[Message] = answer["status"]["gpus"]
+            return gpus
+        self._say("the negotiator does not answer: the GPUs are used without asking it")
+        self._line.close()
+        return ()
+
+    def _await(self, number: int) -> Message | None:
+        """Wait for one answer, as long as one may wait before anything runs or after all has."""
         poll = select.poll()
-        until = time.monotonic() + FIRST_ANSWER_S
+        until = time.monotonic() + ANSWER_S
         while (fd := self._line.fileno()) is not None and time.monotonic() < until:
             poll.register(fd, select.POLLIN)
             poll.poll((until - time.monotonic()) * 1000)
             for message in self._line.hear():
-                if message.get("id") == asked and "status" in message:
-                    gpus: Sequence[Message] = message["status"]["gpus"]
-                    return gpus
-        self._say("the negotiator does not answer: the GPUs are used without asking it")
-        self._line.close()
-        return ()
+                if message.get("id") == number:
+                    return message
+        return None
 
     def _ask(self, share: Share) -> None:
         share.state = State.ASKED

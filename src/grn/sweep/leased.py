@@ -168,7 +168,8 @@ class LeasedSlots:
         return self._line.fileno()
 
     def close(self) -> None:
-        """Hang up: what still waits is withdrawn by that."""
+        """Take back what still waits, and hang up."""
+        self.withdraw()
         for lease in list(self._held):
             self.unused(Slot("", {}, lease))
         self._line.close()
