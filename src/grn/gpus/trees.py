@@ -17,8 +17,8 @@ from grn.model.job import Holder
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SMALL_FILE_BYTES = 1 << 16  # in `status` a long list of groups comes before what we look for
+_FILES_KEPT = 32
 _TAG = b"GRN_LEASE="
-_PEAK = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 _NUMBERS = re.compile(rb"^NSpid:([\s\d]+)$", re.MULTILINE)
 
 
@@ -103,8 +103,7 @@ def is_alive(holder: Holder) -> bool:
 
 def peak_resident_bytes(pid: int) -> int | None:
     """Return the most memory a process ever had resident, None when it is gone."""
-    found = _PEAK.search(_read(pid, "status"))
-    return int(found[1]) * 1024 if found else None
+    return _size_in(_read(pid, "status"), b"\nVmHWM:")
 
 
 def inner_pids(pid: int) -> list[int]:
@@ -127,6 +126,55 @@ def end_processes(holders: Iterable[Holder]) -> None:
             pass  # it has just ended, or is another user's and not ours to end
         finally:
             os.close(pidfd)
+
+
+class Memories:
+    """What processes have in memory, for those asked about again and again.
+
+    The files of a few stay open: that saves finding them, and an open one stays with its process
+    and never shows another of the same pid.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Holder, int] = {}
+
+    def resident_and_peak_bytes(self, holder: Holder) -> tuple[int, int] | None:
+        """Return what a process has now and had at most, None when it is gone."""
+        fd = self._files.get(holder)
+        if fd is None:
+            fd = self._open(holder)
+        try:
+            text = os.pread(fd, _SMALL_FILE_BYTES, 0) if fd is not None else b""
+        except OSError:
+            text = b""
+        peak, resident = _size_in(text, b"\nVmHWM:"), _size_in(text, b"\nVmRSS:")
+        if peak is None or resident is None:
+            self._close(holder)
+            return None
+        return resident, peak
+
+    def _open(self, holder: Holder) -> int | None:
+        try:
+            fd = os.open(f"/proc/{holder.pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if not is_alive(holder):  # looked at after opening: a reused pid is found out
+            os.close(fd)
+            return None
+        if len(self._files) >= _FILES_KEPT:
+            self._close(next(iter(self._files)))
+        self._files[holder] = fd
+        return fd
+
+    def _close(self, holder: Holder) -> None:
+        fd = self._files.pop(holder, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let all files go."""
+        for holder in list(self._files):
+            self._close(holder)
 
 
 class Trees:
@@ -209,6 +257,15 @@ def _read(pid: int, name: str) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def _size_in(status: bytes, name: bytes) -> int | None:
+    """Return one size of a `status` file; found by hand, as this is asked at every lease."""
+    start = status.find(name)
+    if start < 0:
+        return None
+    start += len(name)
+    return int(status[start : status.index(b" kB", start)]) * 1024
 
 
 def _roots(

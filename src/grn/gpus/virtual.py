@@ -44,6 +44,7 @@ class VirtualProbe:
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = tuple(gpus)
         self._trees = trees.Trees()
+        self._memories = trees.Memories()
         self._cpu_ticks: dict[Holder, int] = {}
         self._looked_at = time.monotonic()
         self._strangers: dict[int, trees.Process] = {}
@@ -56,13 +57,14 @@ class VirtualProbe:
         return Inventory(self._gpus, empty)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Let go of open files."""
+        self._memories.close()
 
     def begin(self, placement: Placement) -> None:
         """Note the highest memory before a job starts, to tell its own peak apart."""
         if placement.holder is not None:
-            peak = trees.peak_resident_bytes(placement.holder.pid)
-            self._baseline[placement.lease] = peak or 0
+            found = self._memories.resident_and_peak_bytes(placement.holder)
+            self._baseline[placement.lease] = found[1] if found else 0
 
     @property
     def has_shifted(self) -> bool:
@@ -83,13 +85,11 @@ class VirtualProbe:
         before = self._baseline.pop(placement.lease, None)
         if placement.holder is None or before is None:
             return None
-        process = trees.read_process(placement.holder.pid)
-        if process is None or process.started_ticks != placement.holder.started_ticks:
+        found = self._memories.resident_and_peak_bytes(placement.holder)
+        if found is None:
             return None
-        peak = trees.peak_resident_bytes(process.pid)
-        if peak is None or peak <= before:
-            peak = process.resident_bytes
-        return peak // len(placement.gpus)
+        resident, peak = found
+        return (peak if peak > before else resident) // len(placement.gpus)
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
         """Add up the memory and the CPU time of each lease's process tree."""

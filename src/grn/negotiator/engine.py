@@ -523,8 +523,11 @@ class Engine:
         return None
 
     def is_sharing(self, lease: Lease) -> bool:
-        books = [self.books[uuid] for uuid in lease.gpus]
-        return any(len(b.leases) > 1 or b.strangers_bytes > b.guard_bytes for b in books)
+        for uuid in lease.gpus:
+            book = self.books[uuid]
+            if len(book.leases) > 1 or book.strangers_bytes > book.guard_bytes:
+                return True
+        return False
 
     def _sizes(self) -> dict[str, Size]:
         if not self._sizes_known:

@@ -160,7 +160,7 @@ def after_out_of_memory(believed_bytes: int, attempt: int, capacity_bytes: int) 
     return min(capacity_bytes, more)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class End:
     """How a run ended, as far as learning from it goes."""
 

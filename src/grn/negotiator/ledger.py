@@ -36,7 +36,7 @@ class Book:
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
     capacity_bytes: int = field(init=False)  # what may be promised at most
     is_virtual: bool = field(init=False)
-    _sums: tuple[int, int, int, int] | None = None
+    _sums: tuple[int, int, int, int, int] | None = None
 
     def __post_init__(self) -> None:
         self.capacity_bytes = self.gpu.total_bytes - self.guard_bytes
@@ -45,15 +45,19 @@ class Book:
     @property
     def most_takeable_bytes(self) -> int:
         """Return the largest need that somebody who has nothing here yet can bring."""
-        return self.free_bytes if self.leases else self.once_empty_bytes(self.strangers_bytes)
+        return self.free_bytes if self.leases else self.once_empty_bytes
 
-    def once_empty_bytes(self, strangers_bytes: int) -> int:
-        """Return the largest need that fits beside such strangers when no lease is left here.
+    @property
+    def once_empty_bytes(self) -> int:
+        """Return the largest need that fits beside the strangers when no lease is left here."""
+        return (self._sums or self._totals())[4]
+
+    def beside_bytes(self, foreign_bytes: int) -> int:
+        """Return the largest need that fits beside so much of others when no lease is left here.
 
         A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
         """
-        foreign = strangers_bytes + self.unexplained_bytes
-        return self.capacity_bytes - (foreign if foreign > self.guard_bytes else 0)
+        return self.capacity_bytes - (foreign_bytes if foreign_bytes > self.guard_bytes else 0)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -150,9 +154,11 @@ class Book:
     def _live(self, lease_ids: tuple[str, ...]) -> list[str]:
         return [lease_id for lease_id in lease_ids if lease_id in self.leases]
 
-    def _totals(self) -> tuple[int, int, int, int]:
-        sums = self._add_up()
-        self._sums = (*sums, self.capacity_bytes - sum(sums))
+    def _totals(self) -> tuple[int, int, int, int, int]:
+        booked, strangers, unexplained = self._add_up()
+        foreign = strangers + unexplained
+        free = self.capacity_bytes - booked - foreign
+        self._sums = (booked, strangers, unexplained, free, self.beside_bytes(foreign))
         return self._sums
 
     def _add_up(self) -> tuple[int, int, int]:

@@ -334,13 +334,13 @@ class Loop:
             if self._kind_of(lease) is GpuKind.VIRTUAL
             else ending.gpu_peak_bytes
         )
-        known = [size for size in (exact, reported) if size is not None]
-        peak = max(known, default=None)
+        peak = exact if reported is None else max(exact or 0, reported)
         holder = self.engine.leases[lease.id].request.holder
         seen = max(self.engine.watch(lease.id).peak_bytes, peak or 0) or None
         settled = Settled(ending.outcome, not self.engine.is_sharing(lease), seen)
         self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
         then(settled)
+        self.engine.memory.refresh()  # while the client is busy with our answer
         if holder is not None:
             self.holders.unwatch(holder)
         log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)

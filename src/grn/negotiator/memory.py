@@ -29,6 +29,7 @@ class Memory:
         self.version = 0  # rises whenever a need may have changed
         self._changed: dict[str, int] = {}  # job type -> the version that its need last changed in
         self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
+        self._stale: set[Key] = set()  # what in there is not right any more
 
     def load(self, profiles: Iterable[Profile]) -> None:
         """Take in what was saved."""
@@ -111,6 +112,16 @@ class Memory:
             )
         return by_capacity[capacity_bytes]
 
+    def refresh(self) -> None:
+        """Draw the estimates that new runs have changed, so that nobody waits for that later."""
+        while self._stale:
+            key = self._stale.pop()
+            for (model, capacity_bytes), known in self._known.items():
+                if model == key[1]:
+                    known.pop(key[0], None)
+                    if estimate := self.estimate(*key, capacity_bytes):
+                        known[key[0]] = estimate.need_bytes
+
     def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
         """Return the need on each GPU model."""
         return {model: self._need(request, model, size) for model, size in sizes.items()}
@@ -159,6 +170,7 @@ class Memory:
         return learn.lower_bound_bytes(profile, capacity_bytes) if profile else 0
 
     def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
+        self.refresh()
         slot = (model, capacity_bytes)
         if slot not in self._known:
             self._known[slot] = {
@@ -185,11 +197,7 @@ class Memory:
 
     def _forget_estimates(self, key: Key) -> None:
         self._estimates.pop(key, None)
-        for (model, capacity_bytes), known in self._known.items():
-            if model == key[1]:
-                known.pop(key[0], None)
-                if estimate := self.estimate(*key, capacity_bytes):
-                    known[key[0]] = estimate.need_bytes
+        self._stale.add(key)
         self._note_change(key[0])
 
     def _note_change(self, job_type: str) -> None:

@@ -121,12 +121,12 @@ def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
 
 def could_take(request: Request, need: Need, book: Book) -> bool:
     """True when a GPU would do for a request once no lease is left on it."""
-    strangers = book.strangers_bytes
-    if strangers:
-        strangers -= _own_bytes(request, book)
+    if not book.reading.uses:  # as on most GPUs that are free: nothing to tell apart
+        return need.need_bytes <= book.once_empty_bytes
+    strangers = book.strangers_bytes - _own_bytes(request, book)
     if (request.is_exclusive or book.gpu.is_exclusive) and strangers > book.guard_bytes:
         return False
-    return need.need_bytes <= book.once_empty_bytes(strangers)
+    return need.need_bytes <= book.beside_bytes(strangers + book.unexplained_bytes)
 
 
 def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> list[Book]:

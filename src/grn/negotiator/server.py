@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import socket
 from collections import Counter, deque
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from grn.errors import (
     from_code,
 )
 from grn.gpus import trees
-from grn.model.job import Holder, Outcome, Policy, Request
+from grn.model.job import Argument, Holder, Outcome, Policy, Request
 from grn.negotiator import messages, report
 from grn.negotiator.events import (
     Grant,
@@ -346,12 +345,14 @@ class Connection(asyncio.BufferedProtocol):
     # --- helpers of the above ------------------------------------------------------------
 
     def _request(self, message: messages.LeaseAsked) -> Request:
-        arguments = tuple(
-            (name, value) for name, value in message.args.items() if value is not None
-        )
+        arguments: tuple[Argument, ...] = ()
+        if message.args:
+            arguments = tuple(
+                (name, value) for name, value in message.args.items() if value is not None
+            )
         return Request(
             key=message.key,
-            lease=secrets.token_hex(4),
+            lease=os.urandom(4).hex(),
             job_type=message.type,
             label=report.harmless(message.label),
             user=self._uid,
