@@ -5,8 +5,10 @@ Knows frames and ids; what messages mean, and when to call again, is for those w
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+import time
 
 from grn import places, wire
 from grn.errors import ProtocolError
@@ -68,6 +70,21 @@ class Conversation:
             except OSError:
                 self.close()
         return self._last_id
+
+    def wait_for(self, number: int, patience_s: float) -> Message | None:
+        """Wait for the answer to one message; whatever else is said meanwhile is dropped.
+
+        To hang up without having heard all would throw away what the other side has not read yet.
+        """
+        poll = select.poll()
+        until = time.monotonic() + patience_s
+        while self._socket is not None and time.monotonic() < until:
+            poll.register(self._socket, select.POLLIN)
+            poll.poll((until - time.monotonic()) * 1000)
+            for message in self.hear():
+                if message.get("id") == number:
+                    return message
+        return None
 
     def hear(self) -> list[Message]:
         """Return what has come in; afterwards the line may be lost."""

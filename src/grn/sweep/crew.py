@@ -119,27 +119,25 @@ class Crew:
             self._start_what_can()
             if self._is_finished():
                 return
-            listening = self._listen()
+            speakers = self._listen()
             events = self._poll.poll(self._patience_ms())
-            for fd in listening:
+            for fd in speakers:
                 self._poll.unregister(fd)
             for fd, _ in events:
                 if fd in self._runs:
                     self._notice_end(fd)
                 elif fd == signals.fd:
                     self._hear_signals(signals)
-                elif fd == self._slots.fileno():
-                    self._slots.hear()
-                else:
-                    self._source.hear()
+                elif fd in speakers:
+                    speakers[fd].hear()
             self._keep_time()
 
-    def _listen(self) -> list[int]:
+    def _listen(self) -> dict[int, Slots | Source]:
         """Listen to slots, and to the source if it could be of use now."""
-        fds = [self._slots.fileno()]
+        speakers: list[Slots | Source] = [self._slots]
         if not self.is_draining and not self._source.is_over and self._slots.has_room():
-            fds.append(self._source.fileno())
-        listening = [fd for fd in fds if fd is not None]
+            speakers.append(self._source)
+        listening = {fd: one for one in speakers if (fd := one.fileno()) is not None}
         for fd in listening:
             self._poll.register(fd, select.POLLIN)
         return listening

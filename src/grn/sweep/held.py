@@ -7,7 +7,6 @@ end. Without a negotiator, or when it does not know a GPU, the slot is simply us
 from __future__ import annotations
 
 import os
-import select
 import time
 from enum import Enum
 
@@ -115,7 +114,7 @@ class Hold:
         if (held or asked) and (self._line.is_open or self._line.open()):
             said = [self._line.say("done", lease=share.lease, outcome="ok") for share in held]
             said += [self._line.say("cancel", key=share.key) for share in asked]
-            self._await(said[-1])
+            self._line.wait_for(said[-1], ANSWER_S)
         self._line.close()
 
     # --- the line ------------------------------------------------------------------------
@@ -124,25 +123,13 @@ class Hold:
         """Ask which GPUs there are; none when nobody answers in time."""
         if not self._line.open():
             return ()
-        answer = self._await(self._line.say("status"))
+        answer = self._line.wait_for(self._line.say("status"), ANSWER_S)
         if answer is not None and "status" in answer:
             gpus: Sequence[Message] = answer["status"]["gpus"]
             return gpus
         self._say("the negotiator does not answer: the GPUs are used without asking it")
         self._line.close()
         return ()
-
-    def _await(self, number: int) -> Message | None:
-        """Wait for one answer, as long as one may wait before anything runs or after all has."""
-        poll = select.poll()
-        until = time.monotonic() + ANSWER_S
-        while (fd := self._line.fileno()) is not None and time.monotonic() < until:
-            poll.register(fd, select.POLLIN)
-            poll.poll((until - time.monotonic()) * 1000)
-            for message in self._line.hear():
-                if message.get("id") == number:
-                    return message
-        return None
 
     def _ask(self, share: Share) -> None:
         share.state = State.ASKED

@@ -27,6 +27,7 @@ IDLE_EXIT_S = 300.0
 FEWEST_ASKED = 8
 HOLD_AFTER_S = 0.03  # a command that is over by then never needs to be known
 SETTLE_S, LOST_SETTLE_S = 5.0, 1.0  # an end is told after so long, whatever is not known of it
+GOODBYE_S = 2.0
 CALL_AGAIN_S = 0.1
 START_AFTER_S = 2.0  # somebody may be about to start the negotiator again
 TROUBLE_S = 5.0
@@ -172,6 +173,8 @@ class LeasedSlots:
         self.withdraw()
         for lease in list(self._held):
             self.unused(Slot("", {}, lease))
+        if self._line.is_open:  # all that was said before is heard before this
+            self._line.wait_for(self._line.say("ping"), GOODBYE_S)
         self._line.close()
 
     # --- time ----------------------------------------------------------------------------
