@@ -73,6 +73,11 @@ EXAMPLES = {
     "clean": ("grn clean --older-than 7d",),
     "queue": ("grn queue", "grn queue stop"),
     "service": ("grn service install",),
+    "sweep": (
+        "grn sweep 'python train.py --lr {lr} --bs {bs}' -p lr 1e-3 1e-4 -p bs 32 64",
+        "grn sweep show sweeps/train-3fa2c1",
+        "grn sweep plot sweeps/train-3fa2c1",
+    ),
     "gpus": ("grn gpus", "grn gpus --json"),
     "ps": ("grn ps", "grn ps --json"),
     "why": ("grn why 264f", "grn why train.py::fit"),
