@@ -7,7 +7,15 @@ import pytest
 from grn.errors import UsageError
 from grn.sweep.condition import parse
 
-POINT = {"lr": "1e-3", "bs": "64", "opt": "adam", "deep": True}
+POINT = {
+    "lr": "1e-3",
+    "bs": "64",
+    "opt": "adam",
+    "deep": True,
+    "under": "1_0",
+    "word": "nan",
+    "long": "9" * 5000,
+}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,7 @@ POINT = {"lr": "1e-3", "bs": "64", "opt": "adam", "deep": True}
         ("2 ** 3 == 8", True),
         ("deep", True),
         ("opt > 'aaa'", True),
+        ("under == '1_0' and word == 'nan' and long != 1", True),  # texts, all of them
     ],
 )
 def test_a_condition_holds_or_not(text: str, expected: bool) -> None:

@@ -93,6 +93,9 @@ def test_options_that_make_no_sense_are_refused_in_one_line() -> None:
     refused("needs to know when to end", sampler="optuna", maximize="a")
     refused("not both", maximize="a", minimize="b")
     refused("does not go with a sampler", sampler="optuna", trials=3, maximize="a", seeds=2)
+    refused("does not lie in the folder", result="/tmp/m.json")
+    refused("does not lie in the folder", result="../m.json")
+    refused("keeps that file itself", result="./run.json")
     refused("does not use parameter 'y'", parameters={"x": [1], "y": [2]})
 
 

@@ -59,6 +59,22 @@ def test_a_shuffle_of_any_size_takes_each_point_once(size: int, seed: int) -> No
     assert sorted(found) == list(range(size))  # type: ignore[type-var]
 
 
+@pytest.mark.slow
+def test_conditions_that_leave_nothing_of_a_huge_grid_end() -> None:
+    lists = tuple(listed(name, range(1000)) for name in "abcd")
+    space = Space(lists, conditions=(condition.parse("a < 0"),))
+    with pytest.raises(UsageError, match="in a row"):
+        next(points(space, random.Random(0)))
+
+
+def test_draws_from_a_huge_shuffled_grid_begin_the_same() -> None:
+    lists = tuple(listed(name, range(1000)) for name in "abcd")
+    space = Space((*lists, drawn("lr", "log:1e-5..1")))
+    few = list(points(space, random.Random(0), is_shuffled=True, most=3))
+    more = list(points(space, random.Random(0), is_shuffled=True, most=9))
+    assert more[:3] == few
+
+
 def test_a_huge_grid_is_walked_without_being_built() -> None:
     space = Space(tuple(listed(name, range(1000)) for name in "abcd"))
     assert space.grid_size == 10**12

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grn.errors import JobFailed, UsageError
-from grn.sweep.folders import SweepFolder
+from grn.sweep.folders import SweepFolder, git_commit
 from grn.sweep.slots import FixedSlots
 from grn.sweep.study import Study
 from grn.sweep.sweep import Sweep
@@ -225,11 +227,83 @@ def _checked(sweep: Sweep) -> None:
 
 
 def test_points_that_only_differ_in_kind_have_folders_of_their_own(tmp_path: Path) -> None:
-    study = ran(Sweep(repr, {"obj": [1, "1", 1.0]}, out=tmp_path / "out"))
-    del study
     study = ran(Sweep(lambda obj: type(obj).__name__, {"obj": [1, "1"]}, out=tmp_path / "o2"))
     assert sorted(row["value"] for row in study.table()) == ["int", "str"]
     assert len(os.listdir(tmp_path / "o2" / "runs")) == 2
+
+
+def test_functions_are_told_apart(tmp_path: Path) -> None:
+    def train(x: int, epochs: int = 1) -> int:
+        return x * epochs
+
+    def of(function: Any) -> str:
+        return Sweep(function, {"x": [1]}).plan.out
+
+    short, long = functools.partial(train, epochs=1), functools.partial(train, epochs=9)
+    names = [of(train), of(short), of(long), of(lambda x: x + 1), of(lambda x: x + 2)]
+    assert len(set(names)) == 5
+    assert of(functools.partial(train, epochs=9)) == of(long)
+    study = ran(Sweep(long, {"x": [2]}, out=tmp_path / "out"))
+    assert [row["value"] for row in study.table()] == [18]
+
+
+def test_a_function_that_does_not_take_the_parameters_is_refused_at_once(tmp_path: Path) -> None:
+    def train(lr: float) -> float:
+        return lr
+
+    with pytest.raises(UsageError, match="cannot be called with lr, bs"):
+        Sweep(train, {"lr": [1], "bs": [2]}, out=tmp_path / "out")
+    with pytest.raises(UsageError, match="missing a required argument"):
+        Sweep(lambda lr, bs: lr, {"lr": [1]}, out=tmp_path / "out")
+
+
+def test_a_function_that_cannot_travel_is_refused_with_its_reason(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def train(x: int) -> bool:
+        return lock.locked()
+
+    with pytest.raises(UsageError, match="cannot be sent to another process"):
+        ran(Sweep(train, {"x": [1, 2]}, out=tmp_path / "out"))
+
+
+def test_a_value_too_long_for_the_system_fails_its_run_alone(tmp_path: Path) -> None:
+    values = ["short", "long" * 100_000]
+    study = ran(a_sweep(tmp_path, "/bin/echo {x}", parameters={"x": values}))
+    found = {len(row["x"]): (row["state"], row["trouble"]) for row in study.table()}
+    assert found[5] == ("finished", "")
+    assert found[400_000][0] == "failed"
+    assert "too long" in found[400_000][1]
+    assert all(len(row["run"]) <= 100 for row in study.table())
+
+
+def test_the_commit_of_the_repository_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert git_commit(".") is None
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"]
+    (tmp_path / "code.py").write_text("1")
+    for words in (["init", "-q"], ["add", "code.py"], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], check=True)
+    ran(a_sweep(tmp_path, "true {x}", parameters={"x": [1]}))
+    (clean,) = SweepFolder(str(tmp_path / "out")).runs()
+    assert clean.git is not None
+    assert len(clean.git) == 40
+    (tmp_path / "code.py").write_text("2")
+    assert git_commit(".") == clean.git + "+"
+
+
+def test_a_broken_manifest_counts_as_never_run(tmp_path: Path) -> None:
+    ran(a_sweep(tmp_path, "true {x}"))
+    (tmp_path / "out" / "runs" / "x=1" / "run.json").write_bytes(b"\xff{half")
+    (tmp_path / "out" / "runs" / "stray").write_text("a file")
+    study = ran(a_sweep(tmp_path, "true {x}"))
+    assert (study.progress.finished, study.progress.skipped) == (1, 2)
+    newer = tmp_path / "out" / "runs" / "x=2" / "run.json"
+    newer.write_text(newer.read_text().replace('"version": 1', '"version": 99'))
+    with pytest.raises(UsageError, match="another version of grn"):
+        ran(a_sweep(tmp_path, "true {x}"))
 
 
 # --- interruptions -------------------------------------------------------------------------

@@ -19,14 +19,13 @@ from grn.front.teller import Teller
 from grn.sweep import files, plan, space
 from grn.sweep.best import Ranking, rank
 from grn.sweep.folders import About, SweepFolder, existing
-from grn.sweep.names import folder_name
 from grn.sweep.page import write_page
 from grn.sweep.picture import draw
 from grn.sweep.plan import Plan
 from grn.sweep.plot import HOW_TO_DRAW, write_png
 from grn.sweep.results import Table
 from grn.sweep.space import Parameter
-from grn.sweep.study import Study, filling, left_to_run
+from grn.sweep.study import Study, left_to_run
 from grn.sweep.sweep import Sweep
 
 FAILED = 1
@@ -203,15 +202,14 @@ def _dry(made: Plan, as_json: bool) -> int:
     study = Study(made, lambda *_: None)
     study.read()
     left = left_to_run(study, points)
-    for number, point in enumerate(left, 1):
-        name = folder_name(point)
-        texts = filling(point, name, study.folder.run_dir(name), number)
-        assert made.command is not None
-        argv = made.command.fill(texts)
+    is_shell = made.command is not None and made.command.is_shell
+    for point in left:
+        run = study.run_of(point)
         if as_json:
-            click.echo(json.dumps({"run": name, "params": dict(point), "command": argv}))
+            row = {"run": run.run, "params": run.params, "command": run.command}
+            click.echo(json.dumps(row))
         else:
-            click.echo(argv[2] if made.command.is_shell else shlex.join(argv))
+            click.echo(run.command[2] if is_shell else shlex.join(run.command))
     done = f", {len(points) - len(left)} finished already" if len(points) > len(left) else ""
     click.echo(f"{len(left)} to run{done}, in {made.out}", err=True)
     return 0

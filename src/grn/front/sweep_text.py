@@ -77,14 +77,15 @@ def _table(
     metrics = [name for name in found.metrics if not ranking or name != ranking.metric]
     first = [ranking.metric] if ranking else []
     names = [*first, *found.parameters, *metrics]
-    headers = [*(["", "#"] if ranking else []), *names, "time", "peak", "gpu"]
+    shown_names = [harmless(name) for name in names]
+    headers = [*(["", "#"] if ranking else []), *shown_names, "time", "peak", "gpu"]
     lines = []
     for place, row in enumerate(shown, 1):
         own = [show_time(row["duration_s"]), show_size(row["peak_bytes"]), row["gpu"] or "-"]
         cells = [*(_cell(row[name]) for name in names), *own]
         lines.append([*([_bar(ranking, row), str(place)] if ranking else []), *cells])
     text = table(headers, lines, columns)
-    return ([ranking.text] if ranking else []) + text.split("\n")
+    return ([harmless(ranking.text)] if ranking else []) + text.split("\n")
 
 
 def _bar(ranking: Ranking | None, row: dict[str, Any]) -> str:

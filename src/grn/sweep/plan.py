@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grn.client import facts
 from grn.client.call import name_of
+from grn.client.lease import type_and_label
 from grn.errors import UsageError
 from grn.model.sizes import parse_size
 from grn.sweep import condition, space, template
 from grn.sweep.files import check_keys
-from grn.sweep.names import spelled, sweep_name
+from grn.sweep.folders import LOG_FILE, RUN_FILE
+from grn.sweep.names import fingerprint, spelled, sweep_name
 from grn.sweep.space import Drawn, Listed, Parameter, Space
 from grn.sweep.task import Needs
 from grn.sweep.template import Template
@@ -60,7 +63,7 @@ class Plan:
         if self.command is not None:
             return self.command.text
         assert self.function is not None
-        return name_of(self.function)
+        return identity(self.function)
 
 
 def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Plan:
@@ -74,7 +77,9 @@ def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None)
     _check_search(options, made)
     if command is not None:
         command.check(made.names)
-    text = command.text if command is not None else name_of(function) if function else ""
+    if function is not None:
+        _check_call(function, made.names)
+    text = command.text if command is not None else identity(function) if function else ""
     name = options.get("name") or sweep_name(text, _program(command, text))
     if "/" in name or name in (".", ".."):
         raise UsageError(f"'{name}' is no name for a sweep.", "Say where it should be with --out.")
@@ -88,7 +93,7 @@ def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None)
         seed=options.get("seed", 0),
         is_shuffled=options.get("shuffle", False),
         most=options.get("n_samples"),
-        result_file=options.get("result"),
+        result_file=_result_file(options.get("result")),
         retries=min(options.get("retry", 0), MOST_RETRIES),
         is_fail_fast=not options.get("keep_going", True),
         is_rerun=options.get("rerun", False),
@@ -97,6 +102,52 @@ def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None)
         is_maximized=bool(options.get("maximize")),
         trials=options.get("trials"),
     )
+
+
+def identity(function: Callable[..., Any]) -> str:
+    """Name a function so that another one has another name: by its file, and what is bound to it.
+
+    The code itself counts only where there is no name: a function may be mended in between.
+    """
+    inner = getattr(function, "func", function)
+    code = getattr(inner, "__code__", None)
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    text = type_and_label(code.co_filename, name)[1] if code is not None else name_of(function)
+    told: dict[str, object] = {}
+    if "<lambda>" in name and code is not None:
+        told["code"] = [code.co_code.hex(), code.co_names, repr(code.co_consts).split(" at 0x")[0]]
+    if inner is not function:
+        told["bound"] = [getattr(function, "args", ()), getattr(function, "keywords", {})]
+    return f"{text} {fingerprint(told)[:6]}" if told else text
+
+
+def _check_call(function: Callable[..., Any], names: Sequence[str]) -> None:
+    """Refuse parameters that the function does not take, before a thousand runs find out."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # written in C: it does not say what it takes
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        given = ", ".join(names)
+        message = f"{name_of(function)} cannot be called with {given}: {error}."
+        raise UsageError(message) from error
+
+
+def _result_file(name: str | None) -> str | None:
+    """Check the name of a file that is cleared away before each attempt."""
+    if name is None:
+        return None
+    clean = os.path.normpath(name)
+    if os.path.isabs(clean) or clean.startswith("..") or clean == ".":
+        raise UsageError(
+            f"the result '{name}' does not lie in the folder of a run.",
+            "Let the command write to {run_dir}/FILE, and say --result FILE.",
+        )
+    if clean in (RUN_FILE, LOG_FILE, "call", "answer"):
+        raise UsageError(f"a result cannot be called '{name}'; grn keeps that file itself.")
+    return clean
 
 
 def _command(options: Mapping[str, Any]) -> Template:
@@ -109,7 +160,7 @@ def _command(options: Mapping[str, Any]) -> Template:
 def _program(command: Template | None, text: str) -> str:
     """Name the program for people: its script, or its function."""
     if command is None:
-        return text.rpartition("::")[2]
+        return text.rpartition("::")[2].partition(" ")[0]
     if command.is_shell:
         words = text.split()
     else:
@@ -121,7 +172,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
     priority = options.get("priority", 0)
     if abs(priority) > 1000:
         raise UsageError("the option 'priority' of a sweep must be -1000 to 1000.")
-    job_type = options.get("type") or (name_of(function) if function is not None else None)
+    job_type = options.get("type") or (identity(function) if function is not None else None)
     return Needs(
         gpus=options.get("gpus", 1),
         mem_bytes=parse_size(options["mem"]) if options.get("mem") is not None else None,

@@ -21,6 +21,7 @@ Point = Mapping[str, object]
 KINDS = ("log", "uniform", "int")
 RESERVED = ("run_dir", "run", "index", "params")  # what a command can ask for beside parameters
 MOST_TRIES = 10_000  # draws in a row that give nothing new
+MOST_LEFT_OUT = 300_000  # points in a row for which no condition holds
 DIGITS = 6  # of a drawn number: more would be noise in names and tables
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
@@ -184,24 +185,28 @@ def points(
 
 
 def _grid(space: Space, randomness: Randomness, is_shuffled: bool) -> Iterator[dict[str, object]]:
-    axes = _axes(space)
+    axes, left_out = _axes(space), 0
     for number in _order(space.grid_size, randomness if is_shuffled else None):
         point = _in_order(space, _combination(axes, number))
         if _stays(space, point):
+            left_out = 0
             yield point
+            continue
+        left_out += 1
+        if left_out == MOST_LEFT_OUT:
+            raise UsageError(f"the conditions leave out {left_out} points in a row.", "Relax them.")
 
 
 def _draws(
     space: Space, randomness: Randomness, is_shuffled: bool, most: int
 ) -> Iterator[dict[str, object]]:
     ranges = [one for one in space.parameters if isinstance(one, Drawn)]
-    # Draws come after the order, so that a longer walk through the same lists begins the same.
-    rounds = list(_order(space.grid_size, randomness)) if is_shuffled else range(space.grid_size)
+    rounds = _rounds(space.grid_size, randomness if is_shuffled else None)
     axes = _axes(space)
     seen: set[str] = set()
     for count in range(most):
-        for attempt in range(MOST_TRIES):
-            number = rounds[(count + attempt) % len(rounds)]
+        for _ in range(MOST_TRIES):
+            number = next(rounds)
             drawn_values = {one.name: one.draw(randomness) for one in ranges}
             point = _in_order(space, {**_combination(axes, number), **drawn_values})
             mark = repr(point)
@@ -218,6 +223,15 @@ def _draws(
 
 def _stays(space: Space, point: Point) -> bool:
     return all(condition.holds(point) for condition in space.conditions)
+
+
+def _rounds(size: int, randomness: Randomness | None) -> Iterator[int]:
+    """Go round the combinations for ever, always in the order of the first time."""
+    taken: list[int] = []
+    for number in _order(size, randomness):
+        taken.append(number)
+        yield number
+    yield from itertools.cycle(taken)
 
 
 def _order(size: int, randomness: Randomness | None) -> Iterator[int]:

@@ -88,7 +88,7 @@ class Study:
         self._failures: dict[int, int] = {}
         self._last_index = 0
         self._git: str | None = None
-        self._written_at = 0.0
+        self._write_at = 0.0
         self.progress = Progress(None)
         self.stopped_by = 0
 
@@ -165,7 +165,7 @@ class Study:
         point = self._feed.next_point()
         if point is None:
             return None
-        run = self._run_of(point)
+        run = self.run_of(point)
         self._in_flight[run.index] = run
         folder = self.folder.run_dir(run.run)
         attempt.set_aside(self.plan, folder, run.attempt - 1)
@@ -223,12 +223,12 @@ class Study:
         self._change(run, running=-was_running, finished=is_good, failed=is_bad)
         if is_bad and self.plan.is_fail_fast:
             crew.drain()
-        if time.monotonic() - self._written_at > WRITE_EVERY_S:
+        if time.monotonic() >= self._write_at:
             self._write_table()
 
     # --- runs ----------------------------------------------------------------------------
 
-    def _run_of(self, point: Point) -> Run:
+    def run_of(self, point: Point) -> Run:
         """Make the run of a point, in the folder it had before if there is one."""
         mark = fingerprint(point)
         before = self._known.get(mark)
@@ -274,10 +274,12 @@ class Study:
         self.folder.write_run(run)
 
     def _write_table(self) -> None:
-        self._written_at = time.monotonic()
+        began = time.monotonic()
         table = self.table()
         table.to_csv(os.path.join(self.folder.path, "results.csv"))
         table.to_json_lines(os.path.join(self.folder.path, "results.jsonl"))
+        now = time.monotonic()
+        self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # a large one takes its time
 
     def _change(self, run: Run, *, running: int = 0, finished: int = 0, failed: int = 0) -> None:
         self.progress = replace(
