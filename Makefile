@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test check-fast format bench soak bootstrap clean faults
+.PHONY: help demo test check-fast format bench bench-packing soak bootstrap clean faults mnist
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
@@ -10,7 +10,9 @@ help:
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
 	@echo 'make faults       only the fault campaigns of the queue: kills, full disks, power cuts'
+	@echo 'make mnist        examples/mnist: PyTorch, TensorFlow and JAX under doit, on virtual GPUs'
 	@echo 'make bench        the benchmarks'
+	@echo 'make bench-packing  packing by replay, policies side by side (ARGS=PATH: traces too)'
 	@echo 'make soak         kill the queue a thousand times (ARGS=--sweeps: all long fault tests)'
 	@echo 'make clean        remove the environments and caches'
 
@@ -33,13 +35,20 @@ format: bootstrap
 faults: bootstrap
 	@.venv/bin/python -m pytest tests/queue_faults -n 2 $(ARGS)
 
+# In an environment of its own, .venv-mnist, of some 3 GB; CPU builds are enough.
+mnist:
+	@$(PYTHON) tools/mnist.py $(ARGS)
+
 bench: bootstrap
 	@.venv/bin/python benchmarks/run.py $(ARGS)
+
+bench-packing: bootstrap
+	@.venv/bin/python benchmarks/packing.py $(ARGS)
 
 soak: bootstrap
 	@.venv/bin/python tools/soak.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-3.* .venv.lock dist build
+	rm -rf .venv .venv-3.* .venv-mnist* .venv-torch* .venv.lock dist build
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -16,8 +16,9 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report "
-    "explain",
+    "explain history picture",
     "queue": "__init__ events engine lifecycle line finish",
+    "simulate": "__init__ workload bound schedulers replay policies show",
     "sweep": "__init__ task grid script space condition names template",
     "front": "__init__ render",
     "gpus": "__init__ visible",
@@ -70,10 +71,14 @@ ARROWS = {
     "client": {"wire", "model", "settings", "places", "errors"},
     "pure sweep": {"model", "errors"},
     "sweep": {"pure sweep", "client", "wire", "model", "places", "processes", "errors"},
+    "simulate": {"pure negotiator", "model", "errors"},
     "compat": {"grn", "client", "pure sweep", "sweep", "model", "errors"},
     "gpu_task_scheduler": {"compat"},
+    "integrations": {"grn", "client", "sweep", "errors"},
+    "hydra_plugins": {"integrations"},
     "front": {
         "grn",
+        "simulate",
         "client",
         "pure sweep",
         "sweep",
@@ -88,7 +93,7 @@ ARROWS = {
 }
 THIRD_PARTY = {
     "click": {"front"},
-    "cloudpickle": {"grn.client.call", "grn.compat.tasks.sending"},
+    "cloudpickle": {"grn.client.call", "grn.compat.tasks.sending", "grn.integrations.worker"},
     "rich": {"front"},
     "msgspec": {"negotiator", "queue", "settings", "schemas"},
     "pynvml": {"grn.gpus.nvml_helper"},
@@ -97,6 +102,10 @@ THIRD_PARTY = {
     "matplotlib": {"grn.sweep.plot"},
     "pandas": {"grn.sweep.results"},
     "optuna": {"grn.sweep.sampler"},
+    "hydra": {"hydra_plugins", "grn.integrations.hydra"},
+    "omegaconf": {"hydra_plugins", "grn.integrations.hydra"},
+    "joblib": {"grn.integrations.joblib"},
+    "pytest": {"grn.integrations.pytest_plugin"},
 }
 STDLIB = sys.stdlib_module_names | {"tomllib"}  # which 3.10 does not have
 

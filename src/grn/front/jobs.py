@@ -91,9 +91,16 @@ def show(job: str, as_json: bool) -> int:
 
 @click.command()
 @click.option("-n", "most", type=click.IntRange(1), default=50, help="So many at the most.")
+@click.option("--export", "file", metavar="FILE",
+              help="Write all that ended well as a workload for `grn simulate`.")  # fmt: skip
 @_json_flag
-def history(most: int, as_json: bool) -> int:
+def history(most: int, file: str | None, as_json: bool) -> int:
     """Show what has ended: run times, peaks, exit codes; newest first."""
+    if file is not None:
+        from grn.front import export
+
+        ended = queue.ask({"op": "list", "which": "ended", "most": 1_000_000})["jobs"]
+        return export.write([_meant(row) for row in ended], file)
     answer = queue.ask({"op": "list", "which": "ended", "most": most})
     rows = [_meant(row) for row in answer["jobs"]]
     if as_json:

@@ -1,0 +1,1 @@
+"""Replays of workloads through the negotiator's own engine, in virtual time."""

@@ -1,0 +1,133 @@
+"""Workloads as CSV: what `grn simulate` reads and `grn history --export` writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from grn.errors import BadSetting, GrnError, UsageError
+from grn.model.job import Argument
+from grn.model.sizes import parse_size
+from grn.simulate.workload import Job
+
+COLUMNS = (
+    *("job", "type", "user", "arrival_s", "duration_s", "memory", "gpus", "load", "args"),
+    *("starts_with", "grown_at", "jumps"),
+)
+_NEEDED = ("type", "duration_s", "memory")
+_HINT = "See docs/packing.md for the columns."
+
+
+def read_jobs(text: str, source: str) -> list[Job]:
+    """Read a workload; a wrong line is named."""
+    jobs: list[Job] = []
+    users: dict[str, int] = {}
+    for line, row in _rows(text, source, _NEEDED, COLUMNS):
+        try:
+            jobs.append(_job(row, len(jobs), users))
+        except (ValueError, GrnError) as error:
+            what = error.message if isinstance(error, GrnError) else str(error)
+            raise UsageError(f"{source}, line {line}: {what}", _HINT) from error
+    if not jobs:
+        raise UsageError(f"{source} holds no job.", _HINT)
+    return jobs
+
+
+def read_arrivals(text: str, source: str, jobs: Sequence[Job]) -> list[Job]:
+    """Read when which job of a list comes; a job may come more than once."""
+    by_name = {job.name: job for job in jobs}
+    coming: list[Job] = []
+    for line, row in _rows(text, source, ("arrival_s", "job"), ("arrival_s", "job")):
+        if row["job"] not in by_name:
+            raise UsageError(f"{source}, line {line}: no job is called '{row['job']}'.")
+        try:
+            at = _number(row["arrival_s"], 0.0, 1e9)
+        except ValueError as error:
+            raise UsageError(f"{source}, line {line}: {error}") from error
+        coming.append(replace(by_name[row["job"]], arrival_s=at))
+    if not coming:
+        raise UsageError(f"{source} lets no job come.")
+    return coming
+
+
+def write_jobs(jobs: Iterable[Job]) -> str:
+    """Spell a workload so that it can be read again."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for job in jobs:
+        args = ";".join(f"{name}={_word(value)}" for name, value in job.arguments)
+        times = (f"{job.arrival_s:.1f}", f"{job.solo_s:.1f}")
+        growth = (f"{job.starts_with:g}", f"{job.grown_at:g}", int(job.is_jump))
+        row = (job.name, job.job_type, job.user, *times, job.peak_bytes, job.gpus, f"{job.load:g}")
+        writer.writerow((*row, args, *growth))
+    return out.getvalue()
+
+
+def _rows(
+    text: str, source: str, needed: Sequence[str], known: Sequence[str]
+) -> Iterable[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")))
+    names = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = names
+    for name in needed:
+        if name not in names:
+            raise UsageError(f"{source} has no column '{name}'.", _HINT)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{source} has a column '{name}' that means nothing here.", _HINT)
+    for row in reader:
+        if None in row:
+            raise UsageError(f"{source}, line {reader.line_num}: too many values.", _HINT)
+        yield reader.line_num, {name: (value or "").strip() for name, value in row.items()}
+
+
+def _job(row: Mapping[str, str], place: int, users: dict[str, int]) -> Job:
+    job_type = row["type"]
+    if not job_type:
+        raise ValueError("the type is missing.")
+    user = row.get("user", "")
+    number = int(user) if user.isdigit() else users.setdefault(user, len(users))
+    return Job(
+        name=row.get("job") or f"job{place}",
+        job_type=job_type,
+        arrival_s=_number(row.get("arrival_s") or "0", 0.0, 1e9),
+        solo_s=_number(row["duration_s"], 0.001, 1e8),
+        peak_bytes=parse_size(row["memory"]),
+        gpus=int(_number(row.get("gpus") or "1", 1, 1024)),
+        load=_number(row.get("load") or "0.9", 0.0, 1.0),
+        user=number,
+        arguments=_arguments(row.get("args", "")),
+        starts_with=_number(row.get("starts_with") or "1", 0.0, 1.0),
+        grown_at=_number(row.get("grown_at") or "0", 0.0, 1.0),
+        is_jump=(row.get("jumps") or "0") not in ("0", "no", "false"),
+    )
+
+
+def _arguments(text: str) -> tuple[Argument, ...]:
+    found: list[Argument] = []
+    for piece in filter(None, text.split(";")):
+        name, equals, value = piece.partition("=")
+        if not name or not equals:
+            raise BadSetting(f"'{piece}' is no argument: write batch=64;opt=adam.")
+        try:
+            found.append((name, float(value)))
+        except ValueError:
+            found.append((name, value))
+    return tuple(found)
+
+
+def _number(text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"'{text}' is no number.") from None
+    if not least <= value <= most:
+        raise ValueError(f"{text} is not from {least:g} to {most:g}.")
+    return value
+
+
+def _word(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -1,0 +1,108 @@
+"""The policies that a replay sets side by side, by name, and the figures of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from grn.model.gpu import Gpu
+from grn.model.job import Outcome
+from grn.model.profile import Profile, Run
+from grn.negotiator.engine import Rules
+from grn.negotiator.ledger import Guard
+from grn.simulate.replay import Replayed, World
+from grn.simulate.schedulers import OfEngine, Scheduler, Simple, Told
+from grn.simulate.workload import Assumptions, Job
+
+POLICIES: Mapping[str, str] = {
+    "exclusive": "one job per GPU, in turn",
+    "first-run": "the first run of each type alone to its end, then shared up to a load of 1.4",
+    "fifo-gate": "in turn, memory known, shared up to a load of 1.4",
+    "grn": "the engine of grn, which knows nothing at first",
+    "grn-warm": "the engine of grn, which has seen three runs of each type",
+    "clairvoyant": "the engine of grn, told the memory, load and time of every job",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is told of one policy."""
+
+    policy: str
+    makespan_s: float
+    mean_s: float  # from arrival to end
+    p95_s: float
+    deaths: int
+    known_deaths: int
+    waste: float | None  # reserved and not used, for each byte used
+    fairness: float  # Jain's index over users of their mean stretch
+    probe_s: float | None  # the longest that a first run kept its siblings waiting
+    replayed: Replayed
+
+
+def play(
+    policy: str,
+    jobs: Sequence[Job],
+    gpus: Sequence[Gpu],
+    assumed: Assumptions,
+    chosen: Rules | None = None,
+) -> Figures:
+    """Replay a workload under one policy."""
+    scheduler = _scheduler(policy, jobs, gpus, assumed, chosen or Rules())
+    told = [replace(job, job_type=job.name) for job in jobs] if policy == "clairvoyant" else jobs
+    replayed = World(told, gpus, scheduler, assumed).run()
+    probes = scheduler.probe_s if isinstance(scheduler, OfEngine) else []
+    return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
+
+
+def rules(guard_fraction: float, guard_bytes: int, flat_s: float, patience_s: float) -> Rules:
+    """Return the engine's rules as an administrator has set them."""
+    return Rules(Guard(guard_fraction, guard_bytes), flat_s, patience_s)
+
+
+def _scheduler(
+    policy: str, jobs: Sequence[Job], gpus: Sequence[Gpu], assumed: Assumptions, chosen: Rules
+) -> Scheduler:
+    modes = {"exclusive": "alone", "first-run": "first", "fifo-gate": "gate"}
+    if policy in modes:
+        return Simple(gpus, assumed, modes[policy])
+    models = {gpu.model for gpu in gpus}
+    if policy == "clairvoyant":
+        return OfEngine(gpus, chosen, told=Told(jobs))
+    if policy == "grn-warm":
+        by_type: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_type.setdefault(job.job_type, []).append(job)
+        some = [seen[:3] for seen in by_type.values()]
+        return OfEngine(gpus, chosen, [_profile(seen, model) for seen in some for model in models])
+    return OfEngine(gpus, chosen)
+
+
+def _profile(jobs: Sequence[Job], model: str) -> Profile:
+    runs = tuple(Run(Outcome.OK, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments) for job in jobs)
+    return Profile(jobs[0].job_type, model, jobs[0].job_type, jobs[0].user, runs)
+
+
+def _figures(
+    policy: str, jobs: Sequence[Job], replayed: Replayed, probes: Sequence[float]
+) -> Figures:
+    times = sorted(end - jobs[place].arrival_s for place, end in replayed.ends.items())
+    stretches: dict[int, list[float]] = {}
+    for place, end in replayed.ends.items():
+        job = jobs[place]
+        stretches.setdefault(job.user, []).append((end - job.arrival_s) / job.solo_s)
+    means = [sum(each) / len(each) for each in stretches.values()]
+    squares = len(means) * sum(mean * mean for mean in means)
+    return Figures(
+        policy,
+        max(replayed.ends.values(), default=0.0),
+        sum(times) / len(times) if times else 0.0,
+        times[math.ceil(0.95 * len(times)) - 1] if times else 0.0,
+        replayed.deaths,
+        replayed.known_deaths,
+        replayed.wasted_byte_s / replayed.used_byte_s if replayed.used_byte_s else None,
+        sum(means) ** 2 / squares if squares else 1.0,
+        max(probes, default=None),
+        replayed,
+    )

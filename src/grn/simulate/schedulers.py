@@ -1,0 +1,226 @@
+"""Who decides in a replay: the negotiator's own engine, or one of the simple policies beside it.
+
+A scheduler is told facts and answers with grants; the replay carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from grn.model.gpu import Gpu, Reading
+from grn.model.job import Holder, Outcome, Request
+from grn.model.profile import Profile
+from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.events import (
+    Action,
+    DropLease,
+    Grant,
+    Refuse,
+    Released,
+    Requested,
+    Sampled,
+    SaveLease,
+    Started,
+)
+from grn.negotiator.memory import Memory
+from grn.negotiator.place import Need, Size
+from grn.simulate.workload import Assumptions, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A job may start: its lease and the GPUs by place."""
+
+    lease: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    lease: str
+    outcome: Outcome
+    peak_bytes: int
+    asked_bytes: int | None = None
+
+
+class Scheduler(Protocol):
+    """What decides in a replay."""
+
+    refused: list[str]
+
+    def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]: ...
+
+    def ends(self, at: float, ended: Ended, readings: Sequence[Reading]) -> list[Granted]: ...
+
+    def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]: ...
+
+    def reserved_bytes(self, lease: str) -> int: ...
+
+
+class Told(Memory):
+    """A memory that knows what every job will need: types are told by the names of jobs."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__()
+        self._jobs = {job.name: job for job in jobs}
+
+    def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
+        """Return the truth."""
+        need = Need(self._jobs[request.job_type].peak_bytes, False, "told")
+        return dict.fromkeys(sizes, need)
+
+
+class OfEngine:
+    """The real engine, told in virtual time what a negotiator would be told."""
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        rules: Rules,
+        profiles: Sequence[Profile] = (),
+        told: Memory | None = None,
+    ) -> None:
+        self.engine = Engine(rules)
+        self.engine.memory = told or self.engine.memory
+        self.refused: list[str] = []
+        self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
+        self._probes: dict[str, float] = {}
+        self._index = {gpu.uuid: place for place, gpu in enumerate(gpus)}
+        empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
+        self.engine.handle(Started(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
+
+    def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]:
+        """A job asks for GPUs."""
+        request = Request(
+            key=lease,
+            lease=lease,
+            job_type=job.job_type,
+            label=job.job_type,
+            user=job.user,
+            gpus=job.gpus,
+            holder=Holder(pid_of(lease), 1),
+            arguments=job.arguments,
+            is_command=True,
+            attempt=attempt,
+        )
+        return self._told(at, self.engine.handle(Requested(at, request)))
+
+    def ends(self, at: float, ended: Ended, readings: Sequence[Reading]) -> list[Granted]:
+        """A job ends, and the GPUs are read again at once, as a negotiator does."""
+        event = Released(at, ended.lease, ended.outcome, ended.peak_bytes, ended.asked_bytes)
+        granted = self._told(at, self.engine.handle(event))
+        return granted + self.looks(at, readings)
+
+    def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]:
+        """The GPUs are read."""
+        return self._told(at, self.engine.handle(Sampled(at, tuple(readings))))
+
+    def reserved_bytes(self, lease: str) -> int:
+        """Return what a running job has reserved on each of its GPUs."""
+        held = self.engine.leases.get(lease)
+        return held.reserved_bytes if held else 0
+
+    def _told(self, at: float, actions: Sequence[Action]) -> list[Granted]:
+        granted = []
+        for action in actions:
+            if isinstance(action, Grant):
+                places = tuple(self._index[uuid] for uuid in action.lease.gpus)
+                granted.append(Granted(action.lease.id, places))
+            elif isinstance(action, Refuse):
+                self.refused.append(action.key)
+            elif isinstance(action, SaveLease) and action.lease.is_probe:
+                self._probes.setdefault(action.lease.id, at)
+            elif isinstance(action, SaveLease) and action.lease.id in self._probes:
+                self.probe_s.append(at - self._probes.pop(action.lease.id))
+            elif isinstance(action, DropLease) and action.lease in self._probes:
+                self.probe_s.append(at - self._probes.pop(action.lease))
+        return granted
+
+
+@dataclass(slots=True)
+class _Held:
+    job: Job
+    gpus: tuple[int, ...]
+    is_alone: bool
+
+
+@dataclass(slots=True)
+class Simple:
+    """One of the simple policies: strictly in turn, or past a first run that is awaited.
+
+    `alone`: each job has its GPUs to itself. `first`: only the first of each type, until it has
+    ended; then what it used is known. `gate`: memory is known beforehand. The latter two share a
+    GPU up to a summed load.
+    """
+
+    gpus: Sequence[Gpu]
+    assumed: Assumptions
+    mode: str
+    refused: list[str] = field(default_factory=list)
+    _line: list[tuple[str, Job]] = field(default_factory=list)
+    _held: dict[str, _Held] = field(default_factory=dict)
+    _peaks: dict[str, int] = field(default_factory=dict)
+
+    def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]:
+        """A job joins the line; one that ran out of memory goes first."""
+        self._line.insert(0 if attempt else len(self._line), (lease, job))
+        return self._round()
+
+    def ends(self, at: float, ended: Ended, readings: Sequence[Reading]) -> list[Granted]:
+        """A job has ended; what it used is known from now on."""
+        job = self._held.pop(ended.lease).job
+        asked = ended.peak_bytes + (ended.asked_bytes or 0)
+        self._peaks[job.job_type] = max(self._peaks.get(job.job_type, 0), asked)
+        return self._round()
+
+    def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]:
+        """Readings change nothing here."""
+        return []
+
+    def reserved_bytes(self, lease: str) -> int:
+        """Return what a running job has reserved on each of its GPUs."""
+        held = self._held[lease]
+        if held.is_alone:
+            return min(self.gpus[place].total_bytes for place in held.gpus)
+        return self._need(held.job)
+
+    def _need(self, job: Job) -> int:
+        return job.peak_bytes if self.mode == "gate" else self._peaks.get(job.job_type, 0)
+
+    def _round(self) -> list[Granted]:
+        granted: list[Granted] = []
+        for lease, job in list(self._line):
+            is_first = self.mode == "first" and job.job_type not in self._peaks
+            kin = (held.job.job_type for held in self._held.values())
+            if is_first and job.job_type in kin:
+                continue  # its sibling is measured; others may pass
+            is_alone = self.mode == "alone" or is_first
+            chosen = self._fitting(job, is_alone)
+            if len(chosen) < job.gpus:
+                break
+            self._line.remove((lease, job))
+            self._held[lease] = _Held(job, tuple(chosen), is_alone)
+            granted.append(Granted(lease, tuple(chosen)))
+        return granted
+
+    def _fitting(self, job: Job, is_alone: bool) -> list[int]:
+        ranked = []
+        for place, gpu in enumerate(self.gpus):
+            here = [held for held in self._held.values() if place in held.gpus]
+            load = sum(held.job.load for held in here)
+            if here and (is_alone or any(held.is_alone for held in here)):
+                continue
+            free = gpu.total_bytes - sum(self._need(held.job) for held in here)
+            if here and (load + job.load > self.assumed.cap or self._need(job) > free):
+                continue
+            ranked.append((load, -free, place))
+        return [place for _, _, place in sorted(ranked)[: job.gpus]]
+
+
+def pid_of(lease: str) -> int:
+    """Return the pid that a simulated job runs under."""
+    return 1000 + int(lease.partition("-")[0])

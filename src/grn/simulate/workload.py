@@ -1,0 +1,89 @@
+"""What a simulated job is: when it comes, what it needs, how long it takes alone.
+
+Also the assumptions a replay makes about real GPUs; they are printed with every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grn.model.gpu import Gpu
+from grn.model.job import Argument
+from grn.model.sizes import parse_size
+
+LOADS_S = 20.0  # a job has a third of its memory at once and what it starts with after this
+_AT_ONCE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job of a workload."""
+
+    name: str
+    job_type: str
+    arrival_s: float
+    solo_s: float  # its time when it has its GPUs to itself
+    peak_bytes: int  # on each of its GPUs
+    gpus: int = 1
+    load: float = 0.9  # the share of a GPU's time it uses when alone
+    user: int = 0
+    arguments: tuple[Argument, ...] = ()
+    starts_with: float = 1.0  # the share of its peak it has once it has loaded
+    grown_at: float = 0.0  # the share of its run after which it has all
+    is_jump: bool = False  # all at that moment, not little by little
+
+    def memory_bytes(self, age_s: float, done: float) -> int:
+        """Return what it has on each GPU, so long after its start and with that share done."""
+        start = self.peak_bytes * self.starts_with
+        if age_s < LOADS_S:
+            return int(start * _AT_ONCE)
+        if done >= self.grown_at:
+            return self.peak_bytes
+        if self.is_jump:
+            return int(start)
+        return int(start + (self.peak_bytes - start) * done / self.grown_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a replay believes of GPUs that are shared."""
+
+    beta: float = 1.0  # speed = min(1, U ** -beta), U being the summed loads on a GPU
+    tick_s: float = 5.0  # how often the negotiator reads the GPUs
+    cap: float = 1.4  # up to this summed load the simple policies share a GPU
+
+    def speed(self, load: float) -> float:
+        """Return how fast each job on a GPU goes, 1 being its speed alone."""
+        return 1.0 if load <= 1.0 else float(load**-self.beta)
+
+    def sentences(self) -> list[str]:
+        """Spell the assumptions for people."""
+        return [
+            f"speed of a shared GPU = min(1, U^-{self.beta:g}), U = sum of the jobs' own loads; "
+            "loads are taken from the file, 0.9 where it says nothing",
+            f"a job has 30 % of its memory at once, the rest after {LOADS_S:.0f} s or as it grows; "
+            "an allocation that does not fit kills the job that asks, which begins anew",
+            f"the negotiator reads the GPUs every {self.tick_s:g} s; it sees the load of a whole "
+            "GPU, up to 100 %",
+        ]
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Read `4x40GB`, or `2x40GB+1x24GB` for GPUs of different sizes."""
+    from grn.errors import BadSetting
+
+    gpus: list[Gpu] = []
+    for part in text.split("+"):
+        count, _, size = part.strip().partition("x")
+        if not count.isdigit() or not 1 <= int(count) <= 4096 or not size:
+            raise BadSetting(f"'{text}' does not describe GPUs.", "Write it like 4x40GB.")
+        total = parse_size(size)
+        for _ in range(int(count)):
+            index = len(gpus)
+            gpus.append(Gpu(f"GPU-{index}", index, f"simulated {size.strip()}", total))
+    return tuple(gpus)
+
+
+def last_arrival_s(jobs: Sequence[Job]) -> float:
+    return max((job.arrival_s for job in jobs), default=0.0)

@@ -1,0 +1,108 @@
+"""Replays of small workloads, whose outcome can be worked out on paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from grn.errors import GrnError
+from grn.model.sizes import GiB
+from grn.simulate.bound import lower_bound_s
+from grn.simulate.policies import POLICIES, Figures, play
+from grn.simulate.workload import LOADS_S, Assumptions, Job, parse_gpus
+
+ASSUMED = Assumptions(beta=1.0, tick_s=5.0)
+
+
+def a_job(name: str = "a", gib: float = 2, **changes: object) -> Job:
+    values: dict[str, object] = {"job_type": name, "arrival_s": 0.0, "solo_s": 1000.0}
+    return Job(name=name, peak_bytes=int(gib * GiB), **values | changes)  # type: ignore[arg-type]
+
+
+def played(policy: str, jobs: list[Job], gpus: str = "1x24GiB", beta: float = 1.0) -> Figures:
+    return play(policy, jobs, parse_gpus(gpus), Assumptions(beta=beta))
+
+
+def test_one_job_per_gpu_takes_the_sum_of_their_times() -> None:
+    figures = played("exclusive", [a_job("a"), a_job("b"), a_job("c")])
+
+    assert figures.makespan_s == pytest.approx(3000)
+    assert figures.mean_s == pytest.approx(2000)
+
+
+def test_light_jobs_that_share_a_gpu_run_at_full_speed() -> None:
+    jobs = [a_job(name, load=0.3) for name in "abc"]
+
+    assert played("clairvoyant", jobs).makespan_s == pytest.approx(1000)
+
+
+def test_two_heavy_jobs_slow_each_other_down() -> None:
+    jobs = [a_job(name, load=0.8) for name in "ab"]
+
+    assert ASSUMED.speed(1.6) == pytest.approx(1 / 1.6)
+    assert played("clairvoyant", jobs, beta=0.0).makespan_s == pytest.approx(1000)
+
+
+def test_a_first_run_keeps_its_siblings_waiting_only_until_its_memory_is_flat() -> None:
+    jobs = [a_job(f"a{n}", job_type="train", load=0.2, solo_s=36000) for n in range(3)]
+
+    figures = played("grn", jobs)
+
+    assert figures.probe_s is not None
+    assert figures.probe_s <= 120
+    assert figures.makespan_s < 36200
+    assert played("first-run", jobs).makespan_s == pytest.approx(72000)
+
+
+def test_a_job_that_takes_more_than_is_left_dies_and_is_tried_again() -> None:
+    """Two that look small for long and then are not: only one of them finds room."""
+    late = {"starts_with": 0.2, "grown_at": 0.8, "is_jump": True, "load": 0.3}
+    jobs = [a_job(f"a{n}", 14, job_type="train", **late) for n in range(2)]
+
+    figures = played("grn", jobs)
+
+    assert figures.deaths == 1
+    assert len(figures.replayed.ends) == 2
+    assert sum(stay.died for stay in figures.replayed.stays) == 1
+
+
+def test_who_knows_all_loses_nobody() -> None:
+    late = {"starts_with": 0.2, "grown_at": 0.8, "is_jump": True, "load": 0.3}
+    jobs = [a_job(f"a{n}", 14, job_type="train", **late) for n in range(2)]
+
+    assert played("clairvoyant", jobs).deaths == 0
+
+
+def test_memory_comes_in_steps_and_with_progress() -> None:
+    job = a_job(gib=10, starts_with=0.5, grown_at=0.4)
+
+    assert job.memory_bytes(0, 0) == int(1.5 * GiB)
+    assert job.memory_bytes(LOADS_S, 0) == 5 * GiB
+    assert job.memory_bytes(LOADS_S, 0.2) == pytest.approx(7.5 * GiB, rel=1e-6)
+    assert job.memory_bytes(LOADS_S, 0.4) == 10 * GiB
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("beta", [1.0, 0.6])
+def test_no_policy_beats_the_lower_bound(policy: str, beta: float) -> None:
+    jobs = [a_job(f"{n}", 3 * (n % 5) + 1, load=0.2 + 0.1 * (n % 7), arrival_s=60.0 * n,
+                  gpus=2 if n % 8 == 3 else 1) for n in range(16)]  # fmt: skip
+    assumed, gpus = Assumptions(beta=beta), parse_gpus("2x24GiB")
+
+    figures = play(policy, jobs, gpus, assumed)
+
+    assert len(figures.replayed.ends) == len(jobs)
+    assert figures.makespan_s >= lower_bound_s(jobs, gpus, assumed) * 0.999
+
+
+def test_a_replay_gives_the_same_each_time() -> None:
+    jobs = [a_job(f"{n}", 1 + n % 4, arrival_s=30.0 * n) for n in range(12)]
+
+    first, second = (played("grn", jobs, "2x24GiB") for _ in range(2))
+
+    assert first == second
+
+
+@pytest.mark.parametrize("text", ["", "4", "x8GB", "0x8GB", "4x", "4xbig", "2x8GB+"])
+def test_wrong_gpus_are_named(text: str) -> None:
+    with pytest.raises(GrnError):
+        parse_gpus(text)
