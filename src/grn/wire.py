@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_decode_json = json.JSONDecoder().decode
 
 
 def encode(message: Message) -> bytes:
@@ -33,7 +34,7 @@ def encode(message: Message) -> bytes:
 def decode(body: bytes) -> Message:
     """Read the JSON object of one frame."""
     try:
-        message = json.loads(body)
+        message = _decode_json(body.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a frame is not JSON: {type(error).__name__}") from error
     if not isinstance(message, dict):
@@ -72,6 +73,10 @@ class Frames:
     def feed(self, data: bytes | bytearray) -> list[bytes]:
         """Add what was received and return the bodies that are complete now."""
         buffer = self._buffer
+        if not buffer and len(data) > HEADER.size:
+            (length,) = HEADER.unpack_from(data)
+            if length == len(data) - HEADER.size <= self._max_bytes:  # one frame, as nearly always
+                return [bytes(data[HEADER.size :])]
         buffer += data
         bodies: list[bytes] = []
         start = 0

@@ -109,6 +109,8 @@ class _Managed:
         self._asked = asked
         self._may_run_unmanaged = may_run_unmanaged
         self._retry_oom = retry_oom
+        self._wished_as: tuple[str, str] | None = None
+        self._wish: dict[str, Any] = {}
         inner = getattr(function, "__func__", function)
         self._code = getattr(inner, "__code__", None)
 
@@ -193,8 +195,10 @@ class _Managed:
         """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
         from grn.client.lease import wish
 
-        job_type, label = self._names()
-        message = wish(job_type, label, **self._asked)
+        names = self._names()
+        if names != self._wished_as:  # the same at nearly every call
+            self._wished_as, self._wish = names, wish(*names, **self._asked)
+        message = dict(self._wish)
         message["args"] = _facts(self._code, args, kwargs)
         profiler, attempt = self.profiler, None
         for tried in range(self._retry_oom + 1 if may_retry else 1):

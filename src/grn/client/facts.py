@@ -5,6 +5,7 @@ Numbers and short words only; nothing that looks like a secret leaves the proces
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -25,10 +26,7 @@ def worth_learning(arguments: Iterable[tuple[str, Any]]) -> dict[str, float | st
     """Keep numbers and short words, by name; drop the rest."""
     facts: dict[str, float | str] = {}
     for name, value in arguments:
-        is_name = name.isprintable() and len(name) <= 64 and name != "self"
-        if len(facts) == MOST_FACTS or not is_name:
-            continue
-        if any(word in name.lower() for word in _SECRET):
+        if len(facts) == MOST_FACTS or not _may_be_told(name):
             continue
         if isinstance(value, (bool, int, float)):
             if abs(value) < 1e18:
@@ -36,6 +34,13 @@ def worth_learning(arguments: Iterable[tuple[str, Any]]) -> dict[str, float | st
         elif isinstance(value, str) and len(value) <= 40 and value.isprintable():
             facts[name] = value
     return facts
+
+
+@functools.lru_cache(maxsize=1024)  # a function's arguments are called the same at every call
+def _may_be_told(name: str) -> bool:
+    if not name.isprintable() or len(name) > 64 or name == "self":
+        return False
+    return not any(word in name.lower() for word in _SECRET)
 
 
 def of_command(argv: Sequence[str]) -> dict[str, float | str]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+_MODULES = ("torch", "jax", "tensorflow.python.eager.context")  # what says that one is in use
 _OOM_NAMES = {"OutOfMemoryError", "ResourceExhaustedError"}
 _OOM_TEXT = re.compile(
     r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
@@ -64,12 +65,16 @@ def asked_bytes_of(error: BaseException) -> int | None:
 
 def peak_bytes() -> int | None:
     """Return the most GPU memory a framework of this process says it has held, on one GPU."""
+    if not _is_any_loaded():
+        return None
     peaks = [peak for ask in (_torch_peak, _jax_peak, _tensorflow_peak) if (peak := _safely(ask))]
     return max(peaks, default=None)
 
 
 def has_touched_gpu() -> bool:
     """True when CUDA runs in this process already, so that it cannot move to other GPUs."""
+    if not _is_any_loaded():
+        return False
     torch = sys.modules.get("torch")
     if torch is not None and _safely(lambda: torch.cuda.is_initialized()):
         return True
@@ -84,6 +89,10 @@ def free_caches() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         _safely(lambda: torch.cuda.is_initialized() and torch.cuda.empty_cache())
+
+
+def _is_any_loaded() -> bool:
+    return not sys.modules.keys().isdisjoint(_MODULES)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

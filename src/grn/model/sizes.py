@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from grn.errors import BadSetting
@@ -24,7 +25,12 @@ _LARGEST_BYTES = 1 << 50
 
 def parse_size(text: str | int) -> int:
     """Read `6GiB`, `800M`, `1.5g` or a plain number of bytes."""
-    found = _SIZE.fullmatch(str(text))
+    return _parse(str(text))
+
+
+@functools.lru_cache(maxsize=256)  # a job states the same at every call
+def _parse(text: str) -> int:
+    found = _SIZE.fullmatch(text)
     unit = _UNITS.get(found[2].lower()) if found else None
     if found is None or unit is None:
         raise BadSetting(f"'{text}' is not a size.", "Write it like 6GiB, 800MiB or 1.5g.")

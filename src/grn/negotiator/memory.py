@@ -104,7 +104,9 @@ class Memory:
     def estimate(self, job_type: str, model: str, capacity_bytes: int) -> Estimate | None:
         """Return what is believed of the next run, None for a type never measured."""
         key = (job_type, model)
-        by_capacity = self._estimates.setdefault(key, {})
+        by_capacity = self._estimates.get(key)
+        if by_capacity is None:
+            by_capacity = self._estimates[key] = {}
         if capacity_bytes not in by_capacity:
             profile = self._profiles.get(key)
             by_capacity[capacity_bytes] = (

@@ -90,8 +90,13 @@ def place(
     usable = [book for book in candidates if book.is_usable]
     if len(usable) < request.gpus:
         return _silent(candidates)
+    if request.gpus == 1 and request.policy is Policy.SPREAD and not closed:
+        best = _fit_on_roomiest(request, needs, usable)
+        if best is not None:
+            return Place((best.book.gpu.uuid,), (best.reserve_bytes,), False)
     fits = [fit for book in usable if (fit := _fit(request, needs[book.gpu.model], book))]
-    chosen = _choose(request, [fit for fit in fits if fit.book.gpu.uuid not in closed])
+    open_to_it = [fit for fit in fits if fit.book.gpu.uuid not in closed] if closed else fits
+    chosen = _choose(request, open_to_it)
     if chosen:
         return Place(
             tuple(fit.book.gpu.uuid for fit in chosen),
@@ -149,12 +154,25 @@ def _own_bytes(request: Request, book: Book) -> int:
     return book.used_by_stranger(request.holder.pid)
 
 
+def _free_for(request: Request, book: Book) -> int:
+    return book.free_bytes + (_own_bytes(request, book) if book.reading.uses else 0)
+
+
+def _fit_on_roomiest(
+    request: Request, needs: Mapping[str, Need], books: Sequence[Book]
+) -> Fit | None:
+    """Try the GPU that is first by taste: when it fits, the others need not be looked at."""
+    first = min(
+        books, key=lambda book: (bool(book.leases), -_free_for(request, book), book.gpu.index)
+    )
+    fit = _fit(request, needs[first.gpu.model], first)
+    return None if fit is None or fit.is_probe else fit
+
+
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
     if not could_take(request, need, book):
         return None
-    free = book.free_bytes
-    if book.reading.uses:
-        free += _own_bytes(request, book)
+    free = _free_for(request, book)
     is_alone = request.is_exclusive or book.gpu.is_exclusive
     if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
         return None

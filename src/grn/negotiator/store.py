@@ -167,9 +167,13 @@ class Store:
 
     def _note_written(self) -> None:
         for action in self._unwritten:
-            if isinstance(action, (SaveLease, SaveWaiting)):
+            if isinstance(action, SaveLease):
+                self._on_disk.add(("leases", action.lease.id))
+            elif isinstance(action, DropLease):
+                self._on_disk.discard(("leases", action.lease))
+            elif isinstance(action, SaveWaiting):
                 self._on_disk.add(_row_of(action))
-            elif isinstance(action, (DropLease, DropWaiting)):
+            elif isinstance(action, DropWaiting):
                 self._on_disk.discard(_row_of(action))
 
     def _tidy(self, sql: str, value: object) -> None:
