@@ -1,0 +1,194 @@
+"""Calls in fresh processes, each under a lease of its own: what the Hydra and joblib parts share.
+
+Starts the processes and brings their answers back; when a call may run is the negotiator's choice,
+which the process asks itself. Nothing outlives the program that wanted it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from grn.client.call import name_of, pack
+from grn.client.daemons import ensure_negotiator
+from grn.client.facts import worth_learning
+from grn.client.lease import type_and_label, wish
+from grn.errors import JobFailed
+
+IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
+GRACE_S = 5.0
+REQUEST_FILE, ANSWER_FILE = "request", "answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function, what to call it with, and what the negotiator hears of it."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None  # of the job type; None: the function
+    named_after: Callable[..., Any] | None = None  # the function that is meant, if another
+    facts: Mapping[str, float | str] = field(default_factory=dict)
+
+
+class RemoteTraceback(Exception):
+    """Where a call failed in the process that ran it; the cause of what it raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class Pool:
+    """Runs calls, at most so many at once. The options are those of `grn.lease`."""
+
+    def __init__(self, most: int, *, retry_oom: int = 0, **needs: Any) -> None:
+        wish("?", "?", **needs)  # whoever asks for nonsense hears of it now
+        ensure_negotiator(IDLE_EXIT_S)
+        self._needs = needs
+        self._retry_oom = retry_oom
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="grn-call")
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._is_stopped = False
+
+    def submit(self, call: Call) -> Future[Any]:
+        """Run a call when it is its turn and a GPU has room for it."""
+        folder = tempfile.mkdtemp(prefix="grn-call-")
+        try:
+            pack(folder, call.function, call.args, dict(call.kwargs))
+            future = self._threads.submit(self._run, folder, self._message(call))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        future.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
+        return future
+
+    def stop(self) -> None:
+        """End all that runs, kindly first, and forget what has not begun."""
+        with self._lock:
+            self._is_stopped = True
+            running = list(self._processes)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                pass
+            _signal(process, signal.SIGKILL)  # also what it has left behind
+        self._threads.shutdown()
+
+    def _message(self, call: Call) -> dict[str, Any]:
+        job_type, label = names_of(call.named_after or call.function)
+        if call.name is not None:
+            job_type = label = call.name
+        return {**wish(job_type, label, **self._needs), "args": dict(call.facts)}
+
+    def _run(self, folder: str, message: dict[str, Any]) -> Any:
+        for attempt in range(self._retry_oom + 1):
+            answer = self._run_once(folder, {**message, "attempt": attempt})
+            if answer.is_good:
+                return answer.value
+            if attempt == self._retry_oom or not answer.is_out_of_memory:
+                raise answer.value
+        return None
+
+    def _run_once(self, folder: str, message: dict[str, Any]) -> _Answer:
+        with open(os.path.join(folder, REQUEST_FILE), "w") as file:
+            json.dump(message, file)
+        process = self._start(folder)
+        try:
+            status = process.wait()
+        finally:
+            with self._lock:
+                self._processes.discard(process)
+            assert process.stdin is not None
+            process.stdin.close()
+        if self._is_stopped:
+            raise CancelledError
+        return _answer(folder, message["label"], status)
+
+    def _start(self, folder: str) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._is_stopped:
+                raise CancelledError
+            process = subprocess.Popen(
+                [sys.executable, "-m", "grn.integrations.worker", folder],
+                stdin=subprocess.PIPE,  # never written to: it closes when we are gone
+                start_new_session=True,  # Ctrl-C is for us, and we know whom to end
+            )
+            self._processes.add(process)
+        return process
+
+
+def names_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return the job type of a function and its label, the same that `@grn.job` would give it."""
+    inner = getattr(function, "func", function)
+    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+    if code is None:
+        return name_of(function), name_of(function)
+    return type_and_label(code.co_filename, inner.__qualname__.replace("<locals>.", ""))
+
+
+def facts_of(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, float | str]:
+    """Return what of the arguments of a call is worth learning from."""
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return worth_learning([*zip(names, args, strict=False), *kwargs.items()])
+
+
+class _Answer:
+    """What a call gave, or what it raised."""
+
+    def __init__(self, is_good: bool, is_out_of_memory: bool, value: Any) -> None:
+        self.is_good = is_good
+        self.is_out_of_memory = is_out_of_memory
+        self.value = value
+
+
+def _answer(folder: str, label: str, status: int) -> _Answer:
+    """Read what a process has left; one that left nothing has failed."""
+    path = os.path.join(folder, ANSWER_FILE)
+    text = ""
+    try:
+        with open(path, "rb") as file:
+            is_good, is_out_of_memory, text = pickle.load(file)
+            value = pickle.load(file)
+        os.unlink(path)  # the next try leaves its own
+    except FileNotFoundError:
+        end = f"signal {-status}" if status < 0 else f"exit status {status}"
+        failure = f"the process of {label} ended with {end} and gave no answer."
+        return _Answer(False, False, JobFailed(failure, status if status >= 0 else 128 - status))
+    except Exception as error:  # an answer may break in any way where it is put together
+        failure = f"the answer of {label} cannot be read: {error!r}.\n{text}".strip()
+        return _Answer(False, False, JobFailed(failure, 1))
+    if text:
+        value.__cause__ = RemoteTraceback(text)
+    return _Answer(is_good, is_out_of_memory, value)
+
+
+def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
+    """Signal a process and what it has started, as long as one of them is there."""
+    try:
+        os.killpg(process.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
