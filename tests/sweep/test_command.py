@@ -251,6 +251,17 @@ def _state(story: Story, run: str) -> str:
     return str(json.loads(path.read_text())["state"]) if path.exists() else ""
 
 
+def test_a_sweep_that_waits_says_why(grn: Shell, story: Story, negotiator: Negotiators) -> None:
+    here = negotiator("virtual:1x512MiB")
+    holder = story.hold("other", exclusive=True)
+    here.wait_for_leases(1)
+    job = story.start(*GRN, "sweep", "true {x}", "-p", "x", "1", "--mem", "9MiB", "--out", "o")
+    wait_for(lambda: "waiting: " in job.err, lambda: job.err)
+    story.gate("other").open()
+    assert job.wait().code == 0
+    holder.ended_well()
+
+
 def test_optuna_searches_from_the_command_line(grn: Shell, negotiator: Negotiators) -> None:
     negotiator()
     ended = swept(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grn.client.connection import ask_once
 from tests.conftest import Negotiators
 from tests.harness import Story, wait_for
 
@@ -152,6 +154,21 @@ def test_a_sweep_starts_a_negotiator_if_there_is_none(story: Story) -> None:
     rows = rows_of(story, what="true {x}", parameters={"x": [1]})
     assert [row["state"] for row in rows] == ["finished"]
     story.start(sys.executable, "-c", "from grn.front.main import main; main()", "stop").wait()
+    wait_for(lambda: not list(story.left_behind()), "the end of the negotiator")
+
+
+def test_a_negotiator_that_was_started_for_a_sweep_outlives_its_interruption(story: Story) -> None:
+    story.env["GRN_GPUS"] = "virtual:1x512MiB"
+    what = ["/bin/sh", "-c", 'touch "$0/up"; exec sleep 1000', str(story.folder), "{x}"]
+    options = {"what": what, "parameters": {"x": "int:1..9"}, "out": str(story.folder / "out")}
+    search = {"sampler": "optuna", "maximize": "y", "trials": 2}
+    job = story.start_script(SWEEP, json.dumps({**options, **search}))
+    wait_for(lambda: (story.folder / "up").exists(), "the first trial")
+    job.signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in job.wait().err
+    assert ask_once({"op": "ping"})["pid"]
+    grn = (sys.executable, "-c", "from grn.front.main import main; main()")
+    assert story.start(*grn, "stop").wait().code == 0
     wait_for(lambda: not list(story.left_behind()), "the end of the negotiator")
 
 

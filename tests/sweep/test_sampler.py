@@ -47,7 +47,7 @@ def all_of(feed: OptunaFeed) -> list[Point]:
 
 
 def test_a_search_comes_near_the_best_point() -> None:
-    found = all_of(OptunaFeed(a_plan(trials=60), [], 1))
+    found = all_of(OptunaFeed(a_plan(trials=60), [], lambda: 1))
     assert len(found) == 60
     assert min(abs(float(str(point["x"])) - 3) for point in found) < 0.5
     late = [abs(float(str(point["x"])) - 3) for point in found[30:]]
@@ -56,13 +56,13 @@ def test_a_search_comes_near_the_best_point() -> None:
 
 
 def test_the_same_seed_gives_the_same_search() -> None:
-    one = all_of(OptunaFeed(a_plan(seed=5), [], 1))
-    assert one == all_of(OptunaFeed(a_plan(seed=5), [], 1))
-    assert one != all_of(OptunaFeed(a_plan(seed=6), [], 1))
+    one = all_of(OptunaFeed(a_plan(seed=5), [], lambda: 1))
+    assert one == all_of(OptunaFeed(a_plan(seed=5), [], lambda: 1))
+    assert one != all_of(OptunaFeed(a_plan(seed=6), [], lambda: 1))
 
 
 def test_no_more_trials_are_out_than_may_run_at_once() -> None:
-    feed = OptunaFeed(a_plan(), [], 3)
+    feed = OptunaFeed(a_plan(), [], lambda: 3)
     out = [feed.next_point() for _ in range(5)]
     assert [point is not None for point in out] == [True, True, True, False, False]
     assert not feed.is_over
@@ -75,22 +75,22 @@ def test_no_more_trials_are_out_than_may_run_at_once() -> None:
 def test_a_search_goes_on_with_what_it_knew() -> None:
     plan = a_plan(trials=10)
     known = [a_run({"x": str(x), "o": "a"}, float(x)) for x in range(6)]
-    feed = OptunaFeed(plan, known, 1)
+    feed = OptunaFeed(plan, known, lambda: 1)
     assert feed.left == 4
     assert len(all_of(feed)) == 4
-    assert OptunaFeed(a_plan(trials=6), known, 1).is_over
+    assert OptunaFeed(a_plan(trials=6), known, lambda: 1).is_over
 
 
 def test_an_interrupted_trial_is_run_first_and_a_failed_one_is_not_counted() -> None:
     left, bad = {"x": "1.5", "o": "b"}, {"x": "2", "o": "b"}
     known = [a_run(left, None, State.INTERRUPTED), a_run(bad, None, State.FAILED)]
-    feed = OptunaFeed(a_plan(trials=2), known, 1)
+    feed = OptunaFeed(a_plan(trials=2), known, lambda: 1)
     assert feed.left == 2
     assert feed.next_point() == left
 
 
 def test_a_trial_without_the_metric_has_failed() -> None:
-    feed = OptunaFeed(a_plan(trials=3), [], 3)
+    feed = OptunaFeed(a_plan(trials=3), [], lambda: 3)
     point = feed.next_point()
     assert point is not None
     told = feed.heard(a_run(point, None))
@@ -99,16 +99,16 @@ def test_a_trial_without_the_metric_has_failed() -> None:
 
 def test_a_small_space_is_not_run_twice() -> None:
     plan = a_plan(parameters={"x": [1, 2], "o": ["a", "b"]}, trials=40)
-    found = all_of(OptunaFeed(plan, [], 1))
+    found = all_of(OptunaFeed(plan, [], lambda: 1))
     assert len(found) == len({fingerprint(point) for point in found}) <= 4
 
 
 def test_conditions_hold_for_searches_too() -> None:
-    found = all_of(OptunaFeed(a_plan(**{"if": "x > 5"}), [], 1))
+    found = all_of(OptunaFeed(a_plan(**{"if": "x > 5"}), [], lambda: 1))
     assert len(found) == 10
     assert all(float(str(point["x"])) > 5 for point in found)
     with pytest.raises(UsageError, match="hardly any"):
-        OptunaFeed(a_plan(**{"if": "x > 50"}), [], 1).next_point()
+        OptunaFeed(a_plan(**{"if": "x > 50"}), [], lambda: 1).next_point()
 
 
 def test_trials_run_fail_and_are_taken_up_again(tmp_path: Path) -> None:

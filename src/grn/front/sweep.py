@@ -156,7 +156,8 @@ def run(
         return _dry(made, as_json)
     teller = Teller(sys.stderr, is_quiet=quiet)
     try:
-        study = Sweep.from_plan(made).study(sweep_text.Story(teller).tell)
+        telling = sweep_text.Telling(teller)
+        study = Sweep.from_plan(made).study(telling.tell, telling.wait)
     finally:
         teller.finish()
     _report(study, as_json)

@@ -15,21 +15,25 @@ from grn.sweep.folders import Run, State
 from grn.sweep.names import spelled
 from grn.sweep.results import Table, is_number
 from grn.sweep.study import Progress
+from grn.sweep.task import Task
 
 LONGEST_CELL = 32
 BAR, BLOCK = 10, "█"
 MOST_FAILURES = 10
 
 
-class Story:
+class Telling:
     """Tells how a sweep goes: one line that changes on a terminal, else a line for each end."""
 
     def __init__(self, teller: Teller) -> None:
         self._teller = teller
         self._began = time.monotonic()
+        self._now = Progress(None)
+        self._reason = ""
 
     def tell(self, now: Progress, run: Run | None) -> None:
         """Something has begun or ended."""
+        self._now = now
         is_end = run is not None and run.state is not State.RUNNING
         if run is not None and is_end and not self._teller.is_terminal:
             self._teller.say(_ended_line(now, run))
@@ -38,6 +42,16 @@ class Story:
         done = now.finished + now.failed
         drawn = progress(done, now.total or done, now.failed, time.monotonic() - self._began)
         self._teller.draw(f"{drawn}  {now.running} running", at_once=done == now.total)
+
+    def wait(self, task: Task, reason: str) -> None:
+        """A run has no GPU yet; told when nothing else runs."""
+        if self._now.running or reason == self._reason:
+            return
+        self._reason = reason
+        if self._teller.is_terminal:
+            self._teller.draw(f"waiting: {harmless(reason)}", at_once=True)
+        else:
+            self._teller.say(f"waiting: {harmless(reason)}")
 
 
 def _ended_line(now: Progress, run: Run) -> str:

@@ -7,7 +7,7 @@ a search that was interrupted goes on with all it knew.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,9 @@ MOST_REFUSED = 500  # points in a row that the conditions leave out
 
 
 class OptunaFeed:
-    """The feed of a search: at most `parallel` trials are out at a time."""
+    """The feed of a search: at most `parallel()` trials are out at a time."""
 
-    def __init__(self, plan: Plan, known: Sequence[Run], parallel: int) -> None:
+    def __init__(self, plan: Plan, known: Sequence[Run], parallel: Callable[[], int]) -> None:
         try:
             import optuna
         except ImportError as error:
@@ -54,7 +54,7 @@ class OptunaFeed:
 
     def next_point(self) -> Point | None:
         """Ask for the next point that has not been run, None while enough are under way."""
-        while not self.is_over and len(self._out) < self._parallel:
+        while not self.is_over and len(self._out) < self._parallel():
             trial, point = self._asked()
             self._to_ask -= 1
             mark = fingerprint(point)

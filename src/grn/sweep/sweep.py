@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grn.client.connection import ask_once
-from grn.client.daemons import ensure_negotiator
-from grn.errors import JobFailed, UsageError
+from grn.errors import DaemonError, JobFailed, UsageError
 from grn.sweep import plan as plans
 from grn.sweep.folders import Run
 from grn.sweep.leased import LeasedSlots
@@ -20,8 +19,8 @@ from grn.sweep.roles import Slots
 from grn.sweep.sampler import OptunaFeed
 from grn.sweep.space import Point, points
 from grn.sweep.study import Feed, Progress, Study, Walk, left_to_run
+from grn.sweep.task import Task
 
-IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
 MOST_POINTS = 100_000  # each has a folder
 
 Hearing = Callable[[Progress, Run | None], None]
@@ -99,14 +98,20 @@ class Sweep:
             raise JobFailed(f"{failed} runs failed; see {study.folder.path}.", 1)
         return study.table()
 
-    def study(self, on_change: Hearing | None = None, slots: Slots | None = None) -> Study:
-        """Run it and return the study with all there is to know of it."""
+    def study(
+        self,
+        on_change: Hearing | None = None,
+        on_wait: Callable[[Task, str], None] | None = None,
+        slots: Slots | None = None,
+    ) -> Study:
+        """Run it and return the study with all there is to know of it.
+
+        `on_wait` hears why a run has no GPU yet; `slots` are others than those of the negotiator.
+        """
         study = Study(self.plan, on_change or (lambda *_: None))
         planned = self.points() if self.plan.trials is None else []
         study.open()
         try:
-            if slots is None:
-                ensure_negotiator(IDLE_EXIT_S)
             if self.plan.trials is None:
                 left = left_to_run(study, planned)
                 feed: Feed = Walk(left)
@@ -114,15 +119,26 @@ class Sweep:
             else:
                 search = self._search(study)
                 feed, total, skipped = search, search.left, self.plan.trials - search.left
-            study.run(feed, slots or LeasedSlots(), total, skipped)
+            study.run(feed, slots or LeasedSlots(on_wait), total, skipped)
         finally:
             study.close()
         return study
 
     def _search(self, study: Study) -> OptunaFeed:
         known = [] if self.plan.is_rerun else study.known()
-        return OptunaFeed(self.plan, known, self.plan.parallel or _gpu_count())
+        return OptunaFeed(self.plan, known, _TrialsAtOnce(self.plan.parallel))
 
 
-def _gpu_count() -> int:
-    return max(1, len(ask_once({"op": "status"})["status"]["gpus"]))
+class _TrialsAtOnce:
+    """How many trials may be out: as many as asked for, or one on each GPU."""
+
+    def __init__(self, asked: int | None) -> None:
+        self._known = asked or 0
+
+    def __call__(self) -> int:
+        if not self._known:
+            try:
+                self._known = len(ask_once({"op": "status"})["status"]["gpus"])
+            except DaemonError:
+                return 1  # the first trial will start a negotiator
+        return max(1, self._known)
