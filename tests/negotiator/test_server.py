@@ -613,6 +613,7 @@ EVERYBODY = set(WHO)
 MAY = {
     "ping": EVERYBODY,
     "status": EVERYBODY,
+    "samples": EVERYBODY,
     "why": EVERYBODY,
     "profiles": EVERYBODY,
     "lease": EVERYBODY,
@@ -627,7 +628,10 @@ MAY = {
 
 @needs_root
 def test_every_verb_is_allowed_to_exactly_those_of_the_table(story: Story) -> None:
-    assert MAY.keys() == {kind.__struct_config__.tag for kind in messages.Message.__args__}
+    # Everybody may follow, on a connection of its own: see test_followers.py.
+    assert MAY.keys() | {"follow"} == {
+        kind.__struct_config__.tag for kind in messages.Message.__args__
+    }
     _let_all_in(story)
     begun = begin(story, negotiator_of(OWN_UID, "--gpus", "virtual:4x1GiB"))
     assert begun.is_ready, begun

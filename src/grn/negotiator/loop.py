@@ -35,6 +35,7 @@ from grn.negotiator.events import (
     TellWaiting,
     Withdrawn,
 )
+from grn.negotiator.history import History
 from grn.negotiator.holders import Holders
 from grn.negotiator.store import Store
 
@@ -72,6 +73,7 @@ class Loop:
     def __init__(self, engine: Engine, store: Store, probe: GpuProbe, sample_s: float) -> None:
         self.engine = engine
         self.store = store
+        self.history = History()
         self.holders = Holders(self._process_gone)
         self._probe = probe
         self._sample_s = sample_s
@@ -205,6 +207,7 @@ class Loop:
         self._note_health(readings)
         self._end_overflowing(readings)
         self.tell(Sampled(self.now(), readings))
+        self.history.sampled(self.engine, self.now())
         # What it did not show yet will not show in an instant; a new death is looked at at once,
         # but never so often that looking is all we do.
         is_to_repeat = self._look.is_set()
@@ -283,6 +286,7 @@ class Loop:
         self._ends[lease_id] = Settled(outcome, not self.engine.is_sharing(lease), peak)
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
+        self.history.ended(lease, self.now(), outcome, peak)
         self.tell(HolderGone(self.now(), lease_id, outcome))
 
     def _end_overflowing(self, readings: tuple[Reading, ...]) -> None:
@@ -340,6 +344,7 @@ class Loop:
         settled = Settled(ending.outcome, not self.engine.is_sharing(lease), seen)
         self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
         then(settled)
+        self.history.ended(lease, self.now(), ending.outcome, seen)
         self.engine.memory.refresh()  # while the client is busy with our answer
         if holder is not None:
             self.holders.unwatch(holder)

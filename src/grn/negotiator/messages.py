@@ -75,6 +75,17 @@ class StatusAsked(schemas.Message, frozen=True, tag="status", kw_only=True):
     """Show GPUs, leases and who waits."""
 
 
+class FollowAsked(schemas.Message, frozen=True, tag="follow", kw_only=True):
+    """Show all that `status` shows, and then what changes, until the connection ends."""
+
+
+class SamplesAsked(schemas.Message, frozen=True, tag="samples", kw_only=True):
+    """Show the recent past of the GPUs, or of one lease."""
+
+    lease: Key | None = None
+    span: Literal["recent", "day"] = "recent"
+
+
 class WhyAsked(schemas.Message, frozen=True, tag="why", kw_only=True):
     """Explain one lease or request, by the beginning of its id or by its pid."""
 
@@ -108,6 +119,8 @@ Message = (
     | WatchAsked
     | CancelAsked
     | StatusAsked
+    | FollowAsked
+    | SamplesAsked
     | WhyAsked
     | ProfilesAsked
     | ForgetAsked

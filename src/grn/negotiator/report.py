@@ -31,7 +31,7 @@ def harmless(text: str) -> str:
 def status(engine: Engine, at: float) -> Row:
     """Return GPUs, leases and who waits, in turn."""
     return {
-        "gpus": [_gpu(book) for book in engine.books.values()],
+        "gpus": [gpu(book) for book in engine.books.values()],
         "leases": [_lease(engine, lease, at) for lease in engine.leases.values()],
         "waiting": [_waiting(engine, one, place, at) for place, one in _in_turn(engine)],
     }
@@ -80,7 +80,8 @@ def _is_meant(name: str, request: Request, shown_id: str) -> bool:
     return shown_id.startswith(name) or name in (pid, request.label, request.job_type)
 
 
-def _gpu(book: Book) -> Row:
+def gpu(book: Book) -> Row:
+    """Return one GPU."""
     reading = book.reading
     return {
         "index": book.gpu.index,
@@ -100,7 +101,8 @@ def _gpu(book: Book) -> Row:
     }
 
 
-def _request(request: Request) -> Row:
+def request(request: Request) -> Row:
+    """Return what was asked for."""
     return {
         "id": request.lease,
         "type": harmless(request.job_type),
@@ -116,23 +118,38 @@ def _request(request: Request) -> Row:
     }
 
 
-def _lease(engine: Engine, lease: Lease, at: float) -> Row:
-    indices = [engine.books[uuid].gpu.index for uuid in lease.gpus]
+def used_by(engine: Engine, lease: Lease) -> int | None:
+    """Return what a lease uses now on its fullest GPU."""
     used = [engine.books[uuid].measured.get(lease.id) for uuid in lease.gpus]
-    known = [size for size in used if size is not None]
-    watch = engine.watch(lease.id)
+    return max((size for size in used if size is not None), default=None)
+
+
+def _lease(engine: Engine, lease: Lease, at: float) -> Row:
+    return (
+        granted_lease(engine, lease)
+        | moving_parts(engine, lease)
+        | {"for_s": at - lease.granted_at}
+    )
+
+
+def granted_lease(engine: Engine, lease: Lease) -> Row:
+    """Return what stays as it is while a lease is held."""
+    indices = [engine.books[uuid].gpu.index for uuid in lease.gpus]
     held = lease.state is LeaseState.HELD
-    return _request(lease.request) | {
+    return request(lease.request) | {
         "state": "running" if held else "draining",
         "gpus": indices,
         "reserved_bytes": lease.reserved_bytes,
-        "used_bytes": max(known, default=None),
-        "peak_bytes": watch.peak_bytes or None,
         "first_run": lease.is_probe,
-        "for_s": at - lease.granted_at,
         "reason": None if held else "memory-not-gone",
         "why": _why_running(lease, indices),
     }
+
+
+def moving_parts(engine: Engine, lease: Lease) -> Row:
+    """Return what of a lease changes from sample to sample."""
+    peak = engine.watch(lease.id).peak_bytes or None
+    return {"used_bytes": used_by(engine, lease), "peak_bytes": peak}
 
 
 def _why_running(lease: Lease, indices: list[int]) -> str:
@@ -150,7 +167,7 @@ def _in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
 
 def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
     wait = engine.why(waiting.request.key, at)
-    return _request(waiting.request) | {
+    return request(waiting.request) | {
         "state": "waiting",
         "place": place,
         "for_s": at - waiting.since,

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from grn.errors import (
 )
 from grn.gpus import trees
 from grn.model.job import Argument, Holder, Outcome, Policy, Request
-from grn.negotiator import messages, report
+from grn.negotiator import messages, picture, report
 from grn.negotiator.events import (
     Grant,
     HolderChanged,
@@ -39,6 +40,7 @@ from grn.negotiator.events import (
     TellWaiting,
     Withdrawn,
 )
+from grn.negotiator.followers import Followers
 from grn.negotiator.holders import peer_of
 from grn.negotiator.loop import Ending, Loop, Settled
 
@@ -69,6 +71,7 @@ class Server:
         self.limits = limits
         self.version = version
         self.stop = stop
+        self.followers = Followers(loop, self.facts)
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
         # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
@@ -79,8 +82,18 @@ class Server:
 
     @property
     def is_idle(self) -> bool:
-        """True when nobody is connected and nothing is leased."""
-        return not self.connections.total() and not self.loop.engine.leases
+        """True when nothing is leased and nobody is connected but to look on."""
+        others = self.connections.total() - len(self.followers)
+        return not others and not self.loop.engine.leases
+
+    def facts(self) -> dict[str, Any]:
+        """Return who we are and what troubles us."""
+        return {
+            "version": self.version,
+            "pid": os.getpid(),
+            "uid": os.getuid(),
+            "trouble": self.loop.store.trouble,
+        }
 
     def connection(self) -> Connection:
         """Make the protocol of one new connection."""
@@ -106,6 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_contained: bool | None = None  # not looked up yet
         self._todo: deque[bytes] = deque()  # frames that wait for their turn
         self._is_stuffed = False  # it has more answers than it reads
+        self._follows = False
         self._frame_deadline: asyncio.TimerHandle | None = None
         self._read_deadline: asyncio.TimerHandle | None = None
 
@@ -128,6 +142,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._server.is_closed:
             return
+        if self._follows:
+            self._server.followers.remove(self)
         self._server.connections[self._uid] -= 1
         self._transport = None
         self._todo.clear()
@@ -199,6 +215,21 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.abort()
 
         return asyncio.get_running_loop().call_later(self._server.limits.deadline_s, drop)
+
+    @property
+    def uid(self) -> int:
+        """Return whose connection this is."""
+        return self._uid
+
+    @property
+    def is_stuffed(self) -> bool:
+        """True while there are more answers than are read."""
+        return self._is_stuffed
+
+    def push(self, body: bytes) -> None:
+        """Send what is a message already."""
+        if self._transport is not None:
+            self._transport.write(wire.HEADER.pack(len(body)) + body)
 
     def _turn_away(self, text: str, kind: type[GrnError] = UsageError) -> None:
         self._refuse(None, kind(text))
@@ -306,6 +337,25 @@ class Connection(asyncio.BufferedProtocol):
 
     def status(self, message: messages.StatusAsked) -> None:
         self._send(message.id, {"status": self._whole_status()})
+
+    def follow(self, message: messages.FollowAsked) -> None:
+        if self._follows:
+            raise UsageError("this connection follows already.")
+        self._server.followers.add(self, message.id)
+        self._follows = True
+
+    def samples(self, message: messages.SamplesAsked) -> None:
+        engine, history = self._loop.engine, self._loop.history
+        offset_s = time.time() - self._loop.now()
+        if message.lease is not None:
+            found = history.curves.get(message.lease)
+            if found is None:
+                text = f"no samples of lease {message.lease} are kept."
+                raise UnknownJob(text, "Short ones have none, and old ones are forgotten.")
+            self._send(message.id, {"curve": picture.curve(message.lease, found, offset_s)})
+            return
+        show = picture.minute_samples if message.span == "day" else picture.recent_samples
+        self._send(message.id, {"samples": show(engine, history, offset_s)})
 
     def why(self, message: messages.WhyAsked) -> None:
         found = report.explain(self._loop.engine, message.name, self._loop.now())
@@ -431,14 +481,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _whole_status(self) -> dict[str, Any]:
         whole = report.status(self._loop.engine, self._loop.now())
-        return {
-            "schema": 1,
-            "version": self._server.version,
-            "pid": os.getpid(),
-            "uid": os.getuid(),
-            "trouble": self._loop.store.trouble,
-            **whole,
-        }
+        return {"schema": 1, **self._server.facts(), **whole}
 
 
 def _nobody_cares(_settled: Settled) -> None:
@@ -452,6 +495,8 @@ _TABLE: dict[type, Callable[[Connection, Any], None]] = {
     messages.WatchAsked: Connection.watch,
     messages.CancelAsked: Connection.cancel,
     messages.StatusAsked: Connection.status,
+    messages.FollowAsked: Connection.follow,
+    messages.SamplesAsked: Connection.samples,
     messages.WhyAsked: Connection.why,
     messages.ProfilesAsked: Connection.profiles,
     messages.ForgetAsked: Connection.forget,

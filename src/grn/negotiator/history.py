@@ -1,0 +1,152 @@
+"""The recent past, kept small: memory and load of GPUs, memory curves of leases, how leases ended.
+
+Everything here is bounded and lives in memory only; what must survive is in the store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from grn.model.job import Outcome
+from grn.negotiator import report
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import Lease, LeaseState
+
+STEP_S = 1.0  # from one kept sample to the next
+RECENT = 120  # samples of a GPU that are kept one by one
+MINUTES = 1440  # a day of them, of each GPU
+MOST_POINTS = 128  # of one curve: when it is full, every two points become one
+MOST_CURVES = 4096
+MOST_ENDS = 1000
+ENDS_WITH_CURVES = 200
+
+Point = tuple[int | None, float | None]  # memory in use, load
+
+
+class Curve:
+    """The memory of one lease over all its life: the longer it runs, the further its points."""
+
+    __slots__ = ("began_at", "step_s", "values")
+
+    def __init__(self, began_at: float) -> None:
+        self.began_at = began_at
+        self.step_s = STEP_S
+        self.values: list[int | None] = []
+
+    def add(self, at: float, used_bytes: int | None) -> None:
+        """Add one sample; a point is the highest of all samples in its time."""
+        place = max(0, int((at - self.began_at) / self.step_s))
+        while place >= MOST_POINTS:
+            self._halve()
+            place //= 2
+        values = self.values
+        if len(values) <= place:
+            values += [None] * (place - len(values))  # nobody looked meanwhile
+            values.append(used_bytes)
+        elif used_bytes is not None:
+            values[place] = max(values[place] or 0, used_bytes)
+
+    def _halve(self) -> None:
+        values = [*self.values, *self.values[len(self.values) // 2 * 2 :]]  # an even number
+        pairs = zip(values[::2], values[1::2], strict=False)
+        self.values = [_higher(first, second) for first, second in pairs]
+        self.step_s *= 2
+
+
+class GpuPast:
+    """One GPU: the last two minutes sample by sample, the last day minute by minute."""
+
+    __slots__ = ("_minute", "_minute_until", "minutes", "recent")
+
+    def __init__(self) -> None:
+        self.recent: deque[Point] = deque(maxlen=RECENT)
+        self.minutes: deque[Point] = deque(maxlen=MINUTES)
+        self._minute: list[Point] = []
+        self._minute_until: float | None = None
+
+    def add(self, at: float, point: Point) -> None:
+        """Add one sample."""
+        self.recent.append(point)
+        if self._minute_until is None:
+            self._minute_until = at + 60
+        elif at >= self._minute_until:
+            self.minutes.append(_summed_up(self._minute))
+            missing = int((at - self._minute_until) // 60)
+            self.minutes.extend([(None, None)] * min(missing, MINUTES))
+            self._minute_until += 60 * (missing + 1)
+            self._minute = []
+        self._minute.append(point)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one lease ended."""
+
+    lease: Lease
+    at: float
+    outcome: Outcome
+    peak_bytes: int | None
+    number: int  # 1 for the first end since the negotiator started
+
+
+class History:
+    """All that is remembered of the recent past."""
+
+    def __init__(self) -> None:
+        self.gpus: dict[str, GpuPast] = {}
+        self.curves: dict[str, Curve] = {}
+        self.ends: deque[End] = deque(maxlen=MOST_ENDS)
+        self.sampled_at = float("-inf")
+        # How many leases ended how since the negotiator started.
+        self.outcomes: dict[str, int] = {outcome.value: 0 for outcome in Outcome}
+        self._with_curves: deque[str] = deque()
+
+    def sampled(self, engine: Engine, at: float) -> None:
+        """Keep what the engine has just read, at an even pace."""
+        if at - self.sampled_at < STEP_S * 0.9:
+            return
+        self.sampled_at = at
+        for uuid, book in engine.books.items():
+            past = self.gpus.get(uuid) or self.gpus.setdefault(uuid, GpuPast())
+            past.add(at, (book.reading.used_bytes, book.reading.load_pct))
+        for lease in engine.leases.values():
+            if lease.state is not LeaseState.HELD:
+                continue
+            curve = self.curves.get(lease.id)
+            if curve is None:
+                if len(self.curves) >= MOST_CURVES:
+                    continue
+                curve = self.curves[lease.id] = Curve(lease.granted_at)
+            curve.add(at, report.used_by(engine, lease))
+
+    def ended(self, lease: Lease, at: float, outcome: Outcome, peak_bytes: int | None) -> None:
+        """Keep how a lease ended, and its curve for a while."""
+        self.outcomes[outcome.value] += 1
+        number = self.ends[-1].number + 1 if self.ends else 1
+        self.ends.append(End(lease, at, outcome, peak_bytes, number))
+        if lease.id in self.curves:
+            self._with_curves.append(lease.id)
+            if len(self._with_curves) > ENDS_WITH_CURVES:
+                self.curves.pop(self._with_curves.popleft(), None)
+
+    def ended_since(self, number: int) -> list[End]:
+        """Return the ends after the one of that number, oldest first."""
+        found: list[End] = []
+        for end in reversed(self.ends):
+            if end.number <= number:
+                break
+            found.append(end)
+        return found[::-1]
+
+
+def _higher(first: int | None, second: int | None) -> int | None:
+    known = [value for value in (first, second) if value is not None]
+    return max(known, default=None)
+
+
+def _summed_up(points: list[Point]) -> Point:
+    """Return the highest memory and the mean load."""
+    used = [size for size, _ in points if size is not None]
+    loads = [load for _, load in points if load is not None]
+    return max(used, default=None), sum(loads) / len(loads) if loads else None
