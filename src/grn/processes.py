@@ -20,12 +20,19 @@ _QUICK_LOOKS = 50
 class Process:
     """One process as it was seen once; of some only the exit status may be left."""
 
-    __slots__ = ("is_over", "parent", "pid", "session", "started_ticks")
+    __slots__ = ("group", "is_over", "parent", "pid", "session", "started_ticks")
 
     def __init__(
-        self, pid: int, parent: int, session: int, started_ticks: int, is_over: bool = False
+        self,
+        pid: int,
+        parent: int,
+        group: int,
+        session: int,
+        started_ticks: int,
+        is_over: bool = False,
     ) -> None:
         self.pid = pid
+        self.group = group
         self.is_over = is_over  # only its exit status is left
         self.parent = parent
         self.session = session
@@ -40,8 +47,17 @@ def look(pid: int) -> Process | None:
     except OSError:
         return None
     fields = text[text.rfind(b")") + 2 :].split()  # what comes before is a name of any kind
-    is_over = fields[0] in (b"Z", b"X")
-    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), is_over)
+    parent, group, session, ticks = (int(fields[place]) for place in (1, 2, 3, 19))
+    return Process(pid, parent, group, session, ticks, is_over=fields[0] in (b"Z", b"X"))
+
+
+def has_variable(pid: int, assignment: bytes) -> bool:
+    """True when a process was started with a variable; of one that is over nothing is known."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return assignment in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def everyone() -> Iterator[Process]:

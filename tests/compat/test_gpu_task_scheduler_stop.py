@@ -178,3 +178,62 @@ def test_what_a_task_leaves_running_does_not_keep_the_gpu(story: Story) -> None:
     for pid in pids:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_two_schedulers_in_threads_of_one_process_do_not_meet(story: Story) -> None:
+    write_task(story, 'say(self._config["n"])')
+    script = """
+        import threading
+        from my_gpu_task import MyGPUTask
+        from gpu_task_scheduler.gpu_task_scheduler import GPUTaskScheduler
+
+        def run(n):
+            settings = {"gpu": ["0", "1"], "result_root_folder": f"results{n}"}
+            settings["scheduler_log_file_path"] = f"{n}.log"
+            config = {"scheduler_config": settings, "test_config": [{"n": range(n, n + 15)}]}
+            GPUTaskScheduler(config, MyGPUTask).start()
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in (0, 100)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    """
+    run(story, "", script)
+
+    assert sorted(map(int, story.said())) == [*range(15), *range(100, 115)]
+    for n in (0, 100):
+        said = lines_of((story.folder / f"{n}.log").read_text())
+        assert len(with_words(said, "finishes task")) == 15
+
+
+def test_children_of_the_script_are_left_alone(story: Story) -> None:
+    """Also those with a session of their own that it starts meanwhile, from a thread."""
+    write_task(story, 'say("task"); gate("end")')
+    story.gate("end")
+    story.gate("child")
+    script = """
+        import subprocess, sys, threading
+        from act import say
+        from my_gpu_task import MyGPUTask
+        from gpu_task_scheduler.gpu_task_scheduler import GPUTaskScheduler
+
+        def meanwhile():
+            code = "from act import gate, say; import sys; say('child'); gate('child'); sys.exit(3)"
+            child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+            say("status", child.wait())
+
+        thread = threading.Thread(target=meanwhile)
+        try:
+            thread.start()
+            GPUTaskScheduler({config}, MyGPUTask).start()
+        except KeyboardInterrupt:
+            say("stopped")
+        thread.join()
+    """
+    job = start(story, config("{'n': [1]}"), script)
+    story.hear("task", "child")
+    job.signal(signal.SIGINT)
+    story.hear("stopped")
+    story.gate("child").open()
+    job.ended_well()
+
+    assert story.said()[-1] == "status 3"

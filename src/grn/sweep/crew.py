@@ -46,13 +46,26 @@ class _Run:
 class Crew:
     """Runs all tasks of a source; `run` returns when the last has ended."""
 
+    _running_here = 0  # how many crews this process has: they share what its children are to it
+
     def __init__(
-        self, slots: Slots, source: Source, listener: Listener, grace_s: float = GRACE_S
+        self,
+        slots: Slots,
+        source: Source,
+        listener: Listener,
+        grace_s: float = GRACE_S,
+        mark: str = "",
     ) -> None:
+        """Take a `mark` where others in this process start children too, to tell ours from theirs.
+
+        It is a variable, `NAME=value`, that all tasks have and nobody else.
+        """
         self._slots = slots
         self._source = source
         self._listener = listener
         self._grace_s = grace_s
+        self._mark = os.fsencode(mark)
+        self._groups: set[int] = set()  # of all our commands, if there is a mark
         self._again: list[Task] = []
         self._runs: dict[int, _Run] = {}  # by pidfd
         self._pending = 0  # asked for and not granted yet
@@ -96,6 +109,7 @@ class Crew:
         """Run all there is; return when the last has ended, or all has been stopped."""
         signals = StopSignals()
         processes.adopt_orphans()
+        Crew._running_here += 1
         self._spawner = Spawner()
         self._elders = processes.children()  # they are no commands of ours
         self._guard = Guard(self._grace_s)
@@ -111,7 +125,9 @@ class Crew:
             self._bury_orphans()
             self._guard.close()
             self._spawner.close()
-            processes.adopt_orphans(False)
+            Crew._running_here -= 1
+            if not Crew._running_here:
+                processes.adopt_orphans(False)
             signals.close()
 
     def _loop(self, signals: StopSignals) -> None:
@@ -225,6 +241,8 @@ class Crew:
             self._give(ended, None)
             return
         self._guard.add(pid)
+        if self._mark:
+            self._groups.add(pid)
         fd = os.pidfd_open(pid)
         self._runs[fd] = _Run(task, slot, pid, started_at, began)
         self._poll.register(fd, select.POLLIN)
@@ -262,18 +280,26 @@ class Crew:
     def _trees(self) -> list[processes.Process]:
         """Return all processes that our commands have started, also those that left their tree.
 
-        Each command has a session of its own, so what is in ours was started by somebody else in
-        this process.
+        Each command has a process group of its own, so what is in ours was started by somebody else
+        in this process.
         """
-        own = os.getsid(0)
+        own = os.getpgrp()
         spared = {self._guard.pid, *self._elders, *self._slots.spared()}
-        found = []
+        found: dict[int, processes.Process] = {}
         for one in processes.below(os.getpid()):  # parents come before their children
             if one.pid in spared or one.parent in spared:
                 spared.add(one.pid)
-            elif one.session != own and not one.is_over:
-                found.append(one)
-        return found
+            elif one.group == own or one.is_over:
+                continue
+            elif one.parent in found or self._is_ours(one):
+                found[one.pid] = one
+        return list(found.values())
+
+    def _is_ours(self, one: processes.Process) -> bool:
+        """True of what our commands have started; without a mark nobody else starts anything."""
+        if not self._mark or one.group in self._groups:
+            return True
+        return processes.has_variable(one.pid, self._mark)
 
     def _signal_trees(self, signum: int) -> None:
         for process in self._trees():
@@ -283,10 +309,10 @@ class Crew:
         """Bury what our commands left behind and what has ended since, once in a while."""
         self._bury_at = time.monotonic() + _BURY_S
         known = {self._guard.pid, *self._elders, *(run.pid for run in self._runs.values())}
-        own = os.getsid(0)
+        own = os.getpgrp()
         for pid in processes.children():
             found = processes.look(pid) if pid not in known else None
-            if found is not None and found.is_over and found.session != own:
+            if found is not None and found.is_over and found.group != own and self._is_ours(found):
                 os.waitpid(pid, os.WNOHANG)
 
     def _stop_at_once(self) -> None:

@@ -74,7 +74,7 @@ class GPUTaskScheduler:
         total = self._manager.get_num_left_config()
         instances = Instances(self._manager, sender, self._task_class.__qualname__, log)
         gpus = Gpus(self._manager.get_all_scheduler_config()["gpu"], instances, log)
-        crew = Crew(gpus, instances, instances)
+        crew = Crew(gpus, instances, instances, mark=sender.mark)
         try:
             crew.run()
         finally:

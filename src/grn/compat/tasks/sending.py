@@ -21,6 +21,7 @@ from grn.compat.tasks import worker
 from grn.compat.tasks.task import GPUTask
 from grn.errors import UsageError
 
+_MARK = "GRN_TASKS_FOLDER"
 _ADVICE = "Put into the configuration what it is made from, and make it in main()."
 
 
@@ -34,6 +35,7 @@ class Sender:
     def __init__(self, task_class: type[Any], folder: str) -> None:
         self._task_class = task_class
         self._folder = folder
+        self.mark = f"{_MARK}={folder}"  # all workers of one scheduler have it, and their children
         self._is_known_by_name = is_known_by_name(task_class)
         self._whole = None if self._is_known_by_name else _module_to_send(task_class)
         try:
@@ -69,7 +71,7 @@ class Sender:
         path = os.path.join(self._folder, name)
         with open(path, "wb") as file:
             file.write(order)
-        return Order(path, environment)
+        return Order(path, {**environment, _MARK: self._folder})
 
     def _plain(self, about: dict[str, Any], config: dict[Any, Any], work_dir: str) -> bytes | None:
         """Write numbers, strings and lists without pickle, which takes a worker time to import."""

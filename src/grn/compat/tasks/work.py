@@ -23,8 +23,7 @@ _TURN = Task(0, (), "a turn")  # what the crew asks a GPU for; what runs is chos
 class Gpus:
     """Fixed slots that choose what they run when their turn has come.
 
-    The older tool's log names the GPU that receives or skips a task, so it has to be known by then;
-    and an end is told before the next begins.
+    The older tool's log names the GPU that receives or skips a task, so it has to be known by then.
     """
 
     def __init__(self, names: Sequence[str], instances: Instances, log: logging.Logger) -> None:
@@ -35,6 +34,7 @@ class Gpus:
         self.ask = self._slots.ask
         self.started = self._slots.started
         self.unused = self._slots.unused
+        self.give = self._slots.give
         self.settled = self._slots.settled
         self.withdraw = self._slots.withdraw
         self.spared = self._slots.spared
@@ -60,11 +60,6 @@ class Gpus:
                 grants.append(Grant(task, turn.slot))
         return grants
 
-    def give(self, ended: Ended, resident_bytes: int | None) -> None:
-        """Note an end, and the GPU is free."""
-        self._instances.note(ended)
-        self._slots.give(ended, resident_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
@@ -89,7 +84,6 @@ class Instances:
         self._sender = sender
         self._task_name = task_name
         self._log = log
-        self._crew: Crew | None = None
         self._idle = [str(one["name"]) for one in manager.get_gpu_envs()]
         self._turns = 0  # that the crew has taken and no GPU has used yet
         self._seen: set[str] = set()
@@ -210,19 +204,17 @@ class Instances:
 
     def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
         """It was announced when its GPU received it."""
-        self._crew = crew
 
     def ended(self, crew: Crew, ended: Ended) -> None:
-        """It was noted before its GPU became free."""
-
-    def note(self, ended: Ended) -> None:
         """Note that an instance finished, or say that it did not."""
-        begun = self._begun.pop(ended.task.number)
+        begun = self._begun.pop(ended.task.number, None)
+        if begun is None:
+            return  # a turn for which nothing was left
         note = begun.order.take_note()
         gpu, string = f"gpu{ended.slot.name}", begun.instance.string
         if ended.status == 0:
             self._finish(gpu, begun)
-        elif self._crew is not None and self._crew.is_stopping:
+        elif crew.is_stopping:
             self._log.warning("%s stops task %s: it will be run again next time", gpu, string)
         else:
             reason = ended.trouble or note or _how(ended.status)
