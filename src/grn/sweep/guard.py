@@ -1,8 +1,8 @@
 """A forked process that ends the running commands when we are killed without a chance to do so.
 
-It waits for our end and reads from shared memory which sessions were running then, so that telling
-it costs no system call. One that ended a moment before may still stand there: sessions are looked
-up, not pids, so a stranger with the same pid is never met.
+It waits for our end and reads from shared memory which process groups were running then, so that
+telling it costs no system call. One that ended a moment before may still stand there: groups of our
+session are looked up, not pids, so a stranger with the same pid is never met.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Guard:
 def _keep_watch(parent: int, words: memoryview, grace_s: float) -> None:
     """In the forked process: wait until our parent is gone, then end what it left running."""
     try:
+        session = os.getsid(0)
         os.setsid()  # whoever kills a whole group at once should not meet us
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
@@ -88,25 +89,26 @@ def _keep_watch(parent: int, words: memoryview, grace_s: float) -> None:
         poll.register(3, select.POLLIN)
         while not poll.poll():
             pass
-        sessions = {pid for pid in words[1:] if pid}
+        groups = {pid for pid in words[1:] if pid}
         if words[0]:
-            sessions |= _newborn(words[0], sessions)
-        end_sessions(sessions, grace_s)
+            groups |= _newborn(words[0], session, groups)
+        end_groups(groups, session, grace_s)
     finally:
         os._exit(0)
 
 
-def _newborn(since_ticks: int, known: set[int]) -> set[int]:
+def _newborn(since_ticks: int, session: int, known: set[int]) -> set[int]:
     """Find the command that was being started when our parent was killed.
 
-    It leads a session, was born just then, is an orphan like us and has our environment.
+    It leads a group of our parent's session, was born just then, is an orphan as we are and has
+    our environment.
     """
     names = set(os.environb)
     until = time.monotonic() + _BIRTH_S
     while time.monotonic() < until:
         for one in processes.everyone():
             is_new = since_ticks - 1 <= one.started_ticks <= since_ticks + _TICKS_PER_S
-            leads = one.pid == one.session and one.pid not in known and one.pid != os.getpid()
+            leads = one.pid == one.group and one.session == session and one.pid not in known
             if is_new and leads and one.parent == os.getppid() and names <= _names(one.pid):
                 return {one.pid}
         time.sleep(_LOOK_S / 10)
@@ -122,12 +124,12 @@ def _names(pid: int) -> set[bytes]:
         return set()
 
 
-def end_sessions(sessions: set[int], grace_s: float) -> None:
-    """End all processes of some sessions and all below them, kindly first."""
+def end_groups(groups: set[int], session: int, grace_s: float) -> None:
+    """End all processes of some groups of a session and all below them, kindly first."""
     kill_at = time.monotonic() + grace_s
     known: dict[int, Process] = {}
     asked: set[int] = set()
-    while known := _alive(known, sessions):
+    while known := _alive(known, groups, session):
         is_time = time.monotonic() >= kill_at
         if time.monotonic() >= kill_at + _GIVE_UP_S:
             return
@@ -141,14 +143,14 @@ def end_sessions(sessions: set[int], grace_s: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def _alive(known: dict[int, Process], sessions: set[int]) -> dict[int, Process]:
-    """Return which of the known processes are left, and those of the sessions or below them."""
+def _alive(known: dict[int, Process], groups: set[int], session: int) -> dict[int, Process]:
+    """Return which of the known processes are left, and those of the groups or below them."""
     children: dict[int, list[Process]] = {}
     todo: list[Process] = []
     for one in processes.everyone():
         before = known.get(one.pid)
         is_known = before is not None and before.started_ticks == one.started_ticks
-        if is_known or one.session in sessions:
+        if is_known or (one.group in groups and one.session == session):
             todo.append(one)
         children.setdefault(one.parent, []).append(one)
     found: dict[int, Process] = {}

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Commands are in the background of our terminal, where to use it would stop them, for ever. They
+# inherit that we ignore this.
+_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 class StopSignals:
@@ -31,6 +34,8 @@ class StopSignals:
             if handler is not signal.SIG_IGN and handler is not None:
                 self._before[signum] = handler
                 signal.signal(signum, _leave_it_to_the_pipe)
+        for signum in _TERMINAL:
+            self._before[signum] = signal.signal(signum, signal.SIG_IGN)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # ends would be lost
             self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
