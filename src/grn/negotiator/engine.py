@@ -295,11 +295,16 @@ class Engine:
             return
         closed = self._closed(at)
         room = self._room(closed)
+        guess = self._guess()
         # What is refused again now is so until the end of the round: grants only take room.
-        turns = [g for g in self.waitlist.in_turn() if not self._is_still_no(g, room, closed)]
+        turns = [
+            group
+            for group in self.waitlist.in_turn()
+            if not self._is_still_no(group, room, closed, guess)
+        ]
         placed: list[Request] = []
         for place_after, group in enumerate(turns, 1):
-            if self._is_still_no(group, room, closed):
+            if self._is_still_no(group, room, closed, guess):
                 continue
             head = group.head
             granted = self._offer(group, at, closed)
@@ -355,10 +360,10 @@ class Engine:
         least, is_guess = min(enough, default=math.inf), len(enough) < len(self.books)
         return Refused(job_type, version, None, request.gpus, request.is_exclusive, least, is_guess)
 
-    def _is_still_no(self, group: Group, room: Room, closed: dict[str, int]) -> bool:
+    def _is_still_no(self, group: Group, room: Room, closed: dict[str, int], guess: int) -> bool:
         """True when nothing has changed that could turn the last no to this group into a yes."""
-        refused = group.refused
-        if refused is None or refused.version != self.memory.version_of(refused.job_type):
+        refused = group.refused  # asked of all who wait, at every event: no call that can be spared
+        if refused is None or refused.version != self.memory.changed.get(refused.job_type, 0):
             return False
         if refused.sibling is not None:
             return self._first_runs.get(refused.job_type) == refused.sibling
@@ -367,7 +372,9 @@ class Engine:
         if refused.is_alone:
             return room.empty < refused.gpus
         least = refused.need_bytes
-        return not room.has(refused.gpus, min(least, self._guess()) if refused.is_guess else least)
+        if refused.is_guess and guess < least:
+            least = guess
+        return not room.has(refused.gpus, least)
 
     def _room(self, closed: Collection[str]) -> Room:
         return Room.on(book for uuid, book in self.books.items() if uuid not in closed)

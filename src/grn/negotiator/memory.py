@@ -27,7 +27,7 @@ class Memory:
         self._running: dict[Key, tuple[str, int]] = {}  # lease and need of a flat first run
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.version = 0  # rises whenever a need may have changed
-        self._changed: dict[str, int] = {}  # job type -> the version that its need last changed in
+        self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
         self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
         self._stale: set[Key] = set()  # what in there is not right any more
 
@@ -87,7 +87,7 @@ class Memory:
 
     def version_of(self, job_type: str) -> int:
         """Return a number that rises whenever a type may need something else, unless by a guess."""
-        return self._changed.get(job_type, 0)
+        return self.changed.get(job_type, 0)
 
     def is_guess(self, job_type: str) -> bool:
         """True when only runs of other types tell what a type may need."""
@@ -204,4 +204,4 @@ class Memory:
 
     def _note_change(self, job_type: str) -> None:
         self.version += 1
-        self._changed[job_type] = self.version
+        self.changed[job_type] = self.version
