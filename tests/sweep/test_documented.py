@@ -17,6 +17,10 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 TRAIN, SWEEP = (text for kind, text in BLOCKS if kind == "python")
 (TOML,) = (text for kind, text in BLOCKS if kind == "toml")
 SHELL = [text for kind, text in BLOCKS if kind == "sh"]
+SEARCH, DRAW = (next(text for text in SHELL if word in text) for word in ("--trials", "sweep plot"))
+ALONE = [text for text in SHELL if text not in (SEARCH, DRAW)]
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -29,10 +33,9 @@ def place(story: Story, negotiator: Negotiators, script: Scripts) -> Story:
     return story
 
 
-@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.split("\n")[0][:50])
+# The pictures are of the search, so the two go together.
+@pytest.mark.parametrize("block", [*ALONE, SEARCH + DRAW], ids=lambda block: block[:50])
 def test_every_line_of_shell_on_the_page_runs(place: Story, block: str) -> None:
-    if "plot" in block:  # the pictures are of a search that stands further up
-        block = next(text for text in SHELL if "--name search" in text) + block
     ended = place.start("/bin/sh", "-ec", block).wait()
     assert ended.code == 0, ended.err
 
