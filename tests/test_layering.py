@@ -95,6 +95,8 @@ THIRD_PARTY = {
     "click": {"front"},
     "cloudpickle": {"grn.client.call", "grn.compat.tasks.sending", "grn.integrations.worker"},
     "rich": {"front"},
+    "starlette": {"grn.front.web.app"},
+    "uvicorn": {"grn.front.web.command"},
     "msgspec": {"negotiator", "queue", "settings", "schemas"},
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"settings", "grn.sweep.files"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ WORKERS = min(4, max(2, os.cpu_count() or 2))  # never one: many tests wait for 
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
 ONCE = ("--ignore", "tests/queue_faults")  # campaigns of kills: one Python version is enough
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
 
 
@@ -31,6 +33,23 @@ def step(version: str, python: str, *tool: str) -> None:
     if code:
         print(f"\n== failed with exit code {code}: {' '.join(tool)}", flush=True)
         sys.exit(code)
+
+
+def bring_a_browser() -> None:
+    """Install Chromium for the tests of the page where that is possible; else they are skipped."""
+    if any(shutil.which(name) for name in BROWSERS):
+        return
+    apt = shutil.which("apt-get")
+    if apt and os.geteuid() == 0:
+        print("\n== installing chromium for the tests of the page", flush=True)
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for words in (
+            ("update", "-qq"),
+            ("install", "-y", "-qq", "--no-install-recommends", "chromium"),
+        ):
+            subprocess.call([apt, *words], stdout=subprocess.DEVNULL, env=environment)
+    if not any(shutil.which(name) for name in BROWSERS):
+        print("\n== NO BROWSER: the tests of the page are skipped; install chromium", flush=True)
 
 
 def find(version: str) -> str | None:
@@ -83,6 +102,7 @@ def main() -> None:
     if options.no_tests:
         return
     if options.only in (None, CURRENT):
+        bring_a_browser()
         step(CURRENT, sys.executable, *PYTEST)
     if options.only != CURRENT and not options.fast:
         wanted = [options.only] if options.only else [v for v in VERSIONS if v != CURRENT]

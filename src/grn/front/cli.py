@@ -52,6 +52,7 @@ COMMANDS = {
     "why": ("grn.front.look:why", "Explain why a job waits, or where it runs."),
     "profiles": ("grn.front.look:profiles", "Show or forget what was learned of job types."),
     "simulate": ("grn.front.simulate:simulate", "Replay a workload on GPUs that you do not have."),
+    "web": ("grn.front.web.command:web", "Show it all as a page, on this machine only."),
     "demo": ("grn.front.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
     "doctor": ("grn.front.doctor:doctor", "Check this machine and say what to do."),
     "completion": ("grn.front.doctor:completion", "Print the shell completion script."),

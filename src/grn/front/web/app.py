@@ -1,0 +1,252 @@
+"""The routes of the page: files for everybody, facts and actions only with a session.
+
+Actions go to the user's own queue, which knows no other user's jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from grn.client import queue
+from grn.errors import GrnError, UnknownJob
+from grn.front.web.changes import changes
+from grn.front.web.facts import Facts, Row
+from grn.front.web.guard import HEADERS, Guard
+from grn.front.web.sweeps import Sweeps
+
+LOOK_S = 0.5
+KEEP_ALIVE_S = 15.0
+MOST_BODY_BYTES = 4096
+MOST_HISTORY = 10_000
+KINDS = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Watchers:
+    """One look at the machine for all browsers that watch, and none when there is none."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._latest: Row = {}
+        self._count = 0
+        self._looked = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    async def pictures(self) -> AsyncIterator[Row]:
+        """Yield a picture of the machine whenever there is a new one."""
+        self._count += 1
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._look())
+        try:
+            while True:
+                async with self._looked:
+                    await self._looked.wait()
+                    latest = self._latest
+                yield latest
+        finally:
+            self._count -= 1
+
+    async def _look(self) -> None:
+        while self._count:
+            latest = await asyncio.to_thread(self._facts.now)
+            async with self._looked:
+                self._latest = latest
+                self._looked.notify_all()
+            await asyncio.sleep(LOOK_S)
+        self._task = None
+
+
+class Page:
+    """The application; `guard` says who may talk to it."""
+
+    def __init__(self, guard: Guard, facts: Facts, sweeps: Sweeps) -> None:
+        self._guard = guard
+        self._facts = facts
+        self._sweeps = sweeps
+        self._watchers = Watchers(facts)
+
+    def application(self) -> Starlette:
+        """Return what a server runs."""
+        read, write = ["GET"], ["POST"]
+        routes = [
+            Route("/api/session", self._open(self.session), methods=write),
+            Route("/api/stream", self._closed(self.stream), methods=read),
+            Route("/api/history", self._closed(self.history), methods=read),
+            Route("/api/timeline", self._closed(self.timeline), methods=read),
+            Route("/api/profiles", self._closed(self.profiles), methods=read),
+            Route("/api/sweeps", self._closed(self.sweeps), methods=read),
+            Route("/api/sweep", self._closed(self.sweep), methods=read),
+            Route("/api/job/{job:int}", self._closed(self.job), methods=read),
+            Route("/api/job/{job:int}/log", self._closed(self.log), methods=read),
+            Route("/api/job/{job:int}/{act}", self._closed(self.act), methods=write),
+            Route("/api/lease/{lease}", self._closed(self.lease), methods=read),
+            Route("/{name:path}", self._open(self.file), methods=read),
+        ]
+        return Starlette(routes=routes)
+
+    # --- who may ask ---------------------------------------------------------------------
+
+    def _open(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            refusal = self._guard.refusal(request.method, request.headers)
+            response = _error(403, refusal) if refusal else await _answer(handler, request)
+            response.headers.update(HEADERS)
+            return response
+
+        return answer
+
+    def _closed(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            if not self._guard.knows(request.headers.get("authorization", "")):
+                return _error(401, "this page has no session: open the link that `grn web` prints")
+            return await handler(request)
+
+        return self._open(answer)
+
+    async def session(self, request: Request) -> Response:
+        """Open a session with a link, which is used up by that."""
+        link = await _body(request)
+        secret = secrets.token_urlsafe(32)
+        if not self._guard.open_session(str(link.get("link", "")), secret):
+            return _error(401, "this link was used already: run `grn web` again for another")
+        return JSONResponse({"session": secret})
+
+    # --- what there is to see ------------------------------------------------------------
+
+    async def file(self, request: Request) -> Response:
+        """Return a file of the page."""
+        name = request.path_params["name"] or "index.html"
+        folder = resources.files("grn.front.web") / "static"
+        known = {entry.name: entry for entry in folder.iterdir()}
+        kind = KINDS.get(name[name.rfind(".") :]) if "." in name else None
+        if name not in known or kind is None:
+            return _error(404, "there is no such page")
+        return Response(known[name].read_bytes(), media_type=f"{kind}; charset=utf-8")
+
+    async def stream(self, request: Request) -> Response:
+        """Send the machine as it is, and then what changes, for as long as it is watched."""
+
+        async def events() -> AsyncIterator[bytes]:
+            before: Row | None = None
+            quiet_s = 0.0
+            async for picture in self._watchers.pictures():
+                said = changes(before, picture)
+                before = picture
+                quiet_s = 0.0 if said else quiet_s + LOOK_S
+                if said:
+                    yield b"data: " + json.dumps(said).encode() + b"\n\n"
+                elif quiet_s >= KEEP_ALIVE_S:
+                    quiet_s = 0.0
+                    yield b": still here\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def history(self, request: Request) -> Response:
+        most = min(MOST_HISTORY, _number(request, "most", 200))
+        return JSONResponse({"jobs": await asyncio.to_thread(self._facts.history, most)})
+
+    async def timeline(self, request: Request) -> Response:
+        since = float(_number(request, "since", 0))
+        return JSONResponse({"spans": await asyncio.to_thread(self._facts.spans, since)})
+
+    async def profiles(self, request: Request) -> Response:
+        return JSONResponse({"profiles": await asyncio.to_thread(self._facts.profiles)})
+
+    async def sweeps(self, request: Request) -> Response:
+        return JSONResponse({"sweeps": await asyncio.to_thread(self._sweeps.all)})
+
+    async def sweep(self, request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        return JSONResponse(await asyncio.to_thread(self._sweeps.one, name))
+
+    async def job(self, request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(self._facts.job, request.path_params["job"]))
+
+    async def lease(self, request: Request) -> Response:
+        row = self._facts.lease(request.path_params["lease"])
+        return (
+            _error(404, "this page has not seen that lease") if row is None else JSONResponse(row)
+        )
+
+    async def log(self, request: Request) -> Response:
+        name = request.query_params.get("name", "log")
+        if name not in ("log", "err"):
+            return _error(400, "there are log and err")
+        job, at = request.path_params["job"], _number(request, "from", 0)
+        attempt = _number(request, "attempt", 0) or None
+        return JSONResponse(await asyncio.to_thread(self._facts.log, job, name, at, attempt))
+
+    # --- what one may do -----------------------------------------------------------------
+
+    async def act(self, request: Request) -> Response:
+        """Cancel, hold, release, retry or move one of the user's own jobs."""
+        job, said = request.path_params["job"], await _body(request)
+        priority = said.get("priority")
+        messages: dict[str, Row] = {
+            "cancel": {"op": "cancel", "jobs": [job], "now": False},
+            "hold": {"op": "hold", "jobs": [job], "held": True},
+            "release": {"op": "hold", "jobs": [job], "held": False},
+            "retry": {"op": "retry", "jobs": [job]},
+            "priority": {"op": "move", "jobs": [job], "priority": priority},
+        }
+        act = request.path_params["act"]
+        if act not in messages:
+            return _error(404, "there is no such action")
+        if act == "priority" and (type(priority) is not int or abs(priority) > 1000):
+            return _error(400, "a priority is a whole number from -1000 to 1000")
+        answer = await asyncio.to_thread(_tell, messages[act])
+        answer.pop("id", None)
+        return JSONResponse(answer)
+
+
+def _tell(message: Row) -> Row:
+    if message["op"] == "retry":  # new jobs come of it: they must not come twice
+        return queue.submit(message)
+    return queue.ask(message, may_start=False)
+
+
+async def _answer(handler: Handler, request: Request) -> Response:
+    try:
+        return await handler(request)
+    except UnknownJob as error:
+        return _error(404, error.message)
+    except GrnError as error:
+        return _error(409, f"{error.message} {error.hint}".strip())
+
+
+async def _body(request: Request) -> Row:
+    """Return the JSON object of a request; anything else is none."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BODY_BYTES:
+            return {}
+    try:
+        body: Any = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _number(request: Request, name: str, usual: int) -> int:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdigit() and len(text) < 16 else usual
+
+
+def _error(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"error": text}, status)

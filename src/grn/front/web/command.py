@@ -1,0 +1,93 @@
+"""`grn web`: serve the page on loopback and print the link that opens it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+
+import click
+
+from grn.errors import MachineError
+from grn.front.web.guard import Guard
+
+ADDRESS = "127.0.0.1"
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 for any that is free.")
+@click.option("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
+@click.option("--open", "opens", is_flag=True, help="Open the link in your browser.")
+def web(port: int, sweeps: str, opens: bool) -> int:
+    """Show GPUs, jobs and what was learned as a page, on this machine only.
+
+    \b
+    grn web
+    grn web --port 8642 --open
+
+    The printed link opens one session; press Enter for another. From elsewhere:
+    `ssh -L 8642:127.0.0.1:8642 HOST`, with the same --port. Ctrl-C ends it.
+    """
+    try:
+        import uvicorn
+
+        from grn.front.web.app import Page
+    except ImportError as error:
+        raise MachineError(
+            f"the page needs a package that is not here: {error.name}.",
+            "Install it with: pip install 'gpu-resource-negotiator[web]'.",
+        ) from error
+    from grn.front.web.facts import Facts
+    from grn.front.web.sweeps import Sweeps
+
+    listener = _listen(port)
+    port = listener.getsockname()[1]
+    guard = Guard(port)
+    page = Page(guard, Facts(), Sweeps(os.path.abspath(sweeps)))
+    config = uvicorn.Config(
+        page.application(), log_level="error", access_log=False, lifespan="off",
+        timeout_graceful_shutdown=1, server_header=False, date_header=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    link = _new_link(guard, port)
+    click.echo(link)
+    click.echo("The link opens once. Ctrl-C ends the page.", err=True)
+    if opens:
+        click.launch(link)
+    if sys.stdin is not None and sys.stdin.isatty():
+        _offer_links(guard, port)
+    server.run(sockets=[listener])
+    return 0
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((ADDRESS, port))
+    except OSError as error:
+        listener.close()
+        raise MachineError(
+            f"port {port} cannot be used: {error.strerror}.", "Choose another with --port, or 0."
+        ) from error
+    listener.listen(128)
+    return listener
+
+
+def _new_link(guard: Guard, port: int) -> str:
+    """Make a link. What follows the # is never sent to a server, so no log has it."""
+    secret = secrets.token_urlsafe(24)
+    guard.give_link(secret)
+    return f"http://{ADDRESS}:{port}/#link={secret}"
+
+
+def _offer_links(guard: Guard, port: int) -> None:
+    """Print another link whenever somebody presses Enter."""
+    import threading
+
+    def listen() -> None:
+        while sys.stdin.readline():
+            click.echo(_new_link(guard, port))
+
+    threading.Thread(target=listen, daemon=True).start()

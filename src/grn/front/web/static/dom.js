@@ -1,0 +1,92 @@
+// Small tools to build the page. Text is only ever set as text.
+
+export function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== undefined) made.setAttribute(key, value);
+  }
+  made.append(...children.flat());
+  return made;
+}
+
+// Controls, marks of direction and characters without width are spelled out: they could hide or
+// turn around what stands beside them.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff]/g;
+export const plain = (text) =>
+  String(text ?? "").replace(HIDDEN, (one) => "\\u" + one.charCodeAt(0).toString(16).padStart(4, "0"));
+
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return "?";
+  for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"]])
+    if (bytes >= unit) return `${(bytes / unit).toFixed(1)} ${name}`;
+  return bytes ? `${Math.round(bytes / 2 ** 20)} MiB` : "0";
+}
+
+export function span(seconds) {
+  if (seconds === null || seconds === undefined) return "?";
+  const s = Math.max(0, seconds);
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 60) return `${Math.round(s)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
+}
+
+export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+export const now = () => Date.now() / 1000;
+export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
+
+export function pill(state) {
+  return el("span", { class: `pill ${String(state).replace(/[^a-z-]/g, "")}` }, plain(state));
+}
+
+export function table(columns, rows, { stack = true, empty = "" } = {}) {
+  if (!rows.length) return el("p", { class: "empty" }, empty);
+  const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: column.kind }, column.name)));
+  const body = rows.map((row) =>
+    el("tr", {}, columns.map((column) => el("td", { class: column.kind, "data-name": column.name }, column.of(row)))));
+  return el("div", { class: "scroll" }, el("table", { class: stack ? "stack" : undefined }, el("thead", {}, head), el("tbody", {}, body)));
+}
+
+// A tip beside the pointer, also for those who walk with the keyboard.
+export function tip(node, text) {
+  const box = document.getElementById("tip");
+  const show = (x, y) => {
+    box.textContent = text();
+    box.hidden = false;
+    box.style.left = `${Math.min(x + 14, window.innerWidth - box.offsetWidth - 8)}px`;
+    box.style.top = `${Math.min(y + 16, window.innerHeight - box.offsetHeight - 8)}px`;
+  };
+  node.addEventListener("pointermove", (event) => show(event.clientX, event.clientY));
+  node.addEventListener("pointerleave", () => (box.hidden = true));
+  node.addEventListener("focus", () => {
+    const place = node.getBoundingClientRect();
+    show(place.left, place.bottom);
+  });
+  node.addEventListener("blur", () => (box.hidden = true));
+  return node;
+}
+
+const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
+export function colour(text) {
+  let sum = 0;
+  for (const char of String(text)) sum = (sum * 31 + char.codePointAt(0)) >>> 0;
+  return COLOURS[sum % COLOURS.length];
+}
+
+export const style = (node, properties) => {
+  for (const [name, value] of Object.entries(properties)) node.style.setProperty(name, value);
+  return node;
+};

@@ -1,0 +1,98 @@
+// Charts as SVG: lines, dots, axes with round numbers.
+import { svg, size, span, plain, tip, colour } from "./dom.js";
+
+export function ticks(low, high, count = 5) {
+  const raw = (high - low || 1) / count;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw) || raw;
+  const found = [];
+  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
+  return found;
+}
+
+
+const axisText = (x, y, text, anchor = "end") => svg("text", { x, y, "text-anchor": anchor }, text);
+
+// Memory over time against its reservation; load as a thin line below.
+export function memoryChart(points, reserved, title) {
+  const [width, height, left, right, top, bottom] = [720, 240, 64, 12, 12, 26];
+  const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  if (points.length < 2) return null;
+  const from = points[0][0], to = points[points.length - 1][0] || from + 1;
+  const most = Math.max(reserved || 0, ...points.map((one) => one[1] || 0)) * 1.08 || 1;
+  const x = (at) => left + ((at - from) / (to - from || 1)) * (width - left - right);
+  const y = (bytes) => height - bottom - (bytes / most) * (height - top - bottom);
+  for (const mark of ticks(0, most / 2 ** 20, 4)) {
+    const at = y(mark * 2 ** 20);
+    root.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--line)" }));
+    root.append(axisText(left - 6, at + 4, size(mark * 2 ** 20)));
+  }
+  for (const mark of ticks(0, to - from, 6)) root.append(axisText(x(from + mark), height - 8, span(mark), "middle"));
+  const known = points.filter((one) => one[1] !== null);
+  if (known.length) {
+    const line = known.map((one) => `${x(one[0]).toFixed(1)},${y(one[1]).toFixed(1)}`);
+    const ends = `${x(known[known.length - 1][0]).toFixed(1)},${y(0)} ${x(known[0][0]).toFixed(1)},${y(0)}`;
+    root.append(svg("polygon", { points: `${line.join(" ")} ${ends}`, fill: "var(--accent)", opacity: 0.16 }));
+    root.append(svg("polyline", { points: line.join(" "), fill: "none", stroke: "var(--accent)", "stroke-width": 2 }));
+  }
+  if (reserved) {
+    root.append(svg("line", { x1: left, x2: width - right, y1: y(reserved), y2: y(reserved), stroke: "var(--warn)", "stroke-width": 1.5, "stroke-dasharray": "6 4" }));
+    root.append(axisText(width - right, y(reserved) - 5, `reserved ${size(reserved)}`));
+  }
+  return root;
+}
+
+// One bar for each run: its peak, beside what was reserved for it; the estimate as a line.
+export function peaksChart(runs, estimate) {
+  const [width, height, left, right, top, bottom] = [360, 170, 62, 8, 16, 8];
+  const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "memory peaks of past runs" });
+  const most = Math.max(estimate || 0, ...runs.map((run) => Math.max(run.peak_bytes, 0))) * 1.1 || 1;
+  const y = (bytes) => height - bottom - (bytes / most) * (height - top - bottom);
+  for (const mark of ticks(0, most / 2 ** 20, 4)) {
+    const at = y(mark * 2 ** 20);
+    root.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--line)" }));
+    root.append(axisText(left - 6, at + 4, size(mark * 2 ** 20)));
+  }
+  const wide = Math.min(26, (width - left - right) / Math.max(runs.length, 1));
+  runs.forEach((run, place) => {
+    const bar = svg("rect", { x: left + place * wide + 2, y: y(run.peak_bytes), width: Math.max(2, wide - 4), height: Math.max(1, height - bottom - y(run.peak_bytes)), rx: 3, tabindex: 0, fill: run.counts ? "var(--accent)" : "var(--warn)" });
+    root.append(tip(bar, () => `${plain(run.outcome)}: ${size(run.peak_bytes)} in ${span(run.duration_s)}\n${Object.entries(run.args).map(([name, value]) => `${plain(name)}=${plain(value)}`).join(" ")}`));
+  });
+  if (estimate) {
+    root.append(svg("line", { x1: left, x2: width - right, y1: y(estimate), y2: y(estimate), stroke: "var(--good)", "stroke-width": 1.5, "stroke-dasharray": "6 4" }));
+    root.append(axisText(width - right, y(estimate) - 5, `next run ${size(estimate)}`));
+  }
+  return root;
+}
+
+// Dots: one parameter against a metric; words stand side by side.
+export function dots(rows, parameter, metric) {
+  const [width, height, left, right, top, bottom] = [360, 230, 58, 14, 12, 34];
+  const shown = rows.filter((row) => typeof row[metric] === "number" && row[parameter] !== null && row[parameter] !== undefined);
+  if (!shown.length) return null;
+  const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${plain(metric)} by ${plain(parameter)}` });
+  const values = shown.map((row) => Number(row[parameter]));
+  const isNumber = values.every((one) => Number.isFinite(one));
+  const isLog = isNumber && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 50;
+  const words = [...new Set(shown.map((row) => String(row[parameter])))];
+  const place = (row) => (isNumber ? (isLog ? Math.log10(Number(row[parameter])) : Number(row[parameter])) : words.indexOf(String(row[parameter])));
+  const xs = shown.map(place), ys = shown.map((row) => row[metric]);
+  const spread = (list) => [Math.min(...list), Math.max(...list)];
+  let [x0, x1] = spread(xs), [y0, y1] = spread(ys);
+  if (x0 === x1) [x0, x1] = [x0 - 1, x1 + 1];
+  if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
+  const x = (at) => left + ((at - x0) / (x1 - x0)) * (width - left - right);
+  const y = (at) => height - bottom - ((at - y0) / (y1 - y0)) * (height - top - bottom);
+  for (const mark of ticks(y0, y1, 4)) {
+    root.append(svg("line", { x1: left, x2: width - right, y1: y(mark), y2: y(mark), stroke: "var(--line)" }));
+    root.append(axisText(left - 6, y(mark) + 4, String(+mark.toPrecision(4))));
+  }
+  const marks = isNumber ? (isLog ? [x0, (x0 + x1) / 2, x1] : ticks(x0, x1, 4)) : words.map((_, at) => at);
+  for (const mark of marks.slice(0, 8)) root.append(axisText(x(mark), height - 18, isNumber ? String(+(isLog ? 10 ** mark : mark).toPrecision(3)) : plain(words[mark]).slice(0, 12), "middle"));
+  root.append(axisText((left + width) / 2, height - 3, plain(parameter), "middle"));
+  shown.forEach((row, at) => {
+    const dot = svg("circle", { cx: x(xs[at]), cy: y(ys[at]), r: 4.5, tabindex: 0, fill: colour(row.run), opacity: 0.8 });
+    root.append(tip(dot, () => `${plain(row.run)}\n${plain(metric)} ${ys[at]}`));
+  });
+  return root;
+}

@@ -1,0 +1,134 @@
+// What is so now: GPUs with who is on them, what runs, what waits and why.
+import { el, svg, plain, size, span, now, pill, table, tip, colour, command, style } from "./dom.js";
+import { state, act, trouble } from "./app.js";
+
+export function nowView(root) {
+  const box = el("div");
+  root.append(box);
+  let drawn = "";
+  const update = () => {
+    if (!state.isKnown) return;
+    const picture = JSON.stringify([state.gpus, state.leases, state.waiting, state.jobs, state.trouble]);
+    if (picture === drawn) return times(box);
+    drawn = picture;
+    draw(box);
+  };
+  if (!state.isKnown) box.append(el("p", { class: "soft" }, "Looking…"));
+  update();
+  const timer = setInterval(() => times(box), 1000);
+  return { update, close: () => clearInterval(timer) };
+}
+
+function times(box) {
+  for (const cell of box.querySelectorAll("[data-since]")) cell.textContent = span(now() - Number(cell.dataset.since));
+}
+
+const since = (at) => el("span", { "data-since": at }, span(now() - at));
+
+function draw(box) {
+  const focused = document.activeElement?.dataset?.key;
+  const parts = [];
+  if (state.trouble) parts.push(trouble(state.trouble));
+  parts.push(el("h1", {}, "GPUs"));
+  if (state.gpus.length) parts.push(el("div", { class: "cards" }, state.gpus.map(card)), legend());
+  else parts.push(el("p", { class: "empty" }, "No negotiator runs here. Start one with ", el("code", {}, "grn start"), ", or without a GPU ", el("code", {}, "grn start --virtual 2x2GiB"), "."));
+  parts.push(title("Running", state.leases.length), leases());
+  parts.push(title("Waiting for a GPU", state.waiting_count || 0), waiting());
+  parts.push(title("My queue", (state.counts.running || 0) + (state.counts.queued || 0)), jobs());
+  box.replaceChildren(...parts);
+  if (focused) box.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+}
+
+const title = (text, count) => el("h2", {}, `${text} `, el("span", { class: "count" }, String(count)));
+
+function card(gpu) {
+  const here = state.leases.filter((lease) => lease.gpus.includes(gpu.index));
+  const isWell = gpu.health === "ok";
+  const load = gpu.load_pct === null ? "" : `${Math.round(gpu.load_pct)} % busy`;
+  const free = isWell ? `${size(Math.max(0, gpu.free_bytes))} free of ${size(gpu.total_bytes)}` : `the driver does not answer (${plain(gpu.health)})`;
+  return el("section", { class: `card${isWell ? "" : " lost"}`, "aria-label": `GPU ${gpu.index}` },
+    el("div", { class: "top" }, el("b", {}, `GPU ${gpu.index}`), el("small", {}, plain(gpu.model))),
+    el("div", { class: "bar" }, bar(gpu, here)),
+    el("div", { class: "top" }, el("small", {}, free), el("small", {}, load)),
+    el("div", { class: "legend" }, here.map((lease) => el("span", {}, style(el("i"), { background: colour(lease.type) }), el("a", { href: `#/lease/${lease.id}` }, plain(lease.label))))));
+}
+
+// Full colour: used. Striped: reserved and not used. Grey: others. Lines: the guard, never promised.
+function bar(gpu, leases) {
+  const total = gpu.total_bytes || 1;
+  const root = svg("svg", { viewBox: "0 0 1000 22", preserveAspectRatio: "none", role: "img", "aria-label": `${size(gpu.used_bytes)} used of ${size(total)}` });
+  const defs = svg("defs");
+  root.append(defs);
+  let at = 0;
+  const put = (bytes, fill, text, opacity = 1) => {
+    const width = Math.min(1000 - at, (Math.max(0, bytes) / total) * 1000);
+    if (width < 0.5) return;
+    root.append(tip(svg("rect", { x: at, y: 0, width, height: 22, fill, opacity }), () => text));
+    at += width;
+  };
+  for (const lease of leases) {
+    const used = Math.max(0, lease.used_bytes || 0);
+    const tone = colour(lease.type);
+    const stripes = `stripes-${gpu.index}-${lease.id}`;
+    defs.append(svg("pattern", { id: stripes, width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      svg("rect", { width: 8, height: 8, fill: tone, opacity: 0.22 }), svg("rect", { width: 3, height: 8, fill: tone, opacity: 0.55 })));
+    const text = `${plain(lease.label)} (${plain(lease.user_name)})\n${size(lease.used_bytes)} used, ${size(lease.reserved_bytes)} reserved`;
+    put(used, tone, text);
+    put(lease.reserved_bytes - used, `url(#${stripes})`, text);
+  }
+  put(gpu.strangers_bytes + gpu.unexplained_bytes, "var(--stranger)", `${size(gpu.strangers_bytes + gpu.unexplained_bytes)} used by processes without a lease`);
+  const dots = `dots-${gpu.index}`;
+  defs.append(svg("pattern", { id: dots, width: 6, height: 6, patternUnits: "userSpaceOnUse" }, svg("rect", { width: 6, height: 2, fill: "var(--soft)", opacity: 0.7 })));
+  const guard = (gpu.guard_bytes / total) * 1000;
+  if (guard >= 0.5) root.append(tip(svg("rect", { x: 1000 - guard, y: 0, width: guard, height: 22, fill: `url(#${dots})` }), () => `${size(gpu.guard_bytes)} guard: never promised`));
+  return root;
+}
+
+function legend() {
+  return el("p", { class: "soft" }, "Full colour is used, stripes are reserved, grey is used by others, lines are the guard that is never promised.");
+}
+
+function leases() {
+  return table([
+    { name: "Job", kind: "name", of: (row) => el("a", { href: `#/lease/${row.id}`, "data-key": row.id }, plain(row.label)) },
+    { name: "User", of: (row) => plain(row.user_name) },
+    { name: "GPU", of: (row) => row.gpus.join(", ") },
+    { name: "Used / reserved", kind: "num", of: (row) => `${size(row.used_bytes)} / ${size(row.reserved_bytes)}` },
+    { name: "For", kind: "num", of: (row) => since(row.since) },
+    { name: "State", of: (row) => pill(row.first_run ? "first run" : row.state) },
+  ], state.leases, { empty: "Nothing runs." });
+}
+
+function waiting() {
+  return table([
+    { name: "Turn", kind: "num", of: (row) => row.place },
+    { name: "Job", kind: "name", of: (row) => plain(row.label) },
+    { name: "User", of: (row) => plain(row.user_name) },
+    { name: "For", kind: "num", of: (row) => since(row.since) },
+    { name: "Why", kind: "why", of: (row) => plain(row.why) },
+  ], state.waiting, { empty: "Nobody waits." });
+}
+
+function jobs() {
+  return table([
+    { name: "Id", kind: "num", of: (row) => el("a", { href: `#/job/${row.id}`, "data-key": `job-${row.id}` }, row.id) },
+    { name: "Command", kind: "name", of: (row) => el("a", { href: `#/job/${row.id}` }, row.name ? `${plain(row.name)}: ` : "", command(row.argv)) },
+    { name: "State", of: (row) => pill(row.state) },
+    { name: "Why", kind: "why", of: (row) => (["queued", "held"].includes(row.state) ? plain(row.why) : "") },
+    { name: "", of: (row) => acts(row) },
+  ], state.jobs, { empty: "Your queue is empty. `grn submit -- CMD` puts a command into it." });
+}
+
+export function acts(row, after = () => {}) {
+  const button = (text, verb, kind = "", body = {}) => el("button", { class: `act ${kind}`, type: "button", "data-key": `${verb}-${row.id}`, onclick: (event) => {
+    event.target.disabled = true;
+    act(row.id, verb, body).then(after, (error) => { event.target.disabled = false; alert(error.message); });
+  } }, text);
+  const list = [];
+  if (row.state === "queued") list.push(button("Hold", "hold"));
+  if (row.state === "held") list.push(button("Release", "release"));
+  if (["queued", "held"].includes(row.state)) list.push(button("Sooner", "priority", "", { priority: Math.min(1000, row.priority + 10) }));
+  if (row.state !== "ended") list.push(button("Cancel", "cancel", "danger"));
+  else list.push(button("Run again", "retry"));
+  return el("div", { class: "acts" }, list);
+}

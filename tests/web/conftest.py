@@ -1,0 +1,94 @@
+"""A page with a real server, and a real browser where there is one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.conftest import Negotiators, Scripts
+from tests.harness import Job, Story, wait_for
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass
+class Server:
+    """`grn web`, as one talks to it without a browser."""
+
+    job: Job
+    port: int
+    link: str
+    session: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(
+        self, method: str, path: str, body: object = None, **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Send one request; return status, JSON (or bytes) and headers."""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        said = {"Authorization": f"Bearer {self.session}"} if self.session else {}
+        said |= {name.replace("_", "-"): value for name, value in headers.items()}
+        data = None if body is None else json.dumps(body)
+        line.request(method, path, data, {name: value for name, value in said.items() if value})
+        answer = line.getresponse()
+        raw = answer.read()
+        line.close()
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        found = {name.lower(): value for name, value in answer.headers.items()}
+        return answer.status, json.loads(raw) if is_json else raw, found
+
+    def unlock(self) -> None:
+        """Use the link up."""
+        link = self.link.partition("#link=")[2]
+        _, answer, _ = self.request("POST", "/api/session", {"link": link})
+        self.session = answer["session"]
+
+
+@pytest.fixture
+def server(script: Scripts, story: Story, negotiator: Negotiators) -> Server:
+    """Start a negotiator and a page."""
+    negotiator("virtual:2x1GiB")
+    job = story.start(script("grn"), "web", cwd=story.folder)
+    link = wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/#link=\S+", job.out), "a link")
+    return Server(job, int(link[1]), link[0])
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Start a browser, or skip with a loud line."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="NO BROWSER TESTS: no playwright"
+    )
+    if found is None:
+        pytest.skip("NO BROWSER TESTS: install chromium (on Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any, server: Server) -> Iterator[Any]:
+    """Open the link; a script error or a refused resource fails the test."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    opened = context.new_page()
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    opened.set_default_timeout(20_000)
+    opened.goto(server.link)
+    yield opened
+    context.close()
+    # What fails when the server is gone is none of the page's faults.
+    assert [error for error in errors if "net::ERR" not in error] == []

@@ -1,0 +1,136 @@
+"""The page in a real browser: each view, live changes, actions, hostile names, narrow and dark."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness import wait_for
+
+pytestmark = pytest.mark.slow
+HOSTILE = [
+    "<b>bold</b><img src=x onerror=alert(1)>",
+    "</td><script>alert(1)</script>",
+    "javascript:alert(1)",
+    '" onmouseover="alert(1)',
+    "\u202eevil\u200b",
+]
+
+
+@pytest.fixture
+def submit(story, script):
+    def submit(*words: str) -> int:
+        return int(story.start(script("grn"), "submit", *words).ended_well().out)
+
+    yield submit
+    story.start(script("grn"), "cancel", "--all", "--now").wait()
+    story.start(script("grn"), "queue", "stop").wait()
+
+
+def test_now_shows_gpus_and_follows_what_changes(page, submit, story):
+    page.wait_for_selector("section[aria-label='GPU 1']")
+    assert "No" in page.inner_text("text=Nobody waits.")
+
+    gate = story.gate("go")
+    number = submit(
+        "--mem",
+        "64MiB",
+        "--type",
+        "my type",
+        "--",
+        "python3",
+        "-c",
+        "from act import gate; gate('go')",
+    )
+    page.wait_for_selector(f"a[href='#/job/{number}']")
+    page.wait_for_selector("section a:has-text('my type')")
+    gate.open()
+    page.wait_for_selector("text=Nothing runs.")
+
+
+def test_a_job_can_be_held_and_cancelled_from_the_page(page, submit):
+    number = submit("--after", str(submit("--hold", "--", "true")), "--", "true")
+    page.click(f"[data-key='hold-{number}']")
+    page.wait_for_selector(f"[data-key='release-{number}']")
+    page.click(f"[data-key='cancel-{number}']")
+    page.wait_for_selector(f"a[href='#/job/{number}']", state="detached")
+
+
+def test_hostile_names_are_only_text(page, submit):
+    for name in HOSTILE:
+        submit("--hold", "--name", name, "--", "echo", name)
+    page.wait_for_selector("text=bold")
+
+    assert page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.scripts.length") == 1
+    assert page.evaluate("document.querySelectorAll('main b').length") == 2  # GPU 0 and GPU 1
+    assert "\\u202e" in page.inner_text("main")
+    attributes = page.evaluate(
+        "[...document.querySelectorAll('main *')].flatMap(e => e.getAttributeNames())"
+    )
+    assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_a_job_has_its_output_and_its_attempts(page, submit, server):
+    number = submit("--", "sh", "-c", "echo hello from the job")
+    page.goto(f"{server.url}/#/job/{number}")
+
+    page.wait_for_selector("pre.log:has-text('hello from the job')")
+    page.wait_for_selector("h1:has-text('ok')")
+    assert "Environment" in page.inner_text("main")
+
+
+def test_the_other_views_show_what_was(page, submit, server, story):
+    number = submit("--", "sh", "-c", "sleep 0.2")
+    page.goto(f"{server.url}/#/history")
+    page.wait_for_selector("h1:has-text('History')")
+    wait_for(lambda: page.reload() or page.query_selector(f"a[href='#/job/{number}']"), "the job")
+    page.goto(f"{server.url}/#/timeline")
+    page.wait_for_selector("svg.gantt rect[tabindex]")
+    page.hover("svg.gantt rect[tabindex]")
+    page.wait_for_selector("#tip:has-text('peak')")
+    page.goto(f"{server.url}/#/profiles")
+    page.wait_for_selector("section.card")
+    page.goto(f"{server.url}/#/sweeps")
+    page.wait_for_selector("text=No sweep here yet")
+
+
+def test_a_used_link_says_what_to_do(page, server, chromium):
+    page.wait_for_selector("section.card")
+    other = chromium.new_context().new_page()
+    other.goto(server.link)
+
+    other.wait_for_selector("text=This page is locked")
+    assert "grn web" in other.inner_text("main")
+    other.context.close()
+
+
+def test_a_page_whose_server_is_gone_says_so(page, server):
+    page.wait_for_selector("section.card")
+    server.job.kill()
+
+    page.wait_for_selector("#pulse.bad")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_both_schemes(page, submit, scheme):
+    submit("--hold", "--name", "a name that is rather long for a phone " * 3, "--", "true")
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_selector("text=rather long")
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = sum(map(int, re.findall(r"\d+", back)[:3])) / 3
+    assert (light > 128) == (scheme == "light")
+
+
+def test_all_can_be_reached_by_keyboard(page, server):
+    page.wait_for_selector("section.card")
+    seen = set()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.textContent"))
+
+    assert {"Now", "Timeline", "History", "Profiles", "Sweeps"} <= seen

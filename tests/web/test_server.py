@@ -1,0 +1,172 @@
+"""The page's server without a browser: what it gives, to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import signal
+
+import pytest
+
+from tests.harness import wait_for
+
+READS = [
+    *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
+    *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/lease/abcd1234"),
+]
+WRITES = [f"/api/job/1/{act}" for act in ("cancel", "hold", "release", "retry", "priority")]
+FOREIGN = [
+    {"Host": "evil.example"},
+    {"Origin": "http://evil.example"},
+    {"Sec_Fetch_Site": "cross-site"},
+]
+
+
+@pytest.fixture
+def submit(story, script):
+    def submit(*words: str) -> int:
+        return int(story.start(script("grn"), "submit", *words).ended_well().out)
+
+    yield submit
+    story.start(script("grn"), "cancel", "--all", "--now").wait()
+    story.start(script("grn"), "queue", "stop").wait()
+
+
+def test_nothing_is_told_or_done_without_a_session(server):
+    for method, path in [("GET", path) for path in READS] + [("POST", path) for path in WRITES]:
+        for said in ("", "Bearer wrong", "Basic wrong"):
+            status, answer, _ = server.request(method, path, Authorization=said)
+            assert status == 401, (method, path)
+            assert "grn web" in answer["error"]
+
+
+def test_nothing_is_told_or_done_for_another_page_even_with_a_session(server):
+    server.unlock()
+    paths = [("GET", path) for path in READS] + [("POST", path) for path in WRITES]
+    for (method, path), headers in itertools.product(paths, FOREIGN):
+        status, answer, _ = server.request(method, path, **headers)
+        assert status == 403, (method, path, headers)
+        assert answer["error"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused(server, method):
+    server.unlock()
+    for path in ["/", *READS, *WRITES]:
+        assert server.request(method, path)[0] in (403, 404, 405)
+
+
+def test_a_link_is_good_for_one_session(server):
+    server.unlock()
+    link = server.link.partition("#link=")[2]
+
+    status, answer, _ = server.request("POST", "/api/session", {"link": link})
+
+    assert status == 401
+    assert "used already" in answer["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"x" * 100_000, b'{"link": 7}'])
+def test_a_strange_body_opens_no_session(server, body):
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    line.request("POST", "/api/session", body)
+
+    assert line.getresponse().status == 401
+
+
+def test_every_answer_says_how_it_is_to_be_shown(server):
+    for path in ("/", "/app.js", "/nothing", "/api/history"):
+        headers = server.request("GET", path)[2]
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/../app.py", "/%2e%2e/app.py", "/static/app.js", "/app.py", "/etc/passwd"]
+)
+def test_only_files_of_the_page_are_given(server, path):
+    assert server.request("GET", path)[0] == 404
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    text = server.request("GET", "/")[1].decode()
+
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+def test_jobs_are_shown_with_their_output_and_can_be_steered(server, submit):
+    server.unlock()
+    done = submit("--", "sh", "-c", "echo hello")
+    held = submit("--hold", "--", "true")
+    wait_for(lambda: server.request("GET", f"/api/job/{done}")[1]["state"] == "ended", "its end")
+
+    job = server.request("GET", f"/api/job/{done}")[1]
+    assert (job["reason"], job["attempts"][0]["status"]) == ("ok", 0)
+    assert all("=" not in name for name in job["environment"])
+    log = server.request("GET", f"/api/job/{done}/log")[1]
+    assert (log["text"], log["is_over"]) == ("hello\n", True)
+    assert [row["id"] for row in server.request("GET", "/api/history")[1]["jobs"]] == [done]
+    assert server.request("GET", "/api/timeline")[1]["spans"][0]["job"] == done
+
+    assert server.request("POST", f"/api/job/{held}/priority", {"priority": 7})[0] == 200
+    assert server.request("GET", f"/api/job/{held}")[1]["priority"] == 7
+    assert server.request("POST", f"/api/job/{held}/cancel", {})[0] == 200
+    assert server.request("GET", f"/api/job/{held}")[1]["reason"] == "cancelled"
+    again = server.request("POST", f"/api/job/{done}/retry", {})[1]
+    assert again["first"] == held + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/job/999/cancel", {}, 404),
+        ("/api/job/999/explode", {}, 404),
+        ("/api/job/1/priority", {"priority": "high"}, 400),
+        ("/api/job/1/priority", {"priority": 5000}, 400),
+        ("/api/job/1/priority", {}, 400),
+    ],
+)
+def test_a_mistake_is_an_answer_and_not_the_end(server, submit, path, body, status):
+    server.unlock()
+    submit("--hold", "--", "true")
+
+    assert server.request("POST", path, body)[0] == status
+    assert server.request("GET", "/api/history")[0] == 200
+
+
+def test_the_stream_begins_with_all_and_goes_on_with_what_changes(server, submit):
+    server.unlock()
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    line.request("GET", "/api/stream", headers={"Authorization": f"Bearer {server.session}"})
+    answer = line.getresponse()
+
+    first = json.loads(answer.readline().removeprefix(b"data: "))
+    assert first["whole"]
+    assert [gpu["index"] for gpu in first["gpus"]] == [0, 1]
+    assert first["jobs"] == []
+    answer.readline()
+    number = submit("--hold", "--name", "mine", "--", "true")
+    said = {}
+    while "jobs" not in said:
+        text = answer.readline()
+        said = json.loads(text.removeprefix(b"data: ")) if text.startswith(b"data: ") else {}
+    assert [row["id"] for row in said["jobs"]["set"]] == [number]
+    assert "gpus" not in said or "order" not in said["gpus"]
+    line.close()
+
+
+def test_it_ends_when_asked_to(server):
+    server.job.signal(signal.SIGINT)
+
+    assert server.job.wait().code in (0, 130)
+
+
+def test_a_port_in_use_is_one_clear_line(server, story, script):
+    ended = story.start(script("grn"), "web", "--port", str(server.port)).wait()
+
+    assert ended.code == 4
+    assert "cannot be used" in ended.err
