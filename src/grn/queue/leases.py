@@ -107,6 +107,10 @@ class Leases(asyncio.Protocol):
                 self._jobs[message_id] = heir
         return True
 
+    def key_of(self, job: int) -> str | None:
+        """Return the key a job is asked for under, None when it is not."""
+        return self._keys.get(job)
+
     def watch(self, lease: str) -> None:
         """Promise to say how a lease ends."""
         self._send({"op": "watch", "lease": lease})

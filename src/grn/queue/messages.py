@@ -124,6 +124,10 @@ class CountAsked(schemas.Message, frozen=True, tag="count", kw_only=True):
     """Tell how many jobs are in each state."""
 
 
+class FollowAsked(schemas.Message, frozen=True, tag="follow", kw_only=True):
+    """Show the jobs, and then what changes, until the connection ends."""
+
+
 class PingSaid(schemas.Message, frozen=True, tag="ping", kw_only=True):
     """Ask who is there."""
 
@@ -145,6 +149,7 @@ Message = (
     | DrainAsked
     | CleanAsked
     | CountAsked
+    | FollowAsked
     | PingSaid
     | StopAsked
 )

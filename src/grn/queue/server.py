@@ -40,6 +40,7 @@ from grn.queue.events import (
     MoveAsked,
     Submitted,
 )
+from grn.queue.followers import Followers
 from grn.queue.journal import Command, NewJob
 from grn.queue.launch import Attempt
 from grn.queue.line import Job
@@ -61,16 +62,62 @@ class Server:
         self.loop = loop
         self.version = version
         self.stop = stop
+        self.followers = Followers(loop, self)
         self.connections = 0
 
     @property
     def is_idle(self) -> bool:
-        """True when nobody is connected and no job is left."""
-        return not self.connections and not self.loop.engine.jobs
+        """True when no job is left and nobody is connected but to look on."""
+        return self.connections == len(self.followers) and not self.loop.engine.jobs
 
     def connection(self) -> Connection:
         """Make the protocol of one new connection."""
         return Connection(self)
+
+    def rows(self, where: str, values: list[Any], order: str, most: int) -> list[dict[str, Any]]:
+        """Return jobs of the journal as they are shown to people."""
+        return [self.shown(row) for row in self.loop.journal.rows(where, values, order, most)]
+
+    def shown(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row of the journal as it is shown to people."""
+        job = self.loop.engine.jobs.get(row["id"])
+        row["argv"] = json.loads(row["argv"])
+        row["after"] = json.loads(row["after"]) if row["after"] else []
+        row["gpus"] = _numbers(row["gpus"])
+        for name in ("is_exclusive", "may_requeue", "is_held"):
+            row[name] = bool(row[name])
+        row["why"] = self.why(job) if job is not None else row["text"]
+        if job is not None:
+            row["state"] = "held" if job.is_held else job.state.value
+        folder = self.loop.launcher.folder(Attempt(row["id"], row["attempt"]))
+        row["folder"] = folder if row["attempt"] else None
+        return row
+
+    def why(self, job: Job) -> str:
+        """Say why a job does not run yet, or what it does."""
+        trouble = self.loop.leases.trouble
+        text = self.loop.engine.why(job)
+        return f"{text}: {trouble}" if trouble and text == "no negotiator answers" else text
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs there are in all."""
+        return {**self.loop.engine.counts(), "ended": self.loop.journal.ended}
+
+    @property
+    def trouble(self) -> str:
+        """Return what keeps the queue from its work, or nothing."""
+        return self.loop.trouble or self.loop.leases.trouble or self.loop.journal.trouble
+
+    def facts(self) -> dict[str, Any]:
+        """Return who we are, what troubles us, and how many jobs there are."""
+        return {
+            "version": self.version,
+            "pid": os.getpid(),
+            "uid": os.getuid(),
+            "trouble": self.trouble,
+            "drained": self.loop.engine.is_drained,
+            "counts": self.counts(),
+        }
 
 
 class Connection(asyncio.Protocol):
@@ -83,6 +130,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waits: list[tuple[int, Callable[[int], None]]] = []
         self._deadline: asyncio.TimerHandle | None = None
+        self.is_stuffed = False  # it has more answers than it reads
+        self._follows = False
 
     # --- the life of a connection --------------------------------------------------------
 
@@ -98,10 +147,18 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections -= 1
         self._transport = None
+        if self._follows:
+            self._server.followers.remove(self)
         if self._deadline is not None:
             self._deadline.cancel()
         for job, waiter in self._waits:
             self._loop.stop_waiting(job, waiter)
+
+    def pause_writing(self) -> None:
+        self.is_stuffed = True
+
+    def resume_writing(self) -> None:
+        self.is_stuffed = False
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -144,6 +201,11 @@ class Connection(asyncio.Protocol):
             body = _encode_json({"id": message_id, **message})
             self._transport.write(wire.HEADER.pack(len(body)) + body)
 
+    def push(self, body: bytes) -> None:
+        """Send what is a message already."""
+        if self._transport is not None:
+            self._transport.write(wire.HEADER.pack(len(body)) + body)
+
     def _refuse(self, message_id: int | None, error: GrnError) -> None:
         code = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ != "NotWritten")
         text = {"code": code, "message": error.message, "hint": error.hint}
@@ -181,13 +243,17 @@ class Connection(asyncio.Protocol):
             specs = tuple(replace(job.spec, id=first + place) for place, job in enumerate(jobs))
             now = self._loop.now()
             self._loop.tell_now(Submitted(now, specs, tuple(ends.items()), is_held))
-        self._send(message_id, {"first": first, "count": len(jobs), "trouble": self._trouble()})
+        self._send(
+            message_id, {"first": first, "count": len(jobs), "trouble": self._server.trouble}
+        )
 
     def _is_known(self, message_id: int, key: str, count: int) -> bool:
         """Answer a submit that was sent again, whatever has changed since it was accepted."""
         first = self._loop.journal.first_of(key)
         if first is not None:
-            self._send(message_id, {"first": first, "count": count, "trouble": self._trouble()})
+            self._send(
+                message_id, {"first": first, "count": count, "trouble": self._server.trouble}
+            )
         return first is not None
 
     def _check_disk(self) -> None:
@@ -238,19 +304,25 @@ class Connection(asyncio.Protocol):
             sql = f"state = 'ended' AND jobs.ended_at >= ?{where}"
             left = message.most - len(rows)
             rows += journal.rows(sql, [message.since, *values], "jobs.ended_at DESC", left)
-        shown = [self._shown(row) for row in rows]
+        shown = [self._server.shown(row) for row in rows]
         if message.states:
             shown = [row for row in shown if _matches(row, message.states)]
-        self._send(message.id, {"jobs": shown, "counts": self._counts()})
+        self._send(message.id, {"jobs": shown, "counts": self._server.counts()})
 
     def show(self, message: messages.ShowAsked) -> None:
-        row = self._shown(self._row(message.job))
+        row = self._server.shown(self._row(message.job))
         row["attempts"] = self._loop.journal.attempts(message.job)
         for one in row["attempts"]:
             one["gpus"] = _numbers(one["gpus"])
         command = self._loop.journal.command(message.job)
         row["environment"] = sorted({*command.environment, *command.extra})
         self._send(message.id, {"job": row})
+
+    def follow(self, message: messages.FollowAsked) -> None:
+        if self._follows:
+            raise UsageError("this connection follows already.")
+        self._server.followers.add(self, message.id)
+        self._follows = True
 
     def names(self, message: messages.NamesAsked) -> None:
         self._send(message.id, {"jobs": [self._meant(name) for name in message.names]})
@@ -268,35 +340,13 @@ class Connection(asyncio.Protocol):
         raise UnknownJob(f"there is no job {name}.", "See `grn ls`.")
 
     def count(self, message: messages.CountAsked) -> None:
-        self._send(message.id, {"counts": self._counts()})
-
-    def _counts(self) -> dict[str, int]:
-        return {**self._loop.engine.counts(), "ended": self._loop.journal.ended}
+        self._send(message.id, {"counts": self._server.counts()})
 
     def _row(self, job_id: int) -> dict[str, Any]:
         rows = self._loop.journal.rows("jobs.id = ?", [job_id], "jobs.id", 1)
         if not rows:
             raise UnknownJob(f"there is no job {job_id}.", "See `grn ls`.")
         return rows[0]
-
-    def _shown(self, row: dict[str, Any]) -> dict[str, Any]:
-        job = self._loop.engine.jobs.get(row["id"])
-        row["argv"] = json.loads(row["argv"])
-        row["after"] = json.loads(row["after"]) if row["after"] else []
-        row["gpus"] = _numbers(row["gpus"])
-        for name in ("is_exclusive", "may_requeue", "is_held"):
-            row[name] = bool(row[name])
-        row["why"] = self._why(job) if job is not None else row["text"]
-        if job is not None:
-            row["state"] = "held" if job.is_held else job.state.value
-        folder = self._loop.launcher.folder(Attempt(row["id"], row["attempt"]))
-        row["folder"] = folder if row["attempt"] else None
-        return row
-
-    def _why(self, job: Job) -> str:
-        trouble = self._loop.leases.trouble
-        text = self._loop.engine.why(job)
-        return f"{text}: {trouble}" if trouble and text == "no negotiator answers" else text
 
     # --- waiting and steering ------------------------------------------------------------
 
@@ -354,10 +404,7 @@ class Connection(asyncio.Protocol):
 
     def ping(self, message: messages.PingSaid) -> None:
         said = {"version": self._server.version, "pid": os.getpid(), "uid": os.getuid()}
-        self._send(message.id, {**said, "trouble": self._trouble()})
-
-    def _trouble(self) -> str:
-        return self._loop.trouble or self._loop.leases.trouble or self._loop.journal.trouble
+        self._send(message.id, {**said, "trouble": self._server.trouble})
 
     def stop(self, message: messages.StopAsked) -> None:
         self._send(message.id, self._loop.engine.counts())
@@ -458,6 +505,7 @@ _TABLE: dict[type, Callable[[Connection, Any], None]] = {
     messages.DrainAsked: Connection.drain,
     messages.CleanAsked: Connection.clean,
     messages.CountAsked: Connection.count,
+    messages.FollowAsked: Connection.follow,
     messages.PingSaid: Connection.ping,
     messages.StopAsked: Connection.stop,
 }
