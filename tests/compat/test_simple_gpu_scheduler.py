@@ -301,6 +301,27 @@ def test_a_reader_that_leaves_does_not_end_the_commands(tool: Tool) -> None:
     assert tool.file("done").exists()
 
 
+def test_a_command_that_wants_the_terminal_is_not_stopped_for_ever(tool: Tool) -> None:
+    """It is in the background there: it gets an error, and may set the terminal."""
+    tool.file("commands").write_text("read x </dev/tty || echo no >out; stty -echo </dev/tty\n")
+    line = f"exec {tool.path} --gpus 0 --fail <{tool.file('commands')}"
+    script = """
+        import os, pty, sys
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv("/bin/sh", ["sh", "-c", sys.argv[1]])
+        try:
+            while os.read(terminal, 1000):
+                pass
+        except OSError:
+            pass  # how a terminal says that all have left
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    tool.story.run_script(script, line, name="terminal.py")
+
+    assert tool.file("out").read_text() == "no\n"
+
+
 # --- being stopped -------------------------------------------------------------------------
 
 
