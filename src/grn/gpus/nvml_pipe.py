@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import cast
 _COMMAND = (sys.executable, "-m", "grn.gpus.nvml_helper")
 _GOODBYE_S = 3.0
 _LONGEST_LINE_BYTES = 1 << 22  # 4000 processes on one GPU are about 100 kB
+_CHUNK_BYTES = 1 << 16
 
 
 class HelperLate(Exception):
@@ -115,6 +117,8 @@ class Helper:
         self._process = process
         self._last_request = 0
         self._is_killed = False
+        self._lines: deque[bytes] = deque()  # received and not looked at yet
+        self._half_line = b""
         self.inside: int | None = None  # index of the GPU it is at
 
     @property
@@ -160,19 +164,35 @@ class Helper:
         return None
 
     async def _next_line(self, silence_s: float, until: float | None) -> Line:
+        while not self._lines:
+            await self._receive(silence_s, until)
+        try:
+            line = json.loads(self._lines.popleft())
+        except ValueError as error:
+            raise HelperGone(self, str(error)) from error
+        if not isinstance(line, dict):
+            raise HelperGone(self, f"it talks nonsense: {line!r}")
+        return line
+
+    async def _receive(self, silence_s: float, until: float | None) -> None:
+        """Wait for whatever comes next: a deadline for each line would cost more than the lines."""
         left_s = silence_s if until is None else until - asyncio.get_running_loop().time()
         stdout = cast(asyncio.StreamReader, self._process.stdout)
         try:
-            raw = await asyncio.wait_for(stdout.readline(), max(0.0, min(silence_s, left_s)))
-            line = json.loads(raw) if raw else None
+            data = await asyncio.wait_for(
+                stdout.read(_CHUNK_BYTES), max(0.0, min(silence_s, left_s))
+            )
         except asyncio.TimeoutError:
             late = HelperLate() if left_s < silence_s else HelperSilent(self, "no answer in time")
             raise late from None
-        except (ValueError, OSError) as error:
+        except OSError as error:
             raise HelperGone(self, str(error)) from error
-        if not isinstance(line, dict):
+        if not data:
             raise HelperGone(self, "it ended")
-        return line
+        *lines, self._half_line = (self._half_line + data).split(b"\n")
+        self._lines.extend(lines)
+        if len(self._half_line) > _LONGEST_LINE_BYTES:
+            raise HelperGone(self, "it says a line without end")
 
     def retire(self) -> None:
         """Let a healthy helper end by itself."""
@@ -206,7 +226,6 @@ async def spawn(env: Mapping[str, str]) -> Helper:
         stderr=DEVNULL,  # a stuck helper must not hold the terminal or log of its parent
         cwd="/",
         env={**os.environ, **_import_path(), **env},
-        limit=_LONGEST_LINE_BYTES,
     )
     return Helper(process)
 
