@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
@@ -18,9 +19,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grn.client import queue
+from grn.client.watching import Picture, Watch
 from grn.errors import GrnError, UnknownJob
 from grn.front.web.changes import changes
-from grn.front.web.facts import Facts, Row
+from grn.front.web.facts import Facts, Row, settle
 from grn.front.web.guard import HEADERS, Guard
 from grn.front.web.sweeps import Sweeps
 
@@ -38,37 +40,56 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Watchers:
-    """One look at the machine for all browsers that watch, and none when there is none."""
+    """One watch of the machine for all browsers, and none when nobody looks."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
+        self._watch = Watch()
         self._latest: Row = {}
+        self._number = 0  # of the latest picture
         self._count = 0
-        self._looked = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
-    async def pictures(self) -> AsyncIterator[Row]:
-        """Yield a picture of the machine whenever there is a new one."""
-        self._count += 1
+    @property
+    def picture(self) -> Picture:
+        """What is known of the machine; it grows old while nobody watches."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._look())
+            self._watch.take()
+        return self._watch.picture
+
+    async def pictures(self) -> AsyncIterator[Row]:
+        """Yield a picture of the machine whenever something has changed, or after a while."""
+        self._count += 1
+        seen = -1
         try:
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._look())
             while True:
-                async with self._looked:
-                    await self._looked.wait()
-                    latest = self._latest
+                async with self._changed:
+                    while seen == self._number or not self._latest:
+                        await self._changed.wait()
+                    seen, latest = self._number, self._latest
                 yield latest
         finally:
             self._count -= 1
 
     async def _look(self) -> None:
-        while self._count:
-            latest = await asyncio.to_thread(self._facts.now)
-            async with self._looked:
-                self._latest = latest
-                self._looked.notify_all()
-            await asyncio.sleep(LOOK_S)
-        self._task = None
+        began = time.monotonic()
+        try:
+            while self._count:
+                await self._watch.wait_async(KEEP_ALIVE_S)
+                if not settle(self._watch.picture, began):
+                    continue
+                async with self._changed:
+                    self._latest = self._facts.now(self._watch.picture)
+                    self._number += 1
+                    self._changed.notify_all()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._task, self._latest = None, {}
+            self._watch.close()
+            self._watch = Watch()
 
 
 class Page:
@@ -143,16 +164,11 @@ class Page:
 
         async def events() -> AsyncIterator[bytes]:
             before: Row | None = None
-            quiet_s = 0.0
             async for picture in self._watchers.pictures():
                 said = changes(before, picture)
                 before = picture
-                quiet_s = 0.0 if said else quiet_s + LOOK_S
-                if said:
-                    yield b"data: " + json.dumps(said).encode() + b"\n\n"
-                elif quiet_s >= KEEP_ALIVE_S:
-                    quiet_s = 0.0
-                    yield b": still here\n\n"
+                text = b"data: " + json.dumps(said).encode() if said else b": still here"
+                yield text + b"\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -162,7 +178,8 @@ class Page:
 
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
-        return JSONResponse({"spans": await asyncio.to_thread(self._facts.spans, since)})
+        picture = self._watchers.picture
+        return JSONResponse({"spans": await asyncio.to_thread(self._facts.spans, picture, since)})
 
     async def profiles(self, request: Request) -> Response:
         return JSONResponse({"profiles": await asyncio.to_thread(self._facts.profiles)})
@@ -178,7 +195,8 @@ class Page:
         return JSONResponse(await asyncio.to_thread(self._facts.job, request.path_params["job"]))
 
     async def lease(self, request: Request) -> Response:
-        row = self._facts.lease(request.path_params["lease"])
+        name, picture = request.path_params["lease"], self._watchers.picture
+        row = await asyncio.to_thread(self._facts.lease, picture, name)
         return (
             _error(404, "this page has not seen that lease") if row is None else JSONResponse(row)
         )

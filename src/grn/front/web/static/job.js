@@ -24,8 +24,7 @@ export function jobView(root, id) {
   }
 
   function drawHead(job) {
-    const curve = Object.values(job.curves).at(-1) || [];
-    const chart = memoryChart(curve, job.reserved_bytes, "memory over time");
+    const chart = memoryChart(job.curve, job.reserved_bytes, "memory over time");
     const waits = ["queued", "held"].includes(job.state);
     head.replaceChildren(
       el("h1", {}, `Job ${job.id} `, pill(job.reason || job.state)),
@@ -89,7 +88,7 @@ export function leaseView(root, id) {
         el("div", { class: "card" }, facts([
           ["Lease", plain(row.id)], ["Type", plain(row.type)], ["User", plain(row.user_name)], ["Process", row.pid === null ? "not visible" : String(row.pid)], ["GPU", row.gpus.join(", ")],
           ["Memory", `${size(row.used_bytes)} used, peak ${size(row.peak_bytes)}, ${size(row.reserved_bytes)} reserved`],
-          ["Began", `${clock(row.since)}, ${span((row.ended_at || now()) - row.since)}${row.ended_at ? "" : " ago"}`], ["Why here", plain(row.why)],
+          ["Began", `${clock(row.since_at)}, ${span((row.ended_at || now()) - row.since_at)}${row.ended_at ? "" : " ago"}`], ["Why here", plain(row.why || "")],
         ])),
         el("h2", {}, "Memory"), chart ? el("div", { class: "chartbox" }, chart) : el("p", { class: "empty" }, "The curve begins with the second look."));
     } catch (error) { box.replaceChildren(trouble(error)); }

@@ -94,7 +94,7 @@ function leases() {
     { name: "User", of: (row) => plain(row.user_name) },
     { name: "GPU", of: (row) => row.gpus.join(", ") },
     { name: "Used / reserved", kind: "num", of: (row) => `${size(row.used_bytes)} / ${size(row.reserved_bytes)}` },
-    { name: "For", kind: "num", of: (row) => since(row.since) },
+    { name: "For", kind: "num", of: (row) => since(row.since_at) },
     { name: "State", of: (row) => pill(row.first_run ? "first run" : row.state) },
   ], state.leases, { empty: "Nothing runs." });
 }
@@ -104,7 +104,7 @@ function waiting() {
     { name: "Turn", kind: "num", of: (row) => row.place },
     { name: "Job", kind: "name", of: (row) => plain(row.label) },
     { name: "User", of: (row) => plain(row.user_name) },
-    { name: "For", kind: "num", of: (row) => since(row.since) },
+    { name: "For", kind: "num", of: (row) => since(row.since_at) },
     { name: "Why", kind: "why", of: (row) => plain(row.why) },
   ], state.waiting, { empty: "Nobody waits." });
 }
