@@ -13,7 +13,7 @@ from typing import Any
 import joblib
 from joblib.parallel import ParallelBackendBase, register_parallel_backend
 
-from grn.integrations.pool import Call, Pool, facts_of
+from grn.integrations.pool import OPTIONS, Call, Pool, facts_of
 
 
 class GrnBackend(ParallelBackendBase):
@@ -37,12 +37,13 @@ class GrnBackend(ParallelBackendBase):
 
     def configure(
         self, n_jobs: int = 1, parallel: Any = None, prefer: Any = None, require: Any = None,
-        **_: Any,
+        **more: Any,
     ) -> int:  # fmt: skip
         """Get ready for a call of `Parallel`."""
         if require == "sharedmem":
             raise ValueError("the grn backend runs calls in other processes: no shared memory.")
         self.parallel = parallel
+        self._options.update((name, more[name]) for name in OPTIONS if name in more)
         self._most = self.effective_n_jobs(n_jobs)
         return max(2, self._most)  # with 1 joblib would make the calls here, without a lease
 

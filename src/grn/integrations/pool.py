@@ -24,10 +24,11 @@ from grn.client.call import name_of, pack
 from grn.client.daemons import ensure_negotiator
 from grn.client.facts import worth_learning
 from grn.client.lease import type_and_label, wish
-from grn.errors import JobFailed
+from grn.errors import JobFailed, UsageError
 
 IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
 GRACE_S = 5.0
+OPTIONS = ("gpus", "mem", "exclusive", "priority", "policy", "retry_oom")
 REQUEST_FILE, ANSWER_FILE = "request", "answer"
 
 
@@ -57,11 +58,15 @@ class RemoteTraceback(Exception):
 class Pool:
     """Runs calls, at most so many at once. The options are those of `grn.lease`."""
 
-    def __init__(self, most: int, *, retry_oom: int = 0, **needs: Any) -> None:
-        wish("?", "?", **needs)  # whoever asks for nonsense hears of it now
+    def __init__(self, most: int, **options: Any) -> None:
+        unknown = options.keys() - set(OPTIONS)
+        if unknown:
+            text = f"there is no option {', '.join(sorted(unknown))} for jobs of grn."
+            raise UsageError(text, f"There are {', '.join(OPTIONS)}.")
+        self._retry_oom: int = options.pop("retry_oom", 0)
+        self._needs = options
+        wish("?", "?", **options)  # whoever asks for nonsense hears of it now
         ensure_negotiator(IDLE_EXIT_S)
-        self._needs = needs
-        self._retry_oom = retry_oom
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="grn-call")
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[bytes]] = set()
