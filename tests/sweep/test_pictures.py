@@ -123,6 +123,7 @@ def test_a_page_is_whole_and_needs_nothing_from_outside() -> None:
     assert tags.count("circle") == 20
     assert tags.count("path") == 10
     assert "prefers-color-scheme: dark" in text
+    assert "Failed runs" in text
     assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
     assert not {"link", "img", "iframe"} & set(tags)
     for _, attributes in seen.tags:
@@ -164,3 +165,11 @@ def test_a_huge_sweep_makes_a_page_of_a_sane_size(tmp_path: Path) -> None:
     assert picture.is_partial
     write_page(picture, str(tmp_path / "p.html"))
     assert (tmp_path / "p.html").stat().st_size < 3_000_000
+
+
+@pytest.mark.slow
+def test_a_sweep_of_many_parameters_is_still_drawn(tmp_path: Path) -> None:
+    many = a_picture([{f"p{k}": n * k % 7 for k in range(1, 40)} for n in range(3000)])
+    write_page(many, str(tmp_path / "m.html"))
+    assert (tmp_path / "m.html").stat().st_size < 6_000_000
+    assert write_png(many, str(tmp_path / "m.png"))

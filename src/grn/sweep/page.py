@@ -49,6 +49,11 @@ def _body(picture: Picture) -> Iterator[str]:
             f"{picture.metric} by parameter", note, f'<div class="charts">{charts}</div>'
         )
     yield _section("Best runs", "", _table(picture))
+    if picture.failed:
+        rows = "".join(
+            f"<tr><td>{_text(run)}</td><td>{_text(why)}</td></tr>" for run, why in picture.failed
+        )
+        yield _section("Failed runs", "", f'<div class="scroll"><table>{rows}</table></div>')
 
 
 def _side(picture: Picture) -> str:

@@ -16,6 +16,7 @@ from grn.sweep.results import Table, is_number
 
 LEVELS = 8  # of colour, from worst to best
 MOST_DRAWN = 1500  # runs; more make a page slow and a picture black
+MOST_DOTS = 15_000  # in all charts together
 ALWAYS_DRAWN = 200  # of the best
 MOST_TABLED = 25
 MOST_AXES = 24
@@ -59,13 +60,15 @@ class Picture:
     columns: tuple[str, ...]  # of the table
     counts: tuple[tuple[str, int], ...]  # how many runs are in each state
     is_partial: bool  # not all runs are drawn
+    failed: tuple[tuple[str, str], ...]  # runs and why, the first of them
 
 
 def draw(about: About, table: Table, ranking: Ranking) -> Picture:
     """Work out what is drawn."""
-    drawn = _chosen(ranking.rows)
-    rows = tuple(reversed(drawn))
     varying = [name for name in table.parameters if _varies(ranking.rows, name)]
+    dots = 1 + min(len(varying), MOST_AXES)
+    drawn = _chosen(ranking.rows, min(MOST_DRAWN, MOST_DOTS // dots))
+    rows = tuple(reversed(drawn))
     fixed = [
         (name, spelled(ranking.rows[0][name])) for name in table.parameters if name not in varying
     ]
@@ -84,6 +87,9 @@ def draw(about: About, table: Table, ranking: Ranking) -> Picture:
         columns=(ranking.metric, *varying, *others[:6], "duration_s", "gpu"),
         counts=tuple((one.value, states.count(one.value)) for one in State),
         is_partial=len(drawn) < len(ranking.rows),
+        failed=tuple(
+            (row["run"], row["trouble"]) for row in table if row["state"] == State.FAILED.value
+        )[:MOST_TABLED],
     )
 
 
@@ -170,11 +176,11 @@ def _apart(ticks: Sequence[Tick]) -> tuple[Tick, ...]:
     return tuple(kept)
 
 
-def _chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _chosen(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """Take all rows, or the best and some of the rest, evenly."""
-    if len(rows) <= MOST_DRAWN:
+    if len(rows) <= most:
         return list(rows)
-    rest, room = rows[ALWAYS_DRAWN:], MOST_DRAWN - ALWAYS_DRAWN
+    rest, room = rows[ALWAYS_DRAWN:], most - ALWAYS_DRAWN
     return [
         *rows[:ALWAYS_DRAWN],
         *(rest[number * len(rest) // room] for number in range(room)),

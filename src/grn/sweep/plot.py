@@ -76,16 +76,21 @@ def _title(axes: Any, picture: Picture) -> None:
 
 def _lines(axes: Any, picture: Picture) -> None:
     """Draw the parallel coordinates."""
+    from matplotlib.collections import LineCollection
+
     uprights = (*picture.axes, picture.value_axis)
-    for number in range(len(picture.rows)):
-        spots = [
-            (x, place)
-            for x, one in enumerate(uprights)
-            if (place := one.places[number]) is not None
-        ]
-        colour, wide, above = _looks(picture, number)
-        curve_x, curve_y = _curve(spots)
-        axes.plot(curve_x, curve_y, color=colour, linewidth=wide, alpha=0.85, zorder=above)
+    curves = [
+        _curve(
+            [
+                (x, place)
+                for x, one in enumerate(uprights)
+                if (place := one.places[number]) is not None
+            ]
+        )
+        for number in range(len(picture.rows))
+    ]
+    colours, wide = _colours(picture), [1.1] * (len(curves) - 1) + [2.6]
+    axes.add_collection(LineCollection(curves, colors=colours, linewidths=wide, alpha=0.85))
     for x, one in enumerate(uprights):
         axes.plot([x, x], [-0.02, 1.02], color=SOFT, linewidth=0.8, zorder=5000)
         is_metric = one is picture.value_axis
@@ -101,31 +106,32 @@ def _lines(axes: Any, picture: Picture) -> None:
     axes.axis("off")
 
 
-def _curve(spots: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
+def _curve(spots: list[tuple[int, float]]) -> list[tuple[float, float]]:
     """Join places by lines that leave and reach each axis level."""
-    xs, ys = [float(spots[0][0])], [spots[0][1]]
+    curve = [(float(spots[0][0]), spots[0][1])]
     for (x, y), (next_x, next_y) in itertools.pairwise(spots):
         for step in range(1, 13):
             share = step / 12
             ease = share * share * (3 - 2 * share)
-            xs.append(x + (next_x - x) * share)
-            ys.append(y + (next_y - y) * ease)
-    return xs, ys
+            curve.append((x + (next_x - x) * share, y + (next_y - y) * ease))
+    return curve
 
 
 def _chart(axes: Any, picture: Picture, one: Axis) -> None:
     shake = random.Random(one.name)
-    order = range(len(picture.rows))
-    for number in order:
-        place, height = one.places[number], picture.value_axis.places[number]
+    dots = []
+    colours, sizes = _colours(picture), [26] * (len(picture.rows) - 1) + [60]
+    for number, (place, height) in enumerate(
+        zip(one.places, picture.value_axis.places, strict=True)
+    ):
         if place is None or height is None:
             continue
         if one.is_grouped and one.ticks:
             place += (shake.random() - 0.5) * 2 * JITTER / max(2, len(one.ticks))
-        colour, _, above = _looks(picture, number)
-        size = 60 if number == len(picture.rows) - 1 else 26
-        axes.scatter(place, height, s=size, color=colour, edgecolors="white", linewidths=0.6,
-                     zorder=above)  # fmt: skip
+        dots.append((place, height, colours[number], sizes[number]))
+    if dots:
+        xs, ys, chosen, size = zip(*dots, strict=True)
+        axes.scatter(xs, ys, s=size, c=chosen, edgecolors="white", linewidths=0.6, zorder=3)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xticks([tick.at for tick in one.ticks], [_shown(tick.text, 14) for tick in one.ticks])
@@ -170,11 +176,9 @@ def _cell(value: Any) -> str:
     return _shown(spelled(value), 18) if isinstance(read, str) else spelled(value)
 
 
-def _looks(picture: Picture, number: int) -> tuple[str, float, int]:
-    """Return the colour of a run, how wide its line is, and how far above others it lies."""
-    if number == len(picture.rows) - 1:
-        return ACCENT, 2.6, 4000
-    return COLOURS[picture.levels[number]], 1.1, 10 + number
+def _colours(picture: Picture) -> list[str]:
+    """Return the colour of each run; the last is the best."""
+    return [*(COLOURS[level] for level in picture.levels[:-1]), ACCENT]
 
 
 def _shown(text: str, most: int) -> str:
