@@ -115,8 +115,9 @@ class Report:
     """Says what starts, and remembers what failed."""
 
     def __init__(self) -> None:
-        self.ended_count = 0
-        self.failures: list[Ended] = []
+        self._count = 0
+        self.failures = 0
+        self._first_failures: list[Ended] = []
 
     def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
         """Say what starts where, at once."""
@@ -125,9 +126,11 @@ class Report:
 
     def ended(self, crew: Crew, ended: Ended) -> None:
         """Remember how it went."""
-        self.ended_count += 1
+        self._count += 1
         if ended.status:
-            self.failures.append(ended)
+            self.failures += 1
+            if self.failures <= MOST_FAILURES:
+                self._first_failures.append(ended)
 
     def summarise(self, stopped_by: int) -> None:
         """Say what failed and what was cut short."""
@@ -136,11 +139,10 @@ class Report:
             _complain(f"stopped by {name}; what was running has been ended")
         if not self.failures:
             return
-        count = len(self.failures)
-        lines = [f"{count} of {self.ended_count} commands failed:"]
-        lines += [f"  {_how(ended)}: {_shown(ended)}" for ended in self.failures[:MOST_FAILURES]]
-        if count > MOST_FAILURES:
-            lines.append(f"  ... and {count - MOST_FAILURES} more")
+        lines = [f"{self.failures} of {self._count} commands failed:"]
+        lines += [f"  {_how(ended)}: {_shown(ended)}" for ended in self._first_failures]
+        if self.failures > MOST_FAILURES:
+            lines.append(f"  ... and {self.failures - MOST_FAILURES} more")
         _complain("\n".join(lines))
 
 

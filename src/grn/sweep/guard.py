@@ -11,6 +11,7 @@ import mmap
 import os
 import select
 import signal
+import sys
 import time
 
 from grn import processes
@@ -38,7 +39,7 @@ class Guard:
         self._free = list(range(1, MOST_COMMANDS + 1))
         self._places: dict[int, int] = {}
         own = os.pidfd_open(os.getpid())
-        self.pid = os.fork()
+        self.pid = _fork()
         if self.pid == 0:
             _keep_watch(own, self._words, grace_s)
         os.close(own)
@@ -70,6 +71,17 @@ class Guard:
             pass  # somebody was faster
         self._words.release()
         self._memory.close()
+
+
+def _fork() -> int:
+    """Fork also where other threads run: the child does nothing that could wait for one of them."""
+    if "threading" not in sys.modules:
+        return os.fork()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _keep_watch(parent: int, words: memoryview, grace_s: float) -> None:

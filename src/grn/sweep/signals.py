@@ -35,7 +35,8 @@ class StopSignals:
                 self._before[signum] = handler
                 signal.signal(signum, _leave_it_to_the_pipe)
         for signum in _TERMINAL:
-            self._before[signum] = signal.signal(signum, signal.SIG_IGN)
+            before = signal.signal(signum, signal.SIG_IGN)
+            self._before[signum] = signal.SIG_DFL if before is None else before
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # ends would be lost
             self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
