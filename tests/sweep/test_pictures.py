@@ -84,6 +84,17 @@ def test_words_have_a_place_each() -> None:
     assert mixed.is_grouped
 
 
+def test_runs_with_the_same_value_do_not_hide_each_other() -> None:
+    words = axis("opt", ["a", "b"] * 10)
+    assert len(set(words.spread)) == 20
+    for place, moved in zip(words.places, words.spread, strict=True):
+        assert place is not None
+        assert moved is not None
+        assert abs(place - moved) <= 0.05
+    alone = axis("x", [1, 2, 3])
+    assert alone.spread == alone.places
+
+
 @pytest.mark.parametrize(
     "values", [[5], [0, 0], [-1e30, 1e30], [1e-300, 1e300], [True, False], [1, None, 1e9], [None]]
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grn.sweep.condition import number_or_text
@@ -16,8 +15,9 @@ from grn.sweep.style import SCRIPT, STYLE
 
 WIDE, TALL = 340, 240  # a small chart
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
-LINES_TALL, LINES_TOP, LINES_BOTTOM, LINES_SIDE = 340, 44, 26, 70
-JITTER = 0.22  # of the room of a word, so that runs do not hide each other
+LINES_TALL, LINES_TOP, LINES_BOTTOM, LINES_SIDE = 340, 44, 26, 92
+
+Places = tuple[float | None, ...]
 
 
 def write_page(picture: Picture, path: str) -> None:
@@ -99,7 +99,8 @@ def _lines(picture: Picture) -> str:
     gap = max(110, min(220, 900 // max(1, len(axes) - 1)))
     wide = 2 * LINES_SIDE + gap * (len(axes) - 1)
     xs = [LINES_SIDE + gap * number for number in range(len(axes))]
-    parts = [_run_line(picture, number, axes, xs) for number in range(len(picture.rows))]
+    spread = [*(one.spread for one in picture.axes), picture.value_axis.places]
+    parts = [_run_line(picture, number, spread, xs) for number in range(len(picture.rows))]
     parts += [_upright(one, x, one is picture.value_axis) for one, x in zip(axes, xs, strict=True)]
     return _svg(wide, LINES_TALL, "".join(parts), "lines", f"all runs, by {picture.metric}")
 
@@ -108,11 +109,11 @@ def _down(place: float) -> float:
     return LINES_TOP + (1 - place) * (LINES_TALL - LINES_TOP - LINES_BOTTOM)
 
 
-def _run_line(picture: Picture, number: int, axes: tuple[Axis, ...], xs: list[int]) -> str:
+def _run_line(picture: Picture, number: int, spread: Sequence[Places], xs: list[int]) -> str:
     spots = [
         (x, _down(place))
-        for one, x in zip(axes, xs, strict=True)
-        if (place := one.places[number]) is not None
+        for places, x in zip(spread, xs, strict=True)
+        if (place := places[number]) is not None
     ]
     path = f"M{spots[0][0]} {spots[0][1]:.1f}"
     for (x, y), (next_x, next_y) in itertools.pairwise(spots):
@@ -143,14 +144,11 @@ def _upright(one: Axis, x: int, is_metric: bool) -> str:
 
 def _chart(picture: Picture, one: Axis) -> str:
     parts = [_frame(one, picture.value_axis)]
-    shake = random.Random(one.name)  # the same page each time
     parts.append(_best_line(picture, one))
-    for number in range(len(picture.rows)):
-        place, height = one.places[number], picture.value_axis.places[number]
+    heights = picture.value_axis.places
+    for number, (place, height) in enumerate(zip(one.spread, heights, strict=True)):
         if place is None or height is None:
             continue
-        if one.is_grouped and one.ticks:
-            place += (shake.random() - 0.5) * 2 * JITTER / max(2, len(one.ticks))
         parts.append(
             f'<circle class="{_colour(picture, number)}" cx="{_across(place):.1f}"'
             f' cy="{_up(height):.1f}" r="4" {_named(picture, number)}</circle>'

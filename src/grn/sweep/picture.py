@@ -23,6 +23,8 @@ MOST_AXES = 24
 MOST_TICKS = 12
 _LOG_FROM = 30.0  # values that span so many times the smallest are drawn by magnitude
 _MARGIN = 0.05  # of an axis, left free at both ends
+_SPREAD = 0.045  # of an axis, to both sides
+_GOLDEN = 0.618034  # multiples of it fall evenly between whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,22 @@ class Axis:
     ticks: tuple[Tick, ...]
     places: tuple[float | None, ...]  # from 0 to 1, None for a run without a value
     is_log: bool = False
-    is_grouped: bool = False  # words, or few numbers, each with a place of its own
+    is_grouped: bool = False  # words, each with a place of its own
+
+    @property
+    def spread(self) -> tuple[float | None, ...]:
+        """The places, moved a little where many runs have the same one, so that all are seen."""
+        kinds = sorted({place for place in self.places if place is not None})
+        if not kinds or len(self.places) < 2 * len(kinds):
+            return self.places
+        gaps = [later - earlier for earlier, later in itertools.pairwise(kinds)]
+        room = min([_SPREAD, *(gap / 4 for gap in gaps)])
+        return tuple(
+            None
+            if place is None
+            else min(1.0, max(0.0, place + room * (2 * (number * _GOLDEN % 1.0) - 1)))
+            for number, place in enumerate(self.places)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 from typing import Any
 
 from grn.errors import MachineError, UsageError
 from grn.sweep.condition import number_or_text
 from grn.sweep.names import spelled
-from grn.sweep.page import JITTER
 from grn.sweep.picture import LEVELS, Axis, Picture, number_text
 
 HOW_TO_DRAW = "matplotlib is not installed; pip install 'gpu-resource-negotiator[plot]'"
@@ -79,13 +77,10 @@ def _lines(axes: Any, picture: Picture) -> None:
     from matplotlib.collections import LineCollection
 
     uprights = (*picture.axes, picture.value_axis)
+    spread = [*(one.spread for one in picture.axes), picture.value_axis.places]
     curves = [
         _curve(
-            [
-                (x, place)
-                for x, one in enumerate(uprights)
-                if (place := one.places[number]) is not None
-            ]
+            [(x, place) for x, places in enumerate(spread) if (place := places[number]) is not None]
         )
         for number in range(len(picture.rows))
     ]
@@ -118,20 +113,15 @@ def _curve(spots: list[tuple[int, float]]) -> list[tuple[float, float]]:
 
 
 def _chart(axes: Any, picture: Picture, one: Axis) -> None:
-    shake = random.Random(one.name)
-    dots = []
-    colours, sizes = _colours(picture), [26] * (len(picture.rows) - 1) + [60]
-    for number, (place, height) in enumerate(
-        zip(one.places, picture.value_axis.places, strict=True)
-    ):
-        if place is None or height is None:
-            continue
-        if one.is_grouped and one.ticks:
-            place += (shake.random() - 0.5) * 2 * JITTER / max(2, len(one.ticks))
-        dots.append((place, height, colours[number], sizes[number]))
+    sizes = [26] * (len(picture.rows) - 1) + [60]
+    dots = [
+        dot
+        for dot in zip(one.spread, picture.value_axis.places, _colours(picture), sizes, strict=True)
+        if dot[0] is not None and dot[1] is not None
+    ]
     if dots:
-        xs, ys, chosen, size = zip(*dots, strict=True)
-        axes.scatter(xs, ys, s=size, c=chosen, edgecolors="white", linewidths=0.6, zorder=3)
+        xs, ys, colours, size = zip(*dots, strict=True)
+        axes.scatter(xs, ys, s=size, c=colours, edgecolors="white", linewidths=0.6, zorder=3)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xticks([tick.at for tick in one.ticks], [_shown(tick.text, 14) for tick in one.ticks])

@@ -77,6 +77,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin-top: 8
 th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.word { white-space: nowrap; max-width: 200px; overflow: hidden; text-overflow: ellipsis; }
 td:first-child { color: var(--soft); }
 tr.first td { font-weight: 600; }
 tr.first td:nth-child(2) { color: var(--accent); }
