@@ -20,7 +20,7 @@ PURE_FILES = {
     "queue": "__init__ events engine lifecycle line finish",
     "simulate": "__init__ workload bound schedulers replay policies show",
     "sweep": "__init__ task grid script space condition names template",
-    "front": "__init__ render",
+    "front": "__init__ render account",
     "gpus": "__init__ visible",
     "compat": "__init__ tasks tasks.names tasks.config",
 }

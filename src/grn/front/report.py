@@ -1,0 +1,74 @@
+"""`grn report`: a period, or a sweep, as one HTML file to mail or to keep."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+
+import click
+
+from grn.client.watching import Watch
+from grn.errors import MachineError, UsageError
+from grn.front.account import Period, inside
+from grn.front.report_page import page
+from grn.front.web.facts import Facts, settle
+
+UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@click.command()
+@click.option("--since", default="7d", metavar="TIME", help="How far back: 90m, 12h, 7d, 4w; 7d.")
+@click.option("--sweep", metavar="DIR", help="Of this sweep instead.")
+@click.option("--out", default="grn-report.html", metavar="FILE", help="Where; grn-report.html.")
+def report(since: str, sweep: str | None, out: str) -> int:
+    """Write one HTML file: who had which GPU, hours per user, waste, failures.
+
+    \b
+    grn report --since 4w --out october.html
+    grn report --sweep sweeps/lr
+    """
+    text = _of_sweep(sweep) if sweep is not None else _of_period(since)
+    try:
+        with open(f"{out}.new", "w") as file:
+            file.write(text)
+        os.replace(f"{out}.new", out)
+    except OSError as error:
+        raise MachineError(f"{out} cannot be written: {error.strerror}.") from error
+    click.echo(out)
+    return 0
+
+
+def _of_period(since: str) -> str:
+    found = re.fullmatch(r"(\d{1,6})([mhdw])", since)
+    if found is None or not int(found[1]):
+        raise UsageError(f"'{since}' is no length of time.", "Write it like 90m, 12h, 7d or 4w.")
+    now = time.time()
+    period = Period(now - int(found[1]) * UNITS[found[2]], now)
+    facts, began = Facts(), time.monotonic()
+    with Watch() as watch:
+        while not settle(watch.picture, began):
+            watch.wait(0.1)
+        spans = inside(facts.spans(watch.picture, period.since), period)
+        gpus = sorted(watch.picture.gpus.values(), key=lambda gpu: gpu["index"])
+    known = {gpu["index"] for gpu in gpus}
+    past = {index for span in spans for index in span["gpus"]} - known
+    rows = [*gpus, *({"index": index} for index in sorted(past))]
+    return page(spans, rows, period, socket.gethostname())
+
+
+def _of_sweep(path: str) -> str:
+    from grn.sweep.best import rank
+    from grn.sweep.folders import existing
+    from grn.sweep.page import page as sweep_page
+    from grn.sweep.picture import draw
+    from grn.sweep.results import Table
+
+    folder = existing(path)
+    about = folder.about()
+    table = Table(folder.runs(), about.parameters if about else ())
+    ranking = rank(table, about) if about else None
+    if about is None or ranking is None:
+        raise UsageError(f"no run in {path} has given a number.", "See `grn sweep show`.")
+    return sweep_page(draw(about, table, ranking))
