@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
 
     assert folder.look(False, None) == Found(FINISHED, has_files=True)
     assert os.listdir(folder.path) == [".grn-MyTask.json"]
+
+
+def test_a_mark_of_the_first_release_can_be_read(tmp_path: Path) -> None:
+    saved = {"version": 1, "is_finished": True, "test": TEST, "common": COMMON}
+    (tmp_path / ".grn-MyTask.json").write_text(json.dumps(saved))
+
+    assert Folder(str(tmp_path), "MyTask").look(False, None).mark == FINISHED
 
 
 def test_two_tasks_in_one_folder_have_a_mark_each(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class _Log:
         if path is not None:
             try:
                 os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                self._add(logging.FileHandler(path, encoding="utf-8"))
+                self._add(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
             except OSError as error:
                 raise MachineError(
                     f"the log {path} cannot be written: {error.strerror}.",
