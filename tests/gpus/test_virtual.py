@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -260,6 +261,24 @@ def test_the_peak_of_a_process_that_is_gone_is_unknown(worker: Callable[[], Work
     job.end()
     assert probe.peak_at_once(job.placed(0)) is None
     assert probe.peak_at_once(job.placed(0)) is None  # nothing was begun
+
+
+def test_more_jobs_than_files_are_kept_open_are_all_measured(
+    worker: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "_FILES_KEPT", 1)
+    probe, jobs = VirtualProbe(parse_virtual("1x1GiB")), {"one": worker(), "other": worker()}
+    before = len(os.listdir("/proc/self/fd"))
+    for lease, job in jobs.items():
+        probe.begin(job.placed(0, lease=lease))
+        job.does("take", SIZE)
+
+    peaks = [probe.peak_at_once(job.placed(0, lease=lease)) for lease, job in jobs.items()]
+
+    assert all(peak is not None and SIZE <= peak <= SIZE + SLACK for peak in peaks)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    asyncio.run(probe.close())
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lease_that_is_gone_without_a_word_leaves_nothing_behind(

@@ -192,6 +192,8 @@ def _receive(sock: socket.socket, timeout_s: float | None) -> bytes:
     """Receive something, with as few system calls as can be: the socket has no deadline itself."""
     if sock.gettimeout() is not None:
         sock.settimeout(None)
+    if sock.fileno() < 0:
+        raise ConnectionResetError("the connection was closed on this side")
     # Who sleeps in `recv` is woken already when the other side takes our question off the socket.
     ready = select.poll()
     ready.register(sock, select.POLLIN)
