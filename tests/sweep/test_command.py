@@ -291,6 +291,32 @@ def test_a_folder_that_cannot_be_written_is_a_line(grn: Shell, story: Story) -> 
     assert "cannot be written" in ended.err
 
 
+def test_what_is_not_installed_is_told_with_how_to_get_it(
+    grn: Shell, story: Story, negotiator: Negotiators
+) -> None:
+    negotiator()
+    assert swept(grn, "-p", "lr", "0.1", "0.2", "-p", "bs", "2").code == 0
+    missing = "optuna matplotlib yaml pandas"
+    code = f"import sys\nfor name in {missing.split()}: sys.modules[name] = None"
+    story.write("site/sitecustomize.py", code)
+    story.prepend_path(story.folder / "site")
+    search = ["--sampler", "optuna", "--trials", "2", "--minimize", "y"]
+    ended = grn("sweep", "true {x}", "-p", "x", "1", *search)
+    assert (ended.code, "pip install" in ended.err) == (2, True)
+    story.write("s.yaml", "command: t {x}")
+    ended = grn("sweep", "--file", "s.yaml")
+    assert (ended.code, "[sweep]" in ended.err) == (2, True)
+    drawn = grn("sweep", "plot", "o")
+    assert drawn.code == 0
+    assert "no picture: matplotlib is not installed" in drawn.err
+    assert (story.folder / "o" / "plot.html").exists()
+    ended = grn("sweep", "plot", "o", "--png", "p.png")
+    assert (ended.code, "[plot]" in ended.err) == (2, True)
+    code = "from grn.sweep.results import Table; Table([]).to_pandas()"
+    ended = story.start(sys.executable, "-c", code).wait()
+    assert "pip install pandas" in ended.err
+
+
 def test_help_names_all_there_is(grn: Shell) -> None:
     said = grn("sweep", "--help").out
     assert "grn sweep show DIR" in said
