@@ -61,7 +61,8 @@ def _gaps(folder: str) -> list[rig.Figure]:
     mine, peer = statistics.median(ours), statistics.median(theirs)
     return [
         rig.Figure("end of a command to start of the next, median", mine, 2.5, "ms"),
-        rig.Figure("the same, against xargs", mine, peer, "ms", None),
+        # The target is 2.5 ms where xargs takes 1.5; elsewhere the same ratio.
+        rig.Figure("the same, against xargs", mine, peer, "ms", 2.5 / 1.5),
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grn.errors import GrnError
 from grn.sweep.crew import Crew
 from grn.sweep.leased import LeasedSlots
 from grn.sweep.request import request
@@ -156,6 +157,15 @@ def test_a_negotiator_is_started_on_demand(story: Story, monkeypatch: pytest.Mon
         assert here.is_answering()  # it goes on for others
     finally:
         os.kill(Negotiator(story, None).ask("ping")["pid"], signal.SIGTERM)
+
+
+def test_without_a_negotiator_that_can_start_nothing_runs_and_the_reason_is_told(
+    story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRN_GPUS", "virtual:nonsense")
+    with pytest.raises(GrnError, match="the negotiator did not start"):
+        run([sh(f"touch {tmp_path}/never")], LeasedSlots())
+    assert not (tmp_path / "never").exists()
 
 
 def test_tasks_go_on_and_others_are_asked_for_again_when_the_negotiator_is_killed(

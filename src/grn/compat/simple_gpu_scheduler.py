@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from grn.errors import GrnError, UsageError
+from grn.errors import GrnError, MachineError, UsageError
 from grn.sweep.crew import Crew
 from grn.sweep.lines import Lines, shell_argv
 from grn.sweep.slots import FixedSlots
@@ -32,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     gpus, is_strict = _plain(words) or _parse(words)
     try:
         _check_files()
-        report = Report()
+        report, lines = Report(), Lines(0)
         slots = FixedSlots(_slot_names(gpus), NAME, _complain)
-        crew = Crew(slots, Commands(Lines(0)), report)
+        crew = Crew(slots, Commands(lines), report)
         crew.run()
     except GrnError as error:
         _complain(str(error))
@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.summarise(crew.stopped_by)
     if crew.stopped_by:
         _die_of(crew.stopped_by)
+    if lines.trouble:
+        _complain(lines.trouble)
+        return MachineError.exit_code
     return 1 if is_strict and report.failures else 0
 
 

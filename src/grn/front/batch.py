@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import click
 
-from grn.errors import UsageError
+from grn.errors import MachineError, UsageError
 from grn.front.render import harmless, progress, show_time, table
 from grn.front.teller import Teller
 from grn.model.sizes import parse_size, show_size
@@ -155,6 +155,8 @@ def _run(
         _summarise(running, story.passed_s, path, is_terse=quiet)
     if running.stopped_by:
         return STOPPED + running.stopped_by
+    if lines.trouble:
+        raise MachineError(lines.trouble, "What was read before has been run.")
     is_whole = running.tally.total == running.tally.done + running.tally.skipped
     return FAILED if running.tally.failed or not is_whole else 0
 

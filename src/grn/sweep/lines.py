@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-from grn.errors import MachineError
-
 CHUNK_BYTES = 1 << 16
 # The kernel takes no single word of 128 KiB or more. A longer line is cut and put together again
 # by the shell, which then forgets how: the variables are gone before the line runs.
@@ -30,6 +28,7 @@ class Lines:
         self._start = 0  # of the next line
         self._seen = 0  # there is no end of a line between start and here
         self._is_at_end = False
+        self.trouble = ""  # why nothing more can be read; what was read before is still given
 
     @property
     def is_over(self) -> bool:
@@ -59,7 +58,8 @@ class Lines:
         except BlockingIOError:
             return  # somebody else was faster, or woke us for nothing
         except OSError as error:
-            raise MachineError(f"the commands cannot be read: {error.strerror}.") from error
+            self.trouble = f"the commands cannot be read: {error.strerror}."
+            data = b""
         self._is_at_end = not data
         del self._buffer[: self._start]
         self._seen -= self._start
