@@ -48,7 +48,7 @@ class Picture:
 
     def __init__(self) -> None:
         self.trouble = {NEGOTIATOR: "", QUEUE: ""}
-        self.negotiator: Row = {}  # version, pid, uid, trouble
+        self.negotiator: Row = {}  # version, pid, uid, trouble, started_at, outcomes
         self.gpus: dict[str, Row] = {}  # by uuid
         self.leases: dict[str, Row] = {}  # by id
         self.waiting: dict[str, Row] = {}
@@ -87,13 +87,16 @@ class Picture:
     # --- the negotiator ------------------------------------------------------------------
 
     def _all_of_machine(self, message: Row) -> list[tuple[str, Row]]:
-        self.negotiator = _only(message, "version", "pid", "uid", "trouble")
+        known = self.leases
+        self.negotiator = _only(message, *_NEGOTIATOR_FACTS)
         self.gpus = {row["uuid"]: row for row in message["gpus"]}
         self.leases = {row["id"]: row for row in message["leases"]}
         self.waiting = {row["id"]: row for row in message["waiting"]}
         self.ends = deque(message["ends"], MOST_ENDS)
         self.samples = {row["uuid"]: Samples(row) for row in message["samples"]}
-        return [("snapshot", _without(message, "id", "ev", "at"))]
+        missed = [row for row in self.ends if row["id"] in known and row["id"] not in self.leases]
+        whole = _without(message, "id", "ev", "at")
+        return [*(("ended", row) for row in missed), ("snapshot", whole)]
 
     def _changes(self, message: Row) -> list[tuple[str, Row]]:
         events: list[tuple[str, Row]] = []
@@ -119,7 +122,7 @@ class Picture:
         for row in message.get("gpus", ()):
             self.gpus.setdefault(row["uuid"], {}).update(row)
             events.append(("gpu", row))
-        facts = _only(message, "version", "pid", "uid", "trouble")
+        facts = _only(message, *_NEGOTIATOR_FACTS)
         if facts:
             self.negotiator |= facts
             events.append(("negotiator", facts))
@@ -135,10 +138,13 @@ class Picture:
     # --- the queue -----------------------------------------------------------------------
 
     def _all_of_queue(self, message: Row) -> list[tuple[str, Row]]:
+        known = self.jobs
         self.queue = _only(message, *_QUEUE_FACTS)
         self.jobs = {row["id"]: _meant(row) for row in message["jobs"]}
         self.ended = {row["id"]: _meant(row) for row in message["ended"]}
-        return [("snapshot", _without(message, "id", "ev", "at"))]
+        missed = [row for job_id, row in self.ended.items() if job_id in known]
+        whole = _without(message, "id", "ev", "at")
+        return [*(("job-ended", row) for row in missed), ("snapshot", whole)]
 
     def _job_changes(self, message: Row) -> list[tuple[str, Row]]:
         events: list[tuple[str, Row]] = []
@@ -254,6 +260,14 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def look(self, patience_s: float = connection.ANSWER_S) -> Picture:
+        """Return the picture once each has shown itself or is known to be away."""
+        until = time.monotonic() + patience_s
+        heard: set[str] = set()
+        while len(heard) < len(self._lines) and time.monotonic() < until:
+            heard |= {event.source for event in self.wait(until - time.monotonic())}
+        return self.picture
+
     def close(self) -> None:
         """Let both go."""
         for line in self._lines:
@@ -328,6 +342,7 @@ def _queue_that_runs() -> connection.Connection:
     return queue.connect(may_start=False)
 
 
+_NEGOTIATOR_FACTS = ("version", "pid", "uid", "trouble", "started_at", "outcomes")
 _QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts")
 
 

@@ -71,7 +71,8 @@ class Server:
         self.limits = limits
         self.version = version
         self.stop = stop
-        self.followers = Followers(loop, self.facts)
+        self.followers = Followers(loop, self.facts_to_follow)
+        self.started_at = time.time()
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
         # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
@@ -94,6 +95,11 @@ class Server:
             "uid": os.getuid(),
             "trouble": self.loop.store.trouble,
         }
+
+    def facts_to_follow(self) -> dict[str, Any]:
+        """Return these and how many leases have ended how, for those who count."""
+        outcomes = dict(self.loop.history.outcomes)
+        return {**self.facts(), "started_at": self.started_at, "outcomes": outcomes}
 
     def connection(self) -> Connection:
         """Make the protocol of one new connection."""
