@@ -191,6 +191,32 @@ def test_tasks_go_on_and_others_are_asked_for_again_when_the_negotiator_is_kille
     wait_for(lambda: not here.leases(), "all to be given back")
 
 
+@pytest.mark.slow
+def test_a_negotiator_that_is_gone_for_good_is_started_again(
+    story: Story, negotiator: Negotiators, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = negotiator("virtual:1x256MiB")
+    for name, value in {**story.env, "GRN_GPUS": "virtual:1x256MiB"}.items():
+        monkeypatch.setenv(name, value)
+    gate = tmp_path / "gate"
+    waits: list[str] = []
+
+    def kill(task: Task, reason: str) -> None:
+        if not waits:
+            here.kill()
+            gate.touch()
+        waits.append(reason)
+
+    whole = Needs(is_exclusive=True)
+    first = f"until [ -e {gate} ]; do sleep 0.01; done"
+    try:
+        ear = run([sh(first, 1, needs=whole), sh("true", 2, needs=whole)], LeasedSlots(kill))
+        assert [ended.status for ended in ear.ends] == [0, 0]
+        assert here.ask("ping")["pid"] != here.pid
+    finally:
+        os.kill(here.ask("ping")["pid"], signal.SIGTERM)
+
+
 def test_a_crew_that_stops_takes_its_requests_back(negotiator: Negotiators, story: Story) -> None:
     here = negotiator("virtual:1x256MiB")
     whole = Needs(is_exclusive=True)
