@@ -276,6 +276,16 @@ def test_gpus_are_held_at_the_negotiator_while_in_use(
     assert here.leases() == []
 
 
+def test_a_task_that_asks_the_negotiator_itself_gets_the_gpu_it_has(
+    story: Story, negotiator: Negotiators
+) -> None:
+    negotiator("virtual:1x512MiB")
+    write_task(story, 'import grn\nwith grn.lease(mem="1MiB"):\n    say("leased")')
+    run(story, config("{'n': [1]}"))
+
+    assert story.said() == ["leased"]
+
+
 def test_there_is_nothing_of_the_run_beside_the_results(story: Story) -> None:
     write_task(story, "pass")
     run(story, config())

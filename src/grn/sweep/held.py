@@ -92,6 +92,11 @@ class Hold:
             self._ask(share)
         return share.state
 
+    def lease_of(self, slot: str) -> str:
+        """Return the lease under which a slot is held; empty if there is none."""
+        share = self._shares.get(slot)
+        return share.lease if share is not None else ""
+
     def fileno(self) -> int | None:
         """Return the line."""
         return self._line.fileno()

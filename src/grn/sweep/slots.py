@@ -69,7 +69,8 @@ class FixedSlots:
         for place in reversed(range(len(self._free))):
             state = hold.state(self._free[place].name)
             if state is State.READY:
-                return self._free.pop(place)
+                slot = self._free.pop(place)
+                return Slot(slot.name, slot.environment, hold.lease_of(slot.name))
             if state is State.ASKED:
                 return None
         return None

@@ -52,7 +52,7 @@ class Gpus:
         grants = []
         for turn in self._slots.grants():
             assert turn.slot is not None
-            task = self._instances.take(turn.slot.name)
+            task = self._instances.take(turn.slot)
             if task is None:
                 self._slots.unused(turn.slot)
                 grants.append(Grant(turn.task, None, "nothing is left"))
@@ -114,15 +114,15 @@ class Instances:
     def hear(self) -> None:
         """Nobody speaks."""
 
-    def take(self, slot: str) -> Task | None:
+    def take(self, slot: Slot) -> Task | None:
         """Return the next instance that has to be run; say which need not be."""
         self._turns -= 1
-        gpu, task = f"gpu{slot}", None
+        gpu, task = f"gpu{slot.name}", None
         while (instance := self._manager.next_instance()) is not None:
             self._count += 1
             self._log.info("%s receives task %s", gpu, instance.string)
             try:
-                task = self._prepare(gpu, instance)
+                task = self._prepare(gpu, instance, slot.lease)
             except (OSError, ValueError) as error:
                 self._fail(gpu, instance, f"{instance.work_dir}: {_reason(error)}")
                 continue
@@ -139,7 +139,7 @@ class Instances:
             self._log.info("%s finished", gpu)
         self._idle.clear()
 
-    def _prepare(self, gpu: str, instance: Instance) -> Task | None:
+    def _prepare(self, gpu: str, instance: Instance, lease: str) -> Task | None:
         """Make an instance ready to run; None when it is not to be run."""
         if instance.folder in self._seen:
             self._skip(gpu, instance, "it is the same as one before")
@@ -152,7 +152,7 @@ class Instances:
         task = None
         try:
             if self._is_to_run(gpu, instance, folder):
-                task = self._begin(gpu, instance, folder)
+                task = self._begin(gpu, instance, folder, lease)
         finally:
             if task is None:
                 folder.let_go()
@@ -172,7 +172,7 @@ class Instances:
     def _mark(self, instance: Instance, is_finished: bool = False) -> Mark:
         return Mark(is_finished, signature(instance.test), self._common)
 
-    def _begin(self, gpu: str, instance: Instance, folder: Folder) -> Task | None:
+    def _begin(self, gpu: str, instance: Instance, folder: Folder, lease: str) -> Task | None:
         if instance.folder != instance.name:
             text = "results go to %s: another instance has the same name"
             self._log.warning(text, instance.work_dir)
@@ -191,12 +191,14 @@ class Instances:
                     traceback.print_exception(error, file=file)
             self._fail(gpu, instance, str(error))
             return None
+        # A task that asks for a GPU by itself gets its own, which we hold: it would wait for ever.
+        under = {"GRN_LEASE": lease} if lease else {}
         self._begun[self._count] = _Begun(instance, folder, order, log_path)
         return Task(
             self._count,
             order.argv,
             instance.string,
-            environment=order.environment,
+            environment={**order.environment, **under},
             log_path=log_path or os.devnull,
         )
 
