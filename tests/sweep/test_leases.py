@@ -133,6 +133,36 @@ def test_a_function_runs_under_a_lease(story: Story, negotiator: Negotiators) ->
     assert ended.out.splitlines() == ["[0.2, 0.4] 2", "0.3"]
 
 
+def test_python_hears_of_progress_and_of_failures(story: Story, negotiator: Negotiators) -> None:
+    negotiator("virtual:1x512MiB")
+    ended = story.run_script(
+        """
+        import grn
+
+        def train(x):
+            if x == 2:
+                raise ValueError("two is bad")
+            return x
+
+        if __name__ == "__main__":
+            sweep = grn.Sweep(train, {"x": [1, 2, 3]}, out="out", mem="50MiB")
+            print(len(sweep.results()), [point["x"] for point in sweep.points()])
+            heard = []
+            try:
+                sweep.run(check=True, on_change=lambda now, run: heard.append(run.state.value))
+            except grn.JobFailed as error:
+                print(error)
+            print(*sorted(heard))
+            print(len(sweep.results()), sweep.results().best("value")[0]["x"])
+        """,
+        name="study.py",
+    )
+    first, failed, heard, last = ended.out.splitlines()
+    assert (first, last) == ("0 [1, 2, 3]", "3 1")
+    assert failed.startswith("1 runs failed; see ")
+    assert heard == "failed finished finished running running running"
+
+
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 def test_optuna_searches_with_trials_on_leases(
     story: Story, negotiator: Negotiators, direction: str

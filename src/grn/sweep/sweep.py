@@ -47,6 +47,8 @@ class Sweep:
         for name in ("zip", "seeds", "if"):
             if isinstance(given.get(name), (tuple, range)):
                 given[name] = list(given[name])
+        if not isinstance(parameters or {}, Mapping):
+            raise UsageError("the parameters of a sweep must be a mapping of names to values.")
         given["parameters"] = dict(parameters or {})
         if not callable(what):
             given["command"] = what
