@@ -252,6 +252,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_clear_error(
     assert ended.err.splitlines()[-1].startswith("grn.errors.MachineError: the ")
     assert words in ended.err.splitlines()[-1]
     assert story.said() == []
+    assert not (story.folder / "temp").exists()
 
 
 def test_a_folder_that_cannot_be_made_fails_its_instance_alone(story: Story) -> None:

@@ -5,6 +5,7 @@ Translates to the crew that runs many commands; checks what can be checked befor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -43,16 +44,14 @@ class GPUTaskScheduler:
             )
         self._manager.rewind()
         settings = self._manager.get_all_scheduler_config()
-        is_made = not os.path.isdir(settings["temp_folder"])
-        folder = _made(settings)
-        log = _Log(settings["scheduler_log_file_path"])
-        try:
+        with contextlib.ExitStack() as undo:
+            if not os.path.isdir(settings["temp_folder"]):
+                undo.callback(_remove_if_empty, settings["temp_folder"])
+            folder = _made(settings)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            log = _Log(settings["scheduler_log_file_path"])
+            undo.callback(log.close)
             stopped_by = self._run(folder, log.logger)
-        finally:
-            log.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            if is_made:
-                _remove_if_empty(settings["temp_folder"])
         _pass_on(stopped_by)
 
     def _run(self, folder: str, log: logging.Logger) -> int:
@@ -79,11 +78,7 @@ class GPUTaskScheduler:
             crew.run()
         finally:
             instances.close()
-        if instances.failures:
-            count = len(instances.failures)
-            log.error("%d of %d tasks failed and will be run again next time:", count, total)
-            for failure in instances.failures:
-                log.error("  %s", failure)
+        _summarise(instances.failures, total, log)
         return crew.stopped_by
 
 
@@ -111,6 +106,13 @@ class _Log:
         """Close the file."""
         for handler in self.logger.handlers:
             handler.close()
+
+
+def _summarise(failures: list[str], total: int, log: logging.Logger) -> None:
+    if failures:
+        log.error("%d of %d tasks failed and will be run again next time:", len(failures), total)
+    for failure in failures:
+        log.error("  %s", failure)
 
 
 def _checked(task_class: object) -> type[Any]:
