@@ -30,6 +30,7 @@ LOOK_S = 0.5
 KEEP_ALIVE_S = 15.0
 MOST_BODY_BYTES = 4096
 MOST_HISTORY = 10_000
+LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text")
 KINDS = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -174,7 +175,8 @@ class Page:
 
     async def history(self, request: Request) -> Response:
         most = min(MOST_HISTORY, _number(request, "most", 200))
-        return JSONResponse({"jobs": await asyncio.to_thread(self._facts.history, most)})
+        rows = await asyncio.to_thread(self._facts.history, most)
+        return JSONResponse({"jobs": [{name: row[name] for name in LISTED} for row in rows]})
 
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
