@@ -86,6 +86,7 @@ ARROWS = {
         "model",
         "settings",
         "places",
+        "processes",
         "errors",
     },
     "__main__": {"front"},

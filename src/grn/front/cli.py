@@ -30,6 +30,7 @@ COMMANDS = {
     "stop": ("grn.front.daemon:stop", "Stop the negotiator; running jobs go on."),
     "run": ("grn.front.run:run", "Run commands beside a negotiator, started if need be."),
     "exec": ("grn.front.execute:execute", "Run one command when a GPU has room for it."),
+    "select": ("grn.front.select:select", "Print the numbers of GPUs and hold them for a script."),
     "submit": ("grn.front.jobs:submit", "Hand a command to your queue; prints its id."),
     "ls": ("grn.front.jobs:ls", "List your jobs: running, waiting and why."),
     "show": ("grn.front.jobs:show", "Tell all of one job."),

@@ -95,6 +95,23 @@ def child_of(parent: int, pid: int) -> Holder | None:
     return None
 
 
+def ancestor_of(child: int, pid: int, user: int) -> Holder | None:
+    """Return a process above another, by the pid it is known by there, if it is that user's."""
+    above = read_process(child)
+    while above is not None and above.parent > 1:
+        above = read_process(above.parent)
+        if above is not None and pid in (above.pid, inner_pids(above.pid)[-1]):
+            return Holder(above.pid, above.started_ticks) if _is_of(above.pid, user) else None
+    return None
+
+
+def _is_of(pid: int, user: int) -> bool:
+    try:
+        return user in (0, os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return False
+
+
 def is_alive(holder: Holder) -> bool:
     """True while that very process runs."""
     process = read_process(holder.pid)

@@ -295,7 +295,9 @@ class Connection(asyncio.BufferedProtocol):
             raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
         holder = self._holder
         if message.pid is not None and holder is not None:
-            holder = trees.child_of(holder.pid, message.pid)
+            speaker = holder.pid
+            holder = trees.child_of(speaker, message.pid)
+            holder = holder or trees.ancestor_of(speaker, message.pid, self._uid)
         if holder is None:
             raise UsageError("the kernel does not show this process; it cannot hold a lease.")
         before = lease.request.holder

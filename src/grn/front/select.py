@@ -1,0 +1,163 @@
+"""`grn select`: GPUs for a script that wants nothing but their numbers.
+
+Somebody has to hold the lease: it is the process that called, and the lease ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from types import FrameType
+from typing import Any
+
+import click
+
+from grn.client.connection import ask_once, connect, drive
+from grn.client.daemons import ensure_negotiator
+from grn.client.lease import Lease, wish
+from grn.client.surroundings import for_command
+from grn.errors import DaemonNotRunning, UsageError
+from grn.front import caller
+from grn.front.look import print_json
+from grn.front.render import harmless
+
+IDLE_EXIT_S = 300.0
+NOT_NOW = 1
+
+
+class _TooLong(Exception):
+    """It has waited as long as it was told to."""
+
+
+@click.command()
+@click.option("-n", "--gpus", type=click.IntRange(1), default=1, help="How many GPUs.")
+@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; else GPUs to itself.")
+@click.option("--type", "job_type", metavar="NAME", help="Ask for what this job type needs.")
+@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, help="Higher goes first.")
+@click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
+@click.option("--timeout", type=click.FloatRange(0), metavar="S",
+              help="Wait so long at the most, then exit with 1; 0 does not wait.")  # fmt: skip
+@click.option("--for", "pid", type=click.IntRange(1), metavar="PID",
+              help="Who holds them: a process above this one, e.g. $$.")  # fmt: skip
+@click.option("--release", is_flag=True, help="Give back what this process has selected.")
+@click.option("--uuid", is_flag=True, help="Print UUIDs in place of numbers.")
+@click.option("--export", is_flag=True, help="Print lines for the shell's eval.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+def select(pid: int | None, release: bool, timeout: float | None, **options: Any) -> int:
+    """Print the numbers of GPUs and hold them for the process that called.
+
+    \b
+    gpu=$(grn select --mem 6GiB) || exit
+    CUDA_VISIBLE_DEVICES=$gpu python train.py
+    grn select --release
+
+    They are held until that process, usually the shell of a script, has ended, or asks again, or
+    gives them back with --release.
+    """
+    holder = pid or caller.calling_process()
+    mark = caller.mark_of(holder)
+    if mark is None or not caller.is_above(holder):
+        raise UsageError(
+            f"process {holder} is none above `grn select`, so it cannot hold what is selected.",
+            "Name the shell that runs this one, as $$ does.",
+        )
+    if release:
+        return 0 if _give_back(mark) else NOT_NOW
+    ensure_negotiator(IDLE_EXIT_S)
+    _give_back(mark)
+    try:
+        lease = _wait(_message(holder, mark, options), timeout, options["quiet"])
+    except _TooLong:
+        return NOT_NOW
+    if not lease.is_nested:
+        _bind(lease, holder)
+    return _show(lease, holder, options)
+
+
+def _message(holder: int, mark: str, options: dict[str, Any]) -> dict[str, Any]:
+    full, label = caller.name_of(holder)
+    job_type, mem = options["job_type"], options["mem"]
+    message = wish(
+        job_type or full,
+        f"{(job_type or label)[:200]} #{mark}",
+        gpus=options["gpus"],
+        mem=mem,
+        # How it went is not known in the end, so nothing can be learned of it.
+        exclusive=mem is None and job_type is None,
+        priority=options["priority"],
+        policy="pack" if options["pack"] else "spread",
+    )
+    return {**message, "command": True}
+
+
+def _wait(message: dict[str, Any], timeout_s: float | None, is_quiet: bool) -> Lease:
+    """Wait for the GPUs, as long as that may take."""
+
+    def hear(text: str) -> None:
+        if not is_quiet:
+            click.echo(f"grn: waiting: {harmless(text)}", err=True)
+        if timeout_s == 0:
+            raise _TooLong
+
+    def ring(_signum: int, _frame: FrameType | None) -> None:
+        raise _TooLong
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
+    try:
+        return Lease(message, hear).acquire()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _bind(lease: Lease, holder: int) -> None:
+    """Hand the lease over to the process it is for; if that fails nobody has it."""
+    connection = connect()
+    try:
+        drive(connection.ask({"op": "hold", "lease": lease.id, "pid": holder}))
+    except BaseException:
+        lease.release(None, outcome="failed")
+        raise
+    finally:
+        connection.close()
+
+
+def _give_back(mark: str) -> bool:
+    """Give back what the process of a mark holds; True when there was something."""
+    try:
+        rows = ask_once({"op": "status"})["status"]["leases"]
+    except DaemonNotRunning:
+        return False
+    mine = [row["id"] for row in rows if row["label"].endswith(f" #{mark}")]
+    for lease_id in mine:
+        ask_once({"op": "done", "lease": lease_id, "outcome": "ok"})
+    return bool(mine)
+
+
+def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
+    # Inside another job it is that job's GPUs, as they are named there.
+    visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    uuids = [gpu["uuid"] for gpu in ask_once({"op": "status"})["status"]["gpus"]
+             if lease.id in gpu["leases"]]  # fmt: skip
+    if options["as_json"]:
+        return print_json(
+            {
+                "schema": 1,
+                "lease": lease.id,
+                "gpus": list(lease.gpus),
+                "uuids": uuids,
+                "visible": visible,
+                "pid": holder,
+                "reserved_bytes": lease.reserved_bytes,
+                "nested": lease.is_nested,
+            }
+        )
+    shown = ",".join(uuids) if options["uuid"] else visible
+    if options["export"]:
+        for name, value in for_command(lease.id, shown, {}).items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+    else:
+        click.echo(shown)
+    return 0
