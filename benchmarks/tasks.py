@@ -18,8 +18,8 @@ from pathlib import Path
 
 import rig
 
-ROUNDS = 7
-INSTANCES = 20
+ROUNDS = 5
+INSTANCES = 12
 TARGET = 1.2
 
 TASK = """
