@@ -6,12 +6,12 @@ values in `decide`; the rest reads, writes and locks.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 VERSION = 1
@@ -133,15 +133,20 @@ class Folder:
     def write(self, mark: Mark) -> None:
         """Set the mark, in one step."""
         os.makedirs(self.path, exist_ok=True)  # tasks may have removed it
-        text = json.dumps({"version": VERSION, **asdict(mark)}, indent=1)
-        fd, temporary = tempfile.mkstemp(prefix=".grn-", dir=self.path)
+        saved = {
+            "version": VERSION,
+            "is_finished": mark.is_finished,
+            "test": dict(mark.test),
+            "common": dict(mark.common),
+        }
+        temporary = f"{self._mark_path}.new"  # nobody else writes it: the folder is locked
         try:
-            with open(fd, "w") as file:
-                file.write(f"{text}\n")
-            os.chmod(temporary, 0o644)
+            with open(temporary, "w") as file:
+                file.write(f"{json.dumps(saved)}\n")
             os.rename(temporary, self._mark_path)
-        except BaseException:
-            os.unlink(temporary)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
             raise
 
     def _read(self) -> Mark | None:
