@@ -97,21 +97,21 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--if", "if", multiple=True, metavar="COND", help="Keep only such points."),
         click.option("--shuffle", is_flag=True, default=None, help="In random order."),
         click.option("--n-samples", type=size, metavar="N", help="Only so many points."),
-        click.option("--seed", type=int, metavar="S", help="For all that is random; 0."),
+        click.option("--seed", type=int, metavar="S", help="For all that is random; 0 if not given."),
         click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
-        click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME."),
-        click.option("--name", help="What to call it; after the command."),
+        click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
+        click.option("--name", help="What to call it; made of the command if not given."),
         click.option("-n", "--gpus", type=size, help="How many GPUs for each run."),
         click.option("--mem", metavar="SIZE", help="Memory per GPU; learned if not given."),
         click.option("--exclusive", is_flag=True, default=None, help="GPUs to itself."),
-        click.option("--type", "type", metavar="NAME", help="Job type; the program."),
+        click.option("--type", "type", metavar="NAME", help="Job type; the program if not given."),
         click.option("--priority", type=click.IntRange(-1000, 1000), help="Higher goes first."),
         click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
         click.option("--retry", type=number, metavar="N", help="Run again so often if it fails."),
         click.option("--keep-going/--fail-fast", "keep_going", default=None,
-                     help="What to do when a run fails; keep going."),
-        click.option("--result", metavar="FILE", help="Where in its folder a run leaves its result;"
-                     " the last JSON line it prints."),
+                     help="Go on when a run fails (so if not given), or start no more."),
+        click.option("--result", metavar="FILE", help="File in its folder where a run leaves its"
+                     " result; the last JSON line it prints if not given."),
         click.option("--parallel", type=size, metavar="N", help="No more than so many at once."),
         click.option("--rerun", is_flag=True, default=None, help="Also what has finished."),
         click.option("--sampler", metavar="NAME", help="Let optuna choose the points."),
@@ -261,7 +261,9 @@ def _looked_at(
 @_dir
 @_metric
 @_direction
-@click.option("-n", "most", type=click.IntRange(0), default=MOST_SHOWN, help="So many rows; 0 all.")
+@click.option(
+    "-n", "most", type=click.IntRange(0), default=MOST_SHOWN, help="So many rows; 0 for all."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
 def show(
