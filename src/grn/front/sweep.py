@@ -97,7 +97,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--if", "if", multiple=True, metavar="COND", help="Keep only such points."),
         click.option("--shuffle", is_flag=True, default=None, help="In random order."),
         click.option("--n-samples", type=size, metavar="N", help="Only so many points."),
-        click.option("--seed", type=int, metavar="S", help="For all that is random; 0 if not given."),
+        click.option("--seed", type=int, metavar="S", help="For what is random; 0 if not given."),
         click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
         click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
         click.option("--name", help="What to call it; made of the command if not given."),
