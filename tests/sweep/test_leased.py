@@ -217,7 +217,9 @@ def test_a_negotiator_that_is_gone_for_good_is_started_again(
         os.kill(here.ask("ping")["pid"], signal.SIGTERM)
 
 
-def test_a_crew_that_stops_takes_its_requests_back(negotiator: Negotiators, story: Story) -> None:
+def test_a_crew_that_stops_takes_its_requests_back(
+    negotiator: Negotiators, story: Story, tmp_path: Path
+) -> None:
     here = negotiator("virtual:1x256MiB")
     whole = Needs(is_exclusive=True)
 
@@ -225,8 +227,10 @@ def test_a_crew_that_stops_takes_its_requests_back(negotiator: Negotiators, stor
         crew.stop()
 
     slots = LeasedSlots()
-    run([sh("false", needs=whole), *[sh("touch never", needs=whole)] * 5], slots, stop)
+    never = tmp_path / "never"
+    run([sh("false", needs=whole), *[sh(f"touch {never}", needs=whole)] * 5], slots, stop)
 
+    assert not never.exists()
     wait_for(lambda: not here.leases() and not here.waiting(), "all to be given back")
     assert here.process is not None
     assert is_running(here.pid)

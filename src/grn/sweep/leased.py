@@ -108,7 +108,12 @@ class LeasedSlots:
         self._question(message)
 
     def grants(self) -> list[Grant]:
-        """Return what can start now, or never."""
+        """Return what can start now, or never; nothing while a failure is still to be told of.
+
+        Whoever hears of it may want nothing more to start, and a grant can be faster.
+        """
+        if any(one.ended.status for one in self._settling.values()):
+            return []
         grants = list(self._granted)
         self._granted.clear()
         return grants
@@ -150,9 +155,10 @@ class LeasedSlots:
         self._asked.clear()
         self._questions.clear()
         self._nested.clear()
-        for grant in self.grants():
+        for grant in self._granted:
             if grant.slot is not None:
                 self.unused(grant.slot)
+        self._granted.clear()
 
     def unused(self, slot: Slot) -> None:
         """Let a lease go under which nothing has run."""
