@@ -15,12 +15,12 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
-    "negotiator": "__init__ events engine order place ledger learn memory waitlist refuse report "
+    "negotiator": "__init__ events engine order place ledger learn load memory waitlist refuse report "
     "explain history picture",
     "queue": "__init__ events engine lifecycle line finish",
     "simulate": "__init__ workload bound schedulers replay policies show",
     "sweep": "__init__ task grid script space condition names template",
-    "front": "__init__ render account",
+    "front": "__init__ render account metrics board draw view screen",
     "gpus": "__init__ visible",
     "compat": "__init__ tasks tasks.names tasks.config",
 }
@@ -96,6 +96,7 @@ THIRD_PARTY = {
     "click": {"front"},
     "cloudpickle": {"grn.client.call", "grn.compat.tasks.sending", "grn.integrations.worker"},
     "rich": {"front"},
+    "textual": {"grn.front.top"},
     "starlette": {"grn.front.web.app"},
     "uvicorn": {"grn.front.web.command"},
     "msgspec": {"negotiator", "queue", "settings", "schemas"},

@@ -30,6 +30,7 @@ from tests.builders import (
     a_holder,
     a_profile,
     a_request,
+    a_run,
     a_use,
     a_virtual_gpu,
     some_gpus,
@@ -573,6 +574,11 @@ def reasons_seen():
     patient.passes(10)
     patient.asks("late", **SMALL)
     note(patient, "late")
+
+    busy = Story(profiles=(a_profile(a_run(GiB, load=1.0)),))
+    busy.asks("x", **SMALL)
+    busy.asks("busy", **SMALL)
+    note(busy, "busy")
 
     back = Story(waiting=("old",))
     back.asks("new")

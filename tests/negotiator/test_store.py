@@ -541,3 +541,25 @@ def test_outcomes_are_remembered_by_name(tmp_path: Path) -> None:
         store.write(SaveRun("t", "m", "t", 0, run) for run in runs)
 
     assert saved(tmp_path).profiles[0].runs == tuple(runs)
+
+
+def test_a_file_of_the_first_version_is_read_and_brought_up_to_date(tmp_path):
+    """Runs saved before loads were learned count as before."""
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        db.executescript(
+            "CREATE TABLE leases (id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL);"
+            "CREATE TABLE waiting (key TEXT PRIMARY KEY, boot TEXT NOT NULL, place INTEGER,"
+            " pid INTEGER, started_ticks INTEGER);"
+            "CREATE TABLE runs (id INTEGER PRIMARY KEY, job_type TEXT NOT NULL, model TEXT,"
+            " label TEXT, owner INTEGER, outcome TEXT, peak_bytes INTEGER, duration_s REAL,"
+            " ended_at REAL, reserved_bytes INTEGER, arguments TEXT, is_full INTEGER);"
+            "INSERT INTO runs VALUES (1, 'a', 'M', 'a', 7, 'ok', 5, 1.0, 2.0, 6, '[]', 0);"
+            "PRAGMA user_version = 1;"
+        )
+    for _ in range(2):  # the second time there is nothing to do
+        store = Store(str(tmp_path), "boot")
+        (profile,) = store.load().profiles
+        store.close()
+
+        assert (profile.job_type, profile.runs[0].peak_bytes) == ("a", 5)
+        assert profile.runs[0].load is None

@@ -66,7 +66,8 @@ def simulate(
         raise UsageError("a job needs more memory than any of the GPUs has.")
     assumed = Assumptions(beta=beta, tick_s=tick_s)
     chosen = settings.load()
-    ours = rules(chosen.guard_fraction, chosen.guard_bytes, chosen.flat_s, chosen.patience_s)
+    guard = (chosen.guard_fraction, chosen.guard_bytes)
+    ours = rules(guard, chosen.flat_s, chosen.patience_s, chosen.load_cap)
     figures = [play(name, jobs, gpus, assumed, ours) for name in policies or POLICIES]
     bound_s = lower_bound_s(jobs, gpus, assumed)
     if save is not None:

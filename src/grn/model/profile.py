@@ -18,6 +18,7 @@ class Run:
     reserved_bytes: int = 0
     arguments: tuple[Argument, ...] = ()
     is_full: bool = False  # a failed run that was flat long enough to count like a good one
+    load: float | None = None  # the share of a GPU's time it used, None when that was not seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.ledger import Book, Guard, check_books
+from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
 from grn.negotiator.order import Group, Refused, Waiting, Waitlist, turn
 from grn.negotiator.place import Need, Place, Room, Size, allowed, pinned, place, to_keep
@@ -53,6 +54,7 @@ class Rules:
     flat_s: float = 60.0  # a first run this long without a rise is believed
     patience_s: float = 600.0  # after this long the oldest request is kept GPUs free
     grace_s: float = 2.0  # after a restart, how long places are kept for those who waited
+    load_cap: float = 1.8  # jobs share a GPU until their loads add up to this
 
 
 class Engine:
@@ -61,6 +63,7 @@ class Engine:
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self.memory = Memory()
+        self.loads = Loads()
         self.books: dict[str, Book] = {}
         self.leases: dict[str, Lease] = {}
         self.waitlist = Waitlist()
@@ -125,7 +128,12 @@ class Engine:
 
     def needs(self, request: Request) -> dict[str, Need]:
         """Return what a request is believed to need on each GPU model."""
-        return self.memory.needs(request, self._sizes())
+        needs = self.memory.needs(request, self._sizes())
+        for model, need in needs.items():
+            load = self.loads.of(request.job_type, model)
+            if load is not None:
+                needs[model] = replace(need, load=load)
+        return needs
 
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""
@@ -147,7 +155,9 @@ class Engine:
             unread = Reading(gpu.uuid, GpuHealth.UNKNOWN)
             guard = self.rules.guard.of(gpu.total_bytes)
             self.books[gpu.uuid] = Book(gpu, guard, readings.get(gpu.uuid, unread))
+            self.books[gpu.uuid].load_cap = self.rules.load_cap
         self.memory.load(event.profiles)
+        self.loads.load(event.profiles)
         for lease in event.leases:
             if all(uuid in self.books for uuid in lease.gpus):
                 self._put(lease, event.at)
@@ -274,6 +284,10 @@ class Engine:
                 yield from self._drain(lease)
             else:
                 yield from self._look_at(lease, event.at)
+        for book in self.books.values():
+            if book.leases:
+                self.loads.look(book, event.at)
+                self._weigh(book)
         if event.at >= self._grace_until:
             for key in self._returning:
                 yield from self._unsave(key)
@@ -283,6 +297,7 @@ class Engine:
             yield LookSoon()
 
     def _profile_forgotten(self, event: ProfileForgotten) -> Iterator[Action]:
+        self.loads.forget(event.job_type)
         if self.memory.forget(event.job_type):
             yield DropProfile(event.job_type)
             yield from self._schedule(event.at)
@@ -358,7 +373,9 @@ class Engine:
             if not (is_guess and needs[book.gpu.model].is_probe)
         ]
         least, is_guess = min(enough, default=math.inf), len(enough) < len(self.books)
-        return Refused(job_type, version, None, request.gpus, request.is_exclusive, least, is_guess)
+        busy = all(need.load is not None for need in needs.values())
+        gpus, is_alone = request.gpus, request.is_exclusive
+        return Refused(job_type, version, None, gpus, is_alone, least, is_guess, busy)
 
     def _is_still_no(self, group: Group, room: Room, closed: dict[str, int], guess: int) -> bool:
         """True when nothing has changed that could turn the last no to this group into a yes."""
@@ -374,7 +391,7 @@ class Engine:
         least = refused.need_bytes
         if refused.is_guess and guess < least:
             least = guess
-        return not room.has(refused.gpus, least)
+        return not room.has(refused.gpus, least, refused.is_load_known)
 
     def _room(self, closed: Collection[str]) -> Room:
         return Room.on(book for uuid, book in self.books.items() if uuid not in closed)
@@ -441,9 +458,18 @@ class Engine:
         self.leases[lease.id] = lease
         for uuid in lease.gpus:
             self.books[uuid].put(lease)
+            self._weigh(self.books[uuid])
         job_type = lease.request.job_type
         if not lease.is_probe and self._first_runs.get(job_type) == lease.id:
             del self._first_runs[job_type]
+
+    def _weigh(self, book: Book) -> None:
+        model = book.gpu.model
+        book.load = sum(
+            self.loads.of(lease.request.job_type, model) or 0.0
+            for lease in book.leases.values()
+            if lease.state is LeaseState.HELD
+        )
 
     def _drop(self, lease: Lease) -> Iterator[Action]:
         del self.leases[lease.id]
@@ -452,6 +478,7 @@ class Engine:
             del self._first_runs[lease.request.job_type]
         for uuid in lease.gpus:
             self.books[uuid].take(lease.id)
+            self._weigh(self.books[uuid])
         yield DropLease(lease.id)
 
     def _drain(self, lease: Lease) -> Iterator[Action]:
@@ -507,8 +534,10 @@ class Engine:
         usual_s = None
         if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
             usual_s = learn.usual_duration_s(self.memory.profile(request.job_type, model))
+        load = self.loads.ended(lease.id, (request.job_type, model), event.outcome is Outcome.OK)
         run = learn.finished_run(end, self._watches[lease.id], usual_s, self.rules.flat_s)
         if run is not None:
+            run = replace(run, load=load)
             self.memory.add(request, model, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
 

@@ -30,6 +30,7 @@ class WaitReason(Enum):
     NO_ROOM_FOR_FIRST_RUN = "no-room-for-first-run"
     NO_EMPTY_GPU = "no-empty-gpu"
     STAYS_ON_ITS_GPU = "stays-on-its-gpu"
+    GPUS_BUSY = "gpus-busy"
     NOT_ENOUGH_GPUS = "not-enough-gpus"
     GPU_SILENT = "gpu-silent"
     YIELDS_TO_OLDER = "yields-to-older"

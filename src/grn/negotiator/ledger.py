@@ -5,12 +5,15 @@ Keeps the books only: `free = total - guard - leases - strangers - unexplained`;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, Reading
 from grn.model.sizes import MiB
 from grn.negotiator.events import Lease, LeaseState
+
+LEAST_LOAD = 0.02  # what any job is believed to use of a GPU's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Book:
     reading: Reading
     leases: dict[str, Lease] = field(default_factory=dict)
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
+    load: float = 0.0  # the believed loads of all jobs here
+    load_cap: float = math.inf  # up to which another may come
     capacity_bytes: int = field(init=False)  # what may be promised at most
     is_virtual: bool = field(init=False)
     _sums: tuple[int, int, int, int, int] | None = None

@@ -38,6 +38,7 @@ class Refused:
     is_alone: bool = False  # they must be empty
     need_bytes: float = 0  # that each of them can take
     is_guess: bool = False  # or what a type nobody knows is given
+    is_load_known: bool = False  # and on GPUs that are not too busy
 
 
 @dataclass(slots=True)

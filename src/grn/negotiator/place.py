@@ -6,13 +6,15 @@ Looks at the books and changes nothing; whose turn it is was decided before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from grn.model.job import Policy, Request
 from grn.model.sizes import show_size
 from grn.negotiator.events import Wait, WaitReason
-from grn.negotiator.ledger import Book
+from grn.negotiator.ledger import LEAST_LOAD, Book
+
+_BUSY = "as its runs have shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Need:
     need_bytes: int
     is_probe: bool
     because: str
+    load: float | None = None  # the share of the GPU's time it is believed to use
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Fit:
     free_bytes: int
     reserve_bytes: int
     is_probe: bool
+    slowed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Room:
 
     free: tuple[int, ...]
     empty: int
+    calm: tuple[int, ...] = ()  # the same without GPUs that are too busy for a known load
 
     @staticmethod
     def on(books: Iterable[Book]) -> Room:
@@ -67,11 +72,20 @@ class Room:
             book for book in usable if not book.leases and book.strangers_bytes <= book.guard_bytes
         ]
         free = sorted((book.most_takeable_bytes for book in taking), reverse=True)
-        return Room(tuple(free), len(empty))
+        calm = free
+        if any(book.load > book.load_cap - LEAST_LOAD for book in taking):
+            open_ones = [
+                book
+                for book in taking
+                if not book.leases or book.load <= book.load_cap - LEAST_LOAD
+            ]
+            calm = sorted((book.most_takeable_bytes for book in open_ones), reverse=True)
+        return Room(tuple(free), len(empty), tuple(calm))
 
-    def has(self, gpus: int, need_bytes: float) -> bool:
+    def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
         """True when so many GPUs can take so much."""
-        return len(self.free) >= gpus and self.free[gpus - 1] >= need_bytes
+        free = self.calm if is_load_known else self.free
+        return len(free) >= gpus and free[gpus - 1] >= need_bytes
 
 
 def place(
@@ -87,6 +101,8 @@ def place(
         text = f"this process already uses GPU {names} and cannot get {request.gpus} GPUs"
         return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
     candidates = homes or books
+    if homes:  # it cannot go where there is more time to be had
+        needs = {model: replace(need, load=None) for model, need in needs.items()}
     usable = [book for book in candidates if book.is_usable]
     if len(usable) < request.gpus:
         return _silent(candidates)
@@ -163,10 +179,21 @@ def _fit_on_roomiest(
 ) -> Fit | None:
     """Try the GPU that is first by taste: when it fits, the others need not be looked at."""
     first = min(
-        books, key=lambda book: (bool(book.leases), -_free_for(request, book), book.gpu.index)
+        books,
+        key=lambda book: (
+            bool(book.leases),
+            _slowed(book, needs[book.gpu.model]),
+            -_free_for(request, book),
+            book.gpu.index,
+        ),
     )
     fit = _fit(request, needs[first.gpu.model], first)
     return None if fit is None or fit.is_probe else fit
+
+
+def _slowed(book: Book, need: Need) -> float:
+    """Return how much longer jobs here would take with one more: a step of a tenth is none."""
+    return max(1.0, round(book.load + (need.load or 0.0), 1))
 
 
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
@@ -176,9 +203,13 @@ def _fit(request: Request, need: Need, book: Book) -> Fit | None:
     is_alone = request.is_exclusive or book.gpu.is_exclusive
     if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
         return None
+    if need.load is not None and book.leases and book.load + need.load > book.load_cap:
+        return None
+    slowed = _slowed(book, need)
     if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
-        return None if book.has_probe else Fit(book, free, free, is_probe=True)
-    return Fit(book, free, free if is_alone else min(need.need_bytes, free), is_probe=False)
+        return None if book.has_probe else Fit(book, free, free, True, slowed)
+    reserve = free if is_alone else min(need.need_bytes, free)
+    return Fit(book, free, reserve, False, slowed)
 
 
 def _choose(request: Request, fits: Sequence[Fit]) -> list[Fit]:
@@ -189,12 +220,19 @@ def _choose(request: Request, fits: Sequence[Fit]) -> list[Fit]:
     return ranked[: request.gpus] if len(ranked) >= request.gpus else []
 
 
-def _taste(policy: Policy, fit: Fit) -> tuple[int, int, int]:
+def _taste(policy: Policy, fit: Fit) -> tuple[float, ...]:
     """Sort GPUs: spread takes empty and roomy ones first, pack the fullest that fits."""
     index = fit.book.gpu.index
     if policy is Policy.PACK and not fit.is_probe:
         return (0, fit.free_bytes, index)
-    return (1 if fit.book.leases else 0, -fit.free_bytes, index)
+    return (1 if fit.book.leases else 0, fit.slowed, -fit.free_bytes, index)
+
+
+def _could_but_for_load(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> bool:
+    """True when memory is there for a request and only time is short."""
+    idle = {model: replace(need, load=None) for model, need in needs.items()}
+    fits = [fit for book in books if (fit := _fit(request, idle[book.gpu.model], book))]
+    return bool(_choose(request, fits))
 
 
 def _silent(books: Sequence[Book]) -> Wait:
@@ -223,6 +261,11 @@ def _why(
         return Wait(WaitReason.NOT_ENOUGH_GPUS, f"{text}; only {len(fits)} can take it now")
     if request.is_exclusive or best.gpu.is_exclusive:
         return Wait(WaitReason.NO_EMPTY_GPU, "needs a GPU to itself and none is empty")
+    if need.load is not None and _could_but_for_load(request, needs, usable):
+        text = f"would use {need.load:.0%} of a GPU's time ({_BUSY})"
+        calmest = min(usable, key=lambda book: book.load)
+        text += f"; GPU {calmest.gpu.index} is the least busy, {calmest.load:.0%} by its jobs, and "
+        return Wait(WaitReason.GPUS_BUSY, f"{text}{calmest.load_cap:.0%} is the most")
     if need.is_probe:
         text = "its first run needs room nobody else has been promised: at least "
         text += f"{show_size(need.need_bytes)} and no other first run beside it; {room}"

@@ -193,6 +193,7 @@ def _profile(engine: Engine, profile: Profile) -> Row:
         "estimate_bytes": estimate.need_bytes if estimate else None,
         "because": estimate.because if estimate else "no run has shown yet what it needs",
         "usual_duration_s": learn.usual_duration_s(profile),
+        "load": engine.loads.of(profile.job_type, profile.model),
         "history": [
             {
                 "outcome": run.outcome.value,
@@ -200,6 +201,7 @@ def _profile(engine: Engine, profile: Profile) -> Row:
                 "reserved_bytes": run.reserved_bytes,
                 "duration_s": run.duration_s,
                 "ended_at": run.ended_at,
+                "load": run.load,
                 "args": {harmless(name): _shown(value) for name, value in run.arguments},
                 "counts": learn.counts_in_full(run),
             }

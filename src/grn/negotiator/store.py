@@ -36,7 +36,7 @@ from grn.negotiator.events import (
 )
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
@@ -52,10 +52,12 @@ CREATE TABLE runs (
   id INTEGER PRIMARY KEY, job_type TEXT NOT NULL, model TEXT NOT NULL,
   label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
-  arguments TEXT NOT NULL, is_full INTEGER NOT NULL
+  arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 """
+
+_CHANGES = {1: "ALTER TABLE runs ADD COLUMN load REAL;"}  # what leads from a version to the next
 
 Row = tuple[str, str]  # table, key
 
@@ -187,7 +189,7 @@ class Store:
         profiles: dict[tuple[str, str], Profile] = {}
         rows = self._db.execute(
             "SELECT id, job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
-            " reserved_bytes, arguments, is_full FROM runs ORDER BY id"
+            " reserved_bytes, arguments, is_full, load FROM runs ORDER BY id"
         ).fetchall()
         for row_id, job_type, model, label, owner, *rest in rows:
             try:
@@ -278,6 +280,10 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
         db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
     elif not tables >= {"leases", "waiting", "runs"}:
         raise sqlite3.DatabaseError(f"it holds other tables: {sorted(tables)}")
+    else:
+        for older in range(version, SCHEMA_VERSION):
+            change = _CHANGES.get(older, "")
+            db.executescript(f"BEGIN; {change} PRAGMA user_version={older + 1}; COMMIT;")
 
 
 def _set_aside(path: str) -> str:
@@ -292,7 +298,7 @@ def _set_aside(path: str) -> str:
 
 
 def _read_run(row: Sequence[Any]) -> Run:
-    outcome, peak, duration_s, ended_at, reserved, arguments, is_full = row
+    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load = row
     return msgspec.convert(
         {
             "outcome": outcome,
@@ -302,6 +308,7 @@ def _read_run(row: Sequence[Any]) -> Run:
             "reserved_bytes": reserved,
             "arguments": _decode_arguments(arguments),
             "is_full": bool(is_full),
+            "load": load,
         },
         Run,
     )
@@ -330,11 +337,11 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
     run = action.run
     db.execute(
         "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
-        " ended_at, reserved_bytes, arguments, is_full) VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+        " ended_at, reserved_bytes, arguments, is_full, load) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             action.job_type, action.model, action.label, action.owner, run.outcome.value,
             run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
-            _encode(run.arguments).decode(), int(run.is_full),
+            _encode(run.arguments).decode(), int(run.is_full), run.load,
         ),
     )  # fmt: skip
     if random.random() < _PRUNED_SHARE:

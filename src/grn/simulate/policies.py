@@ -12,7 +12,7 @@ from grn.model.profile import Profile, Run
 from grn.negotiator.engine import Rules
 from grn.negotiator.ledger import Guard
 from grn.simulate.replay import Replayed, World
-from grn.simulate.schedulers import OfEngine, Scheduler, Simple, Told
+from grn.simulate.schedulers import OfEngine, Scheduler, Simple
 from grn.simulate.workload import Assumptions, Job
 
 POLICIES: Mapping[str, str] = {
@@ -56,9 +56,9 @@ def play(
     return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
 
 
-def rules(guard_fraction: float, guard_bytes: int, flat_s: float, patience_s: float) -> Rules:
+def rules(guard: tuple[float, int], flat_s: float, patience_s: float, load_cap: float) -> Rules:
     """Return the engine's rules as an administrator has set them."""
-    return Rules(Guard(guard_fraction, guard_bytes), flat_s, patience_s)
+    return Rules(Guard(*guard), flat_s, patience_s, load_cap=load_cap)
 
 
 def _scheduler(
@@ -69,7 +69,7 @@ def _scheduler(
         return Simple(gpus, assumed, modes[policy])
     models = {gpu.model for gpu in gpus}
     if policy == "clairvoyant":
-        return OfEngine(gpus, chosen, told=Told(jobs))
+        return OfEngine(gpus, chosen, told=jobs)
     if policy == "grn-warm":
         by_type: dict[str, list[Job]] = {}
         for job in jobs:
@@ -80,7 +80,10 @@ def _scheduler(
 
 
 def _profile(jobs: Sequence[Job], model: str) -> Profile:
-    runs = tuple(Run(Outcome.OK, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments) for job in jobs)
+    good = Outcome.OK
+    runs = tuple(
+        Run(good, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments, load=job.load) for job in jobs
+    )
     return Profile(jobs[0].job_type, model, jobs[0].job_type, jobs[0].user, runs)
 
 

@@ -24,6 +24,7 @@ from grn.negotiator.events import (
     SaveLease,
     Started,
 )
+from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
 from grn.negotiator.place import Need, Size
 from grn.simulate.workload import Assumptions, Job
@@ -74,6 +75,18 @@ class Told(Memory):
         return dict.fromkeys(sizes, need)
 
 
+class ToldLoads(Loads):
+    """Loads that are known beforehand."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__()
+        self._jobs = {job.name: job for job in jobs}
+
+    def of(self, job_type: str, model: str) -> float | None:
+        """Return the truth."""
+        return self._jobs[job_type].load
+
+
 class OfEngine:
     """The real engine, told in virtual time what a negotiator would be told."""
 
@@ -82,10 +95,11 @@ class OfEngine:
         gpus: Sequence[Gpu],
         rules: Rules,
         profiles: Sequence[Profile] = (),
-        told: Memory | None = None,
+        told: Sequence[Job] = (),
     ) -> None:
         self.engine = Engine(rules)
-        self.engine.memory = told or self.engine.memory
+        if told:
+            self.engine.memory, self.engine.loads = Told(told), ToldLoads(told)
         self.refused: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
