@@ -429,3 +429,15 @@ def test_a_search_feeds_the_scheduler(tool: Tool, script: Scripts) -> None:
     assert {command for command, _ in STARTS.findall(ended.out)} == {
         f"python3 train_dnn.py {one}" for one in expected
     }
+
+
+def test_a_command_that_asks_grn_for_a_gpu_itself_gets_the_one_it_runs_on(
+    tool: Tool, negotiator: Negotiators
+) -> None:
+    negotiator("virtual:2x256MiB")
+    tool.story.write("train.py", "import grn\nwith grn.lease() as lease: print(lease.gpus)\n")
+
+    code, _, said = tool.run("python3 train.py > out", "--gpus", "1")
+
+    assert (code, said) == (0, "")
+    assert tool.file("out").read_text() == "(1,)\n"

@@ -70,7 +70,10 @@ class FixedSlots:
             state = hold.state(self._free[place].name)
             if state is State.READY:
                 slot = self._free.pop(place)
-                return Slot(slot.name, slot.environment, hold.lease_of(slot.name))
+                lease = hold.lease_of(slot.name)
+                # A command that asks grn for a GPU itself must not wait for the one it runs on.
+                under = {"GRN_LEASE": lease} if lease else {}
+                return Slot(slot.name, {**slot.environment, **under}, lease)
             if state is State.ASKED:
                 return None
         return None
