@@ -11,16 +11,25 @@ from typing import Any
 import click
 
 from grn.client.connection import ask_once
-from grn.errors import UnknownJob
+from grn.errors import UnknownJob, UsageError
 from grn.front import render
 
 _json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
 
 
 @click.command()
+@click.option("-w", "--watch", "is_watched", is_flag=True, help="Go on, until Ctrl-C.")
 @_json_flag
-def gpus(as_json: bool) -> int:
+def gpus(is_watched: bool, as_json: bool) -> int:
     """Show each GPU: its memory by who has it, its load, its jobs."""
+    if is_watched and as_json:
+        raise UsageError(
+            "--watch draws and --json prints.", "See `grn events --follow --only gpu`."
+        )
+    if is_watched:
+        from grn.front.glance import watch_gpus
+
+        return watch_gpus()
     status = ask_once({"op": "status"})["status"]
     if as_json:
         keys = ("schema", "version", "gpus")

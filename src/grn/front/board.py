@@ -1,0 +1,256 @@
+"""What `grn top` shows, as rows: leases, requests and one's own jobs brought together.
+
+A job of the queue and its lease are one row; so are a queued job and its request. Pure: a picture
+in, rows out; how they are drawn is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from grn.front.render import harmless, shown_command
+
+Facts = Mapping[str, Any]
+MOST_ENDED = 200
+
+
+class Part(Enum):
+    """Where a row stands."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+SORTS: Mapping[Part, tuple[str, ...]] = {
+    Part.RUNNING: ("gpu", "age", "memory", "user", "name"),
+    Part.WAITING: ("turn", "age", "user", "name"),
+    Part.ENDED: ("latest", "memory", "user", "name"),
+}
+
+
+class Picture(Protocol):
+    """What is known: see grn.client.watching."""
+
+    gpus: dict[str, dict[str, Any]]
+    leases: dict[str, dict[str, Any]]
+    waiting: dict[str, dict[str, Any]]
+    jobs: dict[int, dict[str, Any]]
+    ended: dict[int, dict[str, Any]]
+
+    @property
+    def ends(self) -> Iterable[dict[str, Any]]: ...
+
+    def in_turn(self) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job, wherever it comes from."""
+
+    part: Part
+    id: str  # of the job, else of the lease
+    state: str
+    what: str
+    user: int
+    name: str = ""  # as its owner called it
+    job: int | None = None  # of one's own queue
+    lease: str | None = None
+    gpus: tuple[int, ...] = ()
+    seats: str = ""  # its GPUs and its letter on each: 0A,1C
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    since_at: float = 0.0
+    ended_at: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All rows, filtered and sorted, and how many there are without the filter."""
+
+    rows: Mapping[Part, Sequence[Row]]
+    totals: Mapping[Part, int]
+
+
+def letters(gpu: Facts) -> dict[str, str]:
+    """Return the letter of each lease on one GPU, by the order in which they came."""
+    return {lease: _LETTERS[place % len(_LETTERS)] for place, lease in enumerate(gpu["leases"])}
+
+
+def board(picture: Picture, own_uid: int, wanted: str = "", is_mine: bool = False,
+          sorts: Mapping[Part, str] | None = None) -> Board:  # fmt: skip
+    """Bring everything together; `wanted` is looked for in ids, names, users, GPUs and reasons."""
+    parts = {
+        Part.RUNNING: running(picture, own_uid),
+        Part.WAITING: waiting(picture, own_uid),
+        Part.ENDED: ended(picture, own_uid),
+    }
+    totals = {part: len(rows) for part, rows in parts.items()}
+    for part, rows in parts.items():
+        kept = [row for row in rows if _is_wanted(row, wanted.lower(), is_mine, own_uid)]
+        parts[part] = _sorted(kept, (sorts or {}).get(part, SORTS[part][0]))
+    return Board(parts, totals)
+
+
+def running(picture: Picture, own_uid: int) -> list[Row]:
+    """Return what runs: all leases, and own jobs that nobody shows a lease of."""
+    own = {job["lease"]: job for job in picture.jobs.values() if job["lease"]}
+    seats = {gpu["index"]: letters(gpu) for gpu in picture.gpus.values()}
+    rows = [_of_lease(lease, own.get(lease["id"]), seats) for lease in picture.leases.values()]
+    for job in picture.jobs.values():
+        if job["state"] in _BUSY and job["lease"] not in picture.leases:
+            rows.append(_of_job(job, Part.RUNNING, own_uid, since=job["started_at"]))
+    return rows
+
+
+def waiting(picture: Picture, own_uid: int) -> list[Row]:
+    """Return what waits: requests in turn, then own jobs that have not asked yet."""
+    queued = [job for job in picture.jobs.values() if job["state"] not in _BUSY]
+    by_tag = {job["tag"]: job for job in queued if job.get("tag")}
+    rows, asked = [], set()
+    for request in picture.in_turn():
+        job = by_tag.get(request["tag"])
+        if job is not None:
+            asked.add(job["id"])
+        rows.append(_of_request(request, job))
+    rest = sorted(
+        (job for job in queued if job["id"] not in asked),
+        key=lambda job: (job["is_held"], -job["priority"], job["place"]),
+    )
+    return rows + [_of_job(job, Part.WAITING, own_uid, since=job["submitted_at"]) for job in rest]
+
+
+def ended(picture: Picture, own_uid: int) -> list[Row]:
+    """Return what has ended of late, the latest first."""
+    rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
+    own = {row.lease for row in rows if row.lease}
+    rows += [_of_end(end) for end in picture.ends if end["id"] not in own]
+    rows.sort(key=lambda row: -row.ended_at)
+    return rows[:MOST_ENDED]
+
+
+# --- one row -------------------------------------------------------------------------------
+
+
+def _of_lease(lease: Facts, job: Facts | None, seats: Mapping[int, Mapping[str, str]]) -> Row:
+    state = "first run" if lease["first_run"] else str(lease["state"])
+    if job is not None and job["state"] in ("starting", "stopping"):
+        state = job["state"]
+    places = [f"{index}{seats.get(index, {}).get(lease['id'], '')}" for index in lease["gpus"]]
+    return Row(
+        Part.RUNNING,
+        id=str(job["id"]) if job is not None else lease["id"],
+        state=state,
+        what=shown_command(dict(job)) if job is not None else lease["label"],
+        user=lease["user"],
+        job=job["id"] if job is not None else None,
+        lease=lease["id"],
+        gpus=tuple(lease["gpus"]),
+        seats=",".join(places),
+        used_bytes=lease["used_bytes"],
+        reserved_bytes=lease["reserved_bytes"],
+        since_at=lease["since_at"],
+        why=lease["why"],
+    )
+
+
+def _of_request(request: Facts, job: Facts | None) -> Row:
+    return Row(
+        Part.WAITING,
+        id=str(job["id"]) if job is not None else request["id"],
+        state="waiting",
+        what=shown_command(dict(job)) if job is not None else request["label"],
+        user=request["user"],
+        name=harmless(job["name"]) if job is not None else "",
+        job=job["id"] if job is not None else None,
+        lease=request["id"],
+        since_at=job["submitted_at"] if job is not None else request["since_at"],
+        why=request["why"],
+    )
+
+
+def _of_job(job: Facts, part: Part, own_uid: int, since: float | None) -> Row:
+    return Row(
+        part,
+        id=str(job["id"]),
+        state=job["state"],
+        what=shown_command(dict(job)),
+        user=own_uid,
+        name=harmless(job["name"]),
+        job=job["id"],
+        lease=job["lease"],
+        gpus=tuple(job["gpus"]) if part is Part.RUNNING else (),
+        seats=",".join(map(str, job["gpus"])) if part is Part.RUNNING else "",
+        reserved_bytes=job["reserved_bytes"] if part is Part.RUNNING else None,
+        since_at=since or job["submitted_at"],
+        why=harmless(job["why"]),
+    )
+
+
+def _of_ended_job(job: Facts, own_uid: int) -> Row:
+    return Row(
+        Part.ENDED,
+        id=str(job["id"]),
+        state=job["reason"],
+        what=shown_command(dict(job)),
+        user=own_uid,
+        job=job["id"],
+        lease=job["lease"],
+        gpus=tuple(job["gpus"]),
+        used_bytes=job["peak_bytes"],
+        since_at=job["ended_at"] - (job["ran_s"] or 0.0),
+        ended_at=job["ended_at"],
+        why=harmless(job["text"]),
+    )
+
+
+def _of_end(end: Facts) -> Row:
+    return Row(
+        Part.ENDED,
+        id=end["id"],
+        state=end["outcome"],
+        what=end["label"],
+        user=end["user"],
+        lease=end["id"],
+        gpus=tuple(end["gpus"]),
+        used_bytes=end["peak_bytes"],
+        since_at=end["since_at"],
+        ended_at=end["ended_at"],
+    )
+
+
+# --- which and in what order ---------------------------------------------------------------
+
+
+def _is_wanted(row: Row, wanted: str, is_mine: bool, own_uid: int) -> bool:
+    if is_mine and row.user != own_uid:
+        return False
+    if not wanted:
+        return True
+    texts = (row.id, row.what, row.state, row.why, row.lease or "")
+    on_gpu = wanted.startswith("gpu") and wanted[3:].strip().isdigit()
+    if on_gpu:
+        return int(wanted[3:]) in row.gpus
+    return any(wanted in text.lower() for text in texts)
+
+
+def _sorted(rows: list[Row], sort: str) -> list[Row]:
+    if sort == "age":
+        return sorted(rows, key=lambda row: row.since_at)
+    if sort == "memory":
+        return sorted(rows, key=lambda row: -(row.used_bytes or 0))
+    if sort == "user":
+        return sorted(rows, key=lambda row: row.user)
+    if sort == "name":
+        return sorted(rows, key=lambda row: row.what)
+    if sort == "gpu":
+        return sorted(rows, key=lambda row: (row.gpus, row.since_at))
+    return rows
+
+
+_BUSY = ("starting", "running", "stopping")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
