@@ -47,7 +47,7 @@ def test_the_caller_holds_it_until_it_ends(story: Story, here: Negotiator, shell
     (lease,) = here.leases()
     assert lease["pid"] == job.pid
     assert story.said() == [str(lease["gpus"][0])]
-    assert lease["label"].startswith("run.sh #") or lease["label"].startswith("/")
+    assert lease["label"] == str(story.folder / "run.sh")
     job.signal(signal.SIGKILL)
     here.wait_for_leases(0)
     story.gate("go").open()
@@ -126,6 +126,20 @@ def test_it_is_given_back_when_asked_for(story: Story, here: Negotiator) -> None
     assert story.said() == ["0", "0", "1"]
 
 
+def test_it_is_kept_through_a_restart_of_the_negotiator(story: Story, here: Negotiator) -> None:
+    story.gate("go")
+    job = start(story, "grn select --mem 64MiB; say held; pause go; grn select --release")
+    story.hear("held")
+    (before,) = here.leases()
+    here.kill()
+    here.start()
+    (after,) = here.leases()
+    assert (after["id"], after["pid"]) == (before["id"], job.pid)
+    story.gate("go").open()
+    job.ended_well()  # with the status of --release
+    assert here.leases() == []
+
+
 def test_without_a_size_it_has_the_gpu_to_itself_and_waits_so_long(
     story: Story, here: Negotiator
 ) -> None:
@@ -156,6 +170,17 @@ def test_jobs_of_the_script_run_under_an_exported_lease(story: Story, here: Nego
     job = 'import grn, os; l = grn.lease().acquire(); print(l.is_nested, l.id == os.environ["L"])'
     text = f"eval \"$(grn select --export)\"; L=$GRN_LEASE {sys.executable} -c '{job}'"
     assert done(story, text) == "True True\n"
+
+
+def test_an_exported_lease_is_given_back_too(story: Story, here: Negotiator) -> None:
+    text = """
+    eval "$(grn select --export)"
+    grn select; say $?
+    grn select --release; say $?
+    say $(grn ps --json | grep -c '"label"')
+    """
+    assert done(story, text) in ("0\n", "1\n")
+    assert story.said() == ["0", "0", "0"]
 
 
 def test_inside_a_job_it_prints_the_gpus_of_that_job(story: Story, here: Negotiator) -> None:

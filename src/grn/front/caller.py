@@ -30,13 +30,13 @@ def is_above(pid: int) -> bool:
 
 
 def mark_of(pid: int) -> str | None:
-    """Return a short mark that no other process has, also in another container; None if gone."""
+    """Return a key that no other process has, also in another container; None if it is gone."""
     found = processes.look(pid)
     if found is None or found.is_over:
         return None
     space = os.stat("/proc/self/ns/pid").st_ino
     named = f"{space}.{pid}.{found.started_ticks}"
-    return hashlib.sha256(named.encode()).hexdigest()[:8]
+    return hashlib.sha256(named.encode()).hexdigest()[:24]
 
 
 def name_of(pid: int) -> tuple[str, str]:

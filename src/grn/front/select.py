@@ -66,9 +66,13 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
     if release:
         return 0 if _give_back(mark) else NOT_NOW
     ensure_negotiator(IDLE_EXIT_S)
-    _give_back(mark)
+    message = {**_message(holder, options), "key": mark}
+    former = _leases()
     try:
-        lease = _wait(_message(holder, mark, options), timeout, options["quiet"])
+        lease = _wait(message, timeout, options["quiet"])
+        if lease.id in former and not lease.is_nested:  # of the same key: selected before
+            lease.release(None, outcome="ok")
+            lease = _wait(message, timeout, options["quiet"])
     except _TooLong:
         return NOT_NOW
     if not lease.is_nested:
@@ -76,12 +80,12 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
     return _show(lease, holder, options)
 
 
-def _message(holder: int, mark: str, options: dict[str, Any]) -> dict[str, Any]:
+def _message(holder: int, options: dict[str, Any]) -> dict[str, Any]:
     full, label = caller.name_of(holder)
     job_type, mem = options["job_type"], options["mem"]
     message = wish(
         job_type or full,
-        f"{(job_type or label)[:200]} #{mark}",
+        job_type or label,
         gpus=options["gpus"],
         mem=mem,
         # How it went is not known in the end, so nothing can be learned of it.
@@ -126,14 +130,26 @@ def _bind(lease: Lease, holder: int) -> None:
 
 def _give_back(mark: str) -> bool:
     """Give back what the process of a mark holds; True when there was something."""
+    os.environ.pop("GRN_LEASE", None)  # perhaps the very one, exported
+    former = _leases()
+    message = {**wish("grn select", "grn select", mem=1), "key": mark, "command": True}
     try:
-        rows = ask_once({"op": "status"})["status"]["leases"]
-    except DaemonNotRunning:
+        lease = _wait(message, 0, is_quiet=True) if former else None
+    except _TooLong:
         return False
-    mine = [row["id"] for row in rows if row["label"].endswith(f" #{mark}")]
-    for lease_id in mine:
-        ask_once({"op": "done", "lease": lease_id, "outcome": "ok"})
-    return bool(mine)
+    if lease is None:
+        return False
+    is_former = lease.id in former
+    lease.release(None, outcome="ok" if is_former else "failed")
+    return is_former
+
+
+def _leases() -> set[str]:
+    """Return the ids of all leases that are held now; none when nobody answers."""
+    try:
+        return {row["id"] for row in ask_once({"op": "status"})["status"]["leases"]}
+    except DaemonNotRunning:
+        return set()
 
 
 def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
