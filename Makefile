@@ -49,6 +49,6 @@ soak: bootstrap
 	@.venv/bin/python tools/soak.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-3.* .venv-mnist* .venv-torch* .venv.lock dist build
+	rm -rf .venv .venv-3.* .venv-mnist* .venv-examples* .venv.lock dist build
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import bootstrap
+import packages
 
 ROOT = Path(bootstrap.ROOT)
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -50,6 +51,17 @@ def bring_a_browser() -> None:
             subprocess.call([apt, *words], stdout=subprocess.DEVNULL, env=environment)
     if not any(shutil.which(name) for name in BROWSERS):
         print("\n== NO BROWSER: the tests of the page are skipped; install chromium", flush=True)
+
+
+def bring_packages() -> None:
+    """Install what larger examples need into `.venv-examples`; what cannot be is not tested."""
+    print("\n== packages of the examples", flush=True)
+    try:
+        _, complaints = packages.environment("examples", packages.TESTED)
+    except SystemExit as trouble:  # bootstrap's way to say that there is no environment at all
+        complaints = [str(trouble)]
+    for complaint in complaints:
+        print(f"== NOT TESTED: {complaint}", flush=True)
 
 
 def find(version: str) -> str | None:
@@ -103,6 +115,7 @@ def main() -> None:
         return
     if options.only in (None, CURRENT):
         bring_a_browser()
+        bring_packages()
         step(CURRENT, sys.executable, *PYTEST)
     if options.only != CURRENT and not options.fast:
         wanted = [options.only] if options.only else [v for v in VERSIONS if v != CURRENT]
