@@ -365,3 +365,14 @@ def test_a_sweep_that_was_killed_leaves_runs_that_count_as_interrupted(tmp_path:
     study.open()
     study.close()
     assert kept(tmp_path) == {"x=1": "finished", "x=2": "interrupted", "x=3": "interrupted"}
+
+
+def test_children_of_a_script_that_sweeps_keep_their_exit_status(tmp_path: Path) -> None:
+    """Those that end during the sweep, with a session of their own, are not buried by it."""
+    children = [
+        subprocess.Popen(["sh", "-c", f"sleep 0.{number}; exit 3"], start_new_session=True)
+        for number in range(1, 6)
+    ]
+    ran(a_sweep(tmp_path, "sleep {x}", parameters={"x": ["0.6", "1.1"]}), slots=1)
+
+    assert [child.wait() for child in children] == [3] * 5

@@ -30,6 +30,9 @@ MORE_ROOM_TRIES = 3  # how often a run that ran out of memory gets another chanc
 WRITE_EVERY_S = 2.0
 
 
+_MARK = "GRN_SWEEP"  # by which all processes of one sweep are known
+
+
 class Feed(Protocol):
     """Which points are to run."""
 
@@ -90,6 +93,7 @@ class Study:
         self._git: str | None = None
         self._write_at = 0.0
         self.progress = Progress(None)
+        self._mark = os.urandom(8).hex()
         self.stopped_by = 0
 
     # --- before and after ----------------------------------------------------------------
@@ -141,7 +145,8 @@ class Study:
         """Run all points of a feed; return when they have ended, or all was stopped."""
         self._feed = feed
         self.progress = Progress(total, skipped=skipped)
-        crew = Crew(slots, self, self)
+        # A script that sweeps may have children of its own: they are none of ours.
+        crew = Crew(slots, self, self, mark=f"{_MARK}={self._mark}")
         try:
             crew.run()
         finally:
@@ -173,7 +178,7 @@ class Study:
             number=run.index,
             argv=run.command,
             label=run.run,
-            environment={"GRN_RUN_DIR": folder},
+            environment={"GRN_RUN_DIR": folder, _MARK: self._mark},
             log_path=os.path.join(folder, LOG_FILE),
             needs=self.plan.needs,
         )
