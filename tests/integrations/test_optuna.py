@@ -1,0 +1,49 @@
+"""The Optuna example and its page against Optuna itself: trials in parallel, each under a lease."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.conftest import Negotiators, Scripts
+from tests.harness import Story
+from tests.integrations.pages import ROOT, blocks, commands
+
+pytest.importorskip("optuna", minversion="4")
+SEARCH = ROOT / "examples" / "optuna" / "search.py"
+
+
+@pytest.mark.slow
+def test_the_example_runs_as_its_page_says(
+    story: Story, negotiator: Negotiators, script: Scripts
+) -> None:
+    here = negotiator("virtual:2x512MiB")
+    story.write("search.py", SEARCH.read_text())
+    story.env["PATH"] = f"{script('grn').parent}:/usr/bin:/bin"
+    first, second = (shlex.split(line) for line in commands("examples/optuna/README.md")[1:])
+    for command, least in ((first, 12), (second, 20)):
+        found = re.fullmatch(
+            r"(\d+) trials on GPUs ([\d, ]+); best 0\.\d+\n", story.start(*command).ended_well().out
+        )
+        assert found
+        assert least <= int(found[1]) < least + 4
+    (profile,) = here.profiles()
+    assert profile["label"].endswith("search.py::train")
+    assert profile["runs"] == int(found[1])
+    assert {run["args"]["batch_size"] for run in profile["history"]} <= {16, 32, 64}
+    assert here.leases() == []
+
+
+def test_the_page_shows_the_heart_of_the_example() -> None:
+    heart = [line for line in blocks("integrations/optuna.md", "text")[0].splitlines() if line]
+    plain = re.sub(r": optuna\.Trial|: float|: int| -> float", "", SEARCH.read_text())
+    assert [line for line in heart if line not in plain.splitlines()] == ["    ..."]
+
+
+def test_ask_and_tell_run_as_printed(story: Story, negotiator: Negotiators) -> None:
+    here = negotiator()
+    done = story.run_script(blocks("integrations/optuna.md", "python")[0])
+    assert done.out == blocks("integrations/optuna.md", "text")[1]
+    assert [profile["runs"] for profile in here.profiles()] == [12]
