@@ -177,12 +177,12 @@ def bar(gpu: Facts, leases: Mapping[str, Facts], size: int, marks: Marks) -> Lin
     cells.append((marks.strangers, "strangers", gpu["strangers_bytes"]))
     cells.append((marks.unexplained, "strangers", gpu["unexplained_bytes"]))
     guard = _cells(gpu["guard_bytes"], total, size)
-    drawn = _fill(cells, total, size - guard)
+    drawn = _fill(cells, size / total, size - guard)
     free = size - guard - width_of(drawn)
     return _joined([*drawn, (marks.free * free, "free"), (marks.guard * guard, "guard")])
 
 
-def _fill(cells: Sequence[tuple[str, str, int]], total: int, size: int) -> Line:
+def _fill(cells: Sequence[tuple[str, str, int]], per_byte: float, size: int) -> Line:
     """Lay parts side by side; each boundary is rounded once, so that sums stay true."""
     line: Line = []
     at, place, letter = 0.0, 0, ""
@@ -190,8 +190,9 @@ def _fill(cells: Sequence[tuple[str, str, int]], total: int, size: int) -> Line:
         if mark.isalpha() and mark.isascii() and mark.isupper():
             letter = mark
             continue
-        at += size_bytes / total * size
-        until = min(size, max(round(at), place + 1 if letter or size_bytes * size > total else 0))
+        at += size_bytes * per_byte
+        least = place + 1 if letter or size_bytes * per_byte > 1 else 0
+        until = min(size, max(round(at), least))
         count = max(0, until - place)
         if letter and count:
             line.append((letter, f"{style} seat"))
@@ -232,6 +233,7 @@ def heading(part: Part, width: int, count: str, sort: str, is_focused: bool, mar
     cells = [name.rjust(-size) if size < 0 else name.ljust(size) for name, size in named]
     text = cut(lead + "  ".join(cells), width, marks)
     by = f" by {sort}"
+    by = by if not text[width - len(by) :].strip() else ""
     style = "heading focus" if is_focused else "heading"
     return [(text[: width - len(by)] + by, style)]
 
