@@ -95,5 +95,5 @@ def test_old_ends_and_their_curves_are_forgotten(count: int) -> None:
 
     assert len(history.ends) == past.MOST_ENDS
     assert len(history.curves) == past.ENDS_WITH_CURVES
-    assert history.outcomes["failed"] == count
+    assert history.outcomes()["failed"] == count
     assert [end.number for end in history.ended_since(count - 2)] == [count - 1, count]

@@ -141,7 +141,7 @@ def test_a_crowd_is_asked_for_its_reasons_bit_by_bit_until_all_are_known(types: 
         kind = f"t{number % types}.py"
         story.asks(f"k{number}", mem_bytes=20 * GiB, job_type=kind, label=kind)
     picture = Picture(story.engine, history, 0.0)
-    for _ in range(5):
+    for _ in range(10):
         picture.changes(story.at)
 
     assert {row["reason"] for row in picture.whole()["waiting"]} == {"no-room"}

@@ -6,7 +6,8 @@ Everything here is bounded and lives in memory only; what must survive is in the
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from grn.model.job import Outcome
 from grn.negotiator import report
@@ -79,8 +80,7 @@ class GpuPast:
         self._minute.append(point)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """How one lease ended."""
 
     lease: Lease
@@ -98,8 +98,9 @@ class History:
         self.curves: dict[str, Curve] = {}
         self.ends: deque[End] = deque(maxlen=MOST_ENDS)
         self.sampled_at = float("-inf")
-        # How many leases ended how since the negotiator started.
-        self.outcomes: dict[str, int] = {outcome.value: 0 for outcome in Outcome}
+        self.ended_in_all = 0  # since the negotiator started
+        self._counted: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self._uncounted = 0  # of the latest ends; counting each at once would cost every release
         self._with_curves: deque[str] = deque()
 
     def sampled(self, engine: Engine, at: float) -> None:
@@ -122,13 +123,23 @@ class History:
 
     def ended(self, lease: Lease, at: float, outcome: Outcome, peak_bytes: int | None) -> None:
         """Keep how a lease ended, and its curve for a while."""
-        self.outcomes[outcome.value] += 1
-        number = self.ends[-1].number + 1 if self.ends else 1
-        self.ends.append(End(lease, at, outcome, peak_bytes, number))
-        if lease.id in self.curves:
-            self._with_curves.append(lease.id)
+        self.ended_in_all += 1
+        self.ends.append(End(lease, at, outcome, peak_bytes, self.ended_in_all))
+        self._uncounted += 1
+        if self._uncounted == MOST_ENDS:
+            self.outcomes()
+        lease_id = lease.request.lease
+        if lease_id in self.curves:
+            self._with_curves.append(lease_id)
             if len(self._with_curves) > ENDS_WITH_CURVES:
                 self.curves.pop(self._with_curves.popleft(), None)
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how many leases have ended how since the negotiator started."""
+        for end in islice(reversed(self.ends), self._uncounted):
+            self._counted[end.outcome] += 1
+        self._uncounted = 0
+        return {outcome.value: count for outcome, count in self._counted.items()}
 
     def ended_since(self, number: int) -> list[End]:
         """Return the ends after the one of that number, oldest first."""

@@ -18,8 +18,8 @@ from grn.negotiator.order import Group, Waiting, turn
 
 Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
-FIRST_GROUPS = 20  # of those who wait, so many are asked for their reason each time,
-NEXT_GROUPS = 60  # and so many of the others in turn, since each answer takes its time
+FIRST_GROUPS = 16  # of those who wait, so many are asked for their reason each time,
+NEXT_GROUPS = 24  # and so many of the others in turn, since each answer takes its time
 ENDS_SHOWN = 50
 _UNSAID: Said = (None, "")
 

@@ -98,7 +98,7 @@ class Server:
 
     def facts_to_follow(self) -> dict[str, Any]:
         """Return these and how many leases have ended how, for those who count."""
-        outcomes = dict(self.loop.history.outcomes)
+        outcomes = self.loop.history.outcomes()
         return {**self.facts(), "started_at": self.started_at, "outcomes": outcomes}
 
     def connection(self) -> Connection:
