@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import re
 import signal
 
 import pytest
 
 from tests.harness import wait_for
+from tests.web.conftest import Server
 
 READS = [
     *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
@@ -170,3 +172,33 @@ def test_a_port_in_use_is_one_clear_line(server, story, script):
 
     assert ended.code == 4
     assert "cannot be used" in ended.err
+
+
+def test_numbers_are_for_a_session_or_for_whoever_has_their_secret(story, script, negotiator):
+    negotiator("virtual:2x1GiB")
+    (story.folder / "token").write_text("0123456789abcdef\n")
+    job = story.start(script("grn"), "web", "--metrics-token", "token", cwd=story.folder)
+    link = wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/#link=\S+", job.out), "a link")
+    server = Server(job, int(link[1]), link[0])
+
+    assert server.request("GET", "/metrics")[0] == 401
+    assert server.request("GET", "/metrics", Authorization="Bearer ")[0] == 401
+    assert server.request("GET", "/metrics", Authorization="Bearer 0123456789abcdee")[0] == 401
+    reader = {"Authorization": "Bearer 0123456789abcdef"}
+    status, text, _ = server.request("GET", "/metrics", **reader)
+    assert status == 200
+    assert b'grn_up{source="negotiator"} 1' in text
+    assert server.request("GET", "/api/history", **reader)[0] == 401
+    server.unlock()
+    assert server.request("GET", "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize("secret", [None, "short", ""])
+def test_a_secret_that_is_none_is_one_clear_line(story, script, secret):
+    if secret is not None:
+        (story.folder / "token").write_text(secret)
+
+    ended = story.start(script("grn"), "web", "--metrics-token", "token", cwd=story.folder).wait()
+
+    assert ended.code == 2
+    assert "token" in ended.err

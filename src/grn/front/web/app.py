@@ -21,6 +21,7 @@ from starlette.routing import Route
 from grn.client import queue
 from grn.client.watching import Picture, Watch
 from grn.errors import GrnError, UnknownJob
+from grn.front import metrics
 from grn.front.web.changes import changes
 from grn.front.web.facts import Facts, Row, settle
 from grn.front.web.guard import HEADERS, Guard
@@ -117,6 +118,7 @@ class Page:
             Route("/api/job/{job:int}/log", self._closed(self.log), methods=read),
             Route("/api/job/{job:int}/{act}", self._closed(self.act), methods=write),
             Route("/api/lease/{lease}", self._closed(self.lease), methods=read),
+            Route("/metrics", self._open(self.metrics), methods=read),
             Route("/{name:path}", self._open(self.file), methods=read),
         ]
         return Starlette(routes=routes)
@@ -203,6 +205,13 @@ class Page:
             _error(404, "this page has not seen that lease") if row is None else JSONResponse(row)
         )
 
+    async def metrics(self, request: Request) -> Response:
+        """Return the numbers, to a session or to whoever has their secret."""
+        if not self._guard.knows_reader(request.headers.get("authorization", "")):
+            return _error(401, "the numbers need a token: see `grn web --metrics-token`")
+        text = await asyncio.to_thread(_numbers)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
     async def log(self, request: Request) -> Response:
         name = request.query_params.get("name", "log")
         if name not in ("log", "err"):
@@ -232,6 +241,14 @@ class Page:
         answer = await asyncio.to_thread(_tell, messages[act])
         answer.pop("id", None)
         return JSONResponse(answer)
+
+
+def _numbers() -> str:
+    began = time.monotonic()
+    with Watch() as watch:
+        while not settle(watch.picture, began):
+            watch.wait(0.1)
+        return metrics.text(watch.picture, time.time())
 
 
 def _tell(message: Row) -> Row:

@@ -9,17 +9,20 @@ import sys
 
 import click
 
-from grn.errors import MachineError
+from grn.errors import MachineError, UsageError
 from grn.front.web.guard import Guard
 
 ADDRESS = "127.0.0.1"
+LEAST_SECRET = 16
 
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 for any that is free.")
 @click.option("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
+@click.option("--metrics-token", metavar="FILE",
+              help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the link in your browser.")
-def web(port: int, sweeps: str, opens: bool) -> int:
+def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
     """Show GPUs, jobs and what was learned as a page, on this machine only.
 
     \b
@@ -41,9 +44,10 @@ def web(port: int, sweeps: str, opens: bool) -> int:
     from grn.front.web.facts import Facts
     from grn.front.web.sweeps import Sweeps
 
+    secret = _secret(metrics_token) if metrics_token is not None else ""
     listener = _listen(port)
     port = listener.getsockname()[1]
-    guard = Guard(port)
+    guard = Guard(port, secret)
     page = Page(guard, Facts(), Sweeps(os.path.abspath(sweeps)))
     config = uvicorn.Config(
         page.application(), log_level="error", access_log=False, lifespan="off",
@@ -59,6 +63,21 @@ def web(port: int, sweeps: str, opens: bool) -> int:
         _offer_links(guard, port)
     server.run(sockets=[listener])
     return 0
+
+
+def _secret(path: str) -> str:
+    """Read the secret of those who read the numbers; a short one could be guessed."""
+    try:
+        with open(path) as file:
+            secret = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from error
+    if len(secret) < LEAST_SECRET or not secret.isascii():
+        raise UsageError(
+            f"the secret in {path} is too short.",
+            f"Make one: python3 -c 'import secrets; print(secrets.token_hex(16))' > {path}",
+        )
+    return secret
 
 
 def _listen(port: int) -> socket.socket:

@@ -28,8 +28,9 @@ MOST_LINKS = 8
 class Guard:
     """The links that were given out and the sessions that were opened with them."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, metrics_secret: str = "") -> None:
         self._hosts = {f"{name}:{port}" for name in LOOPBACK}
+        self._metrics_secret = metrics_secret  # for whoever reads nothing but the numbers
         self._links: list[str] = []
         self._sessions: list[str] = []
 
@@ -51,6 +52,11 @@ class Guard:
         kind, _, secret = authorization.partition(" ")
         same = [hmac.compare_digest(known, secret) for known in self._sessions]
         return kind.lower() == "bearer" and any(same)
+
+    def knows_reader(self, authorization: str) -> bool:
+        """True of a session, and of whoever may read the numbers."""
+        is_reader = hmac.compare_digest(f"Bearer {self._metrics_secret}", authorization)
+        return self.knows(authorization) or (bool(self._metrics_secret) and is_reader)
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str:
         """Return why a request is turned away whoever sent it, nothing if it is not.
