@@ -79,6 +79,32 @@ def test_so_many_run_or_wait_at_once_as_the_option_says(
     assert firsts == ["1", "end", "2", "end", "3", "end"]
 
 
+def test_the_choice_can_stand_in_the_configuration(story: Story, negotiator: Negotiators) -> None:
+    here = negotiator()
+    story.write("conf/train.yaml", """
+        defaults: [_self_, override hydra/launcher: grn]
+        lr: 0
+        hydra: {launcher: {mem: 100MiB, gpus: 2}, job: {chdir: true}, sweep: {dir: out}}
+    """)  # fmt: skip
+    done = story.run_script(
+        """
+        import os, hydra
+        from hydra.core.hydra_config import HydraConfig
+
+        @hydra.main(version_base=None, config_path="conf", config_name="train")
+        def train(config):
+            print(config.lr, os.getcwd(), os.environ["GRN_GPU_COUNT"], HydraConfig.get().job.num)
+
+        train()
+        """,
+        *("-m", "lr=1,2"),
+    )
+    lines = [line.split() for line in done.out.splitlines() if line.endswith((" 0", " 1"))]
+    here_is = str(story.folder / "out")
+    assert sorted(lines) == [["1", f"{here_is}/0", "2", "0"], ["2", f"{here_is}/1", "2", "1"]]
+    assert [profile["runs"] for profile in here.profiles()] == [2]
+
+
 def test_a_job_that_fails_or_dies_leaves_the_others_alone(
     story: Story, negotiator: Negotiators
 ) -> None:

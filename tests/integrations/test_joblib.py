@@ -99,6 +99,28 @@ def test_the_first_failure_comes_back_whole_and_ends_the_others(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_joblib_can_do_besides_works_too(story: Story, negotiator: Negotiators) -> None:
+    """Generators, batches of several calls, a pool that is used twice, and calls within calls."""
+    here = negotiator()
+    done = story.run_script(HEAD + """
+    def where(number):
+        return os.getpid(), os.environ["GRN_LEASE"]
+
+    def nested(number):
+        inner = Parallel(n_jobs=2)(delayed(where)(n) for n in range(3))
+        return set(inner) == {where(0)}
+
+    joblib.parallel_config("grn", n_jobs=2, mem="64MiB")
+    lazily = Parallel(return_as="generator")(delayed(pow)(n, 2) for n in range(4))
+    print(next(lazily), list(lazily))
+    print(len(set(Parallel(batch_size=3, pre_dispatch="all")(delayed(where)(n) for n in range(6)))))
+    with Parallel() as pool:
+        print(pool(delayed(pow)(n, 2) for n in range(2)), pool(delayed(nested)(n) for n in (1, 2)))
+    """)  # fmt: skip
+    assert done.out == "0 [1, 4, 9]\n2\n[0, 1] [True, True]\n"
+    assert sum(profile["runs"] for profile in here.profiles()) == 4 + 2 + 2 + 2
+
+
 def test_a_call_that_is_killed_is_a_job_that_failed(story: Story, negotiator: Negotiators) -> None:
     negotiator()
     done = story.run_script(HEAD + """

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from grn.errors import JobFailed, UsageError
 
 IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
 GRACE_S = 5.0
+_LOOK_S = 0.01
 OPTIONS = ("gpus", "mem", "exclusive", "priority", "policy", "retry_oom")
 REQUEST_FILE, ANSWER_FILE = "request", "answer"
 
@@ -39,7 +41,6 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    name: str | None = None  # of the job type; None: the function
     named_after: Callable[..., Any] | None = None  # the function that is meant, if another
     facts: Mapping[str, float | str] = field(default_factory=dict)
 
@@ -86,24 +87,19 @@ class Pool:
 
     def stop(self) -> None:
         """End all that runs, kindly first, and forget what has not begun."""
-        with self._lock:
-            self._is_stopped = True
-            running = list(self._processes)
+        self._is_stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in running:
-            _signal(process, signal.SIGTERM)
-        for process in running:
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                pass
-            _signal(process, signal.SIGKILL)  # also what it has left behind
+        self._signal_all(signal.SIGTERM)
+        kill_at = time.monotonic() + GRACE_S
+        try:
+            while self._processes and time.monotonic() < kill_at:
+                time.sleep(_LOOK_S)
+        finally:  # also when somebody is impatient
+            self._signal_all(signal.SIGKILL)
         self._threads.shutdown()
 
     def _message(self, call: Call) -> dict[str, Any]:
         job_type, label = names_of(call.named_after or call.function)
-        if call.name is not None:
-            job_type = label = call.name
         return {**wish(job_type, label, **self._needs), "args": dict(call.facts)}
 
     def _run(self, folder: str, message: dict[str, Any]) -> Any:
@@ -119,13 +115,18 @@ class Pool:
         with open(os.path.join(folder, REQUEST_FILE), "w") as file:
             json.dump(message, file)
         process = self._start(folder)
+        # Its pid is its own until it is buried: until then all it has started can be named by it.
         try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            pass  # this program ignores SIGCHLD: nobody is ever buried
+        with self._lock:
+            self._processes.discard(process)
+            if self._is_stopped:
+                _signal(process, signal.SIGKILL)  # what it has left behind
             status = process.wait()
-        finally:
-            with self._lock:
-                self._processes.discard(process)
-            assert process.stdin is not None
-            process.stdin.close()
+        assert process.stdin is not None
+        process.stdin.close()
         if self._is_stopped:
             raise CancelledError
         return _answer(folder, message["label"], status)
@@ -141,6 +142,11 @@ class Pool:
             )
             self._processes.add(process)
         return process
+
+    def _signal_all(self, signum: int) -> None:
+        with self._lock:
+            for process in self._processes:
+                _signal(process, signum)
 
 
 def names_of(function: Callable[..., Any]) -> tuple[str, str]:
@@ -192,7 +198,7 @@ def _answer(folder: str, label: str, status: int) -> _Answer:
 
 
 def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
-    """Signal a process and what it has started, as long as one of them is there."""
+    """Signal a process and what it has started."""
     try:
         os.killpg(process.pid, signum)
     except (ProcessLookupError, PermissionError):
