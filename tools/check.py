@@ -21,6 +21,7 @@ CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 WORKERS = min(4, max(2, os.cpu_count() or 2))  # never one: many tests wait for other processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
 ONCE = ("--ignore", "tests/queue_faults")  # campaigns of kills: one Python version is enough
+USERS_SIDE = ("tests/client", "tests/compat", "tests/sweep", "tests/test_public_api.py")
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
@@ -98,8 +99,11 @@ def check_others(versions: list[str], is_asked: bool) -> None:
             print(f"   {version} skipped: {why}", flush=True)
             if is_asked:
                 sys.exit(1)
+    ends = (*list(ready)[:1], *list(ready)[-1:])
     for version, python in ready.items():
-        step(version, python, *PYTEST, "-m", "not slow and not gpu", *ONCE)
+        # Between the oldest and the newest, what runs in other people's programs is enough.
+        where = () if is_asked or version in ends else USERS_SIDE
+        step(version, python, *PYTEST, "-m", "not slow and not gpu", *ONCE, *where)
 
 
 def main() -> None:
