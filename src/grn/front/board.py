@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 from grn.front.render import harmless, shown_command
 
@@ -47,9 +48,8 @@ class Picture(Protocol):
     def in_turn(self) -> list[dict[str, Any]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One job, wherever it comes from."""
+class Row(NamedTuple):
+    """One job, wherever it comes from. A tuple: a thousand of them are made twice a second."""
 
     part: Part
     id: str  # of the job, else of the lease
@@ -145,7 +145,7 @@ def _of_lease(lease: Facts, job: Facts | None, seats: Mapping[int, Mapping[str, 
         Part.RUNNING,
         id=str(job["id"]) if job is not None else lease["id"],
         state=state,
-        what=shown_command(dict(job)) if job is not None else lease["label"],
+        what=_what(job) if job is not None else lease["label"],
         user=lease["user"],
         job=job["id"] if job is not None else None,
         lease=lease["id"],
@@ -163,7 +163,7 @@ def _of_request(request: Facts, job: Facts | None) -> Row:
         Part.WAITING,
         id=str(job["id"]) if job is not None else request["id"],
         state="waiting",
-        what=shown_command(dict(job)) if job is not None else request["label"],
+        what=_what(job) if job is not None else request["label"],
         user=request["user"],
         name=harmless(job["name"]) if job is not None else "",
         job=job["id"] if job is not None else None,
@@ -178,7 +178,7 @@ def _of_job(job: Facts, part: Part, own_uid: int, since: float | None) -> Row:
         part,
         id=str(job["id"]),
         state=job["state"],
-        what=shown_command(dict(job)),
+        what=_what(job),
         user=own_uid,
         name=harmless(job["name"]),
         job=job["id"],
@@ -196,7 +196,7 @@ def _of_ended_job(job: Facts, own_uid: int) -> Row:
         Part.ENDED,
         id=str(job["id"]),
         state=job["reason"],
-        what=shown_command(dict(job)),
+        what=_what(job),
         user=own_uid,
         job=job["id"],
         lease=job["lease"],
@@ -221,6 +221,15 @@ def _of_end(end: Facts) -> Row:
         since_at=end["since_at"],
         ended_at=end["ended_at"],
     )
+
+
+def _what(job: Facts) -> str:
+    return _spelled(job["name"], tuple(job["argv"]))
+
+
+@lru_cache(maxsize=8192)
+def _spelled(name: str, argv: tuple[str, ...]) -> str:
+    return shown_command({"name": name, "argv": list(argv)})
 
 
 # --- which and in what order ---------------------------------------------------------------

@@ -5,8 +5,10 @@ Pure. Everything can be told apart without colour, and in plain ASCII.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from grn.front.board import Part, Row, letters
@@ -108,11 +110,7 @@ def width_of(line: Iterable[Piece]) -> int:
 def _columns(text: str) -> int:
     if text.isascii():
         return len(text)
-    return sum(2 if _is_wide(ord(char)) else 1 for char in text)
-
-
-def _is_wide(code: int) -> bool:
-    return any(first <= code <= last for first, last in _WIDE)
+    return len(text) + len(_WIDE.findall(text)) - len(_JOINED.findall(text))
 
 
 # --- a GPU ---------------------------------------------------------------------------------
@@ -172,7 +170,7 @@ def bar(gpu: Facts, leases: Mapping[str, Facts], size: int, marks: Marks) -> Lin
         lease = leases.get(lease_id, {})
         used = lease.get("used_bytes") or 0
         rest = max(0, (lease.get("reserved_bytes") or 0) - used)
-        style = f"job{(ord(letter) - 65) % 6}"
+        style = job_style(letter)
         cells += [(letter, style, 0), (marks.used, style, used), (marks.reserved, style, rest)]
     cells.append((marks.strangers, "strangers", gpu["strangers_bytes"]))
     cells.append((marks.unexplained, "strangers", gpu["unexplained_bytes"]))
@@ -180,6 +178,11 @@ def bar(gpu: Facts, leases: Mapping[str, Facts], size: int, marks: Marks) -> Lin
     drawn = _fill(cells, size / total, size - guard)
     free = size - guard - width_of(drawn)
     return _joined([*drawn, (marks.free * free, "free"), (marks.guard * guard, "guard")])
+
+
+def job_style(letter: str) -> str:
+    """Return the style of a job by its letter on a GPU: neighbours differ."""
+    return f"job{(ord(letter) - ord('A')) % 6}"
 
 
 def _fill(cells: Sequence[tuple[str, str, int]], per_byte: float, size: int) -> Line:
@@ -195,7 +198,7 @@ def _fill(cells: Sequence[tuple[str, str, int]], per_byte: float, size: int) -> 
         until = min(size, max(round(at), least))
         count = max(0, until - place)
         if letter and count:
-            line.append((letter, f"{style} seat"))
+            line.append((letter, f"{style} letter"))
             count, letter = count - 1, ""
         line.append((mark * count, style))
         place = max(place, until)
@@ -213,7 +216,8 @@ def _joined(line: Line) -> Line:
 # --- jobs ----------------------------------------------------------------------------------
 
 
-def columns(part: Part, width: int) -> list[tuple[str, int]]:
+@lru_cache(maxsize=64)
+def columns(part: Part, width: int) -> tuple[tuple[str, int], ...]:
     """Return the names and sizes of a part's columns; those to the right have a size below 0."""
     user = [("USER", 9)] if width >= _WIDE_FROM else []
     if part is Part.RUNNING:
@@ -223,7 +227,7 @@ def columns(part: Part, width: int) -> list[tuple[str, int]]:
     else:
         fixed = [("HOW", 13), ("RAN", -6), ("PEAK", -6), ("AGO", -6), *user]
     taken = _LEAD + sum(abs(size) + 2 for _, size in fixed)
-    return [*fixed, ("WHY" if part is Part.WAITING else "JOB", max(8, width - taken))]
+    return (*fixed, ("WHY" if part is Part.WAITING else "JOB", max(8, width - taken)))
 
 
 def heading(part: Part, width: int, count: str, sort: str, is_focused: bool, marks: Marks) -> Line:
@@ -269,8 +273,9 @@ def clipped(line: Line, width: int, marks: Marks) -> Line:
 def _running(row: Row, now: float) -> dict[str, Piece]:
     state = "" if row.state == "running" else f"[{row.state}] "
     style = "plain" if not state else "bad" if row.state in ("draining", "stopping") else "note"
+    letter = next((char for char in row.seats if char.isalpha()), None)
     return {
-        "GPU": (row.seats, "seat"),
+        "GPU": (row.seats, f"seat {job_style(letter)}" if letter else "seat"),
         "USED/RESERVED": (
             f"{short_size(row.used_bytes)}/{short_size(row.reserved_bytes)}",
             "plain",
@@ -337,8 +342,9 @@ _SICK = {
     "unknown": "the driver does not answer for this GPU: no new jobs",
     "lost": "the driver says that this GPU is gone",
 }
-_WIDE = (
-    (0x1100, 0x115F), (0x2E80, 0x303E), (0x3041, 0xA4CF), (0xAC00, 0xD7A3), (0xF900, 0xFAFF),
-    (0xFE30, 0xFE4F), (0xFF00, 0xFF60), (0xFFE0, 0xFFE6), (0x1F300, 0x1F64F),
-    (0x1F900, 0x1F9FF), (0x20000, 0x3FFFD),
-)  # fmt: skip
+# Characters that take two columns, and those that join the one before them.
+_WIDE = re.compile(
+    "[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f"
+    "\uff00-\uff60\uffe0-\uffe6\U0001f300-\U0001f64f\U0001f900-\U0001f9ff\U00020000-\U0003fffd]"
+)
+_JOINED = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]")

@@ -10,6 +10,7 @@ from grn.front import board as boards
 from grn.front import draw
 from grn.front.board import Board, Part, Row
 from grn.front.draw import Line, Marks
+from grn.front.render import harmless
 from grn.front.view import PARTS, View
 
 LEAST_ROWS = 6  # for jobs, before GPUs give way
@@ -114,7 +115,7 @@ def footer(view: View, look: Look) -> Line:
         text, style = f" {view.said}", "ask"
     else:
         text, style = _KEYS if look.width >= 78 else _FEW_KEYS, "keys"
-    return [(draw.cut(text, look.width, look.marks), style)]
+    return [(draw.cut(harmless(text), look.width, look.marks), style)]
 
 
 def help_lines(look: Look) -> list[Line]:
@@ -168,7 +169,7 @@ def _troubles(picture: Picture, look: Look) -> list[Line]:
         texts.append(picture.trouble["queue"])
     elif picture.queue.get("trouble"):
         texts.append(f"queue: {picture.queue['trouble']}")
-    return [[(draw.cut(f" ! {text}", look.width, look.marks), "bad")] for text in texts]
+    return [[(draw.cut(f" ! {harmless(text)}", look.width, look.marks), "bad")] for text in texts]
 
 
 def _part(board: Board, view: View, part: Part, size: int, look: Look, now: float) -> list[Line]:

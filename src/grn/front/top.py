@@ -55,6 +55,7 @@ _COLOURS = {
     "spark": "color(2)",
     "strangers": "color(1)",
     "seat": "bold",
+    "letter": "bold reverse",
     "job0": "color(4)", "job1": "color(5)", "job2": "color(6)",
     "job3": "color(3)", "job4": "color(2)", "job5": "color(12)",
 }  # fmt: skip
@@ -247,9 +248,10 @@ def _styles(has_colour: bool) -> Callable[[str], Style]:
     def style(names: str) -> Style:
         found = [_COLOURS.get(name, "") for name in names.split()]
         words = [word for text in found for word in text.split()]
-        if not has_colour:
+        is_selected = "selected" in names.split()
+        if is_selected or not has_colour:
             words = [word for word in words if not word.startswith("color(")]
-        if "selected" in names.split() and "dim" in words:
+        if is_selected and "dim" in words:
             words.remove("dim")
         return Style.parse(" ".join(words) or "none")
 
