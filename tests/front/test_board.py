@@ -79,6 +79,17 @@ def test_an_ended_job_is_not_shown_a_second_time_as_a_lease() -> None:
     assert [(row.id, row.state) for row in rows] == [("eeee0001", "ok"), ("1", "failed")]
 
 
+def test_a_job_whose_end_only_the_negotiator_knows_still_runs() -> None:
+    picture = a_picture(
+        ends=[an_end("aaaa0001")], jobs=[a_job(4, state="running", lease="aaaa0001")]
+    )
+
+    whole = board(picture, UID)
+
+    assert [row.id for row in whole.rows[Part.RUNNING]] == ["4"]
+    assert whole.rows[Part.ENDED] == []
+
+
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [("", 3), ("train4", 1), ("TRAIN4", 1), ("aaaa0002", 1), ("gpu 3", 1), ("gpu3", 1),

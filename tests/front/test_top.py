@@ -31,7 +31,7 @@ def shared() -> Iterator[Queue]:
     with a_queue() as queue:
         queue.gate("x")
         first = queue.sh("echo hello from the job; gate x", "--name", "runner")
-        queue.sh("exit 7", "--name", "loser")
+        queue.ended(queue.sh("exit 7", "--name", "loser"))
         queue.submit("--hold", "--name", "keeper", "--", "true")
         queue.says(first, "hello")
         yield queue

@@ -128,6 +128,7 @@ def ended(picture: Picture, own_uid: int) -> list[Row]:
     """Return what has ended of late, the latest first."""
     rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
     own = {row.lease for row in rows if row.lease}
+    own |= {job["lease"] for job in picture.jobs.values()}  # their queue has not told yet
     rows += [_of_end(end) for end in picture.ends if end["id"] not in own]
     rows.sort(key=lambda row: -row.ended_at)
     return rows[:MOST_ENDED]
