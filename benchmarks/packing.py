@@ -53,13 +53,13 @@ def trace(folder: Path, name: str) -> list[Job]:
 
 
 def catalogue(folder: Path) -> dict[str, Job]:
-    """Read what jobs there are; the type of a job is its name, as its needs are measured by it."""
+    """Read what jobs there are; the type of a job is its script, as it is for a command."""
     jobs = {}
     for row in _rows(folder / "carma_jobs.csv"):
         if row["solo_minutes"]:
             jobs[row["job"]] = Job(
                 row["job"],
-                row["job"],
+                row["script"],
                 0.0,
                 60 * float(row["solo_minutes"]),
                 int(row["peak_mem_mb"]) * 10**6,

@@ -9,6 +9,7 @@ import math
 from bisect import insort
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.job import Outcome, Request
@@ -75,6 +76,8 @@ class Engine:
         self._grace_until = _NEVER
         self._wall_offset_s = 0.0
         self._residue_until = _NEVER
+        self._kept: dict[str, int] = {}  # GPU -> for whom it was last kept free
+        self._kept_until = _NEVER  # when those GPUs will be ready for the one they are kept for
         self._sizes_known: dict[str, Size] = {}
         self._least_guess = (-1, 0)  # the version of our memory, and the guess it leads to
 
@@ -309,24 +312,24 @@ class Engine:
         if at < self._grace_until or not len(self.waitlist):
             return
         closed = self._closed(at)
-        room = self._room(closed)
+        rooms = self._rooms(closed)
         guess = self._guess()
         # What is refused again now is so until the end of the round: grants only take room.
         turns = [
             group
             for group in self.waitlist.in_turn()
-            if not self._is_still_no(group, room, closed, guess)
+            if not self._is_still_no(group, rooms[self._may_pass(group, at)], closed, guess)
         ]
         placed: list[Request] = []
         for place_after, group in enumerate(turns, 1):
-            if self._is_still_no(group, room, closed, guess):
+            if self._is_still_no(group, rooms[self._may_pass(group, at)], closed, guess):
                 continue
             head = group.head
             granted = self._offer(group, at, closed)
             if granted:
                 yield from granted
                 placed.append(head.request)
-                room = self._room(closed)
+                rooms = self._rooms(closed)
             if group.members and group.head is not head:  # the next of its like, in its own turn
                 insort(turns, group, place_after, key=lambda group: turn(group.head))
         for request in placed:
@@ -341,6 +344,8 @@ class Engine:
         """Try the head of a group; the answer no is remembered for the group."""
         head = group.head
         shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
+        if shut and self._may_pass(group, at):
+            shut = []
         answer = self._try(head.request, shut)
         if isinstance(answer, Wait):
             if pinned(head.request, list(self.books.values())):
@@ -393,8 +398,19 @@ class Engine:
             least = guess
         return not room.has(refused.gpus, least, refused.is_load_known)
 
-    def _room(self, closed: Collection[str]) -> Room:
-        return Room.on(book for uuid, book in self.books.items() if uuid not in closed)
+    def _rooms(self, closed: Collection[str]) -> tuple[Room, Room]:
+        """Return the room on GPUs that are not closed, and on all of them."""
+        room = Room.on(book for uuid, book in self.books.items() if uuid not in closed)
+        return room, Room.on(self.books.values()) if closed else room
+
+    def _may_pass(self, group: Group, at: float) -> bool:
+        """True when a job usually ends before the GPUs that are kept free can be used anyway."""
+        left_s = self._kept_until - at
+        if left_s <= 0:
+            return False
+        job_type = group.head.request.job_type
+        usual = [self.memory.usual_s(job_type, model) for model in self._sizes()]
+        return all(each is not None and _LATE * each <= left_s for each in usual)
 
     def _guess(self) -> int:
         """Return what a type nobody knows needs at least."""
@@ -430,6 +446,7 @@ class Engine:
 
     def _closed(self, at: float) -> dict[str, int]:
         """Keep GPUs free for the first in turn of those who have waited long enough."""
+        self._kept_until = _NEVER
         if at - self.waitlist.oldest_since() < self.rules.patience_s:
             return {}
         for group in self.waitlist.in_turn():
@@ -441,10 +458,36 @@ class Engine:
             if is_first and head.request.job_type in self._first_runs:
                 continue  # it does not wait for room
             books = allowed(head.request, list(self.books.values()))
-            kept = to_keep(head.request, needs, books)
+            kept = to_keep(head.request, needs, books, partial(self._ready_s, at, head.sequence))
             if kept:
-                return {book.gpu.uuid: head.sequence for book in kept}
+                if at - head.since < _PASSED * self.rules.patience_s:
+                    waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
+                    self._kept_until = at + max(waits)
+                self._kept = {book.gpu.uuid: head.sequence for book in kept}
+                return self._kept
         return {}
+
+    def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
+        """Return how long a GPU takes to have room; one that is kept already stays so."""
+        if self._kept.get(book.gpu.uuid) == sequence:
+            return -1.0
+        return self._drained_s(book, need, at)
+
+    def _drained_s(self, book: Book, need: Need, at: float) -> float:
+        """Return when enough jobs of a GPU will have ended; infinity when nobody knows."""
+        free, ends = book.free_bytes, []
+        for lease in book.leases.values():
+            usual_s = self.memory.usual_s(lease.request.job_type, book.gpu.model)
+            passed_s = at - lease.granted_at
+            late = usual_s is None or passed_s > usual_s
+            left_s = math.inf if usual_s is None else passed_s / 4 if late else usual_s - passed_s
+            ends.append((left_s, lease.reserved_on(book.gpu.uuid)))
+        waits_s = 0.0
+        for left_s, size in sorted(ends):
+            if free >= need.need_bytes:
+                break
+            free, waits_s = free + size, left_s
+        return waits_s
 
     # --- leases --------------------------------------------------------------------------
 
@@ -577,6 +620,8 @@ class Engine:
 
 _NEVER = float("-inf")
 _RESIDUE_S = 5.0
+_LATE = 1.2  # a job may take so many times its usual time
+_PASSED = 4  # so many times its patience is one passed by jobs that end in time
 _RESTARTING = Wait(
     WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"
 )

@@ -13,12 +13,14 @@ from statistics import NormalDist
 from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import GiB, MiB, show_size
+from grn.negotiator import arguments
 
 RUNS_KEPT = 100
 PRIOR_WEIGHT = 2.0
 PRIOR_SPREAD = 0.15
 MISS_CHANCE = 0.02  # how often a need above the estimate is accepted before self-tuning
 LEAST_HEADROOM = 0.05
+LEAST_SPREAD = 0.03  # of runs with the same arguments
 ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
 _Z = NormalDist().inv_cdf(1 - MISS_CHANCE)
 _FULL = (Outcome.OK, Outcome.PROFILED)
@@ -32,16 +34,17 @@ class Watch:
     peak_bytes: int = 0
     rose_at: float | None = None  # None until the first sample with memory in it
     blanks: int = 0  # good samples before that, which showed nothing
+    rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
 
     def seen(self, at: float, used_bytes: int) -> Watch:
-        """Add one sample; only a rise by more than 1 % counts as one."""
+        """Add one sample; only a rise by more than 1 % since the last one counts as one."""
         if used_bytes <= 0:
             is_blank = self.rose_at is None
             return Watch(self.began_at, blanks=self.blanks + 1) if is_blank else self
-        if self.rose_at is None or used_bytes > self.peak_bytes * 1.01:
-            return Watch(self.began_at, max(self.peak_bytes, used_bytes), at)
+        if self.rose_at is None or used_bytes > self.rose_to_bytes * 1.01:
+            return Watch(self.began_at, used_bytes, at, 0, used_bytes)
         if used_bytes > self.peak_bytes:
-            return Watch(self.began_at, used_bytes, self.rose_at)
+            return Watch(self.began_at, used_bytes, self.rose_at, 0, self.rose_to_bytes)
         return self
 
     def is_flat(self, at: float, flat_s: float) -> bool:
@@ -126,6 +129,59 @@ def estimate(profile: Profile, capacity_bytes: int, known: Peaks | None = None) 
     if floor > need:
         need, because = floor, f"a failed run already needed {show_size(floor)}"
     return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
+
+
+@dataclass(frozen=True, slots=True)
+class ByArguments:
+    """What the arguments of a type's runs tell of its next run."""
+
+    line: arguments.Line | None
+    groups: arguments.Groups | None
+    seen: tuple[dict[str, float | str], ...]
+    has_failed: bool
+    same: dict[tuple[Argument, ...], Peaks]  # runs by all arguments that may matter
+
+    @staticmethod
+    def of(profile: Profile) -> ByArguments:
+        """Work it out for a whole profile."""
+        full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
+        seen = tuple(dict(run.arguments) for run in full)
+        has_failed = len(full) < len(profile.runs)
+        line, groups = arguments.line(full), arguments.groups(full)
+        same: dict[tuple[Argument, ...], Peaks] = {}
+        if groups is not None or arguments.is_open(full):
+            for run in full:
+                same.setdefault(arguments.mattering(run.arguments), Peaks()).add(run)
+        return ByArguments(line, groups, seen, has_failed, same)
+
+    def bound(self, given: Sequence[Argument], capacity_bytes: int) -> tuple[int, str] | None:
+        """Return a need and why, None when the arguments tell nothing."""
+        values, pad = dict(given), pad_bytes(capacity_bytes)
+        line, groups, found = self.line, self.groups, []
+        if groups is not None and values.get(groups.name) in groups.largest_bytes:
+            value = values[groups.name]
+            largest, count = groups.largest_bytes[value], groups.counts[value]
+            shrink = min(1.0, 1 / (5 * MISS_CHANCE * count))
+            spread = max(groups.spread, LEAST_SPREAD)
+            headroom = max(LEAST_HEADROOM, math.exp(_Z * spread * shrink) - 1)
+            text = f"{show_size(largest)} at most in {_runs(count)} with {groups.name}="
+            text += f"{_spelled(value)}, {headroom:.0%} headroom"
+            found.append((int(largest * (1 + headroom)) + pad, text))
+        if line is not None and not isinstance(values.get(line.name, ""), str):
+            number = float(values[line.name])
+            text = f"{line.name}={number:g} on a line through {_runs(line.runs)}"
+            found.append((line.bound_bytes(number) + pad, text))
+        same = self.same.get(arguments.mattering(given))
+        if same is not None:
+            largest, headroom = max(same.sizes), _headroom(same.logs)
+            text = f"{show_size(largest)} at most in {_runs(len(same.sizes))} like it"
+            text += f", {headroom:.0%} headroom"
+            found.append((int(largest * (1 + headroom)) + pad, text))
+        return min(found, default=None)
+
+
+def _spelled(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:

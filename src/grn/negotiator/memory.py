@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from grn.model.job import Request
+from grn.model.job import Argument, Request
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import show_size
-from grn.negotiator import learn
+from grn.negotiator import arguments, learn
 from grn.negotiator.place import Need, Size
 
 Key = tuple[str, str]  # job type, GPU model
 _ANY_CAPACITY = 1 << 60
+_Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
 
 class Memory:
@@ -24,7 +25,9 @@ class Memory:
         self._profiles: dict[Key, Profile] = {}
         self._peaks: dict[Key, learn.Peaks] = {}  # of those profiles that had a new run
         self._estimates: dict[Key, dict[int, Estimate | None]] = {}
-        self._running: dict[Key, tuple[str, int]] = {}  # lease and need of a flat first run
+        self._running: dict[Key, _Flat] = {}  # what a flat first run shows
+        self._arguments: dict[Key, learn.ByArguments] = {}
+        self._usual: dict[Key, float | None] = {}
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.version = 0  # rises whenever a need may have changed
         self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
@@ -64,7 +67,7 @@ class Memory:
 
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
-        self._running[(request.job_type, model)] = (request.lease, need_bytes)
+        self._running[(request.job_type, model)] = (request.lease, need_bytes, request.arguments)
         self._note_change(request.job_type)
 
     def run_over(self, request: Request, model: str) -> None:
@@ -114,6 +117,13 @@ class Memory:
             )
         return by_capacity[capacity_bytes]
 
+    def usual_s(self, job_type: str, model: str) -> float | None:
+        """Return how long runs of a type usually take, None when no good one was seen."""
+        key = (job_type, model)
+        if key not in self._usual:
+            self._usual[key] = learn.usual_duration_s(self._profiles.get(key))
+        return self._usual[key]
+
     def refresh(self) -> None:
         """Draw the estimates that new runs have changed, so that nobody waits for that later."""
         while self._stale:
@@ -146,14 +156,41 @@ class Memory:
     def _believed(self, request: Request, model: str, capacity_bytes: int) -> Need:
         key = (request.job_type, model)
         estimate = self.estimate(request.job_type, model, capacity_bytes)
+        running = self._running.get(key)
         if estimate is not None:
-            return Need(estimate.need_bytes, False, estimate.because)
-        if key in self._running:
-            need = max(self._running[key][1], self._floor(key, capacity_bytes))
+            if not request.arguments:
+                return Need(estimate.need_bytes, False, estimate.because)
+            return self._by_arguments(request, key, capacity_bytes, estimate)
+        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
+            need = max(running[1], self._floor(key, capacity_bytes))
             because = "its first run, still going, is flat at that"
             return Need(min(need, capacity_bytes), False, because)
         guess = self._guess(key, capacity_bytes)
         return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+
+    def _by_arguments(
+        self, request: Request, key: Key, capacity_bytes: int, estimate: Estimate
+    ) -> Need:
+        """Return what a type of which something is known needs with these arguments."""
+        known = self._arguments.get(key)
+        if known is None:
+            known = self._arguments[key] = learn.ByArguments.of(self._profiles[key])
+        said = known.bound(request.arguments, capacity_bytes)
+        need, because = said or (estimate.need_bytes, estimate.because)
+        floor = self._floor(key, capacity_bytes) if known.has_failed else 0
+        beyond = arguments.exceeds(request.arguments, known.seen)
+        if beyond is None:
+            return Need(min(capacity_bytes, max(need, floor)), False, because)
+        running = self._running.get(key)
+        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
+            shown = min(capacity_bytes, max(running[1], floor))
+            return Need(shown, False, "a run that is still going is flat at that")
+        if known.line is None or known.line.name != beyond.name:
+            # Memory grows at most as fast as what it is made for, and there may be a fixed part.
+            need = int(min(float(capacity_bytes), need * beyond.times))
+        need = min(capacity_bytes, max(need, estimate.need_bytes, floor))
+        because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
+        return Need(need, True, because)
 
     def _guess(self, key: Key, capacity_bytes: int) -> int:
         floor = self._floor(key, capacity_bytes)
@@ -199,6 +236,8 @@ class Memory:
 
     def _forget_estimates(self, key: Key) -> None:
         self._estimates.pop(key, None)
+        self._arguments.pop(key, None)
+        self._usual.pop(key, None)
         self._stale.add(key)
         self._note_change(key[0])
 

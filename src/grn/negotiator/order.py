@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from grn.model.job import Request
+from grn.negotiator.arguments import mattering
 
 Turn = tuple[int, int, int]
 Kind = tuple[object, ...]
@@ -180,4 +181,5 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         request.stay,
         request.attempt,
         request.holder.pid if is_pinned and request.holder else None,
+        mattering(request.arguments) if request.arguments else (),
     )

@@ -5,7 +5,7 @@ Looks at the books and changes nothing; whose turn it is was decided before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -150,8 +150,16 @@ def could_take(request: Request, need: Need, book: Book) -> bool:
     return need.need_bytes <= book.beside_bytes(strangers + book.unexplained_bytes)
 
 
-def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> list[Book]:
-    """Return the GPUs to keep free for a request: the roomiest of those that will do once empty."""
+def to_keep(
+    request: Request,
+    needs: Mapping[str, Need],
+    books: Sequence[Book],
+    ready_s: Callable[[Book, Need], float] = lambda book, need: 0.0,
+) -> list[Book]:
+    """Return the GPUs to keep free for a request: those that are soonest ready, then the roomiest.
+
+    `ready_s` tells how long it takes until a GPU has room for a need.
+    """
     homes = pinned(request, books) or books
     good = [
         book
@@ -160,7 +168,10 @@ def to_keep(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) 
     ]
     if len(good) < request.gpus:
         return []
-    return sorted(good, key=lambda book: -book.free_bytes)[: request.gpus]
+    soonest = sorted(
+        good, key=lambda book: (ready_s(book, needs[book.gpu.model]), -book.free_bytes)
+    )
+    return soonest[: request.gpus]
 
 
 def _own_bytes(request: Request, book: Book) -> int:

@@ -74,6 +74,10 @@ class Told(Memory):
         need = Need(self._jobs[request.job_type].peak_bytes, False, "told")
         return dict.fromkeys(sizes, need)
 
+    def usual_s(self, job_type: str, model: str) -> float | None:
+        """Return the truth."""
+        return self._jobs[job_type].solo_s
+
 
 class ToldLoads(Loads):
     """Loads that are known beforehand."""
