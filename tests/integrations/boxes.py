@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.harness import Job, Story
+from tests.harness import SOURCES, Job, Story
 
 OWN = {"proc", "sys", "tmp", "run"}  # what a container has for itself
 SPACES = ("--pid", "--fork", "--kill-child", "--mount", "--net", "--ipc", "--uts")
@@ -45,12 +46,18 @@ def contain(
     root.mkdir(parents=True)
     lines = ["set -e", "mount --make-rprivate /", f"mount -t tmpfs root {root}"]
     lines += _image(root)
-    for source, target in volumes.items():
+    for source, target in {**_needed(), **volumes}.items():
         lines += [f"mkdir -p {root}{target}", f"mount --rbind {source} {root}{target}"]
     inner = f"mount -t proc proc /proc; cd {folder}; exec {shlex.join(command)}"
     lines.append(f"exec chroot {root} /bin/sh -ec {shlex.quote(inner)}")
     bare = {name: None for name in story.env if name.startswith("GRN_")}
     return story.start(*unshare(), "/bin/sh", "-c", "\n".join(lines), env={**bare, **(env or {})})
+
+
+def _needed() -> dict[str, str]:
+    """Return what belongs to the image but is kept where a box has its own."""
+    paths = {Path(sys.prefix), Path(sys.base_prefix), SOURCES}
+    return {str(path): str(path) for path in paths if path.parts[1] in OWN}
 
 
 def _image(root: Path) -> list[str]:

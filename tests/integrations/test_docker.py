@@ -83,7 +83,8 @@ from act import gate, say, take
 with grn.lease(mem="300MiB"):
     kept = take(150)
     say(os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], os.path.exists("/tmp/grn"))
-    say("sees", sorted(os.listdir("/tmp")), len([n for n in os.listdir("/proc") if n.isdigit()]))
+    alone = [name for name in os.listdir("/proc") if name.isdigit()] == ["1"]
+    say("alone", alone, os.path.exists(sys.argv[2]))
     say("net", open("/proc/net/dev").read().count(":"))
     gate("go")
 """
@@ -93,7 +94,7 @@ def hold(story: Story) -> Job:
     story.gate("go")
     story.write("hold.py", HOLD)
     stage = Path(__file__).resolve().parents[1] / "stories" / "stage"
-    return box(story, f"exec {sys.executable} /tmp/story/hold.py {stage}")
+    return box(story, f"exec {sys.executable} /tmp/story/hold.py {stage} {story.folder}")
 
 
 def test_a_job_inside_is_known_by_its_pid_outside(story: Story, here: Negotiator) -> None:
@@ -104,7 +105,7 @@ def test_a_job_inside_is_known_by_its_pid_outside(story: Story, here: Negotiator
     assert visible == f"VIRTUAL-{lease['gpus'][0]}"
     status = Path(f"/proc/{lease['pid']}/status").read_text()
     assert re.search(rf"^NSpid:\s+{lease['pid']}\s+{inner_pid}$", status, re.MULTILINE)
-    assert story.said()[1] == "sees ['grn', 'story'] 1"  # really alone in there
+    assert story.said()[1] == "alone True False"
     assert story.said()[2] == "net 1"  # the loopback of a network of its own
     wait_for(lambda: (here.leases()[0]["used_bytes"] or 0) > 150 * MiB, "it to be measured")
     assert here.status()["gpus"][lease["gpus"][0]]["strangers_bytes"] == 0

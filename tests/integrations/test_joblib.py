@@ -19,6 +19,10 @@ HEAD = """
     from joblib import Parallel, delayed
     import grn, grn.integrations.joblib
     from act import gate, say, take
+
+    def parallel(**options):
+        joblib.parallel_config("grn", n_jobs=2, **options)
+        return Parallel()
 """
 
 
@@ -86,7 +90,7 @@ def test_the_first_failure_comes_back_whole_and_ends_the_others(
         raise ValueError("too large", seed)
 
     try:
-        Parallel(n_jobs=2, backend="grn", mem="64MiB")(delayed(train)(seed) for seed in (0, 1))
+        parallel(mem="64MiB")(delayed(train)(seed) for seed in (0, 1))
     except ValueError as error:
         print(error.args, "in train" in str(error.__cause__))
     """)  # fmt: skip
@@ -143,7 +147,7 @@ def test_what_ran_out_of_memory_is_made_again_if_asked_for(
             raise RuntimeError("CUDA out of memory")
         return "trained"
 
-    print(Parallel(n_jobs=2, backend="grn", mem="64MiB", retry_oom=2)([delayed(train)()]))
+    print(parallel(mem="64MiB", retry_oom=2)([delayed(train)()]))
     """)  # fmt: skip
     assert done.out == "['trained']\n"
     assert story.said() == ["try"] * 3
@@ -163,7 +167,7 @@ def test_no_call_outlives_the_program(
         say(os.getpid(), child.pid)
         gate("never")
 
-    Parallel(n_jobs=2, backend="grn", mem="64MiB")(delayed(train)() for _ in range(2))
+    parallel(mem="64MiB")(delayed(train)() for _ in range(2))
     """)  # fmt: skip
     wait_for(lambda: len(story.said()) == 2)
     job.signal(signum)
@@ -177,11 +181,17 @@ def test_no_call_outlives_the_program(
 def test_nonsense_is_refused_before_anything_runs(story: Story, negotiator: Negotiators) -> None:
     negotiator()
     job = story.start_script(HEAD + """
-    Parallel(n_jobs=2, backend="grn", mem="a lot")(delayed(os.getpid)() for _ in range(2))
+    parallel(mem="a lot")(delayed(os.getpid)() for _ in range(2))
     """)  # fmt: skip
     ended = job.wait()
     assert ended.code == 1
     assert "a lot" in ended.err
+    job = story.start_script(HEAD + """
+    if joblib.__version__ < "1.5":
+        sys.exit("a lot: options for Parallel itself came later")
+    Parallel(n_jobs=2, backend="grn", mem="a lot")(delayed(os.getpid)() for _ in range(2))
+    """)  # fmt: skip
+    assert "a lot" in job.wait().err
     job = story.start_script(HEAD + """
     with joblib.parallel_config("grn", n_jobs=2, memory="1GiB"):
         Parallel()(delayed(os.getpid)() for _ in range(2))
