@@ -24,6 +24,7 @@ BENCHMARKS = {
     "footprint": "footprint: 8 GPUs, 50 leases",
     "crowd": "1,000 waiting",
     "queued": "queue",
+    "real_packing": "real jobs on virtual GPUs",
     "top": "grn top: 8 GPUs, 1,000 jobs",
     "page": "page",
     "tasks": "GPUTask instances",
