@@ -1,7 +1,8 @@
-"""What `grn top` costs: itself, and the negotiator it looks at, with 8 GPUs and 1,000 jobs.
+"""What `grn top` costs: itself, and those it looks at, with 8 GPUs and 1,000 jobs.
 
 One client holds and waits for leases; some end and others come all the time, so that there is
-something to draw. The terminal is a pseudo-terminal of 200 columns and 60 lines.
+something to draw. Then 1,000 queued jobs of one's own are added, of which some change all the
+time. The terminal is a pseudo-terminal of 200 columns and 60 lines.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import rig
 from rig import Figure
 
 from grn import wire
+from grn.client import queue
 from grn.client.connection import connect
 
 GPUS = "virtual:8x24GiB"
@@ -86,6 +88,40 @@ class Crowd:
 
 
 @contextlib.contextmanager
+def own_queue() -> Iterator[int]:
+    """Run a queue with jobs that are kept back, and let some of them change places."""
+    pid = int(queue.ask({"op": "ping"})["pid"])
+    job = {"argv": ["python", "train.py", "--lr", "0.1"], "type": "train.py", "label": "train.py"}
+    shared = {"cwd": "/", "env": {}, "held": True}
+    first = queue.submit({"op": "submit", "jobs": [job] * JOBS, **shared})["first"]
+    is_over = threading.Event()
+
+    def churn() -> None:
+        place = 0
+        while not is_over.wait(1 / CHANGES_PER_S):
+            place = (place + 7) % JOBS
+            queue.ask({"op": "move", "jobs": [first + place], "front": True})
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        yield pid
+    finally:
+        is_over.set()
+        thread.join()
+        queue.ask({"op": "stop"})
+        while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
+            time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+@contextlib.contextmanager
 def top() -> Iterator[subprocess.Popen[bytes]]:
     """Run `grn top` in a terminal of its own that is read all the time."""
     ours, theirs = pty.openpty()
@@ -146,9 +182,19 @@ def measure() -> list[Figure]:
             took_s = time.monotonic() - began
             followed = 100 * (cpu_s(negotiator.pid) - before) / took_s
             rate = (DRAWN[0] - written) / took_s / 1000
+        with own_queue() as queue_pid:
+            queue_alone = percent(queue_pid)
+            with top() as process:
+                time.sleep(SETTLE_S)
+                before, began = cpu_s(queue_pid), time.monotonic()
+                with_queue = percent(process.pid)
+                queue_followed = 100 * (cpu_s(queue_pid) - before) / (time.monotonic() - began)
+    unit = "% of a core"
     return [
-        Figure("grn top, 2 Hz, 200x60, 1,000 jobs, 10 changes a second", ours, 5.0, "% of a core"),
-        Figure("negotiator with it, against without", followed, alone, "% of a core", None),
+        Figure("grn top, 2 Hz, 200x60, 1,000 jobs, 10 changes a second", ours, 5.0, unit),
+        Figure("and 1,000 jobs of one's own queue, 10 changes a second", with_queue, 5.0, unit),
+        Figure("negotiator with it, against without", followed, alone, unit, None),
+        Figure("queue with it, against without", queue_followed, queue_alone, unit, None),
         Figure("written to the terminal", rate, 20.0, "kB/s", None),
     ]
 

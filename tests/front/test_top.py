@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -220,6 +221,23 @@ def test_the_glance_is_drawn_until_it_is_interrupted(queue: Queue) -> None:
     ended = job.wait()
     assert ended.code == 0
     assert ended.out.splitlines()[0].startswith("  0 A")
+
+
+def test_the_glance_stays_in_its_place_on_a_terminal(queue: Queue) -> None:
+    ours, theirs = pty.openpty()
+    environment = queue.story.environment(COLUMNS="80", LINES="24", TERM="xterm")
+    process = subprocess.Popen(
+        [*GRN, "gpus", "--watch"], env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    while shown.count(b"\x1b[5A") < 2:  # four GPUs and the legend, written over
+        shown += os.read(ours, 1 << 16)
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(DEADLINE_S) == 0
+    os.close(ours)
+    assert shown.count(b"guard") >= 3
 
 
 def test_the_glance_does_not_speak_json(queue: Queue) -> None:

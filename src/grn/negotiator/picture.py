@@ -20,7 +20,7 @@ Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
 FIRST_GROUPS = 16  # of those who wait, so many are asked for their reason each time,
 NEXT_GROUPS = 24  # and so many of the others in turn, since each answer takes its time
-ENDS_SHOWN = 50
+ENDS_SHOWN = 200
 _UNSAID: Said = (None, "")
 
 
