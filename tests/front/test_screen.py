@@ -6,6 +6,8 @@ import random
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grn.client.watching import NEGOTIATOR, QUEUE, Picture
 from grn.front import screen
@@ -26,6 +28,7 @@ from tests.front.pictures import (
     an_ended_job,
 )
 
+WORDS = st.text().filter(lambda text: "\0" not in text)  # no queue takes such a word
 SIZES = [(80, 24), (200, 60), (60, 16), (40, 10), (300, 20)]
 
 
@@ -156,6 +159,19 @@ def test_hostile_names_reach_no_terminal() -> None:
     lines = drawn(a_picture(jobs=jobs, ended=ended), at=look(200, 40)).lines
 
     assert all(text.isprintable() for line in lines for text, _ in line)
+
+
+@settings(max_examples=300)
+@given(WORDS, WORDS, WORDS)
+def test_no_text_whatever_drives_the_terminal_or_breaks_a_line(a: str, b: str, c: str) -> None:
+    jobs = [a_job(1, name=a, argv=[b, c], why=c)]
+    ended = [an_ended_job(2, name=b, argv=[a], text=c)]
+    picture = a_picture(jobs=jobs, ended=ended)
+    picture.queue["trouble"] = a
+    lines = drawn(picture, View(said=b), look(100, 30)).lines
+
+    assert all(text.isprintable() for line in lines for text, _ in line)
+    assert {width_of(line) for line in lines} == {100}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -107,9 +107,11 @@ def log_lines(folder: str) -> list[str]:
         data = logs.read_from(path, max(0, size - MOST_LOG_BYTES)) + data
         if len(data) >= MOST_LOG_BYTES:
             break
+    if not data:
+        return ["nothing was printed yet"]
     text = data[-MOST_LOG_BYTES:].decode("utf-8", "replace")
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    return [render.harmless(line.expandtabs()) for line in lines] or ["nothing was printed yet"]
+    return [render.harmless(line.expandtabs()) for line in lines]
 
 
 def _explanation(row: Row, marks: Marks) -> list[str]:
