@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test check-fast format bench bench-packing soak bootstrap clean faults mnist
+.PHONY: help demo test check-fast format bench bench-packing soak bootstrap clean faults mnist docs
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
@@ -11,6 +11,7 @@ help:
 	@echo 'make format       rewrite the code as the formatter wants it'
 	@echo 'make faults       only the fault campaigns of the queue: kills, full disks, power cuts'
 	@echo 'make mnist        examples/mnist: PyTorch, TensorFlow and JAX under doit, on virtual GPUs'
+	@echo 'make docs         the pages as a site, in site/'
 	@echo 'make bench        the benchmarks'
 	@echo 'make bench-packing  packing by replay, policies side by side (ARGS=PATH: traces too)'
 	@echo 'make soak         kill the queue a thousand times (ARGS=--sweeps: all long fault tests)'
@@ -39,6 +40,10 @@ faults: bootstrap
 mnist:
 	@$(PYTHON) tools/mnist.py $(ARGS)
 
+docs: bootstrap
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict -q -f tools/mkdocs.yml
+	@echo 'open site/index.html'
+
 bench: bootstrap
 	@.venv/bin/python benchmarks/run.py $(ARGS)
 
@@ -49,6 +54,6 @@ soak: bootstrap
 	@.venv/bin/python tools/soak.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-3.* .venv-mnist* .venv-examples* .venv.lock dist build
+	rm -rf .venv .venv-3.* .venv-mnist* .venv-examples* .venv.lock dist build site
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

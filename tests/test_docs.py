@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,3 +226,22 @@ def test_there_is_a_way_to_every_page() -> None:
                 ahead.append(target)
 
     assert sorted(set(DOCS.rglob("*.md")) - seen) == []
+
+
+# --- as a site -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_pages_are_built_as_a_site_that_asks_nobody_else(tmp_path: Path) -> None:
+    mkdocs = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet")
+    where = ("-f", str(ROOT / "tools" / "mkdocs.yml"), "-d", str(tmp_path / "site"))
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+
+    built = subprocess.run([*mkdocs, *where], capture_output=True, text=True, env=environment)
+
+    assert built.returncode == 0, built.stderr
+    pages = [path for path in DOCS.rglob("*.md") if "decisions" not in path.parts]
+    loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)")
+    for path in pages:
+        made = tmp_path / "site" / path.relative_to(DOCS).with_suffix(".html")
+        assert loaded.findall(made.read_text()) == [], path.name
