@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from grn.client import watching
 from grn.client.watching import NEGOTIATOR, QUEUE, Event, Picture, Samples, Watch
+from tests.conftest import Negotiators
 from tests.harness import Negotiator, is_running, wait_for
 from tests.queue.daemon import Queue, a_queue
 
@@ -132,6 +135,21 @@ def test_it_can_be_awaited_beside_other_things(here: Negotiator) -> None:
     names, ticks = asyncio.run(look())
     assert names == ["snapshot"]
     assert ticks > 1
+
+
+@pytest.mark.slow
+def test_a_stopped_negotiator_is_told_as_silent_and_heard_again_afterwards(
+    negotiator: Negotiators,
+) -> None:
+    made = negotiator()
+    with Watch(with_queue=False, silent_s=7.0) as watch:
+        watch.look()
+        os.kill(made.pid, signal.SIGSTOP)
+        wait_for(lambda: (watch.wait(0.5), watch.picture.trouble[NEGOTIATOR])[1], "silence")
+        assert "silent" in watch.picture.trouble[NEGOTIATOR]
+        assert len(watch.picture.gpus) == 2, "what was known is kept"
+        os.kill(made.pid, signal.SIGCONT)
+        wait_for(lambda: (watch.wait(0.5), not watch.picture.trouble[NEGOTIATOR])[1], "a word")
 
 
 def test_a_lease_too_short_to_be_seen_is_told_as_granted_and_ended() -> None:

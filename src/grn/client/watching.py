@@ -246,8 +246,15 @@ class _Line:
 class Watch:
     """Keeps a picture. Use `wait` in programs that block and `wait_async` on an event loop."""
 
-    def __init__(self, *, with_negotiator: bool = True, with_queue: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        with_negotiator: bool = True,
+        with_queue: bool = True,
+        silent_s: float = SILENT_S,
+    ) -> None:
         self.picture = Picture()
+        self._silent_s = silent_s
         self._lines: list[_Line] = []
         if with_negotiator:
             self._lines.append(_Line(NEGOTIATOR, connection.connect))
@@ -322,7 +329,7 @@ class Watch:
             line.close()
             line.try_at = now + RETRY_S / 10
             return self.picture.lost(line.name, heard)
-        if not heard and now - line.heard_at > SILENT_S:
+        if not heard and now - line.heard_at > self._silent_s:
             return self.picture.lost(line.name, f"the {line.name} has been silent for a while.")
         return [event for one in heard for event in self.picture.take(line.name, one)]
 
@@ -332,7 +339,7 @@ class Watch:
     def _pause_s(self, until: float | None) -> float:
         now = time.monotonic()
         times = [line.try_at for line in self._lines if line.sock is None]
-        times.append(now + SILENT_S)
+        times.append(now + self._silent_s)
         if until is not None:
             times.append(until)
         return max(0.0, min(times) - now)
