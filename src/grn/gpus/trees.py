@@ -98,7 +98,7 @@ def child_of(parent: int, pid: int) -> Holder | None:
 def ancestor_of(child: int, pid: int, user: int) -> Holder | None:
     """Return a process above another, by the pid it is known by there, if it is that user's."""
     above = read_process(child)
-    while above is not None and above.parent > 1:
+    while above is not None and above.parent > 0:
         above = read_process(above.parent)
         if above is not None and pid in (above.pid, inner_pids(above.pid)[-1]):
             return Holder(above.pid, above.started_ticks) if _is_of(above.pid, user) else None
