@@ -105,6 +105,7 @@ def test_the_choice_can_stand_in_the_configuration(story: Story, negotiator: Neg
     assert [profile["runs"] for profile in here.profiles()] == [2]
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_or_dies_leaves_the_others_alone(
     story: Story, negotiator: Negotiators
 ) -> None:

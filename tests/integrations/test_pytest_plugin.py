@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+import pytest
+
 from tests.conftest import Negotiators
 from tests.harness import Ended, Job, Story, wait_for
 from tests.integrations.pages import blocks
@@ -29,6 +31,7 @@ def run(story: Story, text: str, *arguments: str, **env: str | None) -> Ended:
     return start(story, text, *arguments, **env).wait()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_passes_with_more_workers_than_gpus(
     story: Story, negotiator: Negotiators
 ) -> None:
