@@ -123,8 +123,12 @@ def main(argv=None):
     parser.add_argument("--venv", metavar="DIR", default=os.path.join(ROOT, ".venv"))
     parser.add_argument("--python", metavar="PATH", help="the interpreter to build with")
     parser.add_argument("--no-test", action="store_true", help="leave out the test tools")
+    parser.add_argument("--extra", default="test", help="the extra with the test tools")
     options = parser.parse_args(argv)
-    venv, extras = os.path.realpath(options.venv), "" if options.no_test else "[test]"
+    venv, extras = (
+        os.path.realpath(options.venv),
+        "" if options.no_test else "[" + options.extra + "]",
+    )
     # Inside a virtual environment, perhaps the one to be replaced, take what it stands on.
     own = sys.executable if sys.prefix == sys.base_prefix else os.path.realpath(sys.executable)
     asked = options.python and os.path.abspath(shutil.which(options.python) or options.python)

@@ -20,7 +20,14 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 WORKERS = min(4, max(2, os.cpu_count() or 2))  # never one: many tests wait for other processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
-ONCE = ("--ignore", "tests/queue_faults")  # campaigns of kills: one Python version is enough
+# What needs large packages, a browser or long campaigns runs on one Python version only.
+HEAVY = ("queue_faults", "web", "examples", "integrations", "simulate", "test_docs.py")
+HEAVY_FILES = (
+    *("front/test_stream.py", "sweep/test_command.py", "sweep/test_documented.py"),
+    *("sweep/test_files.py", "sweep/test_leases.py", "sweep/test_pictures.py"),
+    *("sweep/test_results.py", "sweep/test_sampler.py"),
+)
+ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))
 USERS_SIDE = ("tests/client", "tests/compat", "tests/sweep", "tests/test_public_api.py")
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -80,7 +87,8 @@ def find(version: str) -> str | None:
 def make_environment(version: str, python: str) -> str | None:
     """Build `.venv-3.X` and return its interpreter; None when that does not succeed."""
     venv = ROOT / f".venv-{version}"
-    command = [sys.executable, "tools/bootstrap.py", "--venv", str(venv), "--python", python]
+    where = ("--venv", str(venv), "--python", python, "--extra", "test-core")
+    command = [sys.executable, "tools/bootstrap.py", *where]
     is_made = subprocess.call(command, cwd=ROOT) == 0
     return str(venv / "bin" / "python") if is_made else None
 
