@@ -116,7 +116,7 @@ def test_trouble_is_told_and_what_was_known_is_kept() -> None:
 
     text = text_of(drawn(picture))
 
-    assert "! the negotiator closed the connection. Start one with `grn start`." in text
+    assert "! the negotiator closed the connection: `grn start` starts one." in text
     assert "! the queue closed the connection." in text
     assert "RUNNING 200" in text
 

@@ -162,7 +162,8 @@ def _title(picture: Picture, board: Board, view: View, look: Look, now: float) -
 def _troubles(picture: Picture, look: Look) -> list[Line]:
     texts = []
     if picture.trouble["negotiator"]:
-        texts.append(f"{picture.trouble['negotiator']} Start one with `grn start`.")
+        why = picture.trouble["negotiator"].removeprefix("GPU Master is not available. ")
+        texts.append(f"{why.partition(' at /')[0].rstrip('.')}: `grn start` starts one.")
     elif picture.negotiator.get("trouble"):
         texts.append(f"negotiator: {picture.negotiator['trouble']}")
     if picture.queue and picture.trouble["queue"]:
@@ -201,7 +202,7 @@ _EMPTY = {
 }
 _HELP = (
     ("Tab, Shift+Tab", "the next part: running, waiting, ended"),
-    ("Up Down PgUp ...", "move in it; Home and End, j and k too"),
+    ("Up Down PgUp", "move in it; Home and End, j and k too"),
     ("/", "filter by id, name, state or reason; `gpu 3` for one GPU; Esc drops it"),
     ("s", "sort this part in another way"),
     ("m", "only my own jobs"),
