@@ -134,3 +134,16 @@ def test_all_can_be_reached_by_keyboard(page, server):
         seen.add(page.evaluate("document.activeElement.textContent"))
 
     assert {"Now", "Timeline", "History", "Profiles", "Sweeps"} <= seen
+
+
+def test_a_job_that_runs_shows_its_memory_and_how_busy_its_gpu_is(page, submit, server, story):
+    gate = story.gate("go")
+    command = "import time; kept = bytearray(64 << 20); from act import gate; gate('go')"
+    number = submit("--", "python3", "-c", command)
+    page.goto(f"{server.url}/#/job/{number}")
+
+    page.wait_for_selector("svg[aria-label='memory over time']")
+    page.wait_for_selector("svg[aria-label='how busy its GPUs were']")
+    assert "reserved" in page.text_content("svg[aria-label='memory over time']")
+    gate.open()
+    page.wait_for_selector("h1:has-text('ok')")

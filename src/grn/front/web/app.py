@@ -196,7 +196,8 @@ class Page:
         return JSONResponse(await asyncio.to_thread(self._sweeps.one, name))
 
     async def job(self, request: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(self._facts.job, request.path_params["job"]))
+        number, picture = request.path_params["job"], self._watchers.picture
+        return JSONResponse(await asyncio.to_thread(self._facts.job, picture, number))
 
     async def lease(self, request: Request) -> Response:
         name, picture = request.path_params["lease"], self._watchers.picture

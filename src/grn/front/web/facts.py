@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from grn import wire
@@ -109,16 +110,21 @@ class Facts:
 
     # --- one job, one lease --------------------------------------------------------------
 
-    def job(self, number: int) -> Row:
+    def job(self, picture: Picture, number: int) -> Row:
         """Return all of one job, with the curve of its last attempt."""
         row = readable(queue.ask({"op": "show", "job": number}, may_start=False)["job"])
         row["curve"] = self._curve(row["lease"]) if row["lease"] else []
+        is_running = row["lease"] in picture.leases
+        row["loads"] = recent_loads(picture, row["gpus"]) if is_running else []
         return row
 
     def lease(self, picture: Picture, name: str) -> Row | None:
         """Return one lease, running or ended of late, with its curve."""
         row = picture.leases.get(name) or next((r for r in picture.ends if r["id"] == name), None)
-        return None if row is None else {**self._named(row), "curve": self._curve(name)}
+        if row is None:
+            return None
+        loads = recent_loads(picture, row["gpus"]) if name in picture.leases else []
+        return {**self._named(row), "curve": self._curve(name), "loads": loads}
 
     def _curve(self, lease: str) -> list[tuple[float, int | None]]:
         try:
@@ -140,6 +146,17 @@ class Facts:
         is_over = row["state"] == "ended" and start + len(piece) >= len(data)
         text = piece.decode("utf-8", "replace")
         return {"text": text, "from": start, "next": start + len(piece), "is_over": is_over}
+
+
+def recent_loads(picture: Picture, indices: Sequence[int]) -> list[Row]:
+    """Return how busy some GPUs were in the last two minutes."""
+    gpus = {gpu["index"]: uuid for uuid, gpu in picture.gpus.items()}
+    known = [(index, picture.samples.get(gpus.get(index, ""))) for index in indices]
+    return [
+        {"gpu": index, "step_s": past.step_s, "load_pct": list(past.load_pct)}
+        for index, past in known
+        if past is not None
+    ]
 
 
 def readable(row: Row) -> Row:

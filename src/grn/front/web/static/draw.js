@@ -42,6 +42,29 @@ export function memoryChart(points, reserved, title) {
   return root;
 }
 
+// How busy GPUs were of late, one line for each.
+export function loadChart(loads) {
+  const [width, height, left, right, top, bottom] = [720, 120, 64, 12, 10, 22];
+  const long = Math.max(0, ...loads.map((one) => one.load_pct.length));
+  if (long < 2) return null;
+  const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "how busy its GPUs were" });
+  const y = (percent) => height - bottom - (percent / 100) * (height - top - bottom);
+  for (const mark of [0, 50, 100]) {
+    root.append(svg("line", { x1: left, x2: width - right, y1: y(mark), y2: y(mark), stroke: "var(--line)" }));
+    root.append(axisText(left - 6, y(mark) + 4, `${mark} %`));
+  }
+  const step = loads[0].step_s;
+  const x = (place) => left + (place / (long - 1)) * (width - left - right);
+  for (const place of [0, (long - 1) / 2]) root.append(axisText(x(place), height - 6, `${span((long - 1 - place) * step)} ago`, place ? "middle" : "start"));
+  root.append(axisText(width - right, height - 6, "now"));
+  for (const one of loads) {
+    const first = long - one.load_pct.length;
+    const points = one.load_pct.map((load, place) => (load === null ? null : `${x(first + place).toFixed(1)},${y(load).toFixed(1)}`)).filter(Boolean);
+    root.append(svg("polyline", { points: points.join(" "), fill: "none", stroke: colour(`GPU ${one.gpu}`), "stroke-width": 1.8 }));
+  }
+  return root;
+}
+
 // One bar for each run: its peak, beside what was reserved for it; the estimate as a line.
 export function peaksChart(runs, estimate) {
   const [width, height, left, right, top, bottom] = [360, 170, 62, 8, 16, 8];

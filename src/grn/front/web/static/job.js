@@ -2,9 +2,14 @@
 import { el, plain, size, span, clock, now, pill, table, command } from "./dom.js";
 import { state, ask, trouble } from "./app.js";
 import { acts } from "./now.js";
-import { memoryChart } from "./draw.js";
+import { memoryChart, loadChart } from "./draw.js";
 
 const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+
+function busy(loads) {
+  const chart = loads.length ? loadChart(loads) : null;
+  return chart ? el("div", {}, el("h2", {}, "How busy its GPUs are"), el("div", { class: "chartbox" }, chart)) : "";
+}
 
 export function jobView(root, id) {
   const head = el("div", {}, el("p", { class: "soft" }, "Looking…"));
@@ -38,7 +43,7 @@ export function jobView(root, id) {
         ["GPU", job.gpus.join(", ")], ["Memory", job.reserved_bytes === null ? (job.mem_bytes ? size(job.mem_bytes) : "as learned") : `${job.peak_bytes === null ? "" : `peak ${size(job.peak_bytes)}, `}${size(job.reserved_bytes)} reserved`],
         ["Priority", String(job.priority)], ["Status", job.status === null ? (job.signal ? `signal ${job.signal}` : "") : String(job.status)], ["Said", plain(job.text)],
       ])),
-      chart ? el("div", {}, el("h2", {}, "Memory"), el("div", { class: "chartbox" }, chart)) : "");
+      chart ? el("div", {}, el("h2", {}, "Memory"), el("div", { class: "chartbox" }, chart)) : "", busy(job.loads));
   }
 
   function drawRest(job) {
@@ -90,7 +95,7 @@ export function leaseView(root, id) {
           ["Memory", `${size(row.used_bytes)} used, peak ${size(row.peak_bytes)}, ${size(row.reserved_bytes)} reserved`],
           ["Began", `${clock(row.since_at)}, ${span((row.ended_at || now()) - row.since_at)}${row.ended_at ? "" : " ago"}`], ["Why here", plain(row.why || "")],
         ])),
-        el("h2", {}, "Memory"), chart ? el("div", { class: "chartbox" }, chart) : el("p", { class: "empty" }, "The curve begins with the second look."));
+        el("h2", {}, "Memory"), chart ? el("div", { class: "chartbox" }, chart) : el("p", { class: "empty" }, "The curve begins with the second look."), busy(row.loads));
     } catch (error) { box.replaceChildren(trouble(error)); }
   };
   load();
