@@ -121,7 +121,7 @@ def test_all_a_process_waits_for_is_set_apart_but_not_what_it_asks_for_children(
 def test_what_was_said_to_its_like_says_nothing_of_one_that_is_set_apart():
     waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=5))
     waitlist.pin(5)
-    waitlist.group_of("a").refused = Refused("train.py", 1)
+    waitlist.refuse(waitlist.group_of("a"), Refused("train.py", 1))
     waitlist.pin(5)
 
     assert waitlist.group_of("a").refused is None

@@ -32,6 +32,7 @@ from grn.negotiator.store import Store
 log = logging.getLogger("grn.negotiator")
 _MOST_FILES = 1 << 20
 _OWN_FILES = 128
+_TIDY_S = 60.0
 
 BANNER = r"""
    __ _ _ __ _ __
@@ -83,12 +84,13 @@ async def _serve_gpus(
     loop.start(inventory)
     with contextlib.suppress(GrnError):
         await loop.look()
-    gc.freeze()  # what lives for ever need not be walked at every collection
+    _calm_collector()
     listener = await asyncio.get_running_loop().create_unix_server(
         server.connection, sock=ground.listen()
     )
     _announce(inventory, ground, folder, note, arguments)
     tasks = [asyncio.create_task(loop.observe()), asyncio.create_task(ground.keep_fresh())]
+    tasks.append(asyncio.create_task(_tidy_when_quiet(server)))
     if chosen.idle_exit_s:
         tasks.append(asyncio.create_task(_leave_when_idle(server, chosen.idle_exit_s, stopped)))
     await stopped.wait()
@@ -155,6 +157,23 @@ def _say(fd: int | None, line: str) -> None:
         with contextlib.suppress(OSError):
             os.write(fd, line.replace("\n", " ").encode() + b"\n")
             os.close(fd)
+
+
+def _calm_collector() -> None:
+    """Keep the garbage collector from walking all who wait in the midst of a decision.
+
+    A hundred thousand requests take it a tenth of a second. What lives for ever need not be walked
+    at all, young objects are looked at as usual, and the rest while nobody waits.
+    """
+    gc.freeze()
+    gc.set_threshold(1_000, 5, 1_000_000)
+
+
+async def _tidy_when_quiet(server: Server) -> None:
+    while True:
+        await asyncio.sleep(_TIDY_S)
+        if server.is_idle:
+            gc.collect()
 
 
 async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event) -> None:

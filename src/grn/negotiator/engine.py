@@ -42,9 +42,10 @@ from grn.negotiator.events import (
 from grn.negotiator.ledger import Book, Guard, check_books
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
-from grn.negotiator.order import Group, Refused, Waiting, Waitlist, turn
+from grn.negotiator.order import Group, Refused, Turn, Waiting, Waitlist, turn
 from grn.negotiator.place import Need, Place, Room, Size, allowed, pinned, place, to_keep
 from grn.negotiator.refuse import refusal
+from grn.negotiator.shelf import MANY, Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,12 @@ class Engine:
         self.memory = Memory()
         self.loads = Loads()
         self.books: dict[str, Book] = {}
+        self._shelf = Shelf(self.books)
         self.leases: dict[str, Lease] = {}
         self.waitlist = Waitlist()
         self._watches: dict[str, learn.Watch] = {}
+        self._by_key: dict[str, str] = {}  # key of a request -> its lease
+        self._draining: set[str] = set()
         self._first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
         self._sequence = 0
         self._saved: set[str] = set()  # keys that are written down as waiting
@@ -77,6 +81,7 @@ class Engine:
         self._wall_offset_s = 0.0
         self._residue_until = _NEVER
         self._kept: dict[str, int] = {}  # GPU -> for whom it was last kept free
+        self._kept_type = ""
         self._kept_until = _NEVER  # when those GPUs will be ready for the one they are kept for
         self._sizes_known: dict[str, Size] = {}
         self._least_guess = (-1, 0)  # the version of our memory, and the guess it leads to
@@ -109,7 +114,7 @@ class Engine:
             return False
         if at < self._residue_until:
             return True
-        return any(lease.state is LeaseState.DRAINING for lease in self.leases.values())
+        return bool(self._draining)
 
     def why(self, key: str, at: float) -> Wait | None:
         """Return why a request waits, None when it does not wait."""
@@ -159,8 +164,10 @@ class Engine:
             guard = self.rules.guard.of(gpu.total_bytes)
             self.books[gpu.uuid] = Book(gpu, guard, readings.get(gpu.uuid, unread))
             self.books[gpu.uuid].load_cap = self.rules.load_cap
+            self._shelf.watch(self.books[gpu.uuid])
         self.memory.load(event.profiles)
         self.loads.load(event.profiles)
+        self.memory.woken.clear()  # nobody waits yet
         for lease in event.leases:
             if all(uuid in self.books for uuid in lease.gpus):
                 self._put(lease, event.at)
@@ -171,6 +178,8 @@ class Engine:
         self._returning = dict(event.waiting)
         self._sequence = max((place + 1 for _, place in event.waiting), default=0)
         self._saved = set(self._returning)
+        if self.books:
+            self._guess()  # drawn from all profiles: not while somebody waits for an answer
         if event.waiting:
             self._grace_until = event.at + self.rules.grace_s
 
@@ -314,14 +323,19 @@ class Engine:
         closed = self._closed(at)
         rooms = self._rooms(closed)
         guess = self._guess()
-        # What is refused again now is so until the end of the round: grants only take room.
-        turns = [
-            group
-            for group in self.waitlist.in_turn()
-            if not self._is_still_no(group, rooms[self._may_pass(group, at)], closed, guess)
-        ]
+        others = []
+        for group in self._worth_asking(rooms[1], guess, closed):
+            if self._is_still_no(group, rooms[self._may_pass(group, at)], closed, guess):
+                self.waitlist.settle(group)
+            else:
+                others.append(group)
         placed: list[Request] = []
-        for place_after, group in enumerate(turns, 1):
+        last, place_after = _BEFORE_ALL, 0
+        # Who is refused is not asked again in this round: grants only take room.
+        while (found := self._next(last, others, place_after, rooms[1])) is not None:
+            group, is_other = found
+            place_after += is_other
+            last = turn(group.head)
             if self._is_still_no(group, rooms[self._may_pass(group, at)], closed, guess):
                 continue
             head = group.head
@@ -331,9 +345,33 @@ class Engine:
                 placed.append(head.request)
                 rooms = self._rooms(closed)
             if group.members and group.head is not head:  # the next of its like, in its own turn
-                insort(turns, group, place_after, key=lambda group: turn(group.head))
+                insort(others, group, place_after, key=lambda group: turn(group.head))
         for request in placed:
             self._pin(request)
+
+    def _next(
+        self, last: Turn, others: list[Group], place: int, room: Room
+    ) -> tuple[Group, bool] | None:
+        """Return whose turn it is after the last one, and whether it is from the others."""
+        most = room.free[-1][0] if room.free else -math.inf
+        fitting = self.waitlist.next_fitting(last, most)
+        while place < len(others) and not others[place].members:
+            place += 1
+        other = others[place] if place < len(others) else None
+        if other is None:
+            return (fitting, False) if fitting else None
+        if fitting is None or turn(other.head) <= turn(fitting.head):
+            return other, True
+        return fitting, False
+
+    def _worth_asking(self, room: Room, guess: int, closed: dict[str, int]) -> list[Group]:
+        for job_type in self.memory.woken:
+            self.waitlist.wake(job_type)
+        self.memory.woken.clear()
+        if closed:  # what is kept free is for one who is asked each time
+            self.waitlist.wake(self._kept_type)
+        most = room.free[-1][0] if room.free else -math.inf
+        return self.waitlist.worth_asking(most, guess, room.empty > 0)
 
     def _pin(self, request: Request) -> None:
         """Keep what else a process waits for from holding up its like: it cannot move any more."""
@@ -349,11 +387,11 @@ class Engine:
         answer = self._try(head.request, shut)
         if isinstance(answer, Wait):
             if pinned(head.request, list(self.books.values())):
-                group.refused = None
+                self.waitlist.refuse(group, None)
                 if len(group.members) > 1:
                     self.waitlist.set_apart(head)  # its like can go where it cannot
             else:
-                group.refused = self._refused(head.request, answer)
+                self.waitlist.refuse(group, self._refused(head.request, answer))
             return []
         self.waitlist.pop(head.request.key)
         return self._grant(head.request, answer, at)
@@ -372,12 +410,8 @@ class Engine:
             sibling = self._first_runs.get(job_type)
             return Refused(job_type, version, sibling) if is_unknown else None
         is_guess = self.memory.is_guess(job_type)
-        enough = [
-            needs[book.gpu.model].need_bytes
-            for book in self.books.values()
-            if not (is_guess and needs[book.gpu.model].is_probe)
-        ]
-        least, is_guess = min(enough, default=math.inf), len(enough) < len(self.books)
+        enough = [need.need_bytes for need in needs.values() if not (is_guess and need.is_probe)]
+        least, is_guess = min(enough, default=math.inf), len(enough) < len(needs)
         busy = all(need.load is not None for need in needs.values())
         gpus, is_alone = request.gpus, request.is_exclusive
         return Refused(job_type, version, None, gpus, is_alone, least, is_guess, busy)
@@ -400,8 +434,8 @@ class Engine:
 
     def _rooms(self, closed: Collection[str]) -> tuple[Room, Room]:
         """Return the room on GPUs that are not closed, and on all of them."""
-        room = Room.on(book for uuid, book in self.books.items() if uuid not in closed)
-        return room, Room.on(self.books.values()) if closed else room
+        room = self._shelf.room(closed)
+        return room, self._shelf.room() if closed else room
 
     def _may_pass(self, group: Group, at: float) -> bool:
         """True when a job usually ends before the GPUs that are kept free can be used anyway."""
@@ -421,7 +455,7 @@ class Engine:
 
     def _try(self, request: Request, closed: Collection[str]) -> Place | Wait:
         needs, books = self.needs(request), allowed(request, list(self.books.values()))
-        answer = place(request, needs, books, closed)
+        answer = self._place(request, needs, books, closed)
         is_first = (
             answer.is_probe
             if isinstance(answer, Place)
@@ -437,6 +471,24 @@ class Engine:
             if isinstance(answer, Place):
                 return answer
         return self._wait_for_sibling(running)
+
+    def _place(
+        self,
+        request: Request,
+        needs: dict[str, Need],
+        books: list[Book],
+        closed: Collection[str],
+    ) -> Place | Wait:
+        """Place a request; of very many GPUs only the roomiest are looked at if they will do."""
+        is_bound = request.holder is not None and not request.is_command
+        if len(books) > MANY and not (request.slots or request.stay or is_bound or closed):
+            least = min(need.need_bytes for need in needs.values())
+            few, are_all = self._shelf.likely(least, request.gpus)
+            answer = place(request, needs, few, closed) if len(few) >= request.gpus else None
+            is_sure = are_all and not request.is_exclusive
+            if answer is not None and (is_sure or isinstance(answer, Place)):
+                return answer
+        return place(request, needs, books, closed)
 
     def _wait_for_sibling(self, lease_id: str) -> Wait:
         lease = self.leases[lease_id]
@@ -464,6 +516,7 @@ class Engine:
                     waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
                     self._kept_until = at + max(waits)
                 self._kept = {book.gpu.uuid: head.sequence for book in kept}
+                self._kept_type = head.request.job_type
                 return self._kept
         return {}
 
@@ -499,12 +552,17 @@ class Engine:
 
     def _replace(self, lease: Lease) -> None:
         self.leases[lease.id] = lease
+        if lease.state is LeaseState.HELD:
+            self._by_key[lease.request.key] = lease.id
+        else:
+            self._draining.add(lease.id)
         for uuid in lease.gpus:
             self.books[uuid].put(lease)
             self._weigh(self.books[uuid])
         job_type = lease.request.job_type
         if not lease.is_probe and self._first_runs.get(job_type) == lease.id:
             del self._first_runs[job_type]
+            self.waitlist.wake(job_type)
 
     def _weigh(self, book: Book) -> None:
         model = book.gpu.model
@@ -513,12 +571,17 @@ class Engine:
             for lease in book.leases.values()
             if lease.state is LeaseState.HELD
         )
+        book.note_change()
 
     def _drop(self, lease: Lease) -> Iterator[Action]:
         del self.leases[lease.id]
         del self._watches[lease.id]
+        self._draining.discard(lease.id)
+        if self._by_key.get(lease.request.key) == lease.id:
+            del self._by_key[lease.request.key]
         if self._first_runs.get(lease.request.job_type) == lease.id:
             del self._first_runs[lease.request.job_type]
+            self.waitlist.wake(lease.request.job_type)
         for uuid in lease.gpus:
             self.books[uuid].take(lease.id)
             self._weigh(self.books[uuid])
@@ -596,10 +659,8 @@ class Engine:
         return Grant(lease.request.key, lease, gpus)
 
     def _held_by_key(self, key: str) -> Lease | None:
-        for lease in self.leases.values():
-            if lease.request.key == key and lease.state is LeaseState.HELD:
-                return lease
-        return None
+        lease = self.leases.get(self._by_key.get(key, ""))
+        return lease if lease is not None and lease.state is LeaseState.HELD else None
 
     def is_sharing(self, lease: Lease) -> bool:
         for uuid in lease.gpus:
@@ -619,6 +680,7 @@ class Engine:
 
 
 _NEVER = float("-inf")
+_BEFORE_ALL: Turn = (-1, 0, 0)
 _RESIDUE_S = 5.0
 _LATE = 1.2  # a job may take so many times its usual time
 _PASSED = 4  # so many times its patience is one passed by jobs that end in time

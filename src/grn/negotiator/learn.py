@@ -198,10 +198,12 @@ def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
     return min(floor, capacity_bytes)
 
 
-def guess_bytes(known: Sequence[int], floor_bytes: int, capacity_bytes: int) -> int:
+def guess_bytes(
+    known: Sequence[int], floor_bytes: int, capacity_bytes: int, is_ranked: bool = False
+) -> int:
     """Guess a type never seen: like 9 of 10 known types, else half a GPU."""
     if known:
-        ranked = sorted(known)
+        ranked = known if is_ranked else sorted(known)
         guess = ranked[min(len(ranked) - 1, math.ceil(0.9 * len(ranked)) - 1)]
     else:
         guess = capacity_bytes // 2

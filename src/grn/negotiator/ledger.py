@@ -38,6 +38,7 @@ class Book:
     leases: dict[str, Lease] = field(default_factory=dict)
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
     load: float = 0.0  # the believed loads of all jobs here
+    changed: set[str] | None = None  # where to note that something was written in here
     load_cap: float = math.inf  # up to which another may come
     capacity_bytes: int = field(init=False)  # what may be promised at most
     is_virtual: bool = field(init=False)
@@ -127,11 +128,13 @@ class Book:
         """Add or replace a lease."""
         self.leases[lease.id] = lease
         self._sums = None
+        self.note_change()
 
     def take(self, lease_id: str) -> None:
         """Remove a lease; on a virtual GPU its memory goes with it."""
         self.leases.pop(lease_id, None)
         self.measured.pop(lease_id, None)
+        self.note_change()
         reading = self.reading
         if not reading.uses and not (self.is_virtual and reading.used_bytes):  # never seen
             self._sums = None
@@ -155,6 +158,12 @@ class Book:
         if reading.health is GpuHealth.OK:
             self.measured = measured
         self._sums = None
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Tell who follows this book that it has changed."""
+        if self.changed is not None:
+            self.changed.add(self.gpu.uuid)
 
     def _live(self, lease_ids: tuple[str, ...]) -> list[str]:
         return [lease_id for lease_id in lease_ids if lease_id in self.leases]

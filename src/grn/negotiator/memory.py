@@ -5,6 +5,7 @@ Turns finished runs into profiles and profiles into needs; it grants nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 
 from grn.model.job import Argument, Request
@@ -32,7 +33,9 @@ class Memory:
         self.version = 0  # rises whenever a need may have changed
         self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
         self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
+        self._ranked: dict[tuple[str, int], list[int]] = {}  # the same needs in order
         self._stale: set[Key] = set()  # what in there is not right any more
+        self.woken: set[str] = set()  # types whose need has changed since somebody asked
 
     def load(self, profiles: Iterable[Profile]) -> None:
         """Take in what was saved."""
@@ -100,7 +103,9 @@ class Memory:
     def least_guess(self, sizes: Mapping[str, Size]) -> int:
         """Return what a type nobody knows is believed to need at least, on any model."""
         return min(
-            learn.guess_bytes(self._known_on(model, size.capacity_bytes), 0, size.capacity_bytes)
+            learn.guess_bytes(
+                self._known_on(model, size.capacity_bytes), 0, size.capacity_bytes, is_ranked=True
+            )
             for model, size in sizes.items()
         )
 
@@ -130,9 +135,13 @@ class Memory:
             key = self._stale.pop()
             for (model, capacity_bytes), known in self._known.items():
                 if model == key[1]:
-                    known.pop(key[0], None)
+                    ranked = self._ranked[(model, capacity_bytes)]
+                    before = known.pop(key[0], None)
+                    if before is not None:
+                        del ranked[bisect_left(ranked, before)]
                     if estimate := self.estimate(*key, capacity_bytes):
                         known[key[0]] = estimate.need_bytes
+                        insort(ranked, estimate.need_bytes)
 
     def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
         """Return the need on each GPU model."""
@@ -202,7 +211,7 @@ class Memory:
         if elsewhere:  # the same type on another model says more than other types on this one
             return min(capacity_bytes, max(floor, *elsewhere))
         known = self._known_on(key[1], capacity_bytes)
-        return learn.guess_bytes(known, floor, capacity_bytes)
+        return learn.guess_bytes(known, floor, capacity_bytes, is_ranked=True)
 
     def _floor(self, key: Key, capacity_bytes: int) -> int:
         profile = self._profiles.get(key)
@@ -217,7 +226,8 @@ class Memory:
                 for key in self._profiles
                 if key[1] == model and (estimate := self.estimate(*key, capacity_bytes))
             }
-        return list(self._known[slot].values())
+            self._ranked[slot] = sorted(self._known[slot].values())
+        return self._ranked[slot]
 
     def _put(self, profile: Profile) -> None:
         key = (profile.job_type, profile.model)
@@ -244,3 +254,4 @@ class Memory:
     def _note_change(self, job_type: str) -> None:
         self.version += 1
         self.changed[job_type] = self.version
+        self.woken.add(job_type)

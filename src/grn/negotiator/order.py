@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,6 +49,8 @@ class Group:
     kind: Kind
     members: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
     refused: Refused | None = None  # the latest no to its head
+    number: int = 0  # to tell groups apart
+    bucket: int | None = None  # where it waits for room, by how much it needs at least
 
     @property
     def head(self) -> Waiting:
@@ -70,6 +72,12 @@ class Waitlist:
         self._of_process: dict[int, set[str]] = {}  # pid -> keys of what it asks for itself
         self._turns: list[tuple[Turn, Group]] = []  # always in order; no two turns are alike
         self._since: list[tuple[float, str]] = []  # a heap; those who wait no more leave it late
+        self._numbers = 0
+        self._of_type: dict[str, dict[int, Group]] = {}
+        self._fresh: dict[int, Group] = {}  # groups that nobody has said no to, or not lately
+        self._hungry: dict[int, list[tuple[Turn, Group]]] = {}  # others by need, each in turn
+        self._guessed: dict[int, Group] = {}  # those of them whose need is a guess
+        self._alone: dict[int, Group] = {}  # and those that want GPUs to themselves
 
     def __len__(self) -> int:
         return len(self._kind_of)
@@ -84,7 +92,7 @@ class Waitlist:
     def add(self, waiting: Waiting, is_pinned: bool) -> Group:
         """Put a request behind its like, or among them where its old place was."""
         kind = _kind(waiting.request, is_pinned)
-        group = self._groups.setdefault(kind, Group(kind))
+        group = self._groups.get(kind) or self._begin(kind, waiting.request.job_type)
         self._take_turn(group)
         newest = next(reversed(group.members.values()), None)
         group.members[waiting.request.key] = waiting
@@ -109,7 +117,7 @@ class Waitlist:
         waiting = group.members.pop(key)
         self._give_turn(group)
         if not group.members:
-            del self._groups[kind]
+            self._end(group, waiting.request.job_type)
         pid = _own_pid(waiting.request)
         if pid is not None:
             self._of_process[pid].remove(key)
@@ -128,7 +136,88 @@ class Waitlist:
         if self._kind_of[key] != kind:
             self.pop(key)
             self.add(waiting, is_pinned=True)
-        self._groups[kind].refused = None
+        self.refuse(self._groups[kind], None)
+
+    def refuse(self, group: Group, refused: Refused | None) -> None:
+        """Note the latest no to a group, None when it is to be asked at every turn."""
+        self._put_down(group)
+        group.refused = refused
+        if refused is None:
+            self._fresh[group.number] = group
+        elif refused.sibling is None and refused.is_alone:
+            self._alone[group.number] = group
+        elif refused.sibling is None:
+            group.bucket = _bucket(refused.need_bytes)
+            self._shelve(group)
+            if refused.is_guess:
+                self._guessed[group.number] = group
+
+    def wake(self, job_type: str) -> None:
+        """Let all groups of a type be asked again: something has changed for them."""
+        self._fresh.update(self._of_type.get(job_type, {}))
+
+    def settle(self, group: Group) -> None:
+        """Ask a group no more until something changes: its last no still holds."""
+        if group.refused is not None:
+            self._fresh.pop(group.number, None)
+
+    def next_fitting(self, after: Turn, most_bytes: float) -> Group | None:
+        """Return the first after a turn of those whose need, as last known, is not too large."""
+        edge, best = _bucket(most_bytes), None
+        for bucket, line in self._hungry.items():
+            if bucket > edge:
+                continue
+            for place in range(bisect_right(line, after, key=_turn_of), len(line)):
+                its_turn, group = line[place]
+                if best is not None and best[0] < its_turn:
+                    break
+                refused = group.refused
+                if bucket < edge or (refused is not None and refused.need_bytes <= most_bytes):
+                    best = (its_turn, group)
+                    break
+        return best[1] if best else None
+
+    def worth_asking(self, most_bytes: float, guess_bytes: float, has_empty: bool) -> list[Group]:
+        """Return what else may get a yes now besides those that fit, by whose head is next."""
+        found = dict(self._fresh)
+        if guess_bytes <= most_bytes:
+            found.update(self._guessed)
+        if has_empty:
+            found.update(self._alone)
+        return sorted(found.values(), key=lambda group: turn(group.head))
+
+    def _begin(self, kind: Kind, job_type: str) -> Group:
+        self._numbers += 1
+        group = self._groups[kind] = Group(kind, number=self._numbers)
+        self._of_type.setdefault(job_type, {})[group.number] = group
+        self._fresh[group.number] = group
+        return group
+
+    def _end(self, group: Group, job_type: str) -> None:
+        self._put_down(group)
+        del self._groups[group.kind]
+        del self._of_type[job_type][group.number]
+        if not self._of_type[job_type]:
+            del self._of_type[job_type]
+
+    def _put_down(self, group: Group) -> None:
+        number = group.number
+        for some in (self._fresh, self._guessed, self._alone):
+            some.pop(number, None)
+        self._unshelve(group)
+        group.bucket = None
+
+    def _shelve(self, group: Group) -> None:
+        if group.bucket is not None and group.members:
+            line = self._hungry.setdefault(group.bucket, [])
+            insort(line, (turn(group.head), group), key=_turn_of)
+
+    def _unshelve(self, group: Group) -> None:
+        if group.bucket is not None and group.members:
+            line = self._hungry[group.bucket]
+            del line[bisect_left(line, turn(group.head), key=_turn_of)]
+            if not line:
+                del self._hungry[group.bucket]
 
     def group_of(self, key: str) -> Group | None:
         """Return the group a request waits in."""
@@ -152,10 +241,19 @@ class Waitlist:
     def _take_turn(self, group: Group) -> None:
         if group.members:
             del self._turns[bisect_left(self._turns, turn(group.head), key=_turn_of)]
+            self._unshelve(group)
 
     def _give_turn(self, group: Group) -> None:
         if group.members:
             insort(self._turns, (turn(group.head), group), key=_turn_of)
+            self._shelve(group)
+
+
+def _bucket(need_bytes: float) -> int:
+    """Put needs that differ by less than a fifth together."""
+    if need_bytes == math.inf:
+        return 1 << 30
+    return int(4 * math.log2(need_bytes)) if need_bytes >= 1 else 0
 
 
 def _turn_of(entry: tuple[Turn, Group]) -> Turn:

@@ -5,7 +5,7 @@ Looks at the books and changes nothing; whose turn it is was decided before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,37 +55,36 @@ class Fit:
     slowed: float = 1.0
 
 
+Entry = tuple[float, int]  # what a GPU can take, and its place among the books
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What GPUs can still take, the most first, and how many are empty: it tells a no quickly."""
+    """What GPUs can still take, the least first, and how many are empty: it tells a no quickly."""
 
-    free: tuple[int, ...]
+    free: Sequence[Entry]
     empty: int
-    calm: tuple[int, ...] = ()  # the same without GPUs that are too busy for a known load
-
-    @staticmethod
-    def on(books: Iterable[Book]) -> Room:
-        """Add up GPUs that are open to anybody."""
-        usable = [book for book in books if book.is_usable]
-        taking = [book for book in usable if not (book.leases and book.gpu.is_exclusive)]
-        empty = [
-            book for book in usable if not book.leases and book.strangers_bytes <= book.guard_bytes
-        ]
-        free = sorted((book.most_takeable_bytes for book in taking), reverse=True)
-        calm = free
-        if any(book.load > book.load_cap - LEAST_LOAD for book in taking):
-            open_ones = [
-                book
-                for book in taking
-                if not book.leases or book.load <= book.load_cap - LEAST_LOAD
-            ]
-            calm = sorted((book.most_takeable_bytes for book in open_ones), reverse=True)
-        return Room(tuple(free), len(empty), tuple(calm))
+    calm: Sequence[Entry]  # the same without GPUs that are too busy for a known load
 
     def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
         """True when so many GPUs can take so much."""
         free = self.calm if is_load_known else self.free
-        return len(free) >= gpus and free[gpus - 1] >= need_bytes
+        return len(free) >= gpus and free[-gpus][0] >= need_bytes
+
+
+def is_taking(book: Book) -> bool:
+    """True when a GPU may be open to somebody who has nothing here yet."""
+    return book.is_usable and not (book.leases and book.gpu.is_exclusive)
+
+
+def is_empty(book: Book) -> bool:
+    """True when nobody is here, but for a desktop."""
+    return book.is_usable and not book.leases and book.strangers_bytes <= book.guard_bytes
+
+
+def is_calm(book: Book) -> bool:
+    """True when a GPU has time for some job whose load is known."""
+    return not book.leases or book.load <= book.load_cap - LEAST_LOAD
 
 
 def place(
