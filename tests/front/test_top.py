@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,13 +245,13 @@ def test_the_glance_does_not_speak_json(queue: Queue) -> None:
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C.UTF-8"}, {"LC_ALL": "C", "NO_COLOR": "1"}])
-def test_it_works_in_tmux(queue: Queue, tmp_path: Path, environment: dict[str, str]) -> None:
-    server = f"grn-t{os.getpid()}"
+def test_it_works_in_tmux(queue: Queue, environment: dict[str, str]) -> None:
+    server = str(queue.story.folder / "tmux")
     env = queue.story.environment(**environment, TERM="xterm", TMUX=None)
     command = [sys.executable, *GRN[1:], "top"]
 
     def tmux(*words: str) -> str:
-        done = subprocess.run(["tmux", "-L", server, "-f", "/dev/null", *words],
+        done = subprocess.run(["tmux", "-S", server, "-f", "/dev/null", *words],
                               env=env, capture_output=True, text=True, timeout=30)  # fmt: skip
         return done.stdout
 
