@@ -8,9 +8,13 @@ import socket
 import sys
 
 import click
+import uvicorn
 
 from grn.errors import MachineError, UsageError
+from grn.front.web.app import Page
+from grn.front.web.facts import Facts
 from grn.front.web.guard import Guard
+from grn.front.web.sweeps import Sweeps
 
 ADDRESS = "127.0.0.1"
 LEAST_SECRET = 16
@@ -32,18 +36,6 @@ def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
     The printed link opens one session; press Enter for another. From elsewhere:
     `ssh -L 8642:127.0.0.1:8642 HOST`, with the same --port. Ctrl-C ends it.
     """
-    try:
-        import uvicorn
-
-        from grn.front.web.app import Page
-    except ImportError as error:
-        raise MachineError(
-            f"the page needs a package that is not here: {error.name}.",
-            "Install it with: pip install 'gpu-resource-negotiator[web]'.",
-        ) from error
-    from grn.front.web.facts import Facts
-    from grn.front.web.sweeps import Sweeps
-
     secret = _secret(metrics_token) if metrics_token is not None else ""
     listener = _listen(port)
     port = listener.getsockname()[1]
