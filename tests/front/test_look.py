@@ -31,10 +31,10 @@ LEASE = JOB | {"gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run"
 WAITING = JOB | {"place"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
-    "because", "usual_duration_s", "history",
+    "because", "usual_duration_s", "load", "history",
 }  # fmt: skip
 RUN = {
-    "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts",
+    "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts", "load",
 }  # fmt: skip
 
 
