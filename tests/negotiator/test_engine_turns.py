@@ -60,6 +60,37 @@ def test_many_alike_do_not_pass_an_older_one_of_another_kind():
     assert story.ends("x") == ["a1", "b", "a2"]
 
 
+def test_users_take_turns_however_many_jobs_one_has():
+    story = a_full_gpu()
+    for number in range(5):
+        story.asks(f"a{number}", user=1, **BIG)
+    for number in range(2):
+        story.asks(f"b{number}", user=2, **BIG)
+    order, last = [], "x"
+    for _ in range(7):
+        (last,) = story.ends(last)
+        order.append(last)
+
+    assert order == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
+
+
+def test_who_has_not_asked_for_long_has_not_saved_up_turns():
+    story = a_full_gpu()
+    for number in range(6):
+        story.asks(f"a{number}", user=1, **BIG)
+    last = "x"
+    for _ in range(4):
+        (last,) = story.ends(last)
+    for number in range(3):
+        story.asks(f"b{number}", user=2, **BIG)
+    order = []
+    for _ in range(5):
+        (last,) = story.ends(last)
+        order.append(last)
+
+    assert order == ["b0", "a4", "b1", "a5", "b2"]
+
+
 def test_one_that_fits_passes_an_older_one_that_does_not():
     story = a_full_gpu()
     story.asks("a", **BIG)

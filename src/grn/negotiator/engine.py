@@ -42,7 +42,7 @@ from grn.negotiator.events import (
 from grn.negotiator.ledger import Book, Guard, check_books
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
-from grn.negotiator.order import Group, Refused, Turn, Waiting, Waitlist, turn
+from grn.negotiator.order import Group, Refused, Shares, Turn, Waiting, Waitlist, turn
 from grn.negotiator.place import Need, Place, Room, Size, allowed, pinned, place, to_keep
 from grn.negotiator.refuse import refusal
 from grn.negotiator.shelf import MANY, Shelf
@@ -70,6 +70,7 @@ class Engine:
         self._shelf = Shelf(self.books)
         self.leases: dict[str, Lease] = {}
         self.waitlist = Waitlist()
+        self._shares = Shares()
         self._watches: dict[str, learn.Watch] = {}
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
         self._draining: set[str] = set()
@@ -224,9 +225,30 @@ class Engine:
             since = at
             sequence = self._returning.pop(request.key, self._sequence)
             self._sequence = max(self._sequence, sequence + 1)
-        waiting = Waiting(request, sequence, since)
+        tag = before.tag if before is not None else self._tag(request, sequence)
+        waiting = Waiting(request, sequence, since, tag)
         self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
         return waiting
+
+    def _tag(self, request: Request, sequence: int) -> float:
+        """Return where a request stands among those of all users."""
+        later = [w.tag for w in self._later_of_user(request.user, sequence)]
+        if later:  # it comes back to an old place, before others of its user
+            return min(later)
+        usual = [self.memory.usual_s(request.job_type, model) for model in self._sizes()]
+        known = [each for each in usual if each is not None]
+        usual_s = min(known) if known else _USUAL_S
+        share = max(
+            max(need.need_bytes / self._sizes()[model].capacity_bytes, need.load or 0.0)
+            for model, need in self.needs(request).items()
+        )
+        return self._shares.tag(request.user, request.gpus * min(1.0, share) * usual_s / 3600)
+
+    def _later_of_user(self, user: int, sequence: int) -> Iterator[Waiting]:
+        if sequence + 1 < self._sequence:  # else it is the newest of all
+            yield from (
+                w for w in self.waitlist if w.sequence > sequence and w.request.user == user
+            )
 
     def _at_once(self, request: Request, at: float) -> list[Action]:
         """Grant what fits to the only one who asks, without a place in the line."""
@@ -394,6 +416,7 @@ class Engine:
                 self.waitlist.refuse(group, self._refused(head.request, answer))
             return []
         self.waitlist.pop(head.request.key)
+        self._shares.given(head)
         return self._grant(head.request, answer, at)
 
     def _grant(self, request: Request, where: Place, at: float) -> list[Action]:
@@ -680,7 +703,8 @@ class Engine:
 
 
 _NEVER = float("-inf")
-_BEFORE_ALL: Turn = (-1, 0, 0)
+_BEFORE_ALL: Turn = (-1, 0, 0.0, 0)
+_USUAL_S = 600.0  # of a type whose runs nobody has timed
 _RESIDUE_S = 5.0
 _LATE = 1.2  # a job may take so many times its usual time
 _PASSED = 4  # so many times its patience is one passed by jobs that end in time

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from grn.model.job import Request
 from grn.negotiator.arguments import mattering
 
-Turn = tuple[int, int, int]
+Turn = tuple[int, int, float, int]
 Kind = tuple[object, ...]
 
 
@@ -26,6 +26,7 @@ class Waiting:
     request: Request
     sequence: int
     since: float
+    tag: float = 0.0  # what its user will have been given by then, in hours of a whole GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,32 @@ class Group:
 
 
 def turn(waiting: Waiting) -> Turn:
-    """Sort requests: those that ran out of memory first, then by priority, then by age."""
+    """Sort requests: out of memory first, then priority, fair shares of users, age."""
     request = waiting.request
-    return (0 if request.attempt else 1, -request.priority, waiting.sequence)
+    return (0 if request.attempt else 1, -request.priority, waiting.tag, waiting.sequence)
+
+
+class Shares:
+    """Turns between users: each gets as much of the GPUs as any other who waits.
+
+    A request is given a tag when it comes: where its user stands, who then moves on by what it will
+    cost. The smallest tag is next. A user's own requests stay in their order; one who has not asked
+    for long stands where the others are, so nobody saves up turns.
+    """
+
+    def __init__(self) -> None:
+        self._stands: dict[int, float] = {}
+        self._now = 0.0  # the tag of who was last given something
+
+    def tag(self, user: int, cost: float) -> float:
+        """Return the tag of a new request."""
+        begins = max(self._now, self._stands.get(user, 0.0))
+        self._stands[user] = begins + cost
+        return begins
+
+    def given(self, waiting: Waiting) -> None:
+        """Note that a request got its GPUs."""
+        self._now = max(self._now, waiting.tag)
 
 
 class Waitlist:
