@@ -8,7 +8,7 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.sizes import GiB, MiB
-from grn.negotiator import arguments
+from grn.negotiator import arguments, report
 from grn.negotiator.events import WaitReason
 from tests.builders import Story, a_profile, a_run, some_gpus
 
@@ -219,3 +219,13 @@ def test_small_values_do_not_break_the_sums() -> None:
     assert arguments.line(runs(*((0, {"batch": float(n)}) for n in range(5)))) is None
     tiny = [a_run(n * MiB, arguments=(("batch", 0.0),)) for n in range(1, 6)]
     assert arguments.line(tiny) is None
+
+
+def test_what_arguments_tell_is_said_in_words() -> None:
+    story = a_story(*LINEAR)
+
+    (row,) = report.profiles(story.engine, None)
+
+    assert any("line over batch" in text for text in row["by_arguments"])
+    (plain,) = report.profiles(a_story(a_run(GiB), a_run(GiB)).engine, None)
+    assert plain["by_arguments"] == []

@@ -76,6 +76,8 @@ def profile(row: Row, is_ascii: bool = False) -> str:
         f"{row['label']} on {row['model']}",
         f"  type      {row['type']}",
         f"  estimate  {show_size(row['estimate_bytes'])}: {row['because']}",
+        *(f"            {text}" for text in row.get("by_arguments", ())),
+        *([f"  load      {row['load']:.0%} of a GPU's time"] if row.get("load") else []),
         f"  runs      {row['runs']}, the last {len(row['history'])}:",
     ]
     largest = max((run["peak_bytes"] for run in row["history"]), default=1) or 1

@@ -179,6 +179,23 @@ class ByArguments:
             found.append((int(largest * (1 + headroom)) + pad, text))
         return min(found, default=None)
 
+    def sentences(self) -> list[str]:
+        """Say what arguments tell, for people."""
+        found = []
+        if self.line is not None:
+            base, each = show_size(int(self.line.base_bytes)), show_size(int(self.line.slope_bytes))
+            found.append(
+                f"memory lies on a line over {self.line.name}: {base} and {each} for each, seen "
+                f"from {self.line.least:g} to {self.line.most:g} in {_runs(self.line.runs)}"
+            )
+        if self.groups is not None:
+            largest = self.groups.largest_bytes.items()
+            sizes = ", ".join(f"{_spelled(v)}: {show_size(size)}" for v, size in list(largest)[:8])
+            found.append(f"memory depends on {self.groups.name} ({sizes})")
+        if not found and self.same:
+            found.append("runs differ, too few to tell why: those with the same arguments count")
+        return found
+
 
 def _spelled(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"

@@ -192,6 +192,7 @@ def _profile(engine: Engine, profile: Profile) -> Row:
         "largest_bytes": max(peaks, default=None),
         "estimate_bytes": estimate.need_bytes if estimate else None,
         "because": estimate.because if estimate else "no run has shown yet what it needs",
+        "by_arguments": [harmless(text) for text in learn.ByArguments.of(profile).sentences()],
         "usual_duration_s": learn.usual_duration_s(profile),
         "load": engine.loads.of(profile.job_type, profile.model),
         "history": [
