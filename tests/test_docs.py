@@ -104,7 +104,7 @@ def flags_of(name: str, command: click.Command) -> set[str]:
 
 
 def page_of(name: str) -> str:
-    """Return the page of a command, or of the group it belongs to, and where that sends for flags."""
+    """Return the page of a command or of its group, and the page it sends to for flags."""
     text = page(f"commands/{name.split()[0]}.md")
     return text + page("sweeps.md") if name.split()[0] == "sweep" else text
 
