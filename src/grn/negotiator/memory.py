@@ -16,6 +16,8 @@ from grn.negotiator.place import Need, Size
 
 Key = tuple[str, str]  # job type, GPU model
 _ANY_CAPACITY = 1 << 60
+_MOST_DRAWN = 1000
+_What = tuple[str, int, tuple[Argument, ...]]  # GPU model, capacity, arguments
 _Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
 
@@ -28,6 +30,7 @@ class Memory:
         self._estimates: dict[Key, dict[int, Estimate | None]] = {}
         self._running: dict[Key, _Flat] = {}  # what a flat first run shows
         self._arguments: dict[Key, learn.ByArguments] = {}
+        self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
         self._usual: dict[Key, float | None] = {}
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.version = 0  # rises whenever a need may have changed
@@ -169,7 +172,13 @@ class Memory:
         if estimate is not None:
             if not request.arguments:
                 return Need(estimate.need_bytes, False, estimate.because)
-            return self._by_arguments(request, key, capacity_bytes, estimate)
+            drawn = self._drawn.setdefault(request.job_type, {})
+            what = (model, capacity_bytes, request.arguments)
+            if what not in drawn:
+                if len(drawn) >= _MOST_DRAWN:
+                    drawn.clear()
+                drawn[what] = self._by_arguments(request, key, capacity_bytes, estimate)
+            return drawn[what]
         if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
             need = max(running[1], self._floor(key, capacity_bytes))
             because = "its first run, still going, is flat at that"
@@ -255,3 +264,4 @@ class Memory:
         self.version += 1
         self.changed[job_type] = self.version
         self.woken.add(job_type)
+        self._drawn.pop(job_type, None)
