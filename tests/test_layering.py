@@ -15,8 +15,8 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
-    "negotiator": "__init__ events engine order place ledger learn load arguments shelf memory waitlist refuse report "
-    "explain history picture",
+    "negotiator": "__init__ events engine order place ledger learn load arguments shelf memory "
+    "waitlist refuse report explain history picture",
     "queue": "__init__ events engine lifecycle line finish",
     "simulate": "__init__ workload bound schedulers replay policies show",
     "sweep": "__init__ task grid script space condition names template",
