@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience_s: float = 600.0
     grace_s: float = 2.0
     load_cap: float = 1.8  # jobs share a GPU until their loads add up to this
+    short_s: float = 900.0  # types that usually take no longer go before others
     guard_fraction: float = 0.05
     guard_size: str = "512MiB"
     nvml_deadline_s: float = 5.0
@@ -66,6 +67,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "patience_s": (0, 30 * 86400),
     "grace_s": (0, 600),
     "load_cap": (0.1, 100),
+    "short_s": (0, 30 * 86400),
     "guard_fraction": (0, 0.9),
     "nvml_deadline_s": (0.1, 600),
     "connections_per_user": (1, 1_000_000),

@@ -4,7 +4,7 @@ from grn.model.gpu import GpuHealth
 from grn.model.sizes import GiB
 from grn.negotiator.engine import Rules
 from grn.negotiator.events import WaitReason
-from tests.builders import NO_GUARD, Story, a_gpu, a_use, some_gpus
+from tests.builders import NO_GUARD, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
 BIG, SMALL = {"mem_bytes": 20 * GiB}, {"mem_bytes": 4 * GiB}
 PATIENT = Rules(NO_GUARD, patience_s=100.0)
@@ -89,6 +89,17 @@ def test_who_has_not_asked_for_long_has_not_saved_up_turns():
         order.append(last)
 
     assert order == ["b0", "a4", "b1", "a5", "b2"]
+
+
+def test_a_type_known_to_be_short_goes_before_a_long_one():
+    long = a_profile(a_run(GiB, duration_s=7200.0), job_type="long")
+    short = a_profile(a_run(GiB, duration_s=60.0), job_type="short")
+    story = a_full_gpu(profiles=(long, short))
+    story.asks("a", job_type="long", **BIG)
+    story.asks("b", job_type="short", **BIG)
+    story.asks("c", job_type="long", priority=1, **BIG)
+
+    assert [story.ends("x"), story.ends("c"), story.ends("b")] == [["c"], ["b"], ["a"]]
 
 
 def test_one_that_fits_passes_an_older_one_that_does_not():

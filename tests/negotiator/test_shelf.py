@@ -84,7 +84,7 @@ def test_those_that_fit_are_found_in_turn() -> None:
     needs = {f"k{n}": draw.randrange(1, 40) * GiB / 7 for n in range(200)}
     waitlist = waitlist_of(needs)
     for most in (GiB, 2.5 * GiB, 4 * GiB, 100 * GiB):
-        found, after = [], (-1, 0, 0.0, 0)
+        found, after = [], (-1, 0, 0, 0.0, 0)
         while (group := waitlist.next_fitting(after, most)) is not None:
             after = turn(group.head)
             found.append(group.head.request.key)
@@ -94,7 +94,7 @@ def test_those_that_fit_are_found_in_turn() -> None:
 def test_who_leaves_is_not_found_and_who_is_woken_is() -> None:
     waitlist = waitlist_of({"a": GiB, "b": 9 * GiB})
     waitlist.pop("a")
-    assert waitlist.next_fitting((-1, 0, 0.0, 0), 2 * GiB) is None
+    assert waitlist.next_fitting((-1, 0, 0, 0.0, 0), 2 * GiB) is None
     assert waitlist.worth_asking(0, GiB, has_empty=False) == []
 
     waitlist.wake("b")

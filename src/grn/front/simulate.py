@@ -67,13 +67,14 @@ def simulate(
     assumed = Assumptions(beta=beta, tick_s=tick_s)
     chosen = settings.load()
     guard = (chosen.guard_fraction, chosen.guard_bytes)
-    ours = rules(guard, chosen.flat_s, chosen.patience_s, chosen.load_cap)
+    names = ("flat_s", "patience_s", "load_cap", "short_s")
+    ours = rules(guard, **{name: getattr(chosen, name) for name in names})
     figures = [play(name, jobs, gpus, assumed, ours) for name in policies or POLICIES]
     bound_s = lower_bound_s(jobs, gpus, assumed)
     if save is not None:
         _write(save, files.write_jobs(jobs))
-    names = [each.policy for each in figures]
-    text = f"{show.table(figures, bound_s)}\n\n{show.legend(assumed, names)}"
+    played = [each.policy for each in figures]
+    text = f"{show.table(figures, bound_s)}\n\n{show.legend(assumed, played)}"
     drawn = next((each for each in figures if each.policy == "grn"), figures[-1])
     if picture is not None:
         svg = show.picture(drawn.replayed.stays, len(gpus), f"{drawn.policy} on {gpus_text}")

@@ -75,7 +75,14 @@ async def _serve_gpus(
     folder, note = state_folder(mounts())
     store = Store(folder, boot_id())
     guard = Guard(chosen.guard_fraction, chosen.guard_bytes)
-    rules = Rules(guard, chosen.flat_s, chosen.patience_s, chosen.grace_s, chosen.load_cap)
+    rules = Rules(
+        guard,
+        chosen.flat_s,
+        chosen.patience_s,
+        chosen.grace_s,
+        chosen.load_cap,
+        chosen.short_s,
+    )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = asyncio.Event()
     server = Server(loop, _limits(chosen), __version__, stopped.set)

@@ -57,6 +57,7 @@ class Rules:
     patience_s: float = 600.0  # after this long the oldest request is kept GPUs free
     grace_s: float = 2.0  # after a restart, how long places are kept for those who waited
     load_cap: float = 1.8  # jobs share a GPU until their loads add up to this
+    short_s: float = 900.0  # types that usually take no longer go before others
 
 
 class Engine:
@@ -225,24 +226,31 @@ class Engine:
             since = at
             sequence = self._returning.pop(request.key, self._sequence)
             self._sequence = max(self._sequence, sequence + 1)
-        tag = before.tag if before is not None else self._tag(request, sequence)
-        waiting = Waiting(request, sequence, since, tag)
+        if before is not None:
+            is_short, tag = before.is_short, before.tag
+        else:
+            usual_s = self._usual_s(request)
+            is_short = usual_s is not None and usual_s <= self.rules.short_s
+            tag = self._tag(request, sequence, usual_s)
+        waiting = Waiting(request, sequence, since, is_short, tag)
         self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
         return waiting
 
-    def _tag(self, request: Request, sequence: int) -> float:
+    def _usual_s(self, request: Request) -> float | None:
+        usual = [self.memory.usual_s(request.job_type, model) for model in self._sizes()]
+        return min((each for each in usual if each is not None), default=None)
+
+    def _tag(self, request: Request, sequence: int, usual_s: float | None) -> float:
         """Return where a request stands among those of all users."""
         later = [w.tag for w in self._later_of_user(request.user, sequence)]
         if later:  # it comes back to an old place, before others of its user
             return min(later)
-        usual = [self.memory.usual_s(request.job_type, model) for model in self._sizes()]
-        known = [each for each in usual if each is not None]
-        usual_s = min(known) if known else _USUAL_S
+        cost_s = _USUAL_S if usual_s is None else usual_s
         share = max(
             max(need.need_bytes / self._sizes()[model].capacity_bytes, need.load or 0.0)
             for model, need in self.needs(request).items()
         )
-        return self._shares.tag(request.user, request.gpus * min(1.0, share) * usual_s / 3600)
+        return self._shares.tag(request.user, request.gpus * min(1.0, share) * cost_s / 3600)
 
     def _later_of_user(self, user: int, sequence: int) -> Iterator[Waiting]:
         if sequence + 1 < self._sequence:  # else it is the newest of all
@@ -703,7 +711,7 @@ class Engine:
 
 
 _NEVER = float("-inf")
-_BEFORE_ALL: Turn = (-1, 0, 0.0, 0)
+_BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 _USUAL_S = 600.0  # of a type whose runs nobody has timed
 _RESIDUE_S = 5.0
 _LATE = 1.2  # a job may take so many times its usual time

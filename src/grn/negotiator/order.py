@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from grn.model.job import Request
 from grn.negotiator.arguments import mattering
 
-Turn = tuple[int, int, float, int]
+Turn = tuple[int, int, int, float, int]
 Kind = tuple[object, ...]
 
 
@@ -26,6 +26,7 @@ class Waiting:
     request: Request
     sequence: int
     since: float
+    is_short: bool = False  # its type is known to take little time
     tag: float = 0.0  # what its user will have been given by then, in hours of a whole GPU
 
 
@@ -59,9 +60,10 @@ class Group:
 
 
 def turn(waiting: Waiting) -> Turn:
-    """Sort requests: out of memory first, then priority, fair shares of users, age."""
+    """Sort requests: out of memory first, then priority, short ones, shares of users, age."""
     request = waiting.request
-    return (0 if request.attempt else 1, -request.priority, waiting.tag, waiting.sequence)
+    level = 0 if waiting.is_short else 1
+    return (0 if request.attempt else 1, -request.priority, level, waiting.tag, waiting.sequence)
 
 
 class Shares:

@@ -56,9 +56,9 @@ def play(
     return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
 
 
-def rules(guard: tuple[float, int], flat_s: float, patience_s: float, load_cap: float) -> Rules:
+def rules(guard: tuple[float, int], **numbers: float) -> Rules:
     """Return the engine's rules as an administrator has set them."""
-    return Rules(Guard(*guard), flat_s, patience_s, load_cap=load_cap)
+    return Rules(Guard(*guard), **numbers)
 
 
 def _scheduler(
