@@ -31,7 +31,7 @@ LEASE = JOB | {"gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run"
 WAITING = JOB | {"place"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
-    "because", "usual_duration_s", "load", "history",
+    "because", "usual_duration_s", "load", "by_arguments", "history",
 }  # fmt: skip
 RUN = {
     "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts", "load",

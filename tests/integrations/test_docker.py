@@ -44,7 +44,9 @@ def up(story: Story, *more: str) -> Job:
 
 def box(story: Story, text: str, **env: str) -> Job:
     """Run a line of shell in a box that also sees the gates of the story."""
+    stage = Path(__file__).resolve().parents[1] / "stories" / "stage"
     volumes = {str(story.folder / "run"): "/tmp/grn", str(story.folder): "/tmp/story"}
+    volumes[str(stage)] = "/tmp/stage"
     return contain(story, ["/bin/sh", "-c", text], volumes, env={"STORY": "/tmp/story", **env})
 
 
@@ -93,8 +95,7 @@ with grn.lease(mem="300MiB"):
 def hold(story: Story) -> Job:
     story.gate("go")
     story.write("hold.py", HOLD)
-    stage = Path(__file__).resolve().parents[1] / "stories" / "stage"
-    return box(story, f"exec {sys.executable} /tmp/story/hold.py {stage} {story.folder}")
+    return box(story, f"exec {sys.executable} /tmp/story/hold.py /tmp/stage {story.folder}")
 
 
 def test_a_job_inside_is_known_by_its_pid_outside(story: Story, here: Negotiator) -> None:

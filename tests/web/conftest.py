@@ -63,9 +63,12 @@ def server(script: Scripts, story: Story, negotiator: Negotiators) -> Server:
     return Server(job, int(link[1]), link[0])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def chromium() -> Iterator[Any]:
-    """Start a browser, or skip with a loud line."""
+    """Start a browser, or skip with a loud line.
+
+    For one test only: its driver keeps an event loop running in this thread, and others need one.
+    """
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="NO BROWSER TESTS: no playwright"
