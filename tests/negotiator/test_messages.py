@@ -208,3 +208,16 @@ def test_every_message_has_a_place_in_the_table_of_verbs() -> None:
 
     assert len(tags) == len(kinds)
     assert all(isinstance(tag, str) and tag.isalpha() for tag in tags)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"op":"ping","id":7,"v" :1,"id":7}',
+        b'{"op":"ping","id":7, "v":1,"id" :7}',
+        b'{"op":"ping","id":7,"id"\n:7}',
+        b'{"op":"ping","v":1,"v"\t:1,"id":7}',
+    ],
+)
+def test_a_key_that_stands_twice_is_seen_behind_blanks_too(body: bytes) -> None:
+    assert "twice" in rejected(body).error.message

@@ -121,9 +121,13 @@ def is_open(runs: Sequence[Run]) -> bool:
     return 1 < len(runs) < FEW_RUNS and _is_spread(runs)
 
 
-def _is_spread(runs: Sequence[Run]) -> bool:
-    peaks = [run.peak_bytes for run in runs]
+def are_spread(peaks: Sequence[int]) -> bool:
+    """True when peaks differ by more than chance."""
     return max(peaks) > LEAST_SPREAD * max(1, min(peaks))
+
+
+def _is_spread(runs: Sequence[Run]) -> bool:
+    return are_spread([run.peak_bytes for run in runs])
 
 
 def _shared(runs: Sequence[Run], kinds: tuple[type, ...]) -> list[str]:

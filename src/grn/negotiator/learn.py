@@ -145,7 +145,7 @@ class ByArguments:
     def of(profile: Profile) -> ByArguments:
         """Work it out for a whole profile."""
         full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
-        seen = tuple(dict(run.arguments) for run in full)
+        seen = tuple(map(dict, dict.fromkeys(run.arguments for run in full)))
         has_failed = len(full) < len(profile.runs)
         line, groups = arguments.line(full), arguments.groups(full)
         same: dict[tuple[Argument, ...], Peaks] = {}
@@ -153,6 +153,21 @@ class ByArguments:
             for run in full:
                 same.setdefault(arguments.mattering(run.arguments), Peaks()).add(run)
         return ByArguments(line, groups, seen, has_failed, same)
+
+    def stays(self, run: Run, dropped: Run | None, peaks: Peaks) -> bool:
+        """True when one more run, and one less, change nothing of all this.
+
+        As long as peaks are alike, arguments tell nothing, and there is nothing to work out.
+        """
+        if self.line is not None or self.groups is not None or self.same:
+            return False
+        if not (counts_in_full(run) and run.peak_bytes and dict(run.arguments) in self.seen):
+            return False
+        if dropped is not None and not (
+            counts_in_full(dropped) and dropped.arguments == run.arguments
+        ):
+            return False
+        return not arguments.are_spread(peaks.sizes)
 
     def bound(self, given: Sequence[Argument], capacity_bytes: int) -> tuple[int, str] | None:
         """Return a need and why, None when the arguments tell nothing."""

@@ -67,9 +67,13 @@ class Memory:
         if key not in self._peaks:
             self._peaks[key] = learn.Peaks.of(before)
         self._peaks[key].add(run)
-        if len(after.runs) == len(before.runs):
-            self._peaks[key].drop_oldest(before.runs[0])
+        dropped = before.runs[0] if len(after.runs) == len(before.runs) else None
+        if dropped is not None:
+            self._peaks[key].drop_oldest(dropped)
+        known = self._arguments.get(key)
         self._put(after)
+        if known is not None and known.stays(run, dropped, self._peaks[key]):
+            self._arguments[key] = known
 
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
