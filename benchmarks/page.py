@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import rig
 
@@ -71,11 +72,26 @@ def _opened(link: str) -> list[rig.Figure]:
             page.select_option("select", "10000")
             page.wait_for_selector("text=500 of 10000 shown")
             took.append(time.perf_counter() - began)
+        grown = _grown(page, base)
         page.context.browser.close()
     return [
+        rig.Figure("memory of the page, watched for 40 s", grown[1], grown[0], "MB", 1.2),
         rig.Figure("link to the first GPU on the page", first, 1.0, "s"),
         rig.Figure("10,000 jobs of history listed", statistics.median(took), 1.0, "s"),
     ]
+
+
+def _grown(page: Any, base: str) -> tuple[float, float]:
+    """Return what the page holds after ten seconds of changes, and after fifty."""
+    page.goto(f"{base}#/now")
+    submit_many([["sleep", "3"]] * ALIVE, mem="1GiB", type="sleeper")
+    debugger = page.context.new_cdp_session(page)
+    held = []
+    for pause_s in (10, 40):
+        page.wait_for_timeout(pause_s * 1000)
+        debugger.send("HeapProfiler.collectGarbage")
+        held.append(debugger.send("Runtime.getHeapUsage")["usedSize"] / 1e6)
+    return held[0], held[1]
 
 
 def _session(link: str) -> str:

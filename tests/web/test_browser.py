@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -147,3 +148,36 @@ def test_a_job_that_runs_shows_its_memory_and_how_busy_its_gpu_is(page, submit, 
     assert "reserved" in page.text_content("svg[aria-label='memory over time']")
     gate.open()
     page.wait_for_selector("h1:has-text('ok')")
+
+
+def test_a_sweep_has_its_pictures_and_its_runs(page, server, story, script):
+    command = """python3 -c "print('{{\\"loss\\": {lr}}}')\""""
+    words = ("sweep", command, "-p", "lr", "0.1", "0.2", "0.4", "--name", "mine", "-q")
+    story.start(script("grn"), *words, cwd=story.folder).ended_well()
+    page.goto(f"{server.url}/#/sweeps")
+    page.click("a:has-text('mine')")
+
+    page.wait_for_selector("svg[aria-label='loss by lr'] circle")
+    assert page.locator("svg[aria-label='loss by lr'] circle").count() == 3
+    assert page.locator("tbody tr").count() == 3
+    assert "lr=0.1" in page.inner_text("tbody tr:first-child")  # the best is first
+
+
+def test_a_crowd_of_hostile_names_makes_no_node_and_no_handler(page, submit, server):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    pieces = [
+        *("<", ">", '"', "'", "&", "`", "=", "/", "&lt;", "é", "名", "\u202e", "\u200b", "\u2066"),
+        *("<img src=x onerror=alert(1)>", "</td>", "<svg onload=alert(1)>", "javascript:"),
+    ]
+    for _ in range(60):
+        name = "".join(dice.choice(pieces) for _ in range(dice.randrange(1, 6)))
+        submit("--hold", "--name", name, "--", "echo", name)
+    wait_for(lambda: page.locator("[data-key^=release]").count() == 60, "all of them")
+
+    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    handlers = "[...document.querySelectorAll('main *')].flatMap(e => e.getAttributeNames())"
+    assert not [name for name in page.evaluate(handlers) if name.startswith("on")]
+    shown = page.inner_text("main")
+    assert not re.search("[\u200b-\u200f\u202a-\u202e\u2066-\u2069]", shown)
