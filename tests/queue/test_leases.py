@@ -97,6 +97,8 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
         leases = Leases("0" * 16, queue)
         keeping = asyncio.create_task(leases.keep_connected())
         await queue.hears("connected")
+        while negotiator.transport is None:  # it may hear of the line a turn later than we do
+            await asyncio.sleep(0)
         await story(leases, queue, negotiator)
         keeping.cancel()
         leases.close()

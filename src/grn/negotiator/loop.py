@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
 MOST_ENDS = 1000
 REPORT_S = 0.5
-NOTE_S = 0.05
 COMMAND_S = 2.0
 
 Answer = Callable[["Grant | Refuse | TellWaiting"], None]
@@ -84,8 +83,6 @@ class Loop:
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
         self._releasing: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
-        self._notes: list[tuple[float, str, tuple[object, ...]]] = []  # to be logged
-        self._noting: asyncio.TimerHandle | None = None
         self._rest_until = 0.0
 
     # --- what the server tells -----------------------------------------------------------
@@ -166,9 +163,6 @@ class Loop:
         self.holders.close()
         if self._releasing:
             await asyncio.wait(self._releasing)
-        if self._noting is not None:
-            self._noting.cancel()
-            self._write_notes()
 
     def expect_report(self, lease_id: str) -> None:
         """The process that asked for a lease watches over the one that holds it."""
@@ -246,25 +240,11 @@ class Loop:
             answer(grant)
         if holder is not None and not self.holders.watch(holder):
             asyncio.get_running_loop().call_soon(self._process_gone, holder)
-        self._note(
+        log.info(
             "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s",
             lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
             lease.reserved_bytes, lease.is_probe,
         )  # fmt: skip
-
-    def _note(self, text: str, *values: object) -> None:
-        """Log what happens all the time, a moment later: nobody is to wait for that."""
-        self._notes.append((time.time(), text, values))
-        if self._noting is None:
-            self._noting = asyncio.get_running_loop().call_later(NOTE_S, self._write_notes)
-
-    def _write_notes(self) -> None:
-        self._noting = None
-        notes, self._notes = self._notes, []
-        for at, text, values in notes if log.isEnabledFor(logging.INFO) else ():
-            record = log.makeRecord(log.name, logging.INFO, "", 0, text, values, None)
-            record.created = at
-            log.handle(record)
 
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.engine.leases.values()):
@@ -368,7 +348,7 @@ class Loop:
         self.engine.memory.refresh()  # while the client is busy with our answer
         if holder is not None:
             self.holders.unwatch(holder)
-        self._note("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
+        log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind

@@ -16,6 +16,8 @@ from grn.negotiator.ledger import LEAST_LOAD, Book
 
 _BUSY = "as its runs have shown"
 
+_TINY = 1e-9  # sums of shares are never exact
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -84,7 +86,7 @@ def is_empty(book: Book) -> bool:
 
 def is_calm(book: Book) -> bool:
     """True when a GPU has time for some job whose load is known."""
-    return not book.leases or book.load <= book.load_cap - LEAST_LOAD
+    return not book.leases or book.load <= book.load_cap - LEAST_LOAD + _TINY
 
 
 def place(
@@ -213,7 +215,7 @@ def _fit(request: Request, need: Need, book: Book) -> Fit | None:
     is_alone = request.is_exclusive or book.gpu.is_exclusive
     if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
         return None
-    if need.load is not None and book.leases and book.load + need.load > book.load_cap:
+    if need.load is not None and book.leases and book.load + need.load > book.load_cap + _TINY:
         return None
     slowed = _slowed(book, need)
     if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
