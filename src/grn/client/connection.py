@@ -50,10 +50,13 @@ class Connection:
         yield ("send", self.sock, wire.encode(message))
         return self._last_id
 
-    def receive(self, timeout_s: float | None) -> Steps[Message]:
-        """Wait for the next message; an error the negotiator sent is raised."""
+    def receive(self, timeout_s: float | None, *, is_eager: bool = False) -> Steps[Message]:
+        """Wait for the next message; an error the negotiator sent is raised.
+
+        Be eager where the answer is expected at once: see `_receive`.
+        """
         while not self._ready:
-            data = yield ("recv", self.sock, timeout_s)
+            data = yield ("recv eagerly" if is_eager else "recv", self.sock, timeout_s)
             if not data:
                 raise ConnectionResetError("the negotiator closed the connection")
             self._ready = self._frames.feed(data)
@@ -63,10 +66,12 @@ class Connection:
             raise from_code(error["code"], error["message"], error["hint"])
         return message
 
-    def ask(self, message: Message, timeout_s: float | None = ANSWER_S) -> Steps[Message]:
+    def ask(
+        self, message: Message, timeout_s: float | None = ANSWER_S, *, is_eager: bool = False
+    ) -> Steps[Message]:
         """Send one message and return its answer."""
         yield from self.send(message)
-        answer = yield from self.receive(timeout_s)
+        answer = yield from self.receive(timeout_s, is_eager=is_eager)
         return answer
 
 
@@ -171,8 +176,8 @@ def _ask_once(message: Message) -> Steps[Message]:
 def _perform(verb: str, subject: Any, detail: Any) -> bytes | None:
     if verb == "send":
         _send(subject, detail)
-    elif verb == "recv":
-        return _receive(subject, detail)
+    elif verb != "sleep":
+        return _receive(subject, detail, is_eager=verb == "recv eagerly")
     else:
         time.sleep(detail)
     return None
@@ -189,7 +194,7 @@ def _send(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data[sent:])
 
 
-def _receive(sock: socket.socket, timeout_s: float | None) -> bytes:
+def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> bytes:
     """Receive something, with as few system calls as can be: the socket has no deadline itself."""
     if sock.gettimeout() is not None:
         sock.settimeout(None)
@@ -197,8 +202,8 @@ def _receive(sock: socket.socket, timeout_s: float | None) -> bytes:
         raise ConnectionResetError("the connection was closed on this side")
     # An answer that needs no waiting is there sooner than we would fall asleep and wake again; we
     # let others go first, so that on a busy machine this costs nobody anything.
-    until = time.perf_counter() + EAGER_S
-    while True:
+    until = time.perf_counter() + EAGER_S if is_eager else 0.0
+    while is_eager:
         try:
             return sock.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -135,7 +135,7 @@ class Lease:
         try:
             yield from _say_unsaid(connection)
             yield from connection.send(dict(message))
-            answer = yield from connection.receive(None)
+            answer = yield from connection.receive(None, is_eager=True)
             is_heard = True
             while answer["ev"] == "waiting":
                 if self._on_wait is not None:
@@ -178,7 +178,7 @@ class Lease:
         while True:
             try:
                 connection = connection or connect()
-                answer = yield from connection.ask(dict(ending))
+                answer = yield from connection.ask(dict(ending), is_eager=True)
                 IDLE.give(connection)
                 ended: str | None = answer["ended"]
                 return ended

@@ -202,7 +202,6 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_deadline = None
         self._todo.extend(bodies)
         self._work()
-        self._server.stay_awake()
 
     def _work(self) -> None:
         """Answer for a moment what was asked; the rest comes after the turn of all others."""
@@ -308,6 +307,8 @@ class Connection(asyncio.BufferedProtocol):
         self._server.waiting[self._uid] += 1
         self._loop.expect(message.key, self._answer)
         self._loop.tell(Requested(self._loop.now(), self._request(message)))
+        if not message.command:  # a command has a process to start before it is over
+            self._server.stay_awake()
 
     def hold(self, message: messages.HoldAsked) -> None:
         lease = self._own(message.lease)
@@ -340,7 +341,10 @@ class Connection(asyncio.BufferedProtocol):
         gpu_peak = message.peak + context if message.peak is not None else None
         outcome = Outcome(message.outcome)
         ending = Ending(outcome, gpu_peak, message.resident, message.asked)
+        is_command = lease.request.is_command or lease.request.has_parent
         self._loop.release(lease.id, ending, lambda how: self._ended(message.id, how))
+        if not is_command:
+            self._server.stay_awake()
 
     def watch(self, message: messages.WatchAsked) -> None:
         lease = self._own(message.lease)
