@@ -52,11 +52,6 @@ def settings_file() -> str:
     return os.path.join(base, "grn", "config.toml")
 
 
-def queue_folder() -> str:
-    """Return the folder of this user's queue: its journal and all its jobs' files."""
-    return os.path.join(state_dir(), "queue")
-
-
 def queue_socket() -> str:
     """Return the socket of this user's queue, in a folder that only this user can enter."""
     return os.path.join(runtime_dir(), f"user-{os.getuid()}", "queue.sock")

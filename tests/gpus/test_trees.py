@@ -86,7 +86,6 @@ def test_a_process_that_has_ended_is_gone_even_before_its_parent_looks() -> None
         os.close(pidfd)
         process.wait()
     assert trees.read_process(process.pid) is None
-    assert trees.peak_resident_bytes(process.pid) is None
     assert trees.inner_pids(process.pid) == [process.pid]
 
 
@@ -115,12 +114,16 @@ def test_the_peak_is_remembered_when_the_memory_is_gone() -> None:
     assert process.stdout is not None
     process.stdout.readline()
 
-    peak, now = trees.peak_resident_bytes(process.pid), trees.read_process(process.pid)
+    memories, holder = trees.Memories(), trees.holder_of(process.pid)
+    assert holder is not None
+    found = memories.resident_and_peak_bytes(holder)
     process.communicate(b"\n")
 
-    assert peak is not None
-    assert now is not None
-    assert peak >= 64 << 20 > now.resident_bytes
+    assert found is not None
+    now, peak = found
+    assert peak >= 64 << 20 > now
+    assert memories.resident_and_peak_bytes(holder) is None  # it is gone
+    memories.close()
 
 
 def test_outside_a_container_a_process_has_one_number() -> None:

@@ -118,11 +118,6 @@ def is_alive(holder: Holder) -> bool:
     return process is not None and process.started_ticks == holder.started_ticks
 
 
-def peak_resident_bytes(pid: int) -> int | None:
-    """Return the most memory a process ever had resident, None when it is gone."""
-    return _size_in(_read(pid, "status"), b"\nVmHWM:")
-
-
 def inner_pids(pid: int) -> list[int]:
     """Return a process's numbers in its pid namespaces, ours first; several mean a container."""
     found = _NUMBERS.search(_read(pid, "status"))

@@ -34,7 +34,7 @@ def main(folder: str) -> int:
     try:
         with Lease(message):
             _leave(folder, (True, False, ""), _call(folder))  # what it gave may live on the GPU
-    except Exception as error:
+    except Exception as error:  # whatever the call raises goes back to whoever asked for it
         _leave_failure(folder, error)
         return 1
     return 0

@@ -5,7 +5,6 @@ Also the assumptions a replay makes about real GPUs; they are printed with every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grn.model.gpu import Gpu
@@ -83,7 +82,3 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
             index = len(gpus)
             gpus.append(Gpu(f"GPU-{index}", index, f"simulated {size.strip()}", total))
     return tuple(gpus)
-
-
-def last_arrival_s(jobs: Sequence[Job]) -> float:
-    return max((job.arrival_s for job in jobs), default=0.0)

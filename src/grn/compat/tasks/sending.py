@@ -50,7 +50,7 @@ class Sender:
         for key, value in config.items():
             try:
                 self._dumps(value)
-            except Exception as error:
+            except Exception as error:  # objects may refuse in any way: say which one did
                 text = f"{what}[{key!r}] cannot be sent to another process: {error}"
                 raise CannotBeSent(f"{text}.", _ADVICE) from error
 
