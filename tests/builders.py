@@ -12,7 +12,7 @@ from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.profile import Profile, Run
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     Event,
@@ -28,6 +28,7 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.ledger import Book, Guard
+from grn.negotiator.rules import Rules
 
 MODEL = "Card 24"
 NO_GUARD = Guard(fraction=0.0, fixed_bytes=0)

@@ -27,8 +27,9 @@ import pytest
 
 from grn import wire
 from grn.gpus.virtual import VirtualProbe, parse_virtual
-from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.engine import Engine
 from grn.negotiator.loop import Loop
+from grn.negotiator.rules import Rules
 from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
 from tests.harness import Story

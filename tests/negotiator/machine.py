@@ -17,7 +17,7 @@ from grn.model.job import Outcome, Policy, Request
 from grn.model.profile import Profile
 from grn.model.sizes import GiB
 from grn.negotiator import learn
-from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -42,6 +42,7 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.ledger import Guard
+from grn.negotiator.rules import Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
 QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0}

@@ -163,7 +163,7 @@ def test_requests_with_other_seeds_are_alike() -> None:
     for number in range(5):
         story.asks(f"s{number}", arguments=(("seed", float(number)), ("batch", 8.0)))
 
-    assert len(story.engine.waitlist.in_turn()) == 1
+    assert len(list(story.engine.waitlist.in_turn())) == 1
 
 
 # --- slow growth and jobs that may pass ----------------------------------------------------

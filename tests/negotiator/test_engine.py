@@ -5,7 +5,6 @@ import pytest
 from grn.model.gpu import GpuHealth, GpuKind
 from grn.model.job import Outcome, Policy
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Rules
 from grn.negotiator.events import (
     DropLease,
     DropProfile,
@@ -23,6 +22,7 @@ from grn.negotiator.events import (
     WaitReason,
 )
 from grn.negotiator.ledger import Guard
+from grn.negotiator.rules import Rules
 from tests.builders import (
     MODEL,
     Story,

@@ -4,8 +4,8 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Rules
 from grn.negotiator.events import SaveRun
+from grn.negotiator.rules import Rules
 from tests.builders import MODEL, Story, a_profile, a_request, a_use, some_gpus
 
 OOM = Outcome.OUT_OF_MEMORY

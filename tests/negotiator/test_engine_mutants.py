@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from grn.model.job import Outcome
-from grn.negotiator import engine as engine_file
+from grn.negotiator import grant as grant_file
 from grn.negotiator import place as place_file
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
@@ -166,14 +166,14 @@ def test_starvation_is_found_out(monkeypatch):
             return Wait(WaitReason.NOT_ENOUGH_GPUS, "maybe tomorrow")
         return place_file.place(request, needs, books, closed)
 
-    monkeypatch.setattr(engine_file, "place", never_two)
+    monkeypatch.setattr(grant_file, "place", never_two)
 
     assert "wait for ever" in finds_out()
 
 
 def test_a_process_that_is_moved_is_found_out(monkeypatch):
     monkeypatch.setattr(place_file, "pinned", lambda request, books: [])
-    monkeypatch.setattr(engine_file, "pinned", lambda request, books: [])
+    monkeypatch.setattr(grant_file, "pinned", lambda request, books: [])
 
     assert "moved" in finds_out()
 

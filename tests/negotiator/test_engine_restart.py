@@ -3,7 +3,7 @@
 import pytest
 
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     DropLease,
     DropWaiting,
@@ -13,6 +13,7 @@ from grn.negotiator.events import (
     Started,
     WaitReason,
 )
+from grn.negotiator.rules import Rules
 from tests.builders import (
     NO_GUARD,
     Story,

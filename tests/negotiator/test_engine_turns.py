@@ -2,8 +2,8 @@
 
 from grn.model.gpu import GpuHealth
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Rules
 from grn.negotiator.events import WaitReason
+from grn.negotiator.rules import Rules
 from tests.builders import NO_GUARD, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
 BIG, SMALL = {"mem_bytes": 20 * GiB}, {"mem_bytes": 4 * GiB}

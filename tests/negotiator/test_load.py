@@ -6,8 +6,8 @@ import pytest
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.sizes import GiB
-from grn.negotiator.engine import Rules
 from grn.negotiator.events import SaveRun, WaitReason
+from grn.negotiator.rules import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 CAPPED = Rules(NO_GUARD, load_cap=1.4)

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from grn.model.job import Policy
-from grn.negotiator.order import Refused, Waiting, Waitlist, turn
+from grn.negotiator.order import Refused, Waiting, turn
+from grn.negotiator.waitlist import Waitlist
 from tests.builders import a_holder, a_request
 
 
@@ -69,7 +70,7 @@ def test_requests_that_are_alike_wait_in_one_group():
 def test_requests_that_differ_in_what_counts_wait_apart(difference):
     waitlist = a_waitlist(a_waiting("a", 1), a_waiting("b", 2, **difference))
 
-    assert len(waitlist.in_turn()) == 2
+    assert len(list(waitlist.in_turn())) == 2
 
 
 def test_a_process_that_cannot_move_waits_apart_from_all_others():
@@ -144,7 +145,7 @@ def test_taking_out_the_last_of_a_group_ends_the_group():
     assert waitlist.pop("a") is None
     assert [group.head.request.key for group in waitlist.in_turn()] == ["b"]
     assert waitlist.pop("b").sequence == 2
-    assert (len(waitlist), waitlist.in_turn(), list(waitlist)) == (0, [], [])
+    assert (len(waitlist), list(waitlist.in_turn()), list(waitlist)) == (0, [], [])
 
 
 def test_the_longest_wait_is_known():
@@ -159,4 +160,4 @@ def test_who_holds_makes_no_difference_while_it_can_move():
         a_waiting("a", 1, holder=a_holder(1)), a_waiting("b", 2, holder=a_holder(2))
     )
 
-    assert len(waitlist.in_turn()) == 1
+    assert len(list(waitlist.in_turn())) == 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from grn.model.sizes import GiB
 from grn.negotiator.ledger import Book
-from grn.negotiator.order import Refused, Waiting, Waitlist, turn
+from grn.negotiator.lines import Offer
+from grn.negotiator.order import Refused, Waiting, turn
 from grn.negotiator.place import is_empty, is_taking
 from grn.negotiator.shelf import MANY, Shelf
+from grn.negotiator.waitlist import Waitlist
 from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, some_gpus
 
 
@@ -85,7 +88,7 @@ def test_those_that_fit_are_found_in_turn() -> None:
     waitlist = waitlist_of(needs)
     for most in (GiB, 2.5 * GiB, 4 * GiB, 100 * GiB):
         found, after = [], (-1, 0, 0, 0.0, 0)
-        while (group := waitlist.next_fitting(after, most)) is not None:
+        while (group := waitlist.next_fitting(after, Offer(most))) is not None:
             after = turn(group.head)
             found.append(group.head.request.key)
         assert found == [key for key, need in needs.items() if need <= most]
@@ -94,11 +97,34 @@ def test_those_that_fit_are_found_in_turn() -> None:
 def test_who_leaves_is_not_found_and_who_is_woken_is() -> None:
     waitlist = waitlist_of({"a": GiB, "b": 9 * GiB})
     waitlist.pop("a")
-    assert waitlist.next_fitting((-1, 0, 0, 0.0, 0), 2 * GiB) is None
-    assert waitlist.worth_asking(0, GiB, has_empty=False) == []
+    assert waitlist.next_fitting((-1, 0, 0, 0.0, 0), Offer(2 * GiB)) is None
+    assert waitlist.fresh() == []
 
     waitlist.wake("b")
-    (group,) = waitlist.worth_asking(0, GiB, has_empty=False)
+    (group,) = waitlist.fresh()
     assert group.head.request.key == "b"
     waitlist.settle(group)
-    assert waitlist.worth_asking(0, GiB, has_empty=False) == []
+    assert waitlist.fresh() == []
+
+
+def test_who_needs_a_guess_or_empty_gpus_is_found_while_there_are_any() -> None:
+    waitlist = waitlist_of({"a": GiB})
+    for place, key in enumerate(("unknown", "alone", "gang"), 1):
+        group = waitlist.add(Waiting(a_request(key, job_type=key), place, 0.0), is_pinned=False)
+        gpus = 2 if key == "gang" else 1
+        is_alone = key != "unknown"
+        refused = Refused(key, 0, None, gpus, is_alone, math.inf, is_guess=not is_alone)
+        waitlist.refuse(group, refused)
+
+    def found(offer: Offer) -> list[str]:
+        keys, after = [], (-1, 0, 0, 0.0, 0)
+        while (group := waitlist.next_fitting(after, offer)) is not None:
+            after = turn(group.head)
+            keys.append(group.head.request.key)
+        return keys
+
+    assert found(Offer(GiB // 2, empty=0, guess_bytes=GiB)) == []
+    assert found(Offer(2 * GiB, empty=0, guess_bytes=3 * GiB)) == ["a"]
+    assert found(Offer(2 * GiB, empty=0, guess_bytes=GiB)) == ["a", "unknown"]
+    assert found(Offer(0, empty=1, guess_bytes=GiB)) == ["alone"]
+    assert found(Offer(2 * GiB, empty=2, guess_bytes=GiB)) == ["a", "unknown", "alone", "gang"]

@@ -23,9 +23,10 @@ from grn.gpus.probe import GpuProbe, Inventory
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.gpus.visible import restrict
 from grn.ground import Ground, boot_id, mounts, state_folder
-from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.engine import Engine
 from grn.negotiator.ledger import Guard
 from grn.negotiator.loop import Loop
+from grn.negotiator.rules import Rules
 from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
 

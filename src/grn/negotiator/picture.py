@@ -128,7 +128,7 @@ class Picture:
 
     def _groups_to_ask(self) -> list[Group]:
         """Return the first in turn, some of the others, and never so many that it takes long."""
-        groups = self._engine.waitlist.in_turn()
+        groups = list(self._engine.waitlist.in_turn())
         first, others = groups[:FIRST_GROUPS], groups[FIRST_GROUPS:]
         if len(others) <= NEXT_GROUPS:
             return groups

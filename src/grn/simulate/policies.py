@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from grn.model.gpu import Gpu
 from grn.model.job import Outcome
 from grn.model.profile import Profile, Run
-from grn.negotiator.engine import Rules
 from grn.negotiator.ledger import Guard
+from grn.negotiator.rules import Rules
 from grn.simulate.replay import Replayed, World
 from grn.simulate.schedulers import OfEngine, Scheduler, Simple
 from grn.simulate.workload import Assumptions, Job

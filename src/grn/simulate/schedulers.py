@@ -12,7 +12,7 @@ from typing import Protocol
 from grn.model.gpu import Gpu, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.profile import Profile
-from grn.negotiator.engine import Engine, Rules
+from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -27,6 +27,7 @@ from grn.negotiator.events import (
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
 from grn.negotiator.place import Need, Size
+from grn.negotiator.rules import Rules
 from grn.simulate.workload import Assumptions, Job
 
 
@@ -101,9 +102,7 @@ class OfEngine:
         profiles: Sequence[Profile] = (),
         told: Sequence[Job] = (),
     ) -> None:
-        self.engine = Engine(rules)
-        if told:
-            self.engine.memory, self.engine.loads = Told(told), ToldLoads(told)
+        self.engine = Engine(rules, Told(told), ToldLoads(told)) if told else Engine(rules)
         self.refused: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}

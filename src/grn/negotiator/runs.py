@@ -1,0 +1,115 @@
+"""Jobs that run: followed while they do, and learned from when they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from grn.model.job import Outcome
+from grn.negotiator import learn
+from grn.negotiator.events import (
+    Action,
+    DropLease,
+    HolderGone,
+    Lease,
+    LeaseState,
+    Released,
+    SaveLease,
+    SaveRun,
+)
+from grn.negotiator.holdings import Holdings
+from grn.negotiator.load import Loads
+from grn.negotiator.memory import Memory
+from grn.negotiator.rules import Rules
+
+
+class Runs:
+    """Turns readings and ends into what is known of leases and of job types."""
+
+    def __init__(self, rules: Rules, memory: Memory, loads: Loads, holdings: Holdings) -> None:
+        self._rules = rules
+        self._memory = memory
+        self._loads = loads
+        self._holdings = holdings
+        self.wall_offset_s = 0.0
+
+    def look(self, at: float) -> Iterator[Action]:
+        """Take in what the latest readings show of every lease."""
+        for lease in list(self._holdings.leases.values()):
+            if lease.state is LeaseState.DRAINING:
+                yield from self._drain(lease)
+            else:
+                yield from self._look_at(lease, at)
+        for book in self._holdings.books.values():
+            if book.leases:
+                self._loads.look(book, at)
+                self._holdings.weigh(book)
+
+    def drop(self, lease: Lease) -> Iterator[Action]:
+        """Strike a lease out, also where it is written down."""
+        self._holdings.drop(lease)
+        yield DropLease(lease.id)
+
+    def ended(self, lease: Lease, event: Released | HolderGone) -> Iterator[Action]:
+        """Turn the end of a run into a remembered one, when it taught something."""
+        request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
+        self._memory.run_over(request, model)
+        end = learn.End(
+            outcome=event.outcome,
+            at=event.at,
+            peak_bytes=event.peak_bytes,
+            asked_bytes=event.asked_bytes if isinstance(event, Released) else None,
+            reserved_bytes=lease.reserved_bytes,
+            was_sharing=self._holdings.is_sharing(lease),
+            wall_offset_s=self.wall_offset_s,
+            arguments=request.arguments,
+        )
+        usual_s = None
+        if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
+            usual_s = learn.usual_duration_s(self._memory.profile(request.job_type, model))
+        load = self._loads.ended(lease.id, (request.job_type, model), event.outcome is Outcome.OK)
+        watch = self._holdings.watches[lease.id]
+        run = learn.finished_run(end, watch, usual_s, self._rules.flat_s)
+        if run is not None:
+            run = replace(run, load=load)
+            self._memory.add(request, model, run)
+            yield SaveRun(request.job_type, model, request.label, request.user, run)
+
+    def _drain(self, lease: Lease) -> Iterator[Action]:
+        """Let a dead job's lease go when the driver shows its memory gone."""
+        books = self._holdings.books_of(lease)
+        if not all(book.is_usable for book in books):
+            return
+        if any(lease.id in book.measured for book in books):
+            freed = replace(lease, reserved=(0,) * len(lease.gpus))
+            if freed != lease:
+                self._holdings.replace(freed)
+                yield SaveLease(freed)
+        else:
+            yield from self.drop(lease)
+
+    def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
+        """Follow the memory of a running job; a first run that is flat gives room back."""
+        books = self._holdings.books_of(lease)
+        if not all(book.is_usable for book in books):
+            return  # silence shows nothing, least of all that its memory is flat
+        measured = [book.measured.get(lease.id, 0) for book in books]
+        used = max((size for size in measured if size is not None), default=0)
+        is_hidden = any(book.unexplained_bytes > book.guard_bytes for book in books)
+        if not used and (None in measured or is_hidden):
+            return  # a driver that does not say what a process uses does not say that it uses none
+        watch = self._holdings.watches[lease.id].seen(at, used)
+        self._holdings.watches[lease.id] = watch
+        may_shrink = lease.is_probe and not lease.request.is_exclusive
+        if may_shrink and watch.is_flat(at, self._rules.flat_s):
+            yield from self._settle(lease, watch, at)
+
+    def _settle(self, lease: Lease, watch: learn.Watch, at: float) -> Iterator[Action]:
+        """Let a first run keep what it has shown to need, and a little more."""
+        model = self._holdings.books[lease.gpus[0]].gpu.model
+        keep = learn.shrunk_bytes(watch, at, self._holdings.sizes()[model].capacity_bytes)
+        shrunk = tuple(min(before, keep) for before in lease.reserved)
+        settled = replace(lease, reserved=shrunk, is_probe=False)
+        self._holdings.replace(settled)
+        self._memory.shown_while_running(lease.request, model, keep)
+        yield SaveLease(settled)
