@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 def a_gpu_row(**changes: Any) -> Row:
     plain = {
-        "index": 0, "model": "Card", "health": "ok", "total_bytes": 20 * GiB,
+        "index": 0, "uuid": "GPU-0", "model": "Card", "health": "ok", "total_bytes": 20 * GiB,
         "guard_bytes": 1 * GiB, "used_bytes": 4 * GiB, "reserved_bytes": 8 * GiB,
         "strangers_bytes": 0, "unexplained_bytes": 0, "free_bytes": 11 * GiB, "load_pct": 50.4,
         "leases": ["a"],
@@ -158,6 +158,26 @@ def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:
 
     assert "Card (unknown)" in line
     assert line.count("?") == 20 + 3  # the bar; used, free and load
+
+
+def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
+    def linked(index: int, **kinds: list[int]) -> dict[str, object]:
+        links = [
+            {"to": f"GPU-{other}", "by": kind, "lanes": 4 if kind == "nvlink" else None}
+            for kind, others in kinds.items()
+            for other in others
+        ]
+        return a_gpu_row(index=index, uuid=f"GPU-{index}", links=links)
+
+    rows = [
+        linked(0, nvlink=[1, 2], socket=[3]),
+        linked(1, nvlink=[0, 2, 3]),
+        linked(2, nvlink=[0, 1], switch=[9]),  # to one that is not managed here
+        linked(3, nvlink=[1], socket=[0]),
+    ]
+    lines = render.gpus({"gpus": rows}).splitlines()
+
+    assert lines[6:] == ["nvlink x4: 0,1,2  1,3", "socket: 0,3"]
 
 
 def test_gpus_in_ascii_are_ascii() -> None:

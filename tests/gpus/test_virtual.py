@@ -115,6 +115,24 @@ def test_a_description_gives_gpus_of_these_sizes(spec: str, sizes: list[int]) ->
     assert {gpu.kind for gpu in gpus} == {GpuKind.VIRTUAL}
 
 
+@pytest.mark.parametrize(
+    ("spec", "partners"),
+    [
+        ("4x1GiB", [[], [], [], []]),
+        ("4x1GiB/nvlink=2", [[1], [0], [3], [2]]),
+        ("1x1GiB+3x2GiB/nvlink=2", [[], [2], [1], []]),
+        ("3x1GiB/nvlink=8", [[1, 2], [0, 2], [0, 1]]),
+        ("2x1GiB/nvlink=0", [[], []]),
+    ],
+)
+def test_gpus_in_a_row_can_be_linked(spec: str, partners: list[list[int]]) -> None:
+    gpus = parse_virtual(spec)
+
+    uuids = [[gpus[other].uuid for other in others] for others in partners]
+    assert [[link.to for link in gpu.links] for gpu in gpus] == uuids
+    assert "/" not in gpus[0].model
+
+
 def test_gpus_of_different_sizes_are_different_models() -> None:
     """What was learned on one says little about the other."""
     large, small = parse_virtual("1x8GiB+1x4GiB")

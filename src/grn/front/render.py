@@ -34,7 +34,37 @@ def gpus(status: Row, width: int = 0, is_ascii: bool = False) -> str:
     used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     legend = f"{used} used by jobs  {reserved} reserved  {strangers} others and guard"
     headers = ("GPU", "MODEL", "MEMORY", "USED", "RESERVED", "FREE", "TOTAL", "LOAD", "JOBS")
-    return table(headers, rows, width) + f"\n{legend}"
+    return "\n".join((table(headers, rows, width), legend, *_links(status["gpus"])))
+
+
+def _links(gpus: Sequence[Row]) -> list[str]:
+    """Name the GPUs that are all linked to each other, a line for each kind of link."""
+    index = {gpu["uuid"]: gpu["index"] for gpu in gpus}
+    kinds: dict[str, set[tuple[int, int]]] = {}
+    for gpu in gpus:
+        for link in gpu.get("links", ()):
+            if link["to"] in index:
+                kind = link["by"] + (f" x{link['lanes']}" if link["lanes"] else "")
+                kinds.setdefault(kind, set()).add((gpu["index"], index[link["to"]]))
+    return [
+        f"{kind}: {'  '.join(','.join(map(str, each)) for each in _linked_sets(pairs))}"
+        for kind, pairs in sorted(kinds.items())
+    ]
+
+
+def _linked_sets(pairs: set[tuple[int, int]]) -> list[list[int]]:
+    """Cover all links by sets in which each has a link to each."""
+    all_gpus = sorted({one for one, _ in pairs})
+    sets: list[list[int]] = []
+    left = {pair for pair in pairs if pair[0] < pair[1]}
+    while left:
+        found = list(min(left))
+        for gpu in all_gpus:
+            if gpu not in found and all((gpu, other) in pairs for other in found):
+                found.append(gpu)
+        sets.append(sorted(found))
+        left -= {(one, other) for one in found for other in found}
+    return sets
 
 
 def ps(status: Row, user_name: UserName, width: int = 0) -> str:

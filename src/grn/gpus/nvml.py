@@ -17,13 +17,14 @@ from grn.gpus.nvml_pipe import (
     Found,
     HelperLost,
     HelperSilent,
+    Joined,
     Launched,
     LeftOut,
     Patience,
 )
 from grn.gpus.nvml_watch import Watch
 from grn.gpus.probe import Inventory, Placement
-from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.gpu import Gpu, GpuHealth, GpuKind, Link, LinkKind, ProcessUse, Reading
 
 _PROHIBITED = 2
 _GPU_IS_LOST = 15
@@ -93,12 +94,17 @@ class NvmlProbe:
     async def start(self) -> Inventory:
         """Open the driver and list all its GPUs; raise MachineError where there are none."""
         try:
-            first = await self._watch.open()
+            first, pairs = await self._watch.joined(await self._watch.open())
         except (CannotOpen, HelperLost, OSError) as error:
             await self._watch.close()
             raise _cannot_start(error, self._open_s) from error
         notes = _notes(first, self._watch.hung)
-        self._gpus = tuple(_gpu(found) for found in first.found if found.mode != _PROHIBITED)
+        links = _links(pairs)
+        self._gpus = tuple(
+            _gpu(found, links.get(found.uuid, ()))
+            for found in first.found
+            if found.mode != _PROHIBITED
+        )
         self._watch.use(first, [gpu.uuid for gpu in self._gpus])
         if not self._gpus:
             await self._watch.close()
@@ -214,7 +220,17 @@ def _health(*, is_gone: bool) -> GpuHealth:
     return GpuHealth.LOST if is_gone else GpuHealth.UNKNOWN
 
 
-def _gpu(found: Found) -> Gpu:
+def _links(pairs: Sequence[Joined]) -> dict[str, tuple[Link, ...]]:
+    """Return the links of each GPU, seen from both sides."""
+    links: dict[str, tuple[Link, ...]] = {}
+    for pair in pairs:
+        for one, other in ((pair.one, pair.other), (pair.other, pair.one)):
+            link = Link(other, LinkKind(pair.by), pair.lanes)
+            links[one] = (*links.get(one, ()), link)
+    return links
+
+
+def _gpu(found: Found, links: tuple[Link, ...]) -> Gpu:
     return Gpu(
         uuid=found.uuid,
         index=found.index,
@@ -222,6 +238,7 @@ def _gpu(found: Found) -> Gpu:
         total_bytes=found.total_bytes,
         kind=GpuKind.MIG if found.is_slice else GpuKind.CARD,
         is_exclusive=found.mode != 0,
+        links=links,
     )
 
 

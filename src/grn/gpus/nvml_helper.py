@@ -15,10 +15,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from grn.gpus import nvml_calls
+from grn.gpus import nvml_calls, nvml_links
 from grn.gpus.nvml_calls import DriverError, Nvml
 
 
@@ -85,6 +85,8 @@ class Session:
             self._sample(_names(request.get("uuids")))
         elif asked == "peaks":
             self._peaks(_numbers(request.get("pids")))
+        elif asked == "links":
+            self._links()
         else:
             raise ValueError(f"no such request: {asked!r}")
         self._answers.finish("done")
@@ -146,6 +148,16 @@ class Session:
                 self._answers.enter(slot.index)
                 for pid, peak_bytes in nvml_calls.peaks(self._nvml, slot.handle, pids):
                     self._answers.say("peak", uuid=slot.uuid, pid=pid, peak=peak_bytes)
+
+    def _links(self) -> None:
+        cards = [
+            nvml_links.Card(slot.uuid, slot.handle)
+            for slot in self._slots.values()
+            if not slot.is_slice
+        ]
+        if self._nvml is not None:
+            for pair in nvml_links.joined(self._nvml, cards):
+                self._answers.say("joined", **asdict(pair))
 
 
 def load() -> Nvml:

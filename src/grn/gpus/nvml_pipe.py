@@ -95,7 +95,17 @@ class Peak:
     peak_bytes: int
 
 
-Fact = Found | LeftOut | Figures | Peak
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Two GPUs that are near each other."""
+
+    one: str
+    other: str
+    by: str
+    lanes: int
+
+
+Fact = Found | LeftOut | Figures | Peak | Joined
 Line = dict[str, object]
 
 
@@ -313,6 +323,10 @@ def _peak(line: Line) -> Peak:
     return Peak(str(line["uuid"]), _whole(line["pid"]), _whole(line["peak"]))
 
 
+def _joined(line: Line) -> Joined:
+    return Joined(str(line["one"]), str(line["other"]), str(line["by"]), _whole(line["lanes"]))
+
+
 def _whole(value: object) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is not a whole number")
@@ -324,4 +338,5 @@ _FACTS: dict[str, Callable[[Line], Fact]] = {
     "left-out": _left_out,
     "reading": _figures,
     "peak": _peak,
+    "joined": _joined,
 }

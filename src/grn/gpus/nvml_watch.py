@@ -17,6 +17,7 @@ from grn.gpus.nvml_pipe import (
     HelperLate,
     HelperLost,
     HelperSilent,
+    Joined,
     Launched,
     Patience,
     Peak,
@@ -108,6 +109,23 @@ class Watch:
                 if inside is None or self._helper is not None:
                     raise
                 skip.add(inside)
+
+    async def joined(self, fresh: Launched) -> tuple[Launched, list[Joined]]:
+        """Ask once which GPUs are near each other; a helper that hangs over it is replaced.
+
+        Nobody is blamed for that: a driver may know its GPUs well and their links not at all.
+        """
+        found: list[Joined] = []
+        try:
+            request = {"do": "links"}
+            async for fact in fresh.helper.ask(request, self._patience.read_s, self._until()):
+                if isinstance(fact, Joined):
+                    found.append(fact)
+        except (HelperLate, HelperLost, CannotOpen):
+            fresh.helper.kill()
+            self._see_leave(fresh.helper)
+            fresh = await self.open()
+        return fresh, found
 
     def use(self, fresh: Launched, wanted: Sequence[str]) -> None:
         """Read these GPUs from now on, beginning with this helper."""

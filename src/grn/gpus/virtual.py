@@ -12,17 +12,20 @@ from collections.abc import Mapping, Sequence
 from grn.errors import BadSetting
 from grn.gpus import trees
 from grn.gpus.probe import Inventory, Placement
-from grn.model.gpu import Gpu, GpuKind, ProcessUse, Reading
+from grn.model.gpu import Gpu, GpuKind, Link, LinkKind, ProcessUse, Reading
 from grn.model.job import Holder
 from grn.model.sizes import parse_size
 
-_SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*(.+)", re.IGNORECASE)
+_SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*([^/]+)(?:/nvlink=(\d{1,4}))?\s*", re.IGNORECASE)
 MOST_GPUS = 1024
 ALL_AGAIN_S = 10.0  # a pid may come to name another process
 
 
 def parse_virtual(spec: str) -> list[Gpu]:
-    """Read `4x8GiB`, or `2x8GiB+1x4GiB` for GPUs of different sizes."""
+    """Read `4x8GiB`, or `2x8GiB+1x4GiB` for GPUs of different sizes.
+
+    `4x8GiB/nvlink=2` joins each two in a row, for trying how gangs are placed.
+    """
     gpus: list[Gpu] = []
     for part in spec.split("+"):
         found = _SPEC.fullmatch(part)
@@ -32,10 +35,21 @@ def parse_virtual(spec: str) -> list[Gpu]:
             )
         total_bytes = parse_size(found[2])
         model = f"virtual {found[2].strip()}"
-        for _ in range(int(found[1])):
-            index = len(gpus)
-            gpus.append(Gpu(f"VIRTUAL-{index}", index, model, total_bytes, GpuKind.VIRTUAL))
+        first, count, joined = len(gpus), int(found[1]), int(found[3] or 1)
+        for index in range(first, first + count):
+            links = _joined(index, first, count, max(1, joined))
+            gpus.append(Gpu(_name(index), index, model, total_bytes, GpuKind.VIRTUAL, links=links))
     return gpus
+
+
+def _name(index: int) -> str:
+    return f"VIRTUAL-{index}"
+
+
+def _joined(index: int, first: int, count: int, by: int) -> tuple[Link, ...]:
+    begin = index - (index - first) % by
+    others = range(begin, min(begin + by, first + count))
+    return tuple(Link(_name(other), LinkKind.NVLINK) for other in others if other != index)
 
 
 class VirtualProbe:

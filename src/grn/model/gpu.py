@@ -22,6 +22,23 @@ class GpuHealth(Enum):
     LOST = "lost"  # the driver says it is gone
 
 
+class LinkKind(Enum):
+    """How two GPUs are joined, the fastest first. Others are far apart, or nobody knows."""
+
+    NVLINK = "nvlink"
+    SWITCH = "switch"  # PCIe, without a way through the processor
+    SOCKET = "socket"  # at the same processor
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way from one GPU to another."""
+
+    to: str  # uuid
+    kind: LinkKind
+    lanes: int = 0  # of NVLink; 0 when nobody knows how many
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """The fixed facts of one GPU. `uuid` is its name everywhere inside grn."""
@@ -32,6 +49,7 @@ class Gpu:
     total_bytes: int
     kind: GpuKind = GpuKind.CARD
     is_exclusive: bool = False  # compute mode lets only one process in
+    links: tuple[Link, ...] = ()  # to GPUs near it
 
     @property
     def visible_name(self) -> str:

@@ -13,6 +13,7 @@ from grn.model.job import Policy, Request
 from grn.model.sizes import show_size
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.ledger import LEAST_LOAD, Book
+from grn.negotiator.links import best_linked
 
 _BUSY = "as its runs have shown"
 
@@ -227,9 +228,48 @@ def _fit(request: Request, need: Need, book: Book) -> Fit | None:
 def _choose(request: Request, fits: Sequence[Fit]) -> list[Fit]:
     """Return as many of the best GPUs as are asked for, or none."""
     ranked = sorted(fits, key=partial(_taste, request.policy))
-    if any(fit.is_probe for fit in ranked[: request.gpus]):  # no first run stands beside another
-        ranked = [fit for fit in ranked if not fit.book.has_probe]
-    return ranked[: request.gpus] if len(ranked) >= request.gpus else []
+    if request.gpus == 1 or len(ranked) < request.gpus:
+        return ranked[:1] if request.gpus == 1 else []
+    return _gang(request, ranked)
+
+
+def _gang(request: Request, ranked: Sequence[Fit]) -> list[Fit]:
+    """Return GPUs that go together: of one model if they can be, then as calm, then linked best."""
+    best: list[Fit] = []
+    rank, count = None, request.gpus
+    for pool in _pools(ranked, count):
+        calm = _calmness(request.policy, pool[count - 1])  # a gang is as slow as its slowest
+        pool = [fit for fit in pool if _calmness(request.policy, fit) <= calm]
+        places, (weakest, total) = best_linked([fit.book.gpu for fit in pool], count)
+        found = (calm, -weakest, -total)
+        if rank is None or found < rank:
+            best, rank = [pool[place] for place in places], found
+    return _equal(best)
+
+
+def _pools(ranked: Sequence[Fit], count: int) -> list[list[Fit]]:
+    """Return the GPUs of each model that has enough, else all, where no first runs meet."""
+    models: dict[str, list[Fit]] = {}
+    for fit in ranked:
+        models.setdefault(fit.book.gpu.model, []).append(fit)
+    known = [fit for fit in ranked if not fit.is_probe]
+    apart = [fit for fit in ranked if not fit.book.has_probe]
+    alike = [pool for pool in models.values() if len(pool) >= count]
+    mixed = known if len(known) >= count else apart
+    return alike or ([mixed] if len(mixed) >= count else [])
+
+
+def _equal(gang: list[Fit]) -> list[Fit]:
+    """Let all of a gang reserve alike: what one needs somewhere it may need anywhere."""
+    if not gang or any(fit.is_probe for fit in gang):
+        return gang
+    most = max(fit.reserve_bytes for fit in gang)
+    return [replace(fit, reserve_bytes=min(most, fit.free_bytes)) for fit in gang]
+
+
+def _calmness(policy: Policy, fit: Fit) -> tuple[float, ...]:
+    """Return what of a taste matters more than links: no link makes up for a busy GPU."""
+    return () if policy is Policy.PACK and not fit.is_probe else _taste(policy, fit)[:2]
 
 
 def _taste(policy: Policy, fit: Fit) -> tuple[float, ...]:

@@ -97,6 +97,10 @@ def gpu(book: Book) -> Row:
         "unexplained_bytes": book.unexplained_bytes,
         "free_bytes": max(0, book.free_bytes) if book.is_usable else None,
         "load_pct": reading.load_pct,
+        "links": [
+            {"to": link.to, "by": link.kind.value, "lanes": link.lanes or None}
+            for link in book.gpu.links
+        ],
         "leases": list(book.leases),
     }
 

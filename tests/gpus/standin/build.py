@@ -94,6 +94,11 @@ def process(
     return f"process {uuid} {pid} {used} {kind} {'sticky' if is_sticky else ''}"
 
 
+def link(one: str, other: str, lanes: int | str = 0, level: int | str = 50) -> str:
+    """Spell how two GPUs are joined: lanes of NVLink or `switched`, and where PCIe meets."""
+    return f"link {one} {other} {lanes} {level}"
+
+
 def hang(function: str, uuid: str = "") -> str:
     """Spell that a function does not return."""
     return f"hang {function} {uuid}"

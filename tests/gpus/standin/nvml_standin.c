@@ -12,6 +12,7 @@
  *   null FUNCTION [UUID]           the call succeeds with a handle that points nowhere
  *   accounting on|off|denied|unsupported
  *   peak UUID PID BYTES
+ *   link UUID UUID LANES|switched LEVEL|none   how two GPUs are joined; LEVEL is of NVML's topology
  *   burst N                        the first N readings of a process list find it has grown
  *
  * `name=` takes the rest of its line; \xNN in it is a raw byte. Order of `gpu` lines is NVML order.
@@ -51,12 +52,14 @@ struct gpu {
 struct process { char uuid[96]; u32 pid; u64 bytes; int kind; };
 struct rule { char verb[8], function[64], uuid[96]; int code; };
 struct peak { char uuid[96]; u32 pid; u64 bytes; };
+struct join { char one[96], other[96]; int lanes, is_switched, level; };
 
 static struct gpu gpus[MOST_GPUS];
 static struct process processes[MOST_PROCESSES];
 static struct rule rules[MOST_RULES];
 static struct peak peaks[MOST_RULES];
-static int gpu_count, process_count, rule_count, peak_count, bursts, accounting;
+static struct join joins[MOST_GPUS];
+static int gpu_count, process_count, rule_count, peak_count, join_count, bursts, accounting;
 static int is_open, bursts_done, was_switched_on;
 static Handle handles[MOST_GPUS];
 
@@ -162,6 +165,17 @@ static void read_rule(const char *line) {
     rule_count++;
 }
 
+static void read_join(const char *line) {
+    struct join *join = &joins[join_count];
+    char lanes[16], level[16];
+    if (join_count == MOST_GPUS) return;
+    if (sscanf(line, "link %95s %95s %15s %15s", join->one, join->other, lanes, level) != 4) return;
+    join->is_switched = !strcmp(lanes, "switched");
+    join->lanes = join->is_switched ? 0 : atoi(lanes);
+    join->level = strcmp(level, "none") ? atoi(level) : -1;
+    join_count++;
+}
+
 static void read_line(char *line) {
     char word[16] = "", value[16] = "";
     if (sscanf(line, "%15s %15s", word, value) < 2) return;
@@ -170,6 +184,7 @@ static void read_line(char *line) {
     if (!strcmp(word, "hang") || !strcmp(word, "fail") || !strcmp(word, "crash") ||
         !strcmp(word, "null"))
         read_rule(line);
+    if (!strcmp(word, "link")) read_join(line);
     if (!strcmp(word, "burst")) bursts = atoi(value);
     if (!strcmp(word, "accounting"))
         accounting = !strcmp(value, "on") ? 1 : !strcmp(value, "off") ? 0 : !strcmp(value, "denied") ? 2 : 3;
@@ -204,7 +219,7 @@ static int read_state(void) {
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
     if (!file) return 0;
-    gpu_count = process_count = rule_count = peak_count = bursts = accounting = 0;
+    gpu_count = process_count = rule_count = peak_count = join_count = bursts = accounting = 0;
     while (fgets(line, sizeof line, file)) read_line(line);
     fclose(file);
     read_allocations(path);
@@ -415,6 +430,71 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, u32 place, Handle **slic
         return OK;
     }
     return NOT_FOUND;
+}
+
+/* --- links ------------------------------------------------------------------------------ */
+
+enum { SWITCHED_LANES = 18, SWITCH_BUS = 200 };
+struct pci { char legacy[16]; u32 domain, bus, device, id, subsystem; char bus_id[32]; };
+
+static struct join *join_of(const char *one, const char *other) {
+    for (int i = 0; i < join_count; i++)
+        if ((!strcmp(joins[i].one, one) && !strcmp(joins[i].other, other)) ||
+            (!strcmp(joins[i].one, other) && !strcmp(joins[i].other, one)))
+            return &joins[i];
+    return NULL;
+}
+
+/* The bus that a lane of a GPU leads to, 0 for none. */
+static u32 far_bus(const char *uuid, u32 lane) {
+    u32 first = 0;
+    for (int i = 0; i < join_count; i++) {
+        int is_one = !strcmp(joins[i].one, uuid);
+        if (!is_one && strcmp(joins[i].other, uuid)) continue;
+        if (joins[i].is_switched) return lane < SWITCHED_LANES ? SWITCH_BUS : 0;
+        first += (u32)joins[i].lanes;
+        if (lane < first) return (u32)(find(is_one ? joins[i].other : joins[i].one) - gpus) + 1;
+    }
+    return 0;
+}
+
+int nvmlDeviceGetPciInfo_v3(Handle *handle, struct pci *pci) {
+    TOUCH;
+    memset(pci, 0, sizeof *pci);
+    pci->bus = (u32)(gpu - gpus) + 1;
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus);
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkState(Handle *handle, u32 lane, u32 *is_active) {
+    TOUCH;
+    if (!join_count) return NOT_SUPPORTED;
+    if (lane >= SWITCHED_LANES) return INVALID;
+    *is_active = far_bus(gpu->uuid, lane) != 0;
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle *handle, u32 lane, struct pci *pci) {
+    TOUCH;
+    memset(pci, 0, sizeof *pci);
+    pci->bus = far_bus(gpu->uuid, lane);
+    return pci->bus ? OK : INVALID;
+}
+
+int nvmlDeviceGetP2PStatus(Handle *handle, Handle *other, u32 kind, u32 *status) {
+    TOUCH;
+    struct join *join = join_of(gpu->uuid, other->uuid);
+    if (!join_count) return NOT_SUPPORTED;
+    *status = kind == 2 && join && (join->lanes || join->is_switched) ? 0 : 5;
+    return OK;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(Handle *handle, Handle *other, u32 *level) {
+    TOUCH;
+    struct join *join = join_of(gpu->uuid, other->uuid);
+    if (!join_count || (join && join->level < 0)) return NOT_SUPPORTED;
+    *level = join ? (u32)join->level : 50;
+    return OK;
 }
 
 /* --- accounting ------------------------------------------------------------------------- */
