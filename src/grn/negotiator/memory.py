@@ -138,8 +138,8 @@ class Memory:
 
     def refresh(self) -> None:
         """Draw the estimates that new runs have changed, so that nobody waits for that later."""
-        while self._stale:
-            key = self._stale.pop()
+        stale, self._stale = self._stale, set()  # a set that was large once is slow to empty
+        for key in stale:
             for (model, capacity_bytes), known in self._known.items():
                 if model == key[1]:
                     ranked = self._ranked[(model, capacity_bytes)]
