@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -129,3 +130,23 @@ def test_only_some_gpus_are_managed_when_asked(grn: Shell) -> None:
 
     assert [gpu["index"] for gpu in gpus] == [1]
     grn("stop")
+
+
+def test_what_lies_in_the_current_folder_is_not_run_by_a_service(story: Story) -> None:
+    """It may be a colleague's, and a service of root would run it as root."""
+    for name in ("asyncio", "json", "random", "socket", "sqlite3", "struct", "grn"):
+        story.write(f"{name}.py", "open('planted', 'w')\nraise SystemExit('planted')\n")
+    # As the installed `grn` does it: that, too, does not look into the current folder.
+    grn = (
+        sys.executable,
+        "-c",
+        "import sys; del sys.path[0]; from grn.front.main import main; main()",
+    )
+
+    story.start(*grn, "start", "--virtual", "1x256MiB", "--background").ended_well()
+    story.start(*grn, "submit", "--name", "x", "--", "true").ended_well()
+    story.start(*grn, "wait", "1").ended_well()
+    story.start(*grn, "queue", "stop").ended_well()
+    story.start(*grn, "stop").ended_well()
+
+    assert not (story.folder / "planted").exists()

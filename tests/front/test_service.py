@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from grn.front.service import UNIT_NAME, cron_line, unit_path, unit_text
+from grn.startup import own_module
 from tests.front.live import Shell
 from tests.harness import Ended, Story
 from tests.queue.daemon import a_queue
@@ -60,7 +61,7 @@ def test_without_systemd_a_line_for_cron_is_printed(story: Story, bin: Path) -> 
     assert "systemd does not answer" in ended.out
     line = ended.out.splitlines()[-1]
     assert line.startswith("@reboot ")
-    assert f"{sys.executable} -m grn.queue" in line
+    assert shlex.join(own_module("grn.queue")) in line
     assert f"GRN_STATE_DIR={story.folder}/state" in line
     assert not unit_of(story).exists()
 
@@ -83,8 +84,9 @@ def test_install_writes_the_unit_and_enables_it(story: Story, systemctl: Path) -
         "--user show-environment", "--user daemon-reload", f"--user enable --now {UNIT_NAME}",
     ]  # fmt: skip
     text = unit_of(story).read_text()
-    assert f'ExecStart="{sys.executable}" -m grn.queue\n' in text
-    assert f'Environment="GRN_RUNTIME_DIR={story.folder}/run"\n' in text
+    (start,) = (line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert shlex.split(start.removeprefix("ExecStart=")) == own_module("grn.queue")
+    assert f"Environment=GRN_RUNTIME_DIR={story.folder}/run\n" in text
     assert "KillMode=process\n" in text, "the end of the queue must not be that of its jobs"
     assert "Restart=always\n" in text
 
@@ -156,3 +158,16 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
         [tool, "--user", "verify", str(path)], capture_output=True, text=True, check=False
     )
     assert UNIT_NAME not in checked.stderr, checked.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_finds_nothing_wrong_with_the_unit(story: Story) -> None:
+    unit = story.folder / UNIT_NAME
+    unit.write_text(service(story, "show").out)
+    checked = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(unit)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(story.folder)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stderr
+    assert UNIT_NAME not in checked.stderr

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 
 from grn import places
 from grn.client.connection import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, UsageError
+from grn.startup import own_module
 
 _TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
 READY_S = 30.0  # a driver that was not in use takes seconds to come up
@@ -34,7 +34,7 @@ class Started:
 
 def negotiator_argv(gpus: str | None, debug: bool, idle_exit_s: float | None) -> list[str]:
     """Return the command that runs a negotiator."""
-    argv = [sys.executable, "-m", "grn.negotiator"]
+    argv = own_module("grn.negotiator")
     if gpus:
         argv += ["--gpus", gpus]
     if idle_exit_s is not None:

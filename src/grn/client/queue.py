@@ -32,12 +32,11 @@ def connect(*, may_start: bool = True) -> Connection:
     except DaemonNotRunning:
         if not may_start:
             raise
-    import sys
-
     from grn.client.daemons import start_aside
+    from grn.startup import own_module
 
     try:
-        start_aside("queue", [sys.executable, "-m", "grn.queue"], is_detached=True)
+        start_aside("queue", own_module("grn.queue"), is_detached=True)
     except GrnError:
         try:
             return _connect_now()  # somebody else was faster

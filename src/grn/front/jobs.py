@@ -123,7 +123,8 @@ def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
         return _follow(job_id, name)
     if row["folder"] is None:
         when = "never ran" if row["state"] == "ended" else "has not run yet"
-        raise UsageError(f"job {job_id} {when}: {row['why'] or row['reason']}.")
+        why = (row["why"] or row["reason"]).rstrip(".")
+        raise UsageError(f"job {job_id} {when}: {why}.")
     if attempt is not None and attempt > row["attempt"]:
         raise UsageError(f"job {job_id} was tried {row['attempt']} time(s).")
     sys.stdout.flush()

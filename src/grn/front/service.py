@@ -7,13 +7,13 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 
 import click
 
 from grn import places
 from grn.client import queue
 from grn.errors import DaemonNotRunning, MachineError
+from grn.startup import own_module
 
 UNIT_NAME = "grn-queue.service"
 UNIT = """\
@@ -22,7 +22,7 @@ Description=grn queue: submitted GPU jobs of this user
 After=default.target
 
 [Service]
-ExecStart={python} -m grn.queue
+ExecStart={command}
 {environment}# Ending the queue must not end its jobs: they have shims of their own.
 KillMode=process
 Restart=always
@@ -58,13 +58,14 @@ def service(what: str) -> int:
 def unit_text() -> str:
     """Return the unit file for this installation and these folders."""
     lines = [f"Environment={_unit_word(one)}\n" for one in _kept_variables()]
-    return UNIT.format(python=_unit_word(sys.executable), environment="".join(lines))
+    command = " ".join(map(_unit_word, own_module("grn.queue")))
+    return UNIT.format(command=command, environment="".join(lines))
 
 
 def cron_line() -> str:
     """Return the line that starts the queue after a reboot without systemd."""
     log = os.path.join(places.state_dir(), "queue.log")
-    words = [*_kept_variables(), sys.executable, "-m", "grn.queue", log]
+    words = [*_kept_variables(), *own_module("grn.queue"), log]
     *command, log = [shlex.quote(word).replace("%", r"\%") for word in words]
     return f"@reboot env {' '.join(command)} >> {log} 2>&1"
 
@@ -74,9 +75,9 @@ def _kept_variables() -> list[str]:
 
 
 def _unit_word(word: str) -> str:
-    """Spell a word for a unit file: in quotes, with what systemd would replace spelled out."""
+    """Spell a word for a unit file: in quotes if needed, and safe from what systemd replaces."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{plain}"'
+    return plain if shlex.quote(plain) == plain else f'"{plain}"'
 
 
 def unit_path() -> str:

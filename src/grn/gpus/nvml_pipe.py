@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -17,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-_COMMAND = (sys.executable, "-m", "grn.gpus.nvml_helper")
+from grn.startup import own_module
+
+_COMMAND = own_module("grn.gpus.nvml_helper")
 _GOODBYE_S = 3.0
 _LONGEST_LINE_BYTES = 1 << 22  # 4000 processes on one GPU are about 100 kB
 _CHUNK_BYTES = 1 << 16
