@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.gpus.conftest import libraries
 from tests.gpus.standin.build import FAKE_TORCH, StandIn
@@ -19,6 +20,10 @@ NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
 
 Negotiators = Callable[..., Negotiator]
 Scripts = Callable[[str], Path]
+
+# A busy machine makes no example wrong: none has a deadline.
+settings.register_profile("grn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("grn")
 
 
 @pytest.fixture(autouse=True)

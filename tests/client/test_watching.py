@@ -23,6 +23,16 @@ def queue() -> Iterator[Queue]:
         yield made
 
 
+def seen(watch: Watch, job: int, state: str) -> None:
+    """Wait until the picture has a job in a state; whether it was told as a change is chance."""
+
+    def is_there() -> bool:
+        watch.wait(0.1)
+        return bool(watch.picture.jobs.get(job, {}).get("state") == state)
+
+    wait_for(is_there, lambda: f"{job} {state}; {watch.picture.jobs} {watch.picture.trouble}")
+
+
 def until(watch: Watch, name: str, **wanted: Any) -> Event:
     """Wait for an event of this name with these values among its data."""
     found: list[Event] = []
@@ -44,7 +54,8 @@ def test_a_job_is_seen_from_its_submit_to_its_end(queue: Queue) -> None:
         queue.gate("x")
         first = queue.sh("gate x; exit 3")
         held = queue.sh("true", "--hold")
-        until(watch, "job", id=first, state="running")
+        seen(watch, first, "running")
+        seen(watch, held, "held")
         wait_for(lambda: (watch.wait(0.1), watch.picture.leases)[1], "a lease")
         (lease,) = watch.picture.leases.values()
         states = {job: row["state"] for job, row in watch.picture.jobs.items()}
@@ -64,9 +75,12 @@ def test_a_job_is_seen_from_its_submit_to_its_end(queue: Queue) -> None:
 
 def test_a_job_that_waits_for_the_negotiator_is_known_to_both_by_one_tag(queue: Queue) -> None:
     queue.gate("x")
-    queue.submit("--exclusive", "--gpus", "4", "--shell", "--", "flock -s $STORY/gates/x true")
+    line = "flock -s $STORY/gates/x true"
+    first = queue.submit("--exclusive", "--gpus", "4", "--shell", "--", line)
+    queue.in_state(first, "running")
     late = queue.submit("--exclusive", "--", "true")
     with Watch() as watch:
+        seen(watch, late, "queued")
         wait_for(lambda: (watch.wait(0.1), watch.picture.waiting)[1], "somebody who waits")
         (request,) = watch.picture.in_turn()
         tag = watch.picture.jobs[late]["tag"]
@@ -81,7 +95,7 @@ def test_both_may_be_killed_and_the_picture_comes_back(queue: Queue) -> None:
     queue.gate("x")
     job = queue.sh("gate x")
     with Watch() as watch:
-        until(watch, "job", id=job, state="running")
+        seen(watch, job, "running")
         lease = queue.in_state(job, "running")["lease"]
         wait_for(lambda: (watch.wait(0.1), lease in watch.picture.leases)[1], "the lease")
         pid = watch.picture.negotiator["pid"]
@@ -133,7 +147,7 @@ def test_it_can_be_awaited_beside_other_things(here: Negotiator) -> None:
         return [event.name for event in events], ticks
 
     names, ticks = asyncio.run(look())
-    assert names == ["snapshot"]
+    assert names[0] == "snapshot"  # and on a busy machine what has changed since
     assert ticks > 1
 
 

@@ -25,10 +25,10 @@ TREE = """
     code = "import os, time; from act import say; say('pid', os.getpid()); time.sleep(600)"
     subprocess.Popen([sys.executable, "-c", code])
     subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    say("pid", os.getpid())
     if os.path.exists("stay"):
         import signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say("pid", os.getpid())
     gate("end")
 """
 
@@ -53,7 +53,7 @@ def begin(story: Story, script: str | None = None) -> tuple[Job, list[int]]:
 
 
 def gone(pids: list[int]) -> None:
-    wait_for(lambda: not any(map(is_running, pids)), lambda: f"{pids} to end", 20)
+    wait_for(lambda: not any(map(is_running, pids)), lambda: f"{pids} to end")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_in_the_foreground_a_signal_ends_it_well(grn: Shell, story: Story, signu
 
 
 def test_it_leaves_when_it_was_told_to_and_nothing_is_left_to_do(grn: Shell, story: Story) -> None:
-    job = story.start(*GRN, "start", "--virtual", "1x64GiB", "--idle-exit", "0.4")
+    job = story.start(*GRN, "start", "--virtual", "1x64GiB", "--idle-exit", "1.5")
     wait_for(lambda: "Managing GPUs" in job.err, "it to be ready")
     (path,) = (story.folder / "run").glob("*.sock")
     with Client(path) as client:

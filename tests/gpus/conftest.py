@@ -40,9 +40,10 @@ def machine(tmp_path: Path, libraries: Callable[..., Path]) -> Machines:
 @pytest.fixture(autouse=True)
 def _no_helper_is_left_behind() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while left := list(_helpers()):
         assert time.monotonic() < deadline, f"helpers left behind: {left}"
+        time.sleep(0.01)
 
 
 def _helpers() -> Iterator[int]:

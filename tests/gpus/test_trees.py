@@ -54,11 +54,15 @@ def members(found: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
 
 
 def test_a_process_is_read_as_it_is(cat: subprocess.Popen[bytes]) -> None:
-    found = trees.read_process(cat.pid)
+    def read() -> Process | None:
+        """Read it once it has memory, which the kernel counts a little late."""
+        process = trees.read_process(cat.pid)
+        return process if process and process.resident_bytes else None
+
+    found = wait_for(read, "a process with memory")
 
     assert found is not None
     assert (found.pid, found.parent) == (cat.pid, ME)
-    assert found.resident_bytes > 0
     assert found == trees.read_process(cat.pid) or found.cpu_ticks >= 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 BEGIN = 'echo "b $0 $GRN_JOB_ID $GRN_ATTEMPT" >> "$1";'
 QUICK = f'{BEGIN} echo "e $0" >> "$1"; exit "$3"'
 LASTING = f'{BEGIN} sleep "$2"; echo "e $0 $2" >> "$1"; exit "$3"'
+GATED = f'{BEGIN} until test -e "$2"; do sleep 0.02; done; echo "e $0 $2" >> "$1"; exit "$3"'
 
 
 @dataclass
@@ -28,12 +29,15 @@ class Ledger:
     complaints: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def command(self, name: str, seconds: float = 0.0, status: int = 0) -> list[str]:
-        """Return the command of a new job."""
+    def command(
+        self, name: str, seconds: float = 0.0, status: int = 0, gate: Path | None = None
+    ) -> list[str]:
+        """Return the command of a new job; one with a gate lasts until that file is there."""
         with self._lock:
             self.wanted[name] = status
-        script = LASTING if seconds else QUICK
-        return ["/bin/sh", "-c", script, name, str(self.path), f"{seconds:.3f}", str(status)]
+        script = GATED if gate else LASTING if seconds else QUICK
+        until = str(gate) if gate else f"{seconds:.3f}"
+        return ["/bin/sh", "-c", script, name, str(self.path), until, str(status)]
 
     def note(self, name: str, job_id: int) -> None:
         """Note what a client was told; the same name must always be told the same id."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.harness import Story, is_running, wait_for
-from tests.queue_faults.rig import Rig, command_line, gone, kill, pause
+from tests.queue_faults.rig import PATIENCE_S, Rig, command_line, gone, kill, pause
 
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 JOBS = 8
@@ -41,7 +41,7 @@ class Stranger:
 
     def __init__(self, pid: int, folder: Path) -> None:
         self._notes = folder / f"stranger-{pid}"
-        self.pid = wait_for(lambda: self._be_born(pid), f"{pid} to be free", 5.0)
+        self.pid = wait_for(lambda: self._be_born(pid), f"{pid} to be free", 20.0)
         wait_for(lambda: _text(self._notes), "a stranger to be born")
 
     def _be_born(self, pid: int) -> int:
@@ -110,7 +110,7 @@ def _after_restart(rig: Rig, *, with_lock: bool) -> list[str]:
     assert daemon.line() == "ready"
     rig.ask("cancel", jobs=jobs)
     try:
-        reasons = {rig.ended(job, 5.0)["reason"] for job in jobs}
+        reasons = {rig.ended(job, 5.0 if rig.mutant else PATIENCE_S)["reason"] for job in jobs}
     except AssertionError as error:
         reasons = {str(error)}
     wrong = [f"jobs ended as {reasons}"] if reasons - {"lost", "cancelled"} else []

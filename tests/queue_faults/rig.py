@@ -264,7 +264,7 @@ class Rig:
             return None
         return [*status["leases"], *status["waiting"]]
 
-    def no_lease_left(self, deadline_s: float = 15.0) -> bool:
+    def no_lease_left(self, deadline_s: float = PATIENCE_S) -> bool:
         """True when the negotiator has nothing given away and nobody waits, within the deadline."""
         try:
             wait_for(lambda: self.leases() == [], "no lease", deadline_s)

@@ -17,6 +17,7 @@ from tests.queue_faults.rig import Rig, pause
 LIBRARY = next(iter(glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
 LIMIT_S = 1.5
 JUMP_S = 0.02
+LATE_S = 20.0  # a busy machine is late, and a clock that jumps by years is later
 
 pytestmark = pytest.mark.skipif(
     not LIBRARY, reason="LIBFAKETIME IS MISSING (Debian: libfaketime): no clock was made to jump"
@@ -73,9 +74,9 @@ def _limits(rig: Rig, clock: Clock) -> list[str]:
             if row["reason"] != "ok"
         ]
         for row in map(rig.ended, hasty):
-            if row["reason"] != "timed-out" or not LIMIT_S <= row["ran_s"] < LIMIT_S + 4:
+            if row["reason"] != "timed-out" or not LIMIT_S <= row["ran_s"] < LATE_S:
                 complaints.append(f"{row['reason']} after {row['ran_s']} s, not {LIMIT_S}")
-        if time.monotonic() - began > LIMIT_S + 8:
+        if time.monotonic() - began > 2 * LATE_S:
             complaints.append("a time limit came late")
     return complaints
 

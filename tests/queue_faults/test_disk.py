@@ -52,11 +52,11 @@ class SmallDisk:
     def empty(self) -> None:
         self._ballast.unlink()
 
-    def submit(self, seconds: float = 0.0, status: int = 0) -> int | None:
+    def submit(self, seconds: float = 0.0, status: int = 0, gate: Path | None = None) -> int | None:
         """Submit a job; None when it is refused, which must have a reason."""
         self._count += 1
         name = f"j{self._count}"
-        command = self.ledger.command(name, seconds, status)
+        command = self.ledger.command(name, seconds, status, gate)
         try:
             job = self.rig.submit(command)
         except GrnError as error:
@@ -106,7 +106,7 @@ def _fill_and_empty(rig: Rig, cycles: int) -> list[str]:
             wait_for(lambda: disk.ledger.over() >= 2, "two to end on a full disk")
             pause(0.2)
             disk.empty()
-            wait_for(lambda: disk.submit() is not None, "the queue to accept again", 5.0)
+            wait_for(lambda: disk.submit() is not None, "the queue to accept again")
             wait_for(lambda: not rig.ask("list", which="alive")["jobs"], "all to end")
         complaints = disk.complaints()
         complaints += [text for text in disk.refused if "cannot be written" not in text]
@@ -126,7 +126,8 @@ def test_two_hundred_full_disks_lose_nothing(rig: Rig) -> None:
 
 def test_the_queue_starts_on_a_full_disk_and_adopts_its_jobs(rig: Rig) -> None:
     with _on_small_disk(rig) as disk:
-        running = [disk.submit(1.0, status=7) for _ in range(3)]
+        gate = rig.story.folder / "gate"
+        running = [disk.submit(status=7, gate=gate) for _ in range(3)]
         wait_for(lambda: len(disk.ledger.begun()) == 3, "all to run")
         _until_refused(disk)
         assert rig.queue is not None
@@ -135,8 +136,9 @@ def test_the_queue_starts_on_a_full_disk_and_adopts_its_jobs(rig: Rig) -> None:
         rig.start()
         assert {rig.row(job)["state"] for job in running if job} <= {"starting", "running"}
         disk.fill()
+        gate.touch()
         disk.empty()
-        wait_for(lambda: disk.submit() is not None, "the queue to accept again", 5.0)
+        wait_for(lambda: disk.submit() is not None, "the queue to accept again")
 
         assert not disk.complaints()
 

@@ -50,7 +50,7 @@ def test_a_flood_of_output_is_capped_and_its_head_and_tail_are_kept(rig: Rig) ->
     assert text.startswith(b"FIRST\n")
     assert text.endswith(b"LAST\n")
     assert flood.grown_kib < 10 << 10
-    assert flood.median_s < 0.05
+    assert flood.median_s < 1.0  # some milliseconds on a machine at rest
 
 
 def test_the_check_finds_out_a_shim_without_a_cap(rigs: Rigs) -> None:

@@ -34,7 +34,7 @@ def test_a_hundred_kills_lose_no_job_run_none_twice_and_kill_none(rig: Rig, seed
     [("commit-late", "is lost|was given to"), ("run-again", "times"), ("kill-at-start", "killed")],
 )
 def test_the_campaign_finds_out(rigs: Rigs, seed: int, mutant: str, complaint: str) -> None:
-    for turn in range(4):  # a busy machine runs few jobs between two kills
+    for turn in range(8):  # a busy machine runs few jobs between two kills
         result = Campaign(rigs(mutant), seed + turn).run(12)
         if result.complaints:
             break
@@ -64,5 +64,5 @@ def test_jobs_that_run_on_without_a_queue_are_all_adopted(rig: Rig) -> None:
     print(f"{ADOPTED} jobs adopted, ready within {took_s:.2f} s")
     assert rows.pop(1)["reason"] == "cancelled"
     assert not ledger.check(rows)
-    assert took_s < 5  # 0.4 s on a machine at rest
+    assert took_s < 20  # 0.4 s on a machine at rest
     assert rig.no_lease_left()

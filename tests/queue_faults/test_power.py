@@ -83,11 +83,13 @@ class Cuts:
         return [pid for pid in self._rig.story.left_behind() if pid != spared]
 
 
-def _campaign(rig: Rig, seed: int, cuts: int) -> Cuts:
+def _campaign(rig: Rig, seed: int, cuts: int, *, until_complaint: bool = False) -> Cuts:
     with cut_disk(rig.story.folder) as disk:
         campaign = Cuts(rig, disk, seed)
         for _ in range(cuts):
             campaign.cut()
+            if until_complaint and campaign.complaints:
+                break
         rig.close()
     return campaign
 
@@ -101,7 +103,7 @@ def test_ten_power_cuts_lose_no_accepted_job(rig: Rig, seed: int) -> None:
 
     print(_state(campaign))
     assert not campaign.complaints
-    assert len(campaign.told) >= 50  # each waits for a disk that may be slow
+    assert len(campaign.told) >= 5 * JOBS  # each waits for a disk that may be slow
 
 
 @pytest.mark.slow
@@ -117,7 +119,8 @@ def test_two_hundred_power_cuts_lose_no_accepted_job(rig: Rig, seed: int) -> Non
 def test_the_campaign_finds_out_a_journal_that_does_not_wait_for_the_disk(
     rigs: Rigs, seed: int
 ) -> None:
-    campaign = _campaign(rigs("sync-normal"), seed, cuts=2)
+    # On a busy machine nobody may have been told of anything before a cut.
+    campaign = _campaign(rigs("sync-normal"), seed, cuts=10, until_complaint=True)
 
     print(_state(campaign))
     assert any("lost" in one for one in campaign.complaints)

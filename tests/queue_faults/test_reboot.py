@@ -13,6 +13,7 @@ from tests.queue_faults.rig import Rig, gone, kill
 
 # Runs long the first time only.
 ONCE = 'test -e "$0" && exit 5; : > "$0"; sleep 1000'
+LATER = 'until test -e "$0"; do sleep 0.02; done; exit 4'
 
 
 def _reboot(rig: Rig) -> None:
@@ -33,13 +34,15 @@ def _through_a_reboot(rig: Rig) -> dict[str, dict[str, Any]]:
     }
     jobs["held"] = rig.submit(["/bin/sh", "-c", "exit 3"], held=True)
     jobs["after"] = rig.submit(["true"], after=[[jobs["plain"], True]])
-    jobs["over"] = rig.submit(["/bin/sh", "-c", "sleep 0.4; exit 4"])
+    gate = rig.story.folder / "over"
+    jobs["over"] = rig.submit(["/bin/sh", "-c", LATER, str(gate)])
     for mark in marks.values():
         wait_for(mark.exists, "all to run")
     rig.running(jobs["over"])
     rig.ask("cancel", jobs=[jobs["stopping"]])
     assert rig.queue is not None
     rig.queue.kill()
+    gate.touch()
     wait_for((rig.folder(jobs["over"]) / "exit").exists, "one to end without a queue")
     _reboot(rig)
     rig.ask("hold", jobs=[jobs["held"]], held=False)

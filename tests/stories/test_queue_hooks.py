@@ -24,7 +24,7 @@ def test_hooks_hear_of_ends_failures_and_the_last() -> None:
         settings = [f"{name} = '''{hook(name)}'''" for name in ("on_end", "on_failure", "on_empty")]
         queue.story.write("config.toml", "\n".join(settings))
         queue.gate("last")
-        good, bad = queue.sh("exit 0"), queue.sh("gate last; exit 3")
+        bad, good = queue.sh("gate last; exit 3"), queue.sh("exit 0")
         skipped = queue.sh("true", "--after", str(bad))
         assert lines(queue, "on_end", 1) == [f"end {good} ok"]
         assert not (queue.story.folder / "on_empty").exists()

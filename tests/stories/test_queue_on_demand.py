@@ -52,7 +52,10 @@ def test_many_who_need_it_at_once_get_one_queue(queue: Queue) -> None:
 
 
 def _is_queue(pid: int) -> bool:
-    return b"-m\0grn.queue\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        return b"-m\0grn.queue\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended since it was found
+        return False
 
 
 def test_a_job_outlives_the_terminal_it_was_submitted_from(queue: Queue) -> None:

@@ -150,7 +150,7 @@ def test_an_event_loop_turns_while_its_job_waits(story: Story, negotiator: Negot
         """
     )
     story.hear("the loop turns")
-    assert [row["pid"] for row in here.waiting()] == [job.pid]
+    assert [row["pid"] for row in here.wait_for_waiting(1)] == [job.pid]
     story.gate("holder").open()
     holder.ended_well()
     job.ended_well()

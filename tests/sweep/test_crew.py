@@ -346,12 +346,13 @@ def test_what_a_command_leaves_behind_goes_on_after_a_normal_end(story: Story) -
 
 def test_orphans_do_not_pile_up_as_zombies(story: Story) -> None:
     """Each command leaves an orphan that ends; only the latest may wait to be buried."""
-    lines = ["(true &)"] * 40 + ["sleep 1.1", *["(true &)"] * 4]
+    latest = 4
+    lines = ["(true &)"] * 40 + ["sleep 1.1", *["(true &)"] * latest]
     script = LINES.replace("{root!r}", repr(ROOT)) + (
         "    with open('left', 'w') as file:\n"
-        "        file.write(open('/proc/self/task/%d/children' % os.getpid()).read() or 'none')\n"
+        "        file.write(open('/proc/self/task/%d/children' % os.getpid()).read())\n"
     )
     job = story.start_script(script, "1", *lines, name="crew.py")
     job.ended_well()
 
-    assert (story.folder / "left").read_text() == "none"
+    assert len((story.folder / "left").read_text().split()) <= latest

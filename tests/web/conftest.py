@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Negotiators, Scripts
-from tests.harness import Job, Story, wait_for
+from tests.harness import DEADLINE_S, Job, Story, wait_for
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -35,7 +35,7 @@ class Server:
         self, method: str, path: str, body: object = None, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
         """Send one request; return status, JSON (or bytes) and headers."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         said = {"Authorization": f"Bearer {self.session}"} if self.session else {}
         said |= {name.replace("_", "-"): value for name, value in headers.items()}
         data = None if body is None else json.dumps(body)
@@ -76,7 +76,9 @@ def chromium() -> Iterator[Any]:
     if found is None:
         pytest.skip("NO BROWSER TESTS: install chromium (on Debian: apt-get install chromium)")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = driver.chromium.launch(
+            executable_path=found, args=["--no-sandbox"], timeout=DEADLINE_S * 1000
+        )
         yield browser
         browser.close()
 
@@ -89,7 +91,7 @@ def page(chromium: Any, server: Server) -> Iterator[Any]:
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    opened.set_default_timeout(20_000)
+    opened.set_default_timeout(DEADLINE_S * 1000)
     opened.goto(server.link)
     yield opened
     context.close()

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from tests.harness import wait_for
+from tests.harness import DEADLINE_S, wait_for
 from tests.web.conftest import Server
 
 READS = [
@@ -71,7 +71,7 @@ def test_a_link_is_good_for_one_session(server):
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"x" * 100_000, b'{"link": 7}'])
 def test_a_strange_body_opens_no_session(server, body):
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
     line.request("POST", "/api/session", body)
 
     assert line.getresponse().status == 401
@@ -142,7 +142,7 @@ def test_a_mistake_is_an_answer_and_not_the_end(server, submit, path, body, stat
 
 def test_the_stream_begins_with_all_and_goes_on_with_what_changes(server, submit):
     server.unlock()
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
     line.request("GET", "/api/stream", headers={"Authorization": f"Bearer {server.session}"})
     answer = line.getresponse()
 
