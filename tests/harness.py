@@ -27,7 +27,7 @@ from grn.client.connection import IDLE, ask_once
 from grn.errors import DaemonError
 
 Found = TypeVar("Found")
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0  # nobody waits so long but on a machine that has much else to do
 POLL_S = 0.01
 SOURCES = Path(grn.__file__).resolve().parents[1]
 STAGE = Path(__file__).resolve().parent / "stories" / "stage"
@@ -109,9 +109,9 @@ class Job:
         self.process.kill()
         self.process.wait(DEADLINE_S)
 
-    def wait(self) -> Ended:
+    def wait(self, deadline_s: float = DEADLINE_S) -> Ended:
         """Wait for its end."""
-        code = self.process.wait(DEADLINE_S)
+        code = self.process.wait(deadline_s)
         return Ended(code, self.out, self.err)
 
     def ended_well(self) -> Ended:
@@ -251,7 +251,7 @@ class Story:
             if job.is_running:
                 job.kill()
         try:
-            wait_for(lambda: not list(self.left_behind()), "left-behind processes to end", 15)
+            wait_for(lambda: not list(self.left_behind()), "left-behind processes to end", 30)
         except AssertionError:
             left = {pid: _command(pid) for pid in self.left_behind()}
             for pid in left:

@@ -49,7 +49,7 @@ def example(story: Story) -> Example:
 def runs(story: Story) -> Runs:
     """Run commands as `grn-run` does, with the programs of an environment first on the PATH."""
 
-    def run(folder: Path, *commands: str, python: Path, gpus: str, limit_s: float = 100) -> Ended:
+    def run(folder: Path, *commands: str, python: Path, gpus: str, limit_s: float = 180) -> Ended:
         settings = {
             "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
             "GRN_GPUS": f"virtual:{gpus}",

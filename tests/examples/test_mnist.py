@@ -46,7 +46,7 @@ def test_trainings_with_torch_run_under_doit_and_are_learned_from(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 def test_the_trained_model_comes_back_to_the_caller(example: Example, runs: Runs) -> None:
     folder = example("mnist")
     (folder / "call.py").write_text(MODEL)

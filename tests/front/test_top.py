@@ -261,7 +261,7 @@ def test_it_works_in_tmux(queue: Queue, environment: dict[str, str]) -> None:
 
     def tmux(*words: str) -> str:
         done = subprocess.run(["tmux", "-S", server, "-f", "/dev/null", *words],
-                              env=env, capture_output=True, text=True, timeout=30)  # fmt: skip
+                              env=env, capture_output=True, text=True, timeout=60)  # fmt: skip
         return done.stdout
 
     tmux("new-session", "-d", "-s", "t", "-x", "80", "-y", "24", *command)

@@ -153,7 +153,7 @@ def test_only_the_process_that_is_meant_is_killed(cat: subprocess.Popen[bytes]) 
 
     trees.end_processes([Holder(BEYOND, 0), reused, meant])
 
-    assert victim.wait(30) == -signal.SIGKILL
+    assert victim.wait(60) == -signal.SIGKILL
     assert victim.stdin is not None
     victim.stdin.close()
     assert cat.poll() is None
@@ -192,7 +192,7 @@ os._exit(0)
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
     assert done.stdout == "-9 None\n", done.stderr

@@ -34,7 +34,7 @@ from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
 from tests.harness import Story
 
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 OWN_UID, OTHER_UID, THIRD_UID = 54320, 54321, 54322
 needs_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can be several users: run the tests as root for this one"

@@ -20,7 +20,7 @@ from grn.negotiator.holders import Holders, peer_of
 from tests.harness import SOURCES
 from tests.negotiator.live import OTHER_UID, client_of, needs_root, reachable
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Watched:

@@ -655,7 +655,7 @@ def test_every_verb_is_allowed_to_exactly_those_of_the_table(story: Story) -> No
                 assert clients[who].ask("stop")["error"]["code"] == "NotAllowed"
                 assert clients[who].is_served()
             assert clients["negotiator"].ask("stop")["ok"]
-            assert begun.process.wait(30) == 0
+            assert begun.process.wait(60) == 0
     finally:
         begun.end()
 

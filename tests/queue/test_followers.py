@@ -36,7 +36,7 @@ def line(queue: Queue) -> Iterator[Connection]:
 
 
 def hear(line: Connection) -> dict[str, Any]:
-    return drive(line.receive(30))
+    return drive(line.receive(60))
 
 
 def test_changes_alone_are_told_after_the_first_picture(queue: Queue, line: Connection) -> None:

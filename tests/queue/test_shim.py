@@ -292,7 +292,7 @@ def test_a_cancel_ends_the_whole_tree(shims: Shims) -> None:
 def test_a_time_limit_ends_a_command(shims: Shims) -> None:
     run, record = shims.ran("exec sleep 600", time_limit_s=0.05)
     assert (record["signal"], record["because"]) == (signal.SIGTERM, "timed-out")
-    assert run.order["time_limit_s"] <= record["ran_s"] < 30
+    assert run.order["time_limit_s"] <= record["ran_s"] < 60
 
 
 def test_a_command_that_outstays_its_limit_is_killed_after_the_grace(shims: Shims) -> None:

@@ -27,7 +27,7 @@ from tests.harness import DEADLINE_S, Story, is_running, wait_for
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = "virtual:4x512MiB"
 SMALL = 8 << 20
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _pause = threading.Event()
 
 

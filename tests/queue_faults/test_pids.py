@@ -26,7 +26,7 @@ def _wrong(*what: str) -> list[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     lines = done.stdout.splitlines()

@@ -87,7 +87,7 @@ def test_a_binary_name_of_a_program_that_is_not_there(queue: Queue) -> None:
 )
 def test_garbage_on_the_socket_harms_nobody(queue: Queue, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(30)
+        line.settimeout(60)
         line.connect(places.queue_socket())
         line.sendall(data)
         if len(data) > 4 and data != struct.pack(">I", 10):

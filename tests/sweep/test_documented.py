@@ -36,7 +36,7 @@ def place(story: Story, negotiator: Negotiators, script: Scripts) -> Story:
 # The pictures are of the search, so the two go together.
 @pytest.mark.parametrize("block", [*ALONE, SEARCH + DRAW], ids=lambda block: block[:50])
 def test_every_line_of_shell_on_the_page_runs(place: Story, block: str) -> None:
-    ended = place.start("/bin/sh", "-ec", block).wait()
+    ended = place.start("/bin/sh", "-ec", block).wait(200)
     assert ended.code == 0, ended.err
 
 

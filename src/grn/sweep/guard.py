@@ -24,7 +24,7 @@ MOST_COMMANDS = 4096  # more than that at once are not watched over
 _WORD_BYTES = 8
 _LOOK_S = 0.05
 _GIVE_UP_S = 10.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
-_BIRTH_S = 0.5  # a command that we were just starting shows itself within this time
+_BIRTH_S = 2.0  # a command that we were just starting shows itself within this time
 _ALL_FDS = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -119,7 +119,7 @@ def _newborn(since_ticks: int, session: int, known: set[int]) -> set[int]:
     until = time.monotonic() + _BIRTH_S
     while time.monotonic() < until:
         for one in processes.everyone():
-            is_new = since_ticks - 1 <= one.started_ticks <= since_ticks + _TICKS_PER_S
+            is_new = since_ticks - 1 <= one.started_ticks <= since_ticks + _BIRTH_S * _TICKS_PER_S
             leads = one.pid == one.group and one.session == session and one.pid not in known
             if is_new and leads and one.parent == os.getppid() and names <= _names(one.pid):
                 return {one.pid}
