@@ -35,7 +35,7 @@ def python_with(package: str) -> Path:
 @pytest.fixture
 def example(story: Story) -> Example:
     """Copy an example into the story, where it may leave files."""
-    story.env["HOME"] = str(story.folder)  # some tools keep files there
+    story.env["HOME"] = story.env["TMPDIR"] = str(story.folder)  # some tools keep files there
     story.env["OMP_NUM_THREADS"] = "1"
 
     def copy(name: str) -> Path:
