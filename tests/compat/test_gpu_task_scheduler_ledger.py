@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,41 @@ def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
 
     assert folder.look(False, None) == Found(FINISHED, has_files=True)
     assert os.listdir(folder.path) == [".grn-MyTask.json"]
+
+
+def test_a_mark_that_was_half_written_says_nothing_of_an_end(tmp_path: Path) -> None:
+    """A crash leaves the beginning of the new mark and the rest of the one before."""
+    folder, path = Folder(str(tmp_path), "T"), tmp_path / ".grn-T.json"
+    saved = []
+    for mark in (Mark(True, TEST, {"epochs": "a longer one"}), BEGUN, FINISHED):
+        folder.write(mark)
+        saved.append(path.read_bytes())
+
+    for before, after in itertools.pairwise(saved):
+        for length in range(len(after)):
+            mixed = after[:length] + before[length:]
+            path.write_bytes(mixed)
+            found = folder.look(False, None).mark
+            assert found is None or not found.is_finished or mixed in saved
+
+
+def test_an_instance_that_began_finishes_in_place(tmp_path: Path) -> None:
+    folder, path = Folder(str(tmp_path), "T"), tmp_path / ".grn-T.json"
+    folder.write(BEGUN)
+    before = path.stat()
+    folder.finish()
+
+    assert folder.look(False, None).mark == FINISHED
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+
+
+def test_a_folder_that_its_task_removed_is_made_again_for_the_mark(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "a"), "T")
+    folder.write(BEGUN)
+    shutil.rmtree(folder.path)
+    folder.finish()
+
+    assert folder.look(False, None).mark == FINISHED
 
 
 def test_a_mark_of_the_first_release_can_be_read(tmp_path: Path) -> None:

@@ -119,12 +119,14 @@ class ConfigManager:
         if test is None:
             return None
         self._left -= 1
-        name = string_of(test, self._naming, self._naming.ignored_keys)
+        string = name = string_of(test, self._naming)
+        if self._naming.ignored_keys:
+            name = string_of(test, self._naming, self._naming.ignored_keys)
         folder = self._folders.folder_of(name, test)
         return Instance(
             config={**_copied(self._global_config), **test},
             test=test,
-            string=string_of(test, self._naming),
+            string=string,
             name=name,
             folder=folder,
             work_dir=posixpath.join(self._scheduler_config["result_root_folder"], folder),

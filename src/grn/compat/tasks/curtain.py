@@ -70,9 +70,11 @@ def is_in_a_module(frame: FrameType | None) -> bool:
 
 def _is_a_scheduler() -> bool:
     """True when the main script speaks of the scheduler: others may want to see the GPUs."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = sys.modules.get("__main__")
+    if getattr(main, "is_loading_a_task", False):
+        return False  # a worker
     try:
-        with open(path or "", "rb") as file:
+        with open(getattr(main, "__file__", None) or "", "rb") as file:
             return b"GPUTaskScheduler" in file.read()
     except (OSError, ValueError):
         return False  # no script: a notebook or a terminal

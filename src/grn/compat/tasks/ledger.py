@@ -1,12 +1,12 @@
 """What is known of an instance from earlier: a mark in its folder says that it began, or finished.
 
-The mark is a small file per task class, replaced in one step, so it is never half there. Decides by
-values in `decide`; the rest reads, writes and locks.
+The mark is a small file per task class. From the beginning of an instance to its end only the word
+changes that says that it finished, in place: whatever a crash leaves of a mark, it is not taken for
+one of an instance that finished. Decides by values in `decide`; the rest reads, writes and locks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -95,11 +95,11 @@ class Folder:
         self.path = path
         self._mark_path = os.path.join(path, f".grn-{task_name.replace('/', '_')}.json")
         self._lock_fd = -1
+        self._mark = Mark(False)
 
     def take(self) -> bool:
         """Make it and lock it; False when another scheduler runs this instance now."""
-        os.makedirs(self.path, exist_ok=True)
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = open_in_folder(self.path, os.O_RDONLY | os.O_DIRECTORY, folder=self.path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -118,6 +118,9 @@ class Folder:
 
     def look(self, finished_before: bool, log_file: str | None) -> Found:
         """See what is there. `finished_before`: a log says that the instance came to its end."""
+        mark = self._read()
+        if mark is not None:
+            return Found(mark, has_files=True)
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -125,34 +128,23 @@ class Folder:
         has_marks = any(name.startswith(".grn-") for name in names)
         is_older = finished_before and bool(names) and not has_marks
         return Found(
-            mark=self._read(),
             has_files=bool(names),
             is_older_result=is_older and not (log_file and self._has_failed(log_file)),
         )
 
     def write(self, mark: Mark) -> None:
-        """Set the mark, in one step."""
-        os.makedirs(self.path, exist_ok=True)  # tasks may have removed it
-        saved = {
-            "version": VERSION,
-            "is_finished": mark.is_finished,
-            "test": dict(mark.test),
-            "common": dict(mark.common),
-        }
-        temporary = f"{self._mark_path}.new"  # nobody else writes it: the folder is locked
-        try:
-            with open(temporary, "w") as file:
-                file.write(f"{json.dumps(saved)}\n")
-            os.rename(temporary, self._mark_path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        """Set the mark."""
+        self._mark = mark
+        put(self._mark_path, _saved(mark), self.path)
+
+    def finish(self) -> None:
+        """Set the mark of the instance that began: it finished."""
+        self.write(Mark(True, self._mark.test, self._mark.common))
 
     def _read(self) -> Mark | None:
         try:
-            with open(self._mark_path) as file:
-                return _parsed(json.load(file))
+            with open(self._mark_path, "rb") as file:
+                return _parsed(json.loads(file.read()))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None  # there is none, or none that can be read: nothing says that it finished
 
@@ -164,6 +156,36 @@ class Folder:
                 return b"Traceback (most recent call last)" in file.read()
         except OSError:
             return True
+
+
+def open_in_folder(path: str, flags: int, folder: str) -> int:
+    """Open a file of a folder and make that first if need be: tasks may have removed it."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        os.makedirs(folder, exist_ok=True)
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+
+def put(path: str, content: bytes, folder: str) -> None:
+    """Write a small file as a whole, over what was there."""
+    fd = open_in_folder(path, os.O_WRONLY | os.O_CREAT, folder)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        if os.fstat(fd).st_size > len(content):
+            os.ftruncate(fd, len(content))
+    finally:
+        os.close(fd)
+
+
+def _saved(mark: Mark) -> bytes:
+    """Spell a mark; it is as long when the instance has finished."""
+    word = "true " if mark.is_finished else "false"
+    test, common = json.dumps(dict(mark.test)), json.dumps(dict(mark.common))
+    text = f'"version": {VERSION}, "is_finished": {word}, "test": {test}, "common": {common}'
+    return f"{{{text}}}\n".encode()
 
 
 def _parsed(saved: Any) -> Mark:

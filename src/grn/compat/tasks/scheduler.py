@@ -6,7 +6,6 @@ Translates to the crew that runs many commands; checks what can be checked befor
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import signal
@@ -17,10 +16,8 @@ from typing import Any
 
 from grn.compat.tasks import curtain
 from grn.compat.tasks.config import ConfigManager
+from grn.compat.tasks.log import Log
 from grn.errors import MachineError, UsageError
-
-DATES = "%a, %d %b %Y %H:%M:%S"
-_LINES = "%(asctime)s %(levelname)s %(message)s"
 
 
 class GPUTaskScheduler:
@@ -49,12 +46,12 @@ class GPUTaskScheduler:
                 undo.callback(_remove_if_empty, settings["temp_folder"])
             folder = _made(settings)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            log = _Log(settings["scheduler_log_file_path"])
+            log = Log(settings["scheduler_log_file_path"])
             undo.callback(log.close)
-            stopped_by = self._run(folder, log.logger)
+            stopped_by = self._run(folder, log)
         _pass_on(stopped_by)
 
-    def _run(self, folder: str, log: logging.Logger) -> int:
+    def _run(self, folder: str, log: Log) -> int:
         """Run all; return the signal by which we were stopped, or 0."""
         # Only now: a worker that imports this module has no use for them.
         from grn.compat.tasks.sending import Sender
@@ -64,7 +61,7 @@ class GPUTaskScheduler:
         sender = Sender(self._task_class, folder)
         sender.check(self._manager.get_all_global_config(), "global_config")
         for remark in self._manager.remarks():
-            log.warning("%s", remark)
+            log.warning(remark)
         if curtain.has_opened_gpus():
             log.warning(
                 "this process uses GPUs itself and keeps some of their memory: what the task's "
@@ -82,37 +79,11 @@ class GPUTaskScheduler:
         return crew.stopped_by
 
 
-class _Log:
-    """The scheduler's log: a file, unless there is to be none, and the console."""
-
-    def __init__(self, path: str | None) -> None:
-        self.logger = logging.Logger("gpu_task_scheduler", logging.INFO)
-        self._add(logging.StreamHandler())
-        if path is not None:
-            try:
-                os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                self._add(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
-            except OSError as error:
-                raise MachineError(
-                    f"the log {path} cannot be written: {error.strerror}.",
-                    "Name another file in scheduler_log_file_path, or None.",
-                ) from error
-
-    def _add(self, handler: logging.Handler) -> None:
-        handler.setFormatter(logging.Formatter(_LINES, DATES))
-        self.logger.addHandler(handler)
-
-    def close(self) -> None:
-        """Close the file."""
-        for handler in self.logger.handlers:
-            handler.close()
-
-
-def _summarise(failures: list[str], total: int, log: logging.Logger) -> None:
+def _summarise(failures: list[str], total: int, log: Log) -> None:
     if failures:
-        log.error("%d of %d tasks failed and will be run again next time:", len(failures), total)
+        log.error(f"{len(failures)} of {total} tasks failed and will be run again next time:")
     for failure in failures:
-        log.error("  %s", failure)
+        log.error(f"  {failure}")
 
 
 def _checked(task_class: object) -> type[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from grn.compat.tasks import worker
+from grn.compat.tasks.ledger import put
 from grn.compat.tasks.task import GPUTask
 from grn.errors import UsageError
 
@@ -35,6 +36,9 @@ class Sender:
     def __init__(self, task_class: type[Any], folder: str) -> None:
         self._task_class = task_class
         self._folder = folder
+        self._worker = _worker()
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        self._argv = (sys.executable, *flags, "-c", worker.START)
         self.mark = f"{_MARK}={folder}"  # all workers of one scheduler have it, and their children
         self._is_known_by_name = is_known_by_name(task_class)
         self._whole = None if self._is_known_by_name else _module_to_send(task_class)
@@ -69,9 +73,8 @@ class Sender:
         else:
             order = marshal.dumps({**about, "is_made": True}) + task
         path = os.path.join(self._folder, name)
-        with open(path, "wb") as file:
-            file.write(order)
-        return Order(path, {**environment, _MARK: self._folder})
+        put(path, self._worker + order, self._folder)
+        return Order(path, (*self._argv, path), {**environment, _MARK: self._folder})
 
     def _plain(self, about: dict[str, Any], config: dict[Any, Any], work_dir: str) -> bytes | None:
         """Write numbers, strings and lists without pickle, which takes a worker time to import."""
@@ -121,31 +124,35 @@ class Sender:
 class Order:
     """An order that has been written: what to start, and what came of it."""
 
-    def __init__(self, path: str, environment: dict[str, str]) -> None:
+    def __init__(self, path: str, argv: tuple[str, ...], environment: dict[str, str]) -> None:
         self._path = path
+        self.argv = argv
         # Figures are drawn into files: nobody sees a window of a worker.
         self.environment = {"MPLBACKEND": "Agg", **environment}
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        self.argv = (sys.executable, *flags, worker.__file__, path)
 
     def take_note(self) -> str:
-        """Return why it failed, as the worker noted; remove all that was written for it."""
-        note = ""
+        """Return why it failed, as the worker noted, and remove that."""
+        path = f"{self._path}.note"
         try:
-            with open(f"{self._path}.note", errors="replace") as file:
+            with open(path, errors="replace") as file:
                 note = file.read()
+            os.unlink(path)
         except OSError:
-            pass  # it went well, or was killed
-        self.remove()
+            return ""  # it was killed
         return note
 
     def remove(self) -> None:
-        """Remove all that was written for it."""
-        for path in (self._path, f"{self._path}.note"):
-            try:
-                os.unlink(path)
-            except OSError:
-                pass  # the folder goes at the end
+        """Remove what was written for it."""
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass  # the folder goes at the end
+
+
+def _worker() -> bytes:
+    """Return the code of the worker: compiling it would take each of them a millisecond."""
+    loader: Any = worker.__loader__
+    return marshal.dumps(loader.get_code(worker.__name__))
 
 
 def _variables(given: object) -> dict[str, str]:

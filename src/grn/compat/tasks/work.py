@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grn.compat.tasks.config import ConfigManager, Instance
-from grn.compat.tasks.ledger import Folder, Mark, Refuse, Run, Skip, decide, finished_of_log
+from grn.compat.tasks.ledger import (
+    Folder,
+    Mark,
+    Refuse,
+    Run,
+    Skip,
+    decide,
+    finished_of_log,
+    open_in_folder,
+)
+from grn.compat.tasks.log import Log
 from grn.compat.tasks.names import signature
 from grn.compat.tasks.sending import Order, Sender
 from grn.errors import GrnError
@@ -26,7 +35,7 @@ class Gpus:
     The older tool's log names the GPU that receives or skips a task, so it has to be known by then.
     """
 
-    def __init__(self, names: Sequence[str], instances: Instances, log: logging.Logger) -> None:
+    def __init__(self, names: Sequence[str], instances: Instances, log: Log) -> None:
         # The last listed is the first to be used there, and here the first.
         self._slots = FixedSlots(names[::-1], "gpu_task_scheduler", log.info)
         self._instances = instances
@@ -74,9 +83,7 @@ class _Begun:
 class Instances:
     """Where the crew's tasks come from, and who hears how they ended."""
 
-    def __init__(
-        self, manager: ConfigManager, sender: Sender, task_name: str, log: logging.Logger
-    ) -> None:
+    def __init__(self, manager: ConfigManager, sender: Sender, task_name: str, log: Log) -> None:
         self._manager = manager
         self._settings = manager.get_all_scheduler_config()
         self._common = signature(manager.get_all_global_config())
@@ -120,7 +127,7 @@ class Instances:
         gpu, task = f"gpu{slot.name}", None
         while (instance := self._manager.next_instance()) is not None:
             self._count += 1
-            self._log.info("%s receives task %s", gpu, instance.string)
+            self._log.info(f"{gpu} receives task {instance.string}")
             try:
                 task = self._prepare(gpu, instance, slot.lease)
             except (OSError, ValueError) as error:
@@ -136,7 +143,7 @@ class Instances:
     def _dismiss(self) -> None:
         """Say that the GPUs that have nothing to do will have nothing more to do."""
         for gpu in self._idle:
-            self._log.info("%s finished", gpu)
+            self._log.info(f"{gpu} finished")
         self._idle.clear()
 
     def _prepare(self, gpu: str, instance: Instance, lease: str) -> Task | None:
@@ -151,38 +158,35 @@ class Instances:
             return None
         task = None
         try:
-            if self._is_to_run(gpu, instance, folder):
+            mark = Mark(False, signature(instance.test), self._common)
+            if self._is_to_run(gpu, instance, folder, mark):
+                folder.write(mark)
                 task = self._begin(gpu, instance, folder, lease)
         finally:
             if task is None:
                 folder.let_go()
         return task
 
-    def _is_to_run(self, gpu: str, instance: Instance, folder: Folder) -> bool:
+    def _is_to_run(self, gpu: str, instance: Instance, folder: Folder, mark: Mark) -> bool:
         found = folder.look(instance.string in self._older, self._settings["log_file"])
-        choice = decide(self._mark(instance), found, bool(self._settings["force_rerun"]))
+        choice = decide(mark, found, bool(self._settings["force_rerun"]))
         if isinstance(choice, Refuse):
             self._fail(gpu, instance, f"{instance.work_dir}: {choice.reason}")
         elif isinstance(choice, Skip):
             self._skip(gpu, instance, choice.note)
         elif choice.note:
-            self._log.info("%s runs task %s again: %s", gpu, instance.string, choice.note)
+            self._log.info(f"{gpu} runs task {instance.string} again: {choice.note}")
         return isinstance(choice, Run)
-
-    def _mark(self, instance: Instance, is_finished: bool = False) -> Mark:
-        return Mark(is_finished, signature(instance.test), self._common)
 
     def _begin(self, gpu: str, instance: Instance, folder: Folder, lease: str) -> Task | None:
         if instance.folder != instance.name:
-            text = "results go to %s: another instance has the same name"
-            self._log.warning(text, instance.work_dir)
-        folder.write(self._mark(instance))
+            where = instance.work_dir
+            self._log.warning(f"results go to {where}: another instance has the same name")
         log_file = self._settings["log_file"]
         log_path = None if log_file is None else os.path.join(folder.path, log_file)
         if log_path is not None:
-            os.makedirs(os.path.dirname(log_path), exist_ok=True)
-            with open(log_path, "wb"):
-                pass  # a new run has a new log
+            new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC  # as a new run has a new log
+            os.close(open_in_folder(log_path, new, os.path.dirname(log_path)))
         try:
             order = self._sender.write(str(self._count), instance.config, folder.path)
         except GrnError as error:
@@ -212,12 +216,13 @@ class Instances:
         begun = self._begun.pop(ended.task.number, None)
         if begun is None:
             return  # a turn for which nothing was left
-        note = begun.order.take_note()
+        note = begun.order.take_note() if ended.status else ""
+        begun.order.remove()
         gpu, string = f"gpu{ended.slot.name}", begun.instance.string
         if ended.status == 0:
             self._finish(gpu, begun)
         elif crew.is_stopping:
-            self._log.warning("%s stops task %s: it will be run again next time", gpu, string)
+            self._log.warning(f"{gpu} stops task {string}: it will be run again next time")
         else:
             reason = ended.trouble or note or _how(ended.status)
             log = f"; see {os.path.relpath(begun.log_path)}" if begun.log_path else ""
@@ -235,20 +240,20 @@ class Instances:
     def _finish(self, gpu: str, begun: _Begun) -> None:
         instance = begun.instance
         try:
-            begun.folder.write(self._mark(instance, is_finished=True))
+            begun.folder.finish()
         except OSError as error:
             text = f"it finished, but that cannot be noted in {instance.work_dir}"
             self._fail(gpu, instance, f"{text}: {_reason(error)}")
             return
-        self._log.info("%s finishes task %s", gpu, instance.string)
+        self._log.info(f"{gpu} finishes task {instance.string}")
 
     def _skip(self, gpu: str, instance: Instance, note: str) -> None:
-        self._log.info("%s skips task %s", gpu, instance.string)
+        self._log.info(f"{gpu} skips task {instance.string}")
         if note:
-            self._log.warning("skipped %s: %s", instance.work_dir, note)
+            self._log.warning(f"skipped {instance.work_dir}: {note}")
 
     def _fail(self, gpu: str, instance: Instance, reason: str) -> None:
-        self._log.error("%s fails task %s: %s", gpu, instance.string, reason)
+        self._log.error(f"{gpu} fails task {instance.string}: {reason}")
         self.failures.append(f"{instance.string}: {reason}")
 
 

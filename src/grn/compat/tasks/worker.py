@@ -1,7 +1,8 @@
-"""What runs in the fresh process: `python worker.py ORDER`. Reads its order and is the task.
+"""What runs in the fresh process: it reads its order and is the task.
 
-Started by its path, so that nothing is imported before the environment, the module path and the
-arguments are those of the scheduler; the task's module comes in when its class is read.
+It comes with the order, compiled, and runs as the main module: nothing is searched or imported
+before the environment, the module path and the arguments are those of the scheduler. The task's
+module comes in when its class is read.
 """
 
 from __future__ import annotations
@@ -12,31 +13,41 @@ from marshal import load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, BinaryIO
+
+# What `python -c` is told, with the order as its argument.
+START = """import sys,marshal
+order=open(sys.argv[1],'rb')
+code=marshal.load(order)
+__file__=code.co_filename
+exec(code)
+main(order)
+"""
 
 is_loading_a_task = False  # a scheduler that is started meanwhile would never end
 
 
-def main(order: str) -> None:
+def main(order: BinaryIO) -> None:
     """Run the task of an order; say in one line beside it why it failed."""
     try:
         read(order).main()
     except SystemExit as error:
         if error.code not in (None, 0):
-            _leave_note(order, f"sys.exit({error.code!r})")
+            _leave_note(order.name, f"sys.exit({error.code!r})")
         raise
     except BaseException as error:
         lines = str(error).strip().splitlines()
-        _leave_note(order, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+        text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        _leave_note(order.name, text)
         raise
 
 
-def read(order: str) -> Any:
+def read(order: BinaryIO) -> Any:
     """Make this process like the scheduler's; return the task."""
     global is_loading_a_task
     is_loading_a_task = True
-    with open(order, "rb") as file:
-        about = load(file)
+    with order:
+        about = load(order)
         os.environ.update(about["environment"])
         sys.path[:] = about["path"]
         sys.argv[:] = about["argv"]
@@ -45,7 +56,7 @@ def read(order: str) -> Any:
         if about["name"] is not None:
             task = _found(*about["name"])(about["config"], about["work_dir"])
         else:
-            task = _unpickled(file, "is_made" in about)
+            task = _unpickled(order, "is_made" in about)
     is_loading_a_task = False
     return task
 
@@ -59,7 +70,7 @@ def _found(module: str, name: str) -> Any:
     return found
 
 
-def _unpickled(file: Any, is_made: bool) -> Any:
+def _unpickled(file: BinaryIO, is_made: bool) -> Any:
     """Read a task, or its class and what to make it from."""
     from _pickle import load  # not for all: it takes a fifth of the time Python takes to start
 
@@ -73,7 +84,3 @@ def _leave_note(order: str, text: str) -> None:
             file.write(text[:1000])
     except OSError:
         pass  # the log has it all, and the exit status tells
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
