@@ -17,7 +17,7 @@ PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn load arguments shelf memory "
     "links waitlist lines rules holdings keep grant runs refuse report explain history picture",
-    "queue": "__init__ events engine lifecycle line finish",
+    "queue": "__init__ events engine lifecycle line roll asks finish",
     "simulate": "__init__ workload bound schedulers replay policies show",
     "sweep": "__init__ task grid script space condition names template",
     "front": "__init__ render account metrics board draw view screen",
@@ -43,6 +43,7 @@ ARROWS = {
     "settings": {"errors", "model", "places"},
     "ground": {"errors", "places"},
     "schemas": {"errors", "wire"},
+    "talk": {"schemas", "wire", "model", "errors"},
     "gpus": {"model", "startup", "errors"},
     "pure negotiator": {"model", "errors"},
     "negotiator": {
@@ -54,6 +55,7 @@ ARROWS = {
         "places",
         "ground",
         "schemas",
+        "talk",
         "errors",
     },
     "pure queue": {"model", "errors"},
@@ -67,6 +69,7 @@ ARROWS = {
         "places",
         "ground",
         "schemas",
+        "talk",
         "errors",
     },
     "client": {"wire", "model", "settings", "places", "startup", "errors"},
@@ -101,7 +104,7 @@ THIRD_PARTY = {
     "textual": {"grn.front.top"},
     "starlette": {"grn.front.web.app"},
     "uvicorn": {"grn.front.web.command"},
-    "msgspec": {"negotiator", "queue", "settings", "schemas"},
+    "msgspec": {"negotiator", "queue", "settings", "schemas", "talk"},
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"settings", "grn.sweep.files"},
     "yaml": {"grn.sweep.files"},

@@ -32,6 +32,7 @@ from grn.negotiator.loop import Loop
 from grn.negotiator.rules import Rules
 from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
+from grn.negotiator.verbs import VERBS
 from tests.harness import Story
 
 ANSWER_S = 60.0
@@ -177,7 +178,7 @@ class Inside:
         probe = VirtualProbe(parse_virtual(self._gpus))
         store = Store(str(self._folder / "state"), "this boot")
         loop = Loop(Engine(Rules()), store, probe, sample_s=0.1)
-        self.server = Server(loop, self._limits, "9.9", self._stop)
+        self.server = Server(loop, self._limits, VERBS, "9.9", self._stop)
         loop.start(await probe.start())
         listener = await self._events.create_unix_server(self.server.connection, self.path)
         looking = asyncio.create_task(loop.observe())
@@ -185,7 +186,7 @@ class Inside:
         await self._over.wait()
         looking.cancel()
         listener.close()
-        self.server.is_closed = True
+        self.server.close()
         await loop.finish()
         store.close()
 

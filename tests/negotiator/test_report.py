@@ -5,45 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.job import Outcome
 from grn.model.sizes import GiB
+from grn.model.text import harmless
 from grn.negotiator import report
 from grn.negotiator.events import LeaseState
 from tests.builders import Story, a_gpu, a_profile, a_run, a_use, an_engine, some_gpus
-
-HOSTILE = {
-    "\x1b[31m": "\\x1b[31m",
-    "a\nb\r": "a\\nb\\r",
-    "\x7f\x9b0m\x00": "\\x7f\\x9b0m\\x00",
-    "\u202egnp.exe": "\\u202egnp.exe",
-    "\u2066x\u2069": "\\u2066x\\u2069",
-    "zero\u200bwidth\ufeff": "zero\\u200bwidth\\ufeff",
-    "\u2028\u2029\x85": "\\u2028\\u2029\\x85",
-    "\U000e0041": "\\U000e0041",
-    "\ud800": "\\ud800",
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_what_drives_a_terminal_is_spelled_out(text: str) -> None:
-    assert report.harmless(text) == HOSTILE[text]
-
-
-@pytest.mark.parametrize("text", ["", "train.py::fit", "größe", "模型", "a b", "C:\\x", "🙂"])
-def test_what_is_plain_stays_as_it_is(text: str) -> None:
-    assert report.harmless(text) == text
-
-
-@given(st.text(st.characters()))
-def test_nothing_that_comes_out_is_a_control(text: str) -> None:
-    shown = report.harmless(text)
-
-    assert shown.isprintable()
-    assert report.harmless(shown) == shown
 
 
 def test_status_is_json_and_names_what_is_free_and_who_has_the_rest() -> None:
@@ -187,4 +156,4 @@ def test_hostile_texts_of_a_profile_are_harmless() -> None:
 
     shown = [row["type"], row["label"], row["because"], *row["history"][0]["args"]]
     assert all(value.isprintable() for value in shown)
-    assert row["history"][0]["args"] == {report.harmless(text): report.harmless(text), "n": 1.0}
+    assert row["history"][0]["args"] == {harmless(text): harmless(text), "n": 1.0}

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from grn import wire
 from grn.negotiator import messages
-from grn.negotiator.server import MOST_ASKED_AT_ONCE
+from grn.negotiator.asking import MOST_ASKED_AT_ONCE
 from tests.harness import Story, wait_for
 from tests.negotiator.live import (
     OTHER_UID,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from grn.queue.engine import Engine, Limits
+from grn.queue.asks import Limits
+from grn.queue.engine import Engine
 from grn.queue.events import (
     Action,
     After,

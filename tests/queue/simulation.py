@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from grn.queue import finish
-from grn.queue.engine import Engine, Limits
+from grn.queue.asks import Limits
+from grn.queue.engine import Engine
 from grn.queue.events import (
     Action,
     After,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.queue.engine import PASS_ON_S, Limits
+from grn.queue.asks import PASS_ON_S, Limits
 from grn.queue.events import (
     After,
     AskLease,

@@ -13,9 +13,10 @@ from dataclasses import asdict
 import click
 
 from grn.errors import MachineError, UsageError
-from grn.front.render import harmless, progress, show_time, table
+from grn.front.render import progress, show_time, table
 from grn.front.teller import Teller
 from grn.model.sizes import parse_size, show_size
+from grn.model.text import harmless
 from grn.sweep import script
 from grn.sweep.batch import Batch, Tally, Wishes
 from grn.sweep.diary import Diary, Entry, finished, id_of

@@ -12,7 +12,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from grn.front.render import harmless, shown_command
+from grn.front.render import shown_command
+from grn.model.text import harmless
 
 Facts = Mapping[str, Any]
 MOST_ENDED = 200

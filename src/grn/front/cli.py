@@ -17,7 +17,7 @@ import click
 
 from grn import __version__
 from grn.errors import GrnError, MachineError
-from grn.front.render import harmless
+from grn.model.text import harmless
 
 EPILOG = """\b
 Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator or queue, 4 impossible on this machine.

@@ -18,7 +18,7 @@ from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
 from grn.errors import GrnError
 from grn.front.cli import say_error
-from grn.front.render import harmless
+from grn.model.text import harmless
 
 OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND = 125, 126, 127
 IDLE_EXIT_S = 300.0

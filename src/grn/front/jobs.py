@@ -17,6 +17,7 @@ from grn.client.submit import exit_code_of, is_id, seconds
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.front import render
 from grn.front.look import print_json, width
+from grn.model.text import harmless
 
 FOLLOW_S = 0.1
 _json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
@@ -157,7 +158,7 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
             line = render.progress(done, len(ids), len(failed), time.monotonic() - began)
             click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
     for ended in failed if not quiet else []:
-        text = f" ({render.harmless(ended['text'])})" if ended["text"] else ""
+        text = f" ({harmless(ended['text'])})" if ended["text"] else ""
         click.echo(f"job {ended['id']}: {ended['reason']}{text}", err=True)
     return exit_code_of(failed[0]) if failed else 0
 

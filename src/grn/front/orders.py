@@ -21,6 +21,7 @@ from grn.front.look import user_name
 from grn.front.screen import Look
 from grn.front.view import Order
 from grn.model.sizes import show_size
+from grn.model.text import harmless
 
 MOST_LOG_BYTES = 256 << 10
 
@@ -94,7 +95,7 @@ def _log(row: Row) -> Done:
     job = queue.ask({"op": "show", "job": row.job}, may_start=False)["job"]
     folder = job["folder"]
     if folder is None:
-        return Done(f"job {row.id} has not run yet: {render.harmless(job['why'])}")
+        return Done(f"job {row.id} has not run yet: {harmless(job['why'])}")
     title = f"log of job {row.id}  {row.what}"
     return Done(page=Page(title, lambda: log_lines(folder), is_followed=True))
 
@@ -111,7 +112,7 @@ def log_lines(folder: str) -> list[str]:
         return ["nothing was printed yet"]
     text = data[-MOST_LOG_BYTES:].decode("utf-8", "replace")
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    return [render.harmless(line.expandtabs()) for line in lines]
+    return [harmless(line.expandtabs()) for line in lines]
 
 
 def _explanation(row: Row, marks: Marks) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grn.model.sizes import show_size
+from grn.model.text import harmless
 
 Row = dict[str, Any]
 UserName = Callable[[int], str]
@@ -295,16 +296,6 @@ def shown_command(row: Row) -> str:
     argv = row["argv"]
     text = argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else shlex.join(argv)
     return harmless(f"{row['name']}: {text}" if row["name"] else text)
-
-
-def harmless(text: str) -> str:
-    """Spell out what could drive a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
-        for char in text
-    )
 
 
 def _since(row: Row) -> float:

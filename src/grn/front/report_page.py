@@ -20,8 +20,9 @@ from grn.front.account import (
     slices,
     wasted_gib_hours,
 )
-from grn.front.render import harmless, show_time
+from grn.front.render import show_time
 from grn.model.sizes import show_size
+from grn.model.text import harmless
 
 Row = dict[str, Any]
 WIDTH, LEFT, ROW, GAP = 1060, 60, 14, 10

@@ -10,8 +10,8 @@ from grn.front import board as boards
 from grn.front import draw
 from grn.front.board import Board, Part, Row
 from grn.front.draw import Line, Marks
-from grn.front.render import harmless
 from grn.front.view import PARTS, View
+from grn.model.text import harmless
 
 LEAST_ROWS = 6  # for jobs, before GPUs give way
 _NO_SAMPLES: tuple[float | None, ...] = ()

@@ -20,7 +20,7 @@ from grn.client.surroundings import for_command
 from grn.errors import DaemonNotRunning, UsageError
 from grn.front import caller
 from grn.front.look import print_json
-from grn.front.render import harmless
+from grn.model.text import harmless
 
 IDLE_EXIT_S = 300.0
 NOT_NOW = 1

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from grn.front.render import harmless, progress, show_time, table
+from grn.front.render import progress, show_time, table
 from grn.front.teller import Teller
 from grn.model.sizes import show_size
+from grn.model.text import harmless
 from grn.sweep.best import Ranking
 from grn.sweep.folders import Run, State
 from grn.sweep.names import spelled

@@ -29,6 +29,7 @@ from grn.negotiator.loop import Loop
 from grn.negotiator.rules import Rules
 from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
+from grn.negotiator.verbs import VERBS
 
 log = logging.getLogger("grn.negotiator")
 _MOST_FILES = 1 << 20
@@ -86,7 +87,7 @@ async def _serve_gpus(
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = asyncio.Event()
-    server = Server(loop, _limits(chosen), __version__, stopped.set)
+    server = Server(loop, _limits(chosen), VERBS, __version__, stopped.set)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     loop.start(inventory)
@@ -106,7 +107,7 @@ async def _serve_gpus(
     listener.close()
     for task in tasks:
         task.cancel()
-    server.is_closed = True
+    server.close()
     await loop.finish()
     store.close()
 

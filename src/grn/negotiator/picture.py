@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2s
 from typing import Any
 
+from grn.model.text import harmless
 from grn.negotiator import report
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Lease
@@ -138,7 +139,7 @@ class Picture:
 
     def _ask(self, group: Group, at: float) -> Iterable[Row]:
         wait = self._engine.why(group.head.request.key, at)
-        said: Said = (wait.reason.value, report.harmless(wait.text)) if wait else _UNSAID
+        said: Said = (wait.reason.value, harmless(wait.text)) if wait else _UNSAID
         self._said[group.kind] = said
         for one in group.members.values():
             row = self._waiting[one.request.lease][1]
@@ -160,8 +161,8 @@ def ended_lease(engine: Engine, end: End, offset_s: float) -> Row:
     lease = end.lease
     return {
         "id": lease.id,
-        "type": report.harmless(lease.request.job_type),
-        "label": report.harmless(lease.request.label),
+        "type": harmless(lease.request.job_type),
+        "label": harmless(lease.request.label),
         "user": lease.request.user,
         "pid": lease.request.holder.pid if lease.request.holder else None,
         "gpus": [engine.books[uuid].gpu.index for uuid in lease.gpus],

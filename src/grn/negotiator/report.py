@@ -10,6 +10,7 @@ from typing import Any
 
 from grn.model.job import Request
 from grn.model.profile import Profile
+from grn.model.text import harmless
 from grn.negotiator import learn
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Grant, Lease, LeaseState
@@ -17,15 +18,6 @@ from grn.negotiator.ledger import Book
 from grn.negotiator.order import Waiting, turn
 
 Row = dict[str, Any]
-
-
-def harmless(text: str) -> str:
-    """Spell out what could drive a terminal or turn a line around."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def status(engine: Engine, at: float) -> Row:

@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from grn import __version__, places, settings
 from grn.errors import GrnError
 from grn.ground import Ground, boot_id, mounts, state_folder
-from grn.queue.engine import Engine, Limits
+from grn.queue.asks import Limits
+from grn.queue.engine import Engine
 from grn.queue.journal import Journal
 from grn.queue.launch import TAG, Manners
 from grn.queue.loop import Hooks, Loop
 from grn.queue.server import Server
+from grn.queue.verbs import VERBS
 
 log = logging.getLogger("grn.queue")
 
@@ -63,7 +65,7 @@ async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
     stopped = asyncio.Event()
-    server = Server(loop, __version__, stopped.set)
+    server = Server(loop, VERBS, __version__, stopped.set)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     _raise_limits()

@@ -1,0 +1,146 @@
+"""What a client may say about leases: ask for one, hold it, end it, take a request back.
+
+Checks that it may; the engine decides.
+"""
+
+from __future__ import annotations
+
+import os
+
+from grn.errors import NotAllowed, UnknownJob, UsageError
+from grn.gpus import trees
+from grn.model.job import Argument, Outcome, Policy, Request
+from grn.model.text import harmless
+from grn.negotiator import messages, report
+from grn.negotiator.events import Grant, HolderChanged, LeaseState, Requested
+from grn.negotiator.loop import Ending, Settled
+from grn.negotiator.server import Peer, nobody_cares
+
+MOST_ASKED_AT_ONCE = 1024
+
+
+def lease(peer: Peer, message: messages.LeaseAsked) -> None:
+    """Ask for GPUs; the answers come when the engine has them."""
+    if message.within and _nested(peer, message.id, message.within):
+        return
+    server, loop = peer.server, peer.loop
+    if len(peer.asked) >= MOST_ASKED_AT_ONCE:
+        raise UsageError(f"{MOST_ASKED_AT_ONCE} requests wait on this connection already.")
+    most = server.limits.waiting_per_user
+    if server.waiting[peer.uid] >= most:
+        raise UsageError(f"{most} requests of this user wait already.")
+    if message.key in peer.asked:
+        raise UsageError("a request with this key waits already.")
+    if peer.owner_of(message.key) not in (None, peer.uid):
+        raise NotAllowed("a request with this key belongs to another user.")
+    peer.asked[message.key] = message.id
+    server.waiting[peer.uid] += 1
+    loop.expect(message.key, peer.answer)
+    loop.tell(Requested(loop.now(), _request(peer, message)))
+    if not message.command:  # a command has a process to start before it is over
+        server.stay_awake()
+
+
+def hold(peer: Peer, message: messages.HoldAsked) -> None:
+    """Bind a lease to the process that says so, or to a relative of it."""
+    lease, loop = peer.own(message.lease), peer.loop
+    if lease.state is not LeaseState.HELD:
+        raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
+    holder = peer.holder
+    if message.pid is not None and holder is not None:
+        speaker = holder.pid
+        holder = trees.child_of(speaker, message.pid)
+        holder = holder or trees.ancestor_of(speaker, message.pid, peer.uid)
+    if holder is None:
+        raise UsageError("the kernel does not show this process; it cannot hold a lease.")
+    before = lease.request.holder
+    if holder != before and loop.holders.watch(holder):
+        if before is not None:
+            loop.holders.unwatch(before)
+        loop.tell(HolderChanged(loop.now(), lease.id, holder))
+        if lease.id not in peer.granted or message.pid is not None:
+            loop.expect_report(lease.id)  # the parent will know how it ended
+    peer.send(message.id, {"ok": True})
+
+
+def done(peer: Peer, message: messages.DoneSaid) -> None:
+    """End a lease, and say what the negotiator saw of it."""
+    loop = peer.loop
+    ended = loop.end_of(message.lease)
+    if ended is not None or message.lease not in loop.engine.leases:
+        _tell_end(peer, message.id, ended or Settled(None))
+        return
+    lease = peer.own(message.lease)
+    peer.granted.discard(lease.id)
+    context = peer.server.limits.context_bytes
+    gpu_peak = message.peak + context if message.peak is not None else None
+    outcome = Outcome(message.outcome)
+    ending = Ending(outcome, gpu_peak, message.resident, message.asked)
+    is_command = lease.request.is_command or lease.request.has_parent
+    loop.release(lease.id, ending, lambda how: _tell_end(peer, message.id, how))
+    if not is_command:
+        peer.server.stay_awake()
+
+
+def watch(peer: Peer, message: messages.WatchAsked) -> None:
+    """Promise to say how a lease ends that another process holds."""
+    lease = peer.own(message.lease)
+    peer.granted.add(lease.id)
+    peer.loop.expect_report(lease.id)
+    peer.send(message.id, {"ok": True})
+
+
+def cancel(peer: Peer, message: messages.CancelAsked) -> None:
+    """Take a request back, granted or not."""
+    if peer.owner_of(message.key) not in (None, peer.uid) and peer.uid != 0:
+        raise NotAllowed("this request belongs to another user.")
+    lease = peer.held_by_key(message.key)
+    if lease is not None:
+        peer.loop.release(lease.id, Ending(Outcome.FAILED), nobody_cares)
+    elif message.key in peer.loop.engine.waitlist:
+        peer.loop.take_back(message.key)
+    peer.send(message.id, {"ok": True})
+
+
+def _tell_end(peer: Peer, message_id: int, settled: Settled) -> None:
+    ended = settled.outcome.value if settled.outcome else None
+    facts = {"alone": settled.was_alone, "peak": settled.peak_bytes}
+    peer.send(message_id, {"ok": True, "ended": ended, **facts})
+
+
+def _request(peer: Peer, message: messages.LeaseAsked) -> Request:
+    arguments: tuple[Argument, ...] = ()
+    if message.args:
+        arguments = tuple(
+            (name, value) for name, value in message.args.items() if value is not None
+        )
+    return Request(
+        key=message.key,
+        lease=os.urandom(4).hex(),
+        job_type=message.type,
+        label=harmless(message.label),
+        user=peer.uid,
+        gpus=message.gpus,
+        mem_bytes=message.mem,
+        is_exclusive=message.exclusive,
+        priority=message.priority,
+        policy=Policy(message.policy),
+        holder=peer.holder,
+        arguments=arguments,
+        slots=tuple(message.slots),
+        stay=tuple(message.stay),
+        is_command=message.command,
+        attempt=message.attempt,
+    )
+
+
+def _nested(peer: Peer, message_id: int, lease_id: str) -> bool:
+    """Answer a call inside a running job: it uses the lease that job holds."""
+    engine = peer.loop.engine
+    lease = engine.leases.get(lease_id)
+    if lease is None or lease.request.user != peer.uid or lease.state is not LeaseState.HELD:
+        return False
+    gpus = tuple(engine.books[uuid].gpu for uuid in lease.gpus)
+    answer = report.granted(Grant(lease.request.key, lease, gpus), peer.wants_uuids())
+    peer.send(message_id, answer | {"nested": True, "probe": False})
+    return True

@@ -1,0 +1,83 @@
+"""What a client may say to look on, and to steer the negotiator itself."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from grn.errors import NotAllowed, UnknownJob, UsageError
+from grn.negotiator import messages, picture, report
+from grn.negotiator.events import ProfileForgotten
+from grn.negotiator.server import Peer
+
+
+def status(peer: Peer, message: messages.StatusAsked) -> None:
+    """Show GPUs, leases and who waits."""
+    whole = report.status(peer.loop.engine, peer.loop.now())
+    peer.send(message.id, {"status": {"schema": 1, **peer.server.facts(), **whole}})
+
+
+def follow(peer: Peer, message: messages.FollowAsked) -> None:
+    """Tell all there is, and from then on what changes."""
+    if peer.follows:
+        raise UsageError("this connection follows already.")
+    peer.server.followers.add(peer, message.id)
+    peer.follows = True
+
+
+def samples(peer: Peer, message: messages.SamplesAsked) -> None:
+    """Show how GPUs were used, or the memory of one lease from its grant on."""
+    engine, history = peer.loop.engine, peer.loop.history
+    offset_s = time.time() - peer.loop.now()
+    if message.lease is not None:
+        found = history.curves.get(message.lease)
+        if found is None:
+            text = f"no samples of lease {message.lease} are kept."
+            raise UnknownJob(text, "Short ones have none, and old ones are forgotten.")
+        peer.send(message.id, {"curve": picture.curve(message.lease, found, offset_s)})
+        return
+    show = picture.minute_samples if message.span == "day" else picture.recent_samples
+    peer.send(message.id, {"samples": show(engine, history, offset_s)})
+
+
+def why(peer: Peer, message: messages.WhyAsked) -> None:
+    """Explain why a job waits, or where it runs."""
+    found = report.explain(peer.loop.engine, message.name, peer.loop.now())
+    if not found:
+        raise UnknownJob(f"nothing runs or waits under '{message.name}'.", "See `grn ps`.")
+    peer.send(message.id, {"why": found})
+
+
+def profiles(peer: Peer, message: messages.ProfilesAsked) -> None:
+    """Show what was learned."""
+    peer.send(message.id, {"profiles": report.profiles(peer.loop.engine, message.type)})
+
+
+def ping(peer: Peer, message: messages.PingSaid) -> None:
+    """Say who we are."""
+    said = {"version": peer.server.version, "pid": os.getpid(), "uid": os.getuid()}
+    peer.send(message.id, said)
+
+
+def forget(peer: Peer, message: messages.ForgetAsked) -> None:
+    """Forget what was learned of a job type."""
+    known = [
+        profile
+        for profile in peer.loop.engine.memory.profiles()
+        if message.type in (profile.job_type, profile.label)
+    ]
+    if not known:
+        raise UnknownJob(f"no job type '{message.type}' is known.", "See `grn profiles`.")
+    if not all(peer.server.may_change(peer.uid, profile.owner) for profile in known):
+        raise NotAllowed("this profile was learned from another user's jobs.")
+    for job_type in {profile.job_type for profile in known}:
+        peer.loop.tell(ProfileForgotten(peer.loop.now(), job_type))
+    peer.send(message.id, {"forgotten": len(known)})
+
+
+def stop(peer: Peer, message: messages.StopAsked) -> None:
+    """Leave; all leases go on."""
+    if not peer.server.may_change(peer.uid, os.getuid()):
+        raise NotAllowed("only the user who started the negotiator, or root, can stop it.")
+    peer.send(message.id, {"ok": True, "leases": len(peer.loop.engine.leases)})
+    peer.server.stop()

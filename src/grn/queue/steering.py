@@ -1,0 +1,96 @@
+"""What a client may say to wait for jobs and to steer them, or the queue itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from grn.errors import UnknownJob, UsageError
+from grn.queue import messages
+from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, MoveAsked
+from grn.queue.server import Peer
+
+
+def wait(peer: Peer, message: messages.WaitAsked) -> None:
+    """Answer once for each job, as it ends; the client counts."""
+    for job_id in message.jobs:
+        if job_id in peer.loop.engine.jobs or not _end_of(peer, job_id)["reason"]:
+            # The disk may not have taken its end yet.
+            peer.wait_for(job_id, _waiter(peer, message.id))
+        else:
+            _tell_end(peer, message.id, job_id)
+
+
+def cancel(peer: Peer, message: messages.CancelAsked) -> None:
+    """End jobs, or take them out of the line."""
+    loop = peer.loop
+    for job_id in message.jobs:
+        if job_id not in loop.engine.jobs:
+            peer.row(job_id)  # for the error, if nobody knows it
+    alive = [job for job in message.jobs if job in loop.engine.jobs]
+    loop.tell_now(CancelAsked(loop.now(), tuple(alive), message.now))
+    peer.send(message.id, {"cancelled": alive})
+
+
+def hold(peer: Peer, message: messages.HoldAsked) -> None:
+    """Keep jobs back, or let them go."""
+    _check_queued(peer, message.jobs)
+    peer.loop.tell_now(HoldAsked(peer.loop.now(), tuple(message.jobs), message.held))
+    peer.send(message.id, {"ok": True})
+
+
+def move(peer: Peer, message: messages.MoveAsked) -> None:
+    """Give jobs another place in the line."""
+    _check_queued(peer, message.jobs)
+    now, jobs = peer.loop.now(), tuple(message.jobs)
+    peer.loop.tell_now(MoveAsked(now, jobs, message.priority, message.front))
+    peer.send(message.id, {"ok": True})
+
+
+def drain(peer: Peer, message: messages.DrainAsked) -> None:
+    """Start no more jobs, or go on."""
+    peer.loop.tell_now(DrainAsked(peer.loop.now(), message.drained))
+    busy = [job for job in peer.loop.engine.jobs.values() if job.state.value != "queued"]
+    peer.send(message.id, {"running": len(busy)})
+
+
+def clean(peer: Peer, message: messages.CleanAsked) -> None:
+    """Forget jobs that have ended, with their files."""
+    loop = peer.loop
+    if loop.trouble:  # the end of what comes after them may not be written yet
+        raise UsageError(f"not now: {loop.trouble}")
+    gone = loop.journal.clean(time.time() - message.older_than_s)
+    # Many folders take their time: the queue goes on meanwhile.
+    asyncio.get_running_loop().run_in_executor(None, loop.launcher.remove, gone)
+    peer.send(message.id, {"cleaned": len(gone)})
+
+
+def stop(peer: Peer, message: messages.StopAsked) -> None:
+    """Leave; what runs goes on."""
+    peer.send(message.id, peer.loop.engine.counts())
+    peer.server.stop()
+
+
+def _waiter(peer: Peer, message_id: int) -> Callable[[int], None]:
+    return lambda job_id: _tell_end(peer, message_id, job_id)
+
+
+def _tell_end(peer: Peer, message_id: int, job_id: int) -> None:
+    peer.send(message_id, {"ended": _end_of(peer, job_id)})
+
+
+def _end_of(peer: Peer, job_id: int) -> dict[str, Any]:
+    ended = peer.loop.journal.end_of(job_id)
+    if ended is None:
+        raise UnknownJob(f"there is no job {job_id}.", "See `grn ls`.")
+    return ended
+
+
+def _check_queued(peer: Peer, jobs: list[int]) -> None:
+    for job_id in jobs:
+        job = peer.loop.engine.jobs.get(job_id)
+        state = job.state.value if job is not None else peer.row(job_id)["state"]
+        if state != "queued":
+            raise UsageError(f"job {job_id} is not queued any more: it is {state}.")
