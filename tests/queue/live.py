@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grn.queue import attempt as folders
-from grn.queue import shim
+from grn.queue.channel import HEADER
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
 FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"
@@ -31,7 +31,7 @@ class Channel:
     def send(self, *orders: dict[str, Any]) -> None:
         """Send orders in one piece."""
         bodies = [json.dumps(order).encode() for order in orders]
-        self.sock.sendall(b"".join(shim.HEADER.pack(len(body)) + body for body in bodies))
+        self.sock.sendall(b"".join(HEADER.pack(len(body)) + body for body in bodies))
 
     def is_done(self) -> bool:
         """Wait until the shim has done an order; False when it is gone instead."""

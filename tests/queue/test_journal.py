@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from grn.errors import MachineError
+from grn.queue.disk import SCHEMA_VERSION, NotWritten
 from grn.queue.events import (
     After,
     EndReason,
@@ -27,7 +28,8 @@ from grn.queue.events import (
     SaveState,
     TellEnded,
 )
-from grn.queue.journal import SCHEMA_VERSION, Command, Journal, NewJob, NotWritten
+from grn.queue.journal import Journal
+from grn.queue.rows import Command, NewJob
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState

@@ -18,7 +18,7 @@ from typing import Any
 from grn.errors import MachineError
 from grn.queue import __main__ as service
 from grn.queue import attempt as folders
-from grn.queue import forker, journal, launch, logs, shim
+from grn.queue import command, disk, forker, journal, launch, logs, stopping
 from grn.queue.events import Exit, Found
 
 _IN_FORKER = (
@@ -29,7 +29,7 @@ _IN_FORKER = (
 
 def commit_late() -> None:
     """Answer clients before their jobs are on the disk: each commit is done with the next."""
-    real_begin = journal._Transaction.__enter__
+    real_begin = disk.Transaction.__enter__
 
     def begin(self: Any) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -40,8 +40,8 @@ def commit_late() -> None:
         if error is not None:
             self._db.execute("ROLLBACK")
 
-    journal._Transaction.__enter__ = begin  # type: ignore[method-assign]
-    journal._Transaction.__exit__ = end  # type: ignore[method-assign]
+    disk.Transaction.__enter__ = begin  # type: ignore[method-assign]
+    disk.Transaction.__exit__ = end  # type: ignore[method-assign]
 
 
 def run_again() -> None:
@@ -80,14 +80,14 @@ def die_unanswered() -> None:
 
 def sync_normal() -> None:
     """Do not wait for the disk at a commit."""
-    real = journal.Journal._open
+    real = disk.open_file
 
-    def open_lazily(self: Any) -> sqlite3.Connection:
-        db = real(self)
+    def open_lazily(path: str) -> sqlite3.Connection:
+        db = real(path)
         db.execute("PRAGMA synchronous=NORMAL")
         return db
 
-    journal.Journal._open = open_lazily  # type: ignore[method-assign]
+    disk.open_file = open_lazily
 
 
 def lost_is_ok() -> None:
@@ -121,14 +121,14 @@ def trust_pids() -> None:
 
 def swallow_errors() -> None:
     """Go on after a failed write as if it had been a good one."""
-    real = journal._Transaction.__exit__
+    real = disk.Transaction.__exit__
 
     def end(self: Any, kind: Any, error: BaseException | None, trace: Any) -> bool:
         with contextlib.suppress(MachineError):
             real(self, kind, error, trace)
         return True
 
-    journal._Transaction.__exit__ = end  # type: ignore[method-assign,assignment]
+    disk.Transaction.__exit__ = end  # type: ignore[method-assign,assignment]
 
 
 def same_boot() -> None:
@@ -157,12 +157,20 @@ MUTANTS: dict[str, Callable[[], None]] = {
 def end_group() -> None:
     """End the process group of a command instead of its whole tree."""
 
-    def signal_group(self: Any, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._main, signum)
+    real, groups = command.start, [0]
 
-    shim.Shim._signal_all = signal_group  # type: ignore[method-assign]
-    shim.Shim._end_leftovers = lambda *_: None  # type: ignore[method-assign]
+    def start(order: dict[str, Any]) -> command.Started:
+        started = real(order)
+        groups[0] = started.pid
+        return started
+
+    def signal_group(_self: Any, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(groups[0], signum)
+
+    command.start = start
+    stopping.Stopping.signal_all = signal_group  # type: ignore[method-assign]
+    stopping.Stopping.end_leftovers = lambda *_: None  # type: ignore[method-assign]
 
 
 def no_cap() -> None:

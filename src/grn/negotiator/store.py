@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from grn.errors import MachineError
+from grn.ground import set_aside
 from grn.model.job import Argument, Holder
 from grn.model.profile import Profile, Run
 from grn.negotiator import learn
@@ -242,7 +243,7 @@ def _open_or_begin_anew(path: str) -> sqlite3.Connection:
     except sqlite3.OperationalError:  # the disk or the rights to it: the file may be good
         raise
     except sqlite3.DatabaseError as error:
-        aside = _set_aside(path)
+        aside = set_aside(path)
         log.error("action=set-aside path=%s to=%s reason=%r", path, aside, str(error))
         return _open(path)
 
@@ -284,17 +285,6 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
         for older in range(version, SCHEMA_VERSION):
             change = _CHANGES.get(older, "")
             db.executescript(f"BEGIN; {change} PRAGMA user_version={older + 1}; COMMIT;")
-
-
-def _set_aside(path: str) -> str:
-    number = 1
-    while os.path.lexists(f"{path}.broken-{number}"):
-        number += 1
-    aside = f"{path}.broken-{number}"
-    for part in ("-wal", "-shm", "-journal", ""):
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path + part, aside + part)
-    return aside
 
 
 def _read_run(row: Sequence[Any]) -> Run:

@@ -9,8 +9,8 @@ from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.sizes import show_size
 from grn.queue import messages
 from grn.queue.events import After, JobSpec, Submitted
-from grn.queue.journal import Command, NewJob
 from grn.queue.loop import Loop
+from grn.queue.rows import Command, NewJob
 from grn.queue.server import Peer
 
 MOST_QUEUED = 1_000_000

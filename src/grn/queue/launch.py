@@ -24,9 +24,10 @@ from typing import Any
 from grn import processes
 from grn.errors import MachineError
 from grn.queue import attempt as folders
-from grn.queue import finish, leftovers, shim
+from grn.queue import finish, leftovers
+from grn.queue.channel import HEADER
 from grn.queue.events import EndReason, Exit, Found
-from grn.queue.journal import Command
+from grn.queue.rows import Command
 
 log = logging.getLogger(__name__)
 TAG = "GRN_JOB_TAG"
@@ -79,7 +80,7 @@ class Worker:
         body = json.dumps(order).encode()
         try:
             self.channel.settimeout(SEND_S)
-            self.channel.sendall(shim.HEADER.pack(len(body)) + body)
+            self.channel.sendall(HEADER.pack(len(body)) + body)
             self.channel.setblocking(False)
         except OSError:
             return False

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from grn.queue.disk import NotWritten
 from grn.queue.engine import Engine
 from grn.queue.events import (
     Action,
@@ -44,7 +45,7 @@ from grn.queue.events import (
     TellEnded,
 )
 from grn.queue.finish import reason_of
-from grn.queue.journal import Journal, NotWritten
+from grn.queue.journal import Journal
 from grn.queue.launch import Attempt, Launcher, Manners
 from grn.queue.leases import Leases
 

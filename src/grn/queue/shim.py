@@ -11,32 +11,26 @@ from __future__ import annotations
 import ctypes  # noqa: F401 - loaded before we fork, for adopt_orphans
 import errno
 import fcntl
-import json
 import os
 import select
-import signal
-import struct
 import time
 
-from grn import processes, wire
-from grn.client import frameworks, surroundings
+from grn import processes
+from grn.client import frameworks
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.queue import attempt, logs
+from grn.queue import attempt, command, logs
+from grn.queue.channel import Channel, listen_for_signals, read_some
+from grn.queue.stopping import Stopping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NOT_RUNNABLE, NOT_FOUND = 126, 127
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
-LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
 TAIL_BYTES = 64 << 10
 FULL_DISK_S = 0.2
 PIPE_READS = 16  # so many empty the largest pipe there is
-HEADER = struct.Struct(">I")
-_COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
-                   signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
 
 
 class Shim:
@@ -47,10 +41,8 @@ class Shim:
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
         self._folder: str = order["folder"]
-        self._grace_s: float = order["grace_s"]
+        self._stopping = Stopping(order, wake, channel)
         self._main = 0  # pid of the command
-        self._stop = ""  # why it is being ended: cancelled, timed-out
-        self._kill_at: float | None = None
         self._hold_at: float | None = None  # when to bind the lease to the command
         self._error_tail = b""
 
@@ -69,59 +61,15 @@ class Shim:
     def _run_claimed(self) -> None:
         began = time.monotonic()
         try:
-            out, err = self._start()
+            started = command.start(self._order)
         except OSError as error:
-            self._write_exit(self._not_started(error), began, None)
+            self._write_exit(command.not_started(self._order["argv"], error), began, None)
             return
+        self._main = started.pid
         self._hold_at = began + HOLD_AFTER_S
-        status, usage = self._wait(out, err, began)
-        self._end_leftovers()
+        status, usage = self._wait(started.out, started.err)
+        self._stopping.end_leftovers(self._ended_main)
         self._write_exit(self._record(status), began, usage)
-
-    # --- starting ------------------------------------------------------------------------
-
-    def _start(self) -> tuple[int, int]:
-        """Start the command; return the pipes its output comes from."""
-        order = self._order
-        os.chdir(wire.meant(order["cwd"]))
-        own = {wire.meant(name): wire.meant(value) for name, value in order["env"].items()}
-        environment = surroundings.for_command(order["lease"], order["visible"], own)
-        argv = [wire.meant(word) for word in order["argv"]]
-        program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        mask = os.umask(order["umask"])
-        try:
-            self._main = os.posix_spawn(
-                program,
-                argv,
-                environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, null, 0),
-                    (os.POSIX_SPAWN_DUP2, out_end, 1),
-                    (os.POSIX_SPAWN_DUP2, err_end, 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=_COMMON_SIGNALS,
-            )
-        except OSError:
-            os.close(out)
-            os.close(err)
-            raise
-        finally:
-            os.umask(mask)
-            for fd in (null, out_end, err_end):
-                os.close(fd)
-        return out, err
-
-    def _not_started(self, error: OSError) -> dict[str, Any]:
-        known = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        text = f"{error.filename or self._order['argv'][0]}: {error.strerror}"
-        status = NOT_FOUND if known else NOT_RUNNABLE
-        plain = text.encode("utf-8", "backslashreplace").decode()
-        return {"status": status, "because": "not-runnable", "text": plain}
 
     def _hold(self) -> None:
         """Bind the lease to the command, so that it outlives the queue; try again if need be.
@@ -148,7 +96,7 @@ class Shim:
 
     # --- waiting -------------------------------------------------------------------------
 
-    def _wait(self, out: int, err: int, began: float) -> tuple[int, Any]:
+    def _wait(self, out: int, err: int) -> tuple[int, Any]:
         """Carry the output into files until the command ends; keep to its time limit."""
         cap = self._order["log_bytes"]
         log = logs.CappedLog(os.path.join(self._folder, "log"), cap)
@@ -158,18 +106,21 @@ class Shim:
         for fd in (out, err, self._wake):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
-        if self._channel is not None and self._hear_queue():  # it may have spoken already
+        stopping = self._stopping
+        if stopping.hear_queue() and self._channel is not None:  # it may have spoken already
             poll.register(self._channel.fd, select.POLLIN)
         ended = None
         while ended is None:
-            for fd, _ in poll.poll(self._patience_ms(began)):
+            for fd, _ in poll.poll(self._patience_ms()):
                 if fd in pipes:
                     is_open = self._carry(fd, pipes[fd], fd == err)
                 else:
-                    is_open = self._hear_signals() if fd == self._wake else self._hear_queue()
+                    is_open = stopping.hear_signals() if fd == self._wake else stopping.hear_queue()
                 if not is_open:
                     poll.unregister(fd)
-            self._keep_time(began)
+            stopping.keep_time()
+            if self._hold_at is not None and time.monotonic() >= self._hold_at:
+                self._hold()
             ended = self._ended_main()
         for fd, targets in pipes.items():  # what is in the pipes already belongs to the log
             for _ in range(PIPE_READS):  # and no more: what is left behind may write for ever
@@ -182,7 +133,7 @@ class Shim:
 
     def _carry(self, fd: int, targets: tuple[logs.CappedLog, ...], is_error: bool) -> int:
         """Move one piece of output; 0 at its end, 1 when moved, 2 when there is none now."""
-        data = _read_some(fd)
+        data = read_some(fd)
         if data is None:
             return 2
         for target in targets:
@@ -204,83 +155,11 @@ class Shim:
             if pid == self._main:
                 found = (status, usage)
 
-    def _hear_signals(self) -> bool:
-        signals = _read_some(self._wake) or b""
-        if signal.SIGUSR1 in signals:
-            self._kill_now()
-        elif signal.SIGTERM in signals:
-            self._begin_stop("cancelled")
-        return True
-
-    def _hear_queue(self) -> bool:
-        """Hear the queue ask for the end; False when it is gone, and we go on without it."""
-        assert self._channel is not None
-        while (order := self._channel.next()) is not None:
-            if order.get("stop") == self._folder:
-                if order["now"]:
-                    self._kill_now()
-                else:
-                    self._begin_stop("cancelled")
-        return self._channel.is_open
-
-    def _kill_now(self) -> None:
-        self._stop = self._stop or "cancelled"
-        self._grace_s = 0.0  # for what forks meanwhile
-        self._signal_all(signal.SIGKILL)
-
-    def _keep_time(self, began: float) -> None:
-        now = time.monotonic()
-        limit = self._order["time_limit_s"]
-        if limit is not None and now - began >= limit and not self._stop:
-            self._begin_stop("timed-out")
-        if self._hold_at is not None and now >= self._hold_at:
-            self._hold()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._signal_all(signal.SIGKILL)
-            self._kill_at = now + 1.0
-
-    def _patience_ms(self, began: float) -> int | None:
-        times = [at for at in (self._kill_at, self._hold_at) if at is not None]
-        if self._order["time_limit_s"] is not None and not self._stop:
-            times.append(began + self._order["time_limit_s"])
+    def _patience_ms(self) -> int | None:
+        times = [at for at in (self._stopping.next_at(), self._hold_at) if at is not None]
         if not times:
             return None
         return max(1, int((min(times) - time.monotonic()) * 1000) + 1)
-
-    def _begin_stop(self, why: str) -> None:
-        if not self._stop:
-            self._stop = why
-            self._kill_at = time.monotonic() + self._grace_s
-            self._signal_all(signal.SIGTERM)
-            self._signal_all(signal.SIGCONT)  # a stopped process hears nothing
-
-    # --- the whole tree ------------------------------------------------------------------
-
-    def _end_leftovers(self) -> None:
-        """End what the command left behind: orphans are our children now."""
-        deadline = time.monotonic() + LEFTOVER_S
-        step = "wait"
-        while processes.has_children():
-            self._hear_signals()
-            if self._channel is not None:
-                self._hear_queue()
-            now = time.monotonic()
-            if step == "wait" and (self._stop or now >= deadline):
-                self._signal_all(signal.SIGTERM)
-                self._signal_all(signal.SIGCONT)
-                step, deadline = "asked", now + self._grace_s
-            elif step == "asked" and (now >= deadline or not self._grace_s):
-                self._signal_all(signal.SIGKILL)
-                deadline = now + 0.2
-            time.sleep(0.005 if step == "wait" else 0.02)
-            self._ended_main()
-
-    def _signal_all(self, signum: int) -> None:
-        """Signal every process below us; those that fork meanwhile are met at the next look."""
-        for process in processes.below(os.getpid()):
-            processes.send(process, signum)  # false when it changed its user: not ours any more
-        if signum == signal.SIGKILL:
-            processes.kill_children()
 
     # --- the record ----------------------------------------------------------------------
 
@@ -290,8 +169,8 @@ class Shim:
         if code < 0:
             record["signal"] = -code
         text = self._error_tail.decode(errors="replace")
-        if self._stop and code != 0:
-            record["because"] = self._stop
+        if self._stopping.why and code != 0:
+            record["because"] = self._stopping.why
         elif code != 0 and frameworks.is_out_of_memory_text(text):
             record["because"] = "out-of-memory"
             record["asked"] = frameworks.asked_bytes(text)
@@ -311,41 +190,6 @@ class Shim:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
             time.sleep(FULL_DISK_S)  # without the record nobody would ever know how it ended
-
-
-class Channel:
-    """The line to the queue: orders come in, one byte goes out for each that is done."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.is_open = True
-        self._buffer = b""
-        os.set_blocking(fd, False)
-
-    def next(self) -> dict[str, Any] | None:
-        """Return the next order that has come in whole; notes when the queue is gone."""
-        while self.is_open and (data := _read_some(self.fd)) is not None:
-            self.is_open = bool(data)
-            self._buffer += data
-        if len(self._buffer) < HEADER.size:
-            return None
-        end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
-        if len(self._buffer) < end:
-            return None
-        order: dict[str, Any] = json.loads(self._buffer[HEADER.size : end])
-        self._buffer = self._buffer[end:]
-        return order
-
-    def wait(self) -> None:
-        """Wait for something to read."""
-        select.select([self.fd], [], [])
-
-    def say_done(self) -> None:
-        """Tell the queue that the order is done; a queue that is gone need not know."""
-        try:
-            os.write(self.fd, b".")
-        except OSError:
-            self.is_open = False
 
 
 def serve(fd: int) -> None:
@@ -379,26 +223,6 @@ def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> Non
         with open(os.path.join(order["folder"], "shim-error"), "w") as file:
             traceback.print_exc(file=file)
         os._exit(1)
-
-
-def listen_for_signals() -> int:
-    """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
-    processes.adopt_orphans()
-    wake, wake_end = os.pipe()
-    os.set_blocking(wake_end, False)
-    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-        signal.signal(signum, lambda *_: None)
-    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(signum, signal.SIG_IGN)
-    return wake
-
-
-def _read_some(fd: int) -> bytes | None:
-    try:
-        return os.read(fd, 65536)
-    except BlockingIOError:
-        return None
 
 
 def _started_ticks() -> int:

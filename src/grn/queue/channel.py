@@ -1,0 +1,73 @@
+"""What reaches a shim: orders from the queue over a line, and signals as bytes on a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import struct
+
+from grn import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HEADER = struct.Struct(">I")
+
+
+class Channel:
+    """The line to the queue: orders come in, one byte goes out for each that is done."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.is_open = True
+        self._buffer = b""
+        os.set_blocking(fd, False)
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the next order that has come in whole; notes when the queue is gone."""
+        while self.is_open and (data := read_some(self.fd)) is not None:
+            self.is_open = bool(data)
+            self._buffer += data
+        if len(self._buffer) < HEADER.size:
+            return None
+        end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        order: dict[str, Any] = json.loads(self._buffer[HEADER.size : end])
+        self._buffer = self._buffer[end:]
+        return order
+
+    def wait(self) -> None:
+        """Wait for something to read."""
+        select.select([self.fd], [], [])
+
+    def say_done(self) -> None:
+        """Tell the queue that the order is done; a queue that is gone need not know."""
+        try:
+            os.write(self.fd, b".")
+        except OSError:
+            self.is_open = False
+
+
+def listen_for_signals() -> int:
+    """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
+    processes.adopt_orphans()
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    return wake
+
+
+def read_some(fd: int) -> bytes | None:
+    """Read what there is: nothing at the end, None when there is none now."""
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return None

@@ -1,0 +1,72 @@
+"""Starting a command: in its folder, with its environment, as the first of a session of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+from grn import processes, wire
+from grn.client import surroundings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NOT_RUNNABLE, NOT_FOUND = 126, 127
+_COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
+                   signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
+
+
+class Started:
+    """A command that runs, and the pipes its output comes from."""
+
+    def __init__(self, pid: int, out: int, err: int) -> None:
+        self.pid = pid
+        self.out = out
+        self.err = err
+
+
+def start(order: dict[str, Any]) -> Started:
+    """Start the command of an order; raise OSError when the system does not run it."""
+    os.chdir(wire.meant(order["cwd"]))
+    own = {wire.meant(name): wire.meant(value) for name, value in order["env"].items()}
+    environment = surroundings.for_command(order["lease"], order["visible"], own)
+    argv = [wire.meant(word) for word in order["argv"]]
+    program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    mask = os.umask(order["umask"])
+    try:
+        pid = os.posix_spawn(
+            program,
+            argv,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, null, 0),
+                (os.POSIX_SPAWN_DUP2, out_end, 1),
+                (os.POSIX_SPAWN_DUP2, err_end, 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_COMMON_SIGNALS,
+        )
+    except OSError:
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        os.umask(mask)
+        for fd in (null, out_end, err_end):
+            os.close(fd)
+    return Started(pid, out, err)
+
+
+def not_started(argv: list[str], error: OSError) -> dict[str, Any]:
+    """Say for the exit record why a command did not start, with the status a shell would give."""
+    known = error.errno in (errno.ENOENT, errno.ENOTDIR)
+    text = f"{error.filename or argv[0]}: {error.strerror}"
+    status = NOT_FOUND if known else NOT_RUNNABLE
+    plain = text.encode("utf-8", "backslashreplace").decode()
+    return {"status": status, "because": "not-runnable", "text": plain}
