@@ -60,6 +60,17 @@ class DaemonNotRunning(DaemonError, ConnectionError):
         )
 
 
+class NotTrusted(DaemonNotRunning):
+    """Somebody answers at the socket whom this user has no reason to believe."""
+
+    def __init__(self, where: str, user: str, meant: str) -> None:
+        GrnError.__init__(
+            self,
+            f"{where} is answered by user {user}, not by {meant}, so it is not used.",
+            "Let that user or root take it away, or meet elsewhere: see GRN_RUNTIME_DIR.",
+        )
+
+
 class VersionMismatch(DaemonError):
     """Client and negotiator speak different versions of the protocol."""
 

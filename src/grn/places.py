@@ -22,12 +22,13 @@ def own_socket() -> str:
 
 
 def sockets_to_try() -> list[str]:
-    """Return where a negotiator may answer: one's own first, then those of other users."""
+    """Return where a negotiator may answer: one's own, root's, the folder owner's, then others'."""
     if os.environ.get("GRN_SOCKET"):
         return [own_socket()]
     own = own_socket()
     try:
-        names = sorted(os.listdir(runtime_dir()))
+        keepers = ("0.sock", f"{os.stat(runtime_dir()).st_uid}.sock")
+        names = sorted(os.listdir(runtime_dir()), key=lambda name: (name not in keepers, name))
     except OSError:
         names = []
     others = [os.path.join(runtime_dir(), name) for name in names if name.endswith(".sock")]

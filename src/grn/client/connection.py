@@ -13,7 +13,8 @@ import threading
 import time
 
 from grn import places, wire
-from grn.errors import DaemonError, DaemonNotRunning, from_code
+from grn.client import trust
+from grn.errors import DaemonError, DaemonNotRunning, NotTrusted, from_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ IDLE = _Idle()
 
 def connect() -> Connection:
     """Connect to the negotiator of this machine."""
+    return Connection(call())
+
+
+def call() -> socket.socket:
+    """Return a socket to the negotiator of this machine, unless it is an impostor's."""
+    doubts: NotTrusted | None = None
     for path in places.sockets_to_try():
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -114,8 +121,12 @@ def connect() -> Connection:
         except OSError:
             sock.close()
             continue
-        return Connection(sock)
-    raise DaemonNotRunning(places.own_socket())
+        doubt = trust.doubt(sock, path)
+        if doubt is None:
+            return sock
+        doubts = doubts or doubt
+        sock.close()
+    raise doubts or DaemonNotRunning(places.own_socket())
 
 
 def drive(steps: Steps[Result]) -> Result:

@@ -8,7 +8,7 @@ import time
 
 from grn import places
 from grn.client.connection import ask_once
-from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, UsageError
+from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
 from grn.startup import own_module
 
 _TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
@@ -91,11 +91,22 @@ def start_or_find_negotiator(argv: list[str]) -> Started | None:
         return start_aside("negotiator", argv, is_detached=True)
     except AlreadyRunning:
         deadline = time.monotonic() + READY_S
-        while who_answers() is None:
+        while not _is_answered():
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
     return None
+
+
+def _is_answered() -> bool:
+    """True when a negotiator answers; one that is not trusted will not be another soon."""
+    try:
+        ask_once({"op": "ping"})
+    except NotTrusted:
+        raise
+    except DaemonNotRunning:
+        return False
+    return True
 
 
 def ensure_negotiator(idle_exit_s: float | None) -> None:

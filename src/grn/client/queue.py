@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 
 from grn import places
 from grn.client.connection import ANSWER_S, Connection, drive
+from grn.client.trust import user_of
 from grn.errors import DaemonError, DaemonNotRunning, GrnError, MachineError, NotAllowed
 
 TYPE_CHECKING = False
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SUBMIT_S = 120.0
 TRIES = 5
-_CREDENTIALS = struct.Struct("3i")
 
 
 def connect(*, may_start: bool = True) -> Connection:
@@ -109,8 +108,7 @@ def _connect_now() -> Connection:
     except OSError:
         sock.close()
         raise DaemonNotRunning(path, "queue") from None
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    if _CREDENTIALS.unpack(raw)[1] != os.getuid():
+    if user_of(sock) != os.getuid():
         sock.close()
         raise NotAllowed(f"{path} is answered by another user.", "Set GRN_RUNTIME_DIR elsewhere.")
     return Connection(sock)

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from grn import places, wire
+from grn import wire
 from grn.client import daemons
+from grn.client.connection import call
 from grn.errors import GrnError, ProtocolError
 from grn.queue.events import JobSpec, Settled
 
@@ -152,13 +153,12 @@ class Leases(asyncio.Protocol):
 
     async def _connect(self) -> bool:
         loop = asyncio.get_running_loop()
-        for path in places.sockets_to_try():
-            try:
-                await loop.create_unix_connection(lambda: self, path)
-            except OSError:
-                continue
-            return True
-        return False
+        try:
+            called = await loop.run_in_executor(None, call)
+            await loop.create_unix_connection(lambda: self, sock=called)
+        except OSError:
+            return False
+        return True
 
     async def _start_negotiator(self) -> None:
         loop = asyncio.get_running_loop()

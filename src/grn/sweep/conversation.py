@@ -10,8 +10,9 @@ import socket
 import struct
 import time
 
-from grn import places, wire
-from grn.errors import ProtocolError
+from grn import wire
+from grn.client.connection import call
+from grn.errors import DaemonNotRunning, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,19 +37,14 @@ class Conversation:
 
     def open(self) -> bool:
         """Call whoever answers; False when nobody does."""
-        for path in places.sockets_to_try():
-            called = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                called.connect(path)
-            except OSError:
-                called.close()
-                continue
-            patience = struct.pack("ll", _SEND_S, 0)
-            called.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
-            self._socket = called
-            self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
-            return True
-        return False
+        try:
+            self._socket = call()
+        except DaemonNotRunning:
+            return False
+        patience = struct.pack("ll", _SEND_S, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        return True
 
     def close(self) -> None:
         """Hang up."""

@@ -1,0 +1,106 @@
+"""Impostors: other users who answer at a negotiator's socket."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from grn import places
+from grn.client.connection import ask_once, connect
+from grn.errors import DaemonNotRunning, NotTrusted
+from tests.client.test_connection import a_listener
+from tests.harness import DEADLINE_S, Story
+from tests.negotiator.live import OTHER_UID, as_user, needs_root
+
+ANSWERS = """
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+print(listener.accept()[0].recv(1), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(story: Story) -> Path:
+    """Return the folder where all users meet; it is ours, and open to all."""
+    run = story.folder / "run"
+    run.mkdir(exist_ok=True)
+    story.folder.chmod(0o711)
+    run.chmod(0o1777)
+    return run
+
+
+@contextmanager
+def an_impostor(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let another user listen at a path; it prints what the first who comes says."""
+    command = as_user(OTHER_UID, "import socket", ANSWERS, str(path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@needs_root
+def test_another_user_under_our_name_is_told_nothing(folder: Path) -> None:
+    path = folder / f"{os.getuid()}.sock"
+    with an_impostor(path) as impostor:
+        with pytest.raises(NotTrusted, match=f"{path} is answered by user {OTHER_UID}, not by"):
+            ask_once({"op": "ping"})
+        heard, _ = impostor.communicate(timeout=DEADLINE_S)
+
+    assert heard == "b''\n"
+
+
+@needs_root
+def test_an_impostor_is_no_negotiator_and_no_hindrance(folder: Path) -> None:
+    with an_impostor(folder / "1.sock"):
+        with pytest.raises(DaemonNotRunning):
+            connect()
+        with a_listener(folder / "2.sock"):
+            found = connect()
+            assert found.sock.getpeername() == str(folder / "2.sock")
+            found.close()
+
+
+@needs_root
+def test_the_negotiator_of_another_user_is_used_under_that_users_name(folder: Path) -> None:
+    path = folder / f"{OTHER_UID}.sock"
+    with an_impostor(path):
+        found = connect()
+        assert found.sock.getpeername() == str(path)
+        found.close()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("trusted", "is_used"), [("", False), ("daemon, 4242", False), (f"ada,{OTHER_UID}", True)]
+)
+def test_trust_can_be_limited_to_some_users(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_used: bool
+) -> None:
+    monkeypatch.setenv("GRN_TRUSTED_USERS", trusted)
+    with an_impostor(folder / f"{OTHER_UID}.sock"):
+        if is_used:
+            connect().close()
+        else:
+            with pytest.raises(NotTrusted, match="GRN_TRUSTED_USERS"):
+                connect()
+
+
+@needs_root
+def test_who_keeps_the_folder_is_asked_before_others(folder: Path) -> None:
+    for name in ("0", "1", "2", str(OTHER_UID)):
+        (folder / f"{name}.sock").touch()
+    os.chown(folder, OTHER_UID, -1)
+
+    names = [Path(path).stem for path in places.sockets_to_try()]
+    assert names == ["0", str(OTHER_UID), "1", "2"]
