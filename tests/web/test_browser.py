@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-import grn
 from tests.harness import wait_for
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,8 @@ HOSTILE = [
 @pytest.fixture
 def submit(story, script):
     def submit(*words: str) -> int:
-        return int(story.start(script("grn"), "submit", *words).ended_well().out)
+        ids = story.start(script("grn"), "submit", *words).ended_well().out
+        return int(ids.split()[-1])
 
     yield submit
     story.start(script("grn"), "cancel", "--all", "--now").wait()
@@ -164,22 +164,49 @@ def test_a_sweep_has_its_pictures_and_its_runs(page, server, story, script):
     assert "lr=0.1" in page.inner_text("tbody tr:first-child")  # the best is first
 
 
-def test_a_crowd_of_hostile_names_makes_no_node_and_no_handler(page, submit, server):
+def test_thousands_of_hostile_commands_make_no_node_and_no_handler(
+    page, submit, server, story, script
+):
+    """5,000 jobs that never run: some while they are held, all of them once they are cancelled."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     dice = random.Random(seed)
     pieces = [
         *("<", ">", '"', "'", "&", "`", "=", "/", "&lt;", "é", "名", "\u202e", "\u200b", "\u2066"),
         *("<img src=x onerror=alert(1)>", "</td>", "<svg onload=alert(1)>", "javascript:"),
+        *("<script>alert(1)</script>", "onclick=alert(1)", "</style>", "{{1}}", "\x1b[31m", "\x9b"),
     ]
-    submit("--hold", "--", "true")  # starts the queue; the others are quicker without a process
-    for _ in range(60):
-        name = "".join(dice.choice(pieces) for _ in range(dice.randrange(1, 6)))
-        grn.submit(["echo", name], hold=True, name=name)
-    wait_for(lambda: page.locator("[data-key^=release]").count() == 61, "all of them")
+    lines = [
+        f"part{number // 500} " + "".join(dice.choice(pieces) for _ in range(dice.randrange(1, 6)))
+        for number in range(5000)
+    ]
+    path = story.write("hostile", "\n".join(lines))
+    submit("--hold", "-q", "--lines", path)
+    wait_for(lambda: page.locator("[data-key^=release]").count() >= 200, "a full list of them")
+    _is_harmless(page)
 
-    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    story.start(script("grn"), "cancel", "--all", "--now").ended_well()
+    page.goto(f"{server.url}/#/history")
+    page.select_option("select", "10000")
+    for part in range(10):
+        page.fill("input[type=search]", f"part{part} ")
+        rows = "[...document.querySelectorAll('tbody tr')]"
+        shown = f"{rows}.filter(row => row.textContent.includes('part{part} ')).length"
+        wait_for(lambda shown=shown: page.evaluate(shown) == 500, f"part {part} of them")
+        _is_harmless(page)
+
+    story.start(script("grn"), "queue", "stop").ended_well()
+    page.reload()
+    page.wait_for_selector("text=Your queue does not run")
+
+
+def _is_harmless(page) -> None:
+    """Find nothing in the page that text has made, and nothing in its text that hides."""
+    made = "document.querySelectorAll('main img, main script, main style, main svg[onload]').length"
+    assert page.evaluate(made) == 0
     handlers = "[...document.querySelectorAll('main *')].flatMap(e => e.getAttributeNames())"
     assert not [name for name in page.evaluate(handlers) if name.startswith("on")]
-    shown = page.inner_text("main")
-    assert not re.search("[\u200b-\u200f\u202a-\u202e\u2066-\u2069]", shown)
+    text = page.evaluate("document.querySelector('main').textContent")
+    assert not re.search(
+        "[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text
+    )

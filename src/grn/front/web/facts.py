@@ -12,7 +12,7 @@ from grn import wire
 from grn.client import logs, queue
 from grn.client.connection import ask_once
 from grn.client.watching import NEGOTIATOR, QUEUE, Picture
-from grn.errors import DaemonError, GrnError
+from grn.errors import DaemonError, DaemonNotRunning, GrnError
 
 Row = dict[str, Any]
 
@@ -69,7 +69,7 @@ class Facts:
         rows = [*picture.leases.values(), *picture.ends]
         spans = [self._span(row) for row in rows if (row.get("ended_at") or since) >= since]
         seen = {row["lease"]: row for row in spans}
-        for job in self.history(MOST_PAST):
+        for job in self._past():
             if job["ended_at"] < since:
                 break
             if job["lease"] in seen:
@@ -92,20 +92,24 @@ class Facts:
             "peak_bytes": row["peak_bytes"],
         }
 
+    def _past(self) -> list[Row]:
+        try:
+            return self.history(MOST_PAST)
+        except DaemonError:  # others' leases are worth showing all the same
+            return []
+
     def history(self, most: int) -> list[Row]:
         """Return one's jobs that have ended, newest first."""
         try:
             answer = queue.ask({"op": "list", "which": "ended", "most": most}, may_start=False)
-        except DaemonError:
-            return []
+        except DaemonNotRunning as error:
+            text = "Your queue does not run: what has ended there cannot be shown."
+            raise DaemonError(text, "`grn queue start` starts it.") from error
         return [readable(row) for row in answer["jobs"]]
 
     def profiles(self) -> list[Row]:
         """Return what was learned of job types."""
-        try:
-            rows: list[Row] = ask_once({"op": "profiles"})["profiles"]
-        except DaemonError:
-            return []
+        rows: list[Row] = ask_once({"op": "profiles"})["profiles"]
         return rows
 
     # --- one job, one lease --------------------------------------------------------------
