@@ -83,11 +83,19 @@ class World:
                 self._end(first, Outcome.OK)
             else:
                 self._look()
-                tick = self._now + self._assumed.tick_s
+                tick = self._now + self._pause_s()
             if self._now > _STUCK_S + self._jobs[-1].arrival_s:
                 raise UsageError("the jobs of this workload do not end within a month.")
         self.result.refused = len(self._scheduler.refused)
         return self.result
+
+    def _pause_s(self) -> float:
+        """Return the time to the next look: while nothing is new there is nothing to see."""
+        runs = self._running.values()
+        if any(self._now - run.began_at < self._assumed.new_s for run in runs):
+            return self._assumed.tick_s
+        is_growing = any(run.held_bytes < run.job.peak_bytes for run in runs)
+        return self._assumed.calm_s / 2 if is_growing else self._assumed.calm_s
 
     def _waits(self) -> bool:
         return len(self._asked) > len(self._running) + len(self._scheduler.refused)

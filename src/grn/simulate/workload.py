@@ -49,7 +49,9 @@ class Assumptions:
     """What a replay believes of GPUs that are shared."""
 
     beta: float = 1.0  # speed = min(1, U ** -beta), U being the summed loads on a GPU
-    tick_s: float = 5.0  # how often the negotiator reads the GPUs
+    tick_s: float = 5.0  # how often the negotiator reads the GPUs while a job is new
+    new_s: float = 120.0  # so long is a job new
+    calm_s: float = 30.0  # how often it reads them otherwise
     cap: float = 1.4  # up to this summed load the simple policies share a GPU
 
     def speed(self, load: float) -> float:
@@ -63,8 +65,9 @@ class Assumptions:
             "loads are taken from the file, 0.9 where it says nothing",
             f"a job has 30 % of its memory at once, the rest after {LOADS_S:.0f} s or as it grows; "
             "an allocation that does not fit kills the job that asks, which begins anew",
-            f"the negotiator reads the GPUs every {self.tick_s:g} s; it sees the load of a whole "
-            "GPU, up to 100 %",
+            f"the negotiator reads the GPUs every {self.tick_s:g} s while a job is younger than "
+            f"{self.new_s:g} s, else every {self.calm_s:g} s; it sees the load of a whole GPU, "
+            "up to 100 %",
         ]
 
 
