@@ -6,8 +6,9 @@ import os
 import resource
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -420,3 +421,60 @@ def test_some_disk_is_kept_back_for_the_day_it_is_full(journals: Journals, tmp_p
     assert not ballast.exists()
     journals()
     assert ballast.exists()
+
+
+# --- the copy ------------------------------------------------------------------------------
+
+
+def jobs_in(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("SELECT count(*) FROM jobs").fetchone()[0])
+
+
+def test_a_copy_is_made_when_there_is_something_new(journal: Journal, tmp_path: Path) -> None:
+    copy = tmp_path / "queue" / "queue.copy.sqlite3"
+    submit(journal, a_job(), a_job())
+    assert journal.keep_copy(0)
+    assert jobs_in(copy) == 2
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+    os.utime(copy, (time.time() + 60,) * 2)
+    assert not journal.keep_copy(0)  # nothing was written since
+    os.utime(copy, (time.time() - 60,) * 2)
+    submit(journal)
+    assert not journal.keep_copy(3600)  # it is young
+    assert journal.keep_copy(30)
+    assert jobs_in(copy) == 3
+    assert sorted(path.name for path in copy.parent.glob("*.copy*")) == [copy.name]
+
+
+def test_a_copy_that_fails_leaves_the_old_one(journal: Journal, tmp_path: Path) -> None:
+    copy = tmp_path / "queue" / "queue.copy.sqlite3"
+    submit(journal)
+    assert journal.keep_copy(0)
+    (tmp_path / "queue" / "queue.copy.sqlite3.new").mkdir()
+    submit(journal)
+
+    assert not journal.keep_copy(0)
+    assert jobs_in(copy) == 1
+    assert row(journal, 2)["state"] == "queued"
+
+
+def test_a_journal_with_a_broken_page_is_set_aside_and_its_copy_kept(
+    journals: Journals, tmp_path: Path
+) -> None:
+    journal = journals()
+    submit(journal, *(a_job("x" * 500) for _ in range(100)))
+    assert journal.keep_copy(0)
+    journal.close()
+    path = tmp_path / "queue" / "queue.sqlite3"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\x07" * 4096)
+
+    begun = journals()
+
+    kept = tmp_path / "queue" / "queue.copy.sqlite3.kept-1"
+    assert str(kept) in begun.trouble
+    assert jobs_in(kept) == 100
+    assert begun.kept() == []

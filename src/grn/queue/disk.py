@@ -9,7 +9,9 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +21,10 @@ from grn.ground import set_aside
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 FILE_NAME = "queue.sqlite3"
+COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
 BALLAST_BYTES = 4 << 20
+SPARED_BYTES = 64 << 20
 
 _SCHEMA = """
 CREATE TABLE environments (
@@ -65,6 +69,7 @@ class Disk:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, FILE_NAME)
         self.trouble = ""  # what is to be told to whoever uses this journal
+        self._copy = os.path.join(folder, COPY_NAME)
         self._ballast = os.path.join(folder, BALLAST_NAME)
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -81,6 +86,37 @@ class Disk:
         make_room = self._drop_ballast if may_use_ballast else _make_no_room
         return Transaction(self.db, self.path, make_room)
 
+    def keep_copy(self, older_than_s: float) -> bool:
+        """Copy the file, if the copy is old; it is replaced whole, or stays as it is."""
+        if not self._is_copy_old(older_than_s) or not self._has_room():
+            return False
+        unfinished = f"{self._copy}.new"
+        old_mask = os.umask(0o077)  # it holds the environments of jobs
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unfinished)
+            self.db.execute("VACUUM INTO ?", (unfinished,))
+            _sync(unfinished)
+            os.rename(unfinished, self._copy)
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            log.warning("action=copy-journal result=failed reason=%r", str(error))
+            return False
+        finally:
+            os.umask(old_mask)
+        return True
+
+    def _is_copy_old(self, older_than_s: float) -> bool:
+        made_at = _written_at(self._copy)
+        written_at = max(_written_at(self.path), _written_at(f"{self.path}-wal"))
+        return written_at >= made_at and not 0 <= time.time() - made_at < older_than_s
+
+    def _has_room(self) -> bool:
+        """True when a copy leaves room for what matters more."""
+        needed = os.path.getsize(self.path) + SPARED_BYTES
+        return shutil.disk_usage(os.path.dirname(self.path)).free > needed
+
     def close(self) -> None:
         """Fold the log into the file and let go."""
         self.db.close()
@@ -94,6 +130,10 @@ class Disk:
         except sqlite3.DatabaseError:
             aside = set_aside(self.path)
         self.trouble = f"the journal was broken and is set aside as {aside}; its jobs are not here"
+        if os.path.exists(self._copy):
+            kept = f"{self._copy}.kept-{aside.rpartition('-')[2]}"
+            os.rename(self._copy, kept)  # else the next copy would take its place
+            self.trouble += f"; a copy, an hour older at most, is {kept}"
         log.error("action=set-aside path=%s", aside)
         return open_file(self.path)
 
@@ -119,6 +159,10 @@ def open_file(path: str) -> sqlite3.Connection:
     finally:
         os.umask(old_mask)
     db.execute("PRAGMA synchronous=FULL")
+    verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        db.close()
+        raise sqlite3.DatabaseError(verdict)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise MachineError(
@@ -132,6 +176,21 @@ def open_file(path: str) -> sqlite3.Connection:
             f" PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
         )
     return db
+
+
+def _written_at(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _make_no_room() -> None:

@@ -195,6 +195,10 @@ class Journal:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
+    def keep_copy(self, older_than_s: float) -> bool:
+        """Copy all of it into a file beside, unless there is a copy that is not older than this."""
+        return self._disk.keep_copy(older_than_s)
+
     def close(self) -> None:
         """Fold the log into the file and let go."""
         self._disk.close()
