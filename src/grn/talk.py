@@ -38,6 +38,9 @@ class Speaker(Protocol):
     def lost(self) -> None:
         """Hear that the connection is gone."""
 
+    def refused(self, message: Any, error: GrnError) -> None:
+        """Hear that what was said is answered by an error."""
+
 
 Verbs = Mapping[type, Callable[[Any, Any], None]]
 """What may be said: for each kind of message what is done with a speaker and the message."""
@@ -185,6 +188,7 @@ class Talk(asyncio.BufferedProtocol):
                 self._frame_deadline = self._drop_later("half-a-frame")
 
     def _answer(self, body: bytes) -> None:
+        message: Any = None
         message_id: int | None = None
         try:
             message = self._read(body)
@@ -194,6 +198,8 @@ class Talk(asyncio.BufferedProtocol):
             self.refuse(rejected.message_id, rejected.error)
         except GrnError as error:
             self.refuse(message_id, error)
+            if self._speaker is not None:
+                self._speaker.refused(message, error)
         except Exception:
             # A request that breaks something must not end the service for all others; the client
             # is told and the traceback is kept.

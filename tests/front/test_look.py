@@ -138,6 +138,12 @@ def test_what_was_learned_can_be_forgotten(grn: Shell, busy: Client) -> None:
     assert ended.err == "forgotten: measured.py\n"
     assert "measured.py" not in grn("profiles").out
     assert grn("profiles", "forget", "measured.py").code == 2
+    assert grn("audit", "-n", "1").out.splitlines()[1].split()[-3:] == [
+        "forget",
+        "measured.py",
+        "done",
+    ]
+    assert json.loads(grn("audit", "--json").out)["audit"][-1]["object"] == "measured.py"
 
 
 def test_a_profile_is_shown_with_its_arguments(grn: Shell, busy: Client) -> None:

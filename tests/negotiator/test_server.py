@@ -628,6 +628,7 @@ MAY = {
     "done": {"owner", "root"},
     "cancel": {"owner", "root"},
     "forget": {"owner", "root", "negotiator"},
+    "audit": {"root", "negotiator"},
     "stop": {"root", "negotiator"},
 }
 

@@ -1,4 +1,4 @@
-"""Commands that only look: gpus, ps, why, profiles. Each can speak JSON for programs."""
+"""Commands that only look: gpus, ps, why, audit, profiles. Each can speak JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import pwd
 import shutil
 import sys
+import time
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import click
 from grn.client.connection import ask_once
 from grn.errors import UnknownJob, UsageError
 from grn.front import render
+from grn.model.text import harmless
 
 _json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
 
@@ -64,6 +66,33 @@ def why(job: str, as_json: bool) -> int:
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
     click.echo(render.why(rows, user_name))
+    return 0
+
+
+@click.command()
+@click.option("-n", "most", type=click.IntRange(1, 100_000), default=50, help="How many; 50.")
+@_json_flag
+def audit(most: int, as_json: bool) -> int:
+    """Show who changed what belongs to others, or tried to.
+
+    For root and for the user who started the negotiator.
+    """
+    rows = ask_once({"op": "audit", "most": most})["audit"]
+    if as_json:
+        return print_json({"schema": 1, "audit": rows})
+    lines = [
+        (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"])),
+            user_name(row["uid"]),
+            "?" if row["pid"] is None else str(row["pid"]),
+            row["verb"],
+            harmless(row["object"]),
+            row["result"],
+        )
+        for row in rows
+    ]
+    headers = ("WHEN", "USER", "PID", "VERB", "OBJECT", "RESULT")
+    click.echo(render.table(headers, lines, width()) or "nothing of that kind was done yet")
     return 0
 
 

@@ -43,7 +43,7 @@ def lease(peer: Peer, message: messages.LeaseAsked) -> None:
 
 def hold(peer: Peer, message: messages.HoldAsked) -> None:
     """Bind a lease to the process that says so, or to a relative of it."""
-    lease, loop = peer.own(message.lease), peer.loop
+    lease, loop = peer.own(message.lease, "hold"), peer.loop
     if lease.state is not LeaseState.HELD:
         raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
     holder = peer.holder
@@ -70,7 +70,7 @@ def done(peer: Peer, message: messages.DoneSaid) -> None:
     if ended is not None or message.lease not in loop.engine.leases:
         _tell_end(peer, message.id, ended or Settled(None))
         return
-    lease = peer.own(message.lease)
+    lease = peer.own(message.lease, "done")
     peer.granted.discard(lease.id)
     context = peer.server.limits.context_bytes
     gpu_peak = message.peak + context if message.peak is not None else None
@@ -84,7 +84,7 @@ def done(peer: Peer, message: messages.DoneSaid) -> None:
 
 def watch(peer: Peer, message: messages.WatchAsked) -> None:
     """Promise to say how a lease ends that another process holds."""
-    lease = peer.own(message.lease)
+    lease = peer.own(message.lease, "watch")
     peer.granted.add(lease.id)
     peer.loop.expect_report(lease.id)
     peer.send(message.id, {"ok": True})
@@ -92,8 +92,10 @@ def watch(peer: Peer, message: messages.WatchAsked) -> None:
 
 def cancel(peer: Peer, message: messages.CancelAsked) -> None:
     """Take a request back, granted or not."""
-    if peer.owner_of(message.key) not in (None, peer.uid) and peer.uid != 0:
-        raise NotAllowed("this request belongs to another user.")
+    if peer.owner_of(message.key) not in (None, peer.uid):
+        if peer.uid != 0:
+            raise NotAllowed("this request belongs to another user.")
+        peer.note("cancel", message.key)
     lease = peer.held_by_key(message.key)
     if lease is not None:
         peer.loop.release(lease.id, Ending(Outcome.FAILED), nobody_cares)

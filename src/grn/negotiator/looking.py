@@ -53,6 +53,13 @@ def profiles(peer: Peer, message: messages.ProfilesAsked) -> None:
     peer.send(message.id, {"profiles": report.profiles(peer.loop.engine, message.type)})
 
 
+def audit(peer: Peer, message: messages.AuditAsked) -> None:
+    """Show who changed what belongs to others, or tried to."""
+    if not peer.server.may_change(peer.uid, os.getuid()):
+        raise NotAllowed("only the user who started the negotiator, or root, may read this.")
+    peer.send(message.id, {"audit": peer.server.audit.last(message.most)})
+
+
 def ping(peer: Peer, message: messages.PingSaid) -> None:
     """Say who we are."""
     said = {"version": peer.server.version, "pid": os.getpid(), "uid": os.getuid()}
@@ -72,6 +79,7 @@ def forget(peer: Peer, message: messages.ForgetAsked) -> None:
         raise NotAllowed("this profile was learned from another user's jobs.")
     for job_type in {profile.job_type for profile in known}:
         peer.loop.tell(ProfileForgotten(peer.loop.now(), job_type))
+    peer.note("forget", message.type)
     peer.send(message.id, {"forgotten": len(known)})
 
 
@@ -79,5 +87,6 @@ def stop(peer: Peer, message: messages.StopAsked) -> None:
     """Leave; all leases go on."""
     if not peer.server.may_change(peer.uid, os.getuid()):
         raise NotAllowed("only the user who started the negotiator, or root, can stop it.")
+    peer.note("stop", "")
     peer.send(message.id, {"ok": True, "leases": len(peer.loop.engine.leases)})
     peer.server.stop()

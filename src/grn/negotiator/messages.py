@@ -98,6 +98,12 @@ class ProfilesAsked(schemas.Message, frozen=True, tag="profiles", kw_only=True):
     type: Name | None = None
 
 
+class AuditAsked(schemas.Message, frozen=True, tag="audit", kw_only=True):
+    """Show who changed what belongs to others, or tried to."""
+
+    most: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+
+
 class ForgetAsked(schemas.Message, frozen=True, tag="forget", kw_only=True):
     """Forget what was learned of a type."""
 
@@ -123,6 +129,7 @@ Message = (
     | SamplesAsked
     | WhyAsked
     | ProfilesAsked
+    | AuditAsked
     | ForgetAsked
     | PingSaid
     | StopAsked

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn import wire
-from grn.errors import NotAllowed, UnknownJob, UsageError, from_code
+from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.gpus import trees
 from grn.model.job import Holder, Outcome
 from grn.model.text import harmless
 from grn.negotiator import messages, report
+from grn.negotiator.audit import Audit
 from grn.negotiator.events import Grant, Lease, LeaseState, Refuse, TellWaiting, Withdrawn
 from grn.negotiator.followers import Followers
 from grn.negotiator.holders import peer_of
@@ -27,6 +28,7 @@ from grn.negotiator.loop import Ending, Loop, Settled
 from grn.talk import Manners, Service, Talk, Verbs
 
 AWAKE_S = 0.0002
+MOST_REFUSALS_NOTED = 1000  # of one user
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Server:
         self, loop: Loop, limits: Limits, verbs: Verbs, version: str, stop: Callable[[], None]
     ) -> None:
         self.loop = loop
+        self.audit = Audit(os.path.dirname(loop.store.path))
         self.limits = limits
         self.version = version
         self.stop = stop
@@ -54,6 +57,7 @@ class Server:
         self.started_at = time.time()
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
+        self.refusals: Counter[int] = Counter()
         self.namespaces = len(trees.inner_pids(os.getpid()))
         self._is_awake = False
         self._awake_until = 0.0
@@ -159,6 +163,21 @@ class Peer:
         if self.holder is not None:
             self.loop.holders.unwatch(self.holder)
 
+    def refused(self, message: Any, error: GrnError) -> None:
+        """Note who wanted to change what belongs to others."""
+        refusals = self.server.refusals
+        if isinstance(error, NotAllowed) and refusals[self.uid] < MOST_REFUSALS_NOTED:
+            refusals[self.uid] += 1  # nobody shall wash away what others did
+            verb = message.__struct_config__.tag
+            names = (getattr(message, name, "") for name in ("lease", "key", "type"))
+            thing = next(filter(None, names), "")
+            self.note(verb, thing, "refused")
+
+    def note(self, verb: str, thing: str, result: str = "done") -> None:
+        """Note what this client has done that concerns others."""
+        pid = self.holder.pid if self.holder is not None else None
+        self.server.audit.note(self.uid, pid, verb, thing, result)
+
     def answer(self, action: Grant | Refuse | TellWaiting) -> None:
         """Pass on what the engine says to a request."""
         message_id = self.asked.get(action.key)
@@ -180,13 +199,15 @@ class Peer:
         if self.asked.pop(key, None) is not None:
             self.server.waiting[self.uid] -= 1
 
-    def own(self, lease_id: str) -> Lease:
-        """Return a lease that this client may change."""
+    def own(self, lease_id: str, verb: str) -> Lease:
+        """Return a lease that this client may change; note when it is not its own."""
         lease = self.loop.engine.leases.get(lease_id)
         if lease is None:
             raise UnknownJob(f"there is no lease {lease_id}.", "See `grn ps`.")
-        if lease.request.user != self.uid and self.uid != 0:
-            raise NotAllowed(f"lease {lease_id} belongs to another user.")
+        if lease.request.user != self.uid:
+            if self.uid != 0:
+                raise NotAllowed(f"lease {lease_id} belongs to another user.")
+            self.note(verb, lease_id)
         return lease
 
     def held_by_key(self, key: str) -> Lease | None:

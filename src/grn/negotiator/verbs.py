@@ -16,6 +16,7 @@ VERBS: Verbs = {
     messages.SamplesAsked: looking.samples,
     messages.WhyAsked: looking.why,
     messages.ProfilesAsked: looking.profiles,
+    messages.AuditAsked: looking.audit,
     messages.PingSaid: looking.ping,
     messages.ForgetAsked: looking.forget,
     messages.StopAsked: looking.stop,

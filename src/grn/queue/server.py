@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from grn.errors import NotAllowed, UnknownJob
+from grn.errors import GrnError, NotAllowed, UnknownJob
 from grn.queue import messages
 from grn.queue.followers import Followers
 from grn.queue.launch import Attempt
@@ -115,6 +115,9 @@ class Peer:
             self.server.followers.remove(self.talk)
         for job, waiter in self._waits:
             self.loop.stop_waiting(job, waiter)
+
+    def refused(self, message: Any, error: GrnError) -> None:
+        """Make nothing of it: all that is here is this user's own."""
 
     def wait_for(self, job: int, waiter: Callable[[int], None]) -> None:
         """Call when a job has ended, unless the client is gone by then."""
