@@ -84,11 +84,19 @@ def below(root: int) -> list[Process]:
 def children() -> list[int]:
     """Return the pids of our own children, in a fraction of the time that `below` takes."""
     own = os.getpid()
-    try:
-        with open(f"/proc/{own}/task/{own}/children", "rb") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without this file
+    listed = listed_children(own)
+    if listed is None:
         return [one.pid for one in everyone() if one.parent == own]
+    return sorted(listed)
+
+
+def listed_children(parent: int) -> set[int] | None:
+    """Return the children of the first thread of a process; None if the kernel keeps no list."""
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children", "rb") as file:
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return None
 
 
 def send(process: Process, signum: int) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grn.processes import listed_children, look
 from grn.sweep.crew import Crew
 from grn.sweep.task import Ended, Task
 from tests.harness import Job, Story, is_running, wait_for
@@ -308,15 +309,62 @@ def test_a_signal_that_is_ignored_stays_so(story: Story) -> None:
     assert job.ended_well().out == "0 [0]\n"
 
 
-def test_a_killed_crew_takes_its_commands_along(story: Story) -> None:
+def test_a_killed_crew_takes_its_commands_along_with_all_they_started(story: Story) -> None:
     job = crew_of(story, TREE)
     tree = pids(story, *TREE_NAMES)
+    wait_until_the_guard_has_seen(tree[TREE_NAMES.index("daemon")], job)
     job.kill()
 
-    # What has left both its tree and its session is beyond the guard.
-    within = [pid for name, pid in zip(TREE_NAMES, tree, strict=True) if name != "daemon"]
-    wait_for(lambda: all_gone(within), "the commands to end with their crew")
-    os.kill(tree[TREE_NAMES.index("daemon")], signal.SIGKILL)
+    wait_for(lambda: all_gone(tree), "the commands to end with their crew")
+
+
+HELPERS = """
+    def start(name):
+        command = f"echo $$ >{name}; exec sleep 1004"
+        return os.posix_spawn("/bin/sh", ["sh", "-c", command], os.environ, setsid=True)
+
+    class WithHelper(FixedSlots):
+        helper = 0
+        def spared(self):
+            self.helper = self.helper or start("helper")
+            return (self.helper,)
+
+    start("elder")
+"""
+
+
+def test_a_killed_crew_leaves_other_children_of_its_process_alone(story: Story) -> None:
+    script = LINES.replace("{root!r}", repr(ROOT))
+    script = script.replace("FixedSlots(", "WithHelper(").replace(
+        "    ear =", f"{HELPERS}    ear ="
+    )
+    job = story.start_script(script, "30", TREE, name="crew.py")
+    tree = pids(story, *TREE_NAMES)
+    others = pids(story, "elder", "helper")
+    for pid in (*others, tree[TREE_NAMES.index("daemon")]):
+        wait_until_the_guard_has_seen(pid, job)
+    job.kill()
+
+    wait_for(lambda: all_gone(tree), "the commands to end with their crew")
+    assert all(is_running(pid) for pid in others)
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_until_the_guard_has_seen(pid: int, crew: Job) -> None:
+    """Wait until a process is the crew's own child, and until the guard has looked since then."""
+    wait_for(lambda: (found := look(pid)) is not None and found.parent == crew.pid, "adoption")
+    same = Path(f"/proc/{crew.pid}/cmdline").read_bytes()
+    family = listed_children(crew.pid)
+    assert family is not None
+    (guard,) = (one for one in family if Path(f"/proc/{one}/cmdline").read_bytes() == same)
+
+    def pauses() -> int:
+        status = Path(f"/proc/{guard}/status").read_text()
+        return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+
+    before = pauses()
+    wait_for(lambda: pauses() >= before + 2, "the guard to look again")
 
 
 def test_a_crew_that_is_killed_while_it_starts_commands_leaves_none(story: Story) -> None:

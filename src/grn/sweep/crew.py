@@ -112,7 +112,7 @@ class Crew:
         Crew._running_here += 1
         self._spawner = Spawner()
         self._elders = processes.children()  # they are no commands of ours
-        self._guard = Guard(self._grace_s)
+        self._guard = Guard(self._grace_s, self._elders, self._mark)
         self._poll = select.poll()
         self._poll.register(signals.fd, select.POLLIN)
         try:
@@ -232,6 +232,8 @@ class Crew:
             self._slots.unused(slot)
             return
         started_at, began = time.time(), time.monotonic()
+        for pid in self._slots.spared():
+            self._guard.spare(pid)
         self._guard.expect()
         try:
             pid = self._spawner.spawn(task, slot)

@@ -2,7 +2,8 @@
 
 It waits for our end and reads from shared memory which process groups were running then, so that
 telling it costs no system call. One that ended a moment before may still stand there: groups of our
-session are looked up, not pids, so a stranger with the same pid is never met.
+session are looked up, not pids, so a stranger with the same pid is never met. What has left its
+group by then it knows from looks of its own.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import sys
 import time
 
 from grn import processes
+from grn.sweep.orphans import Orphans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from grn.processes import Process
 
 MOST_COMMANDS = 4096  # more than that at once are not watched over
+_MOST_SPARED = 8
 _WORD_BYTES = 8
+_WATCH_MS = 250  # between looks for those who have left their tree
 _LOOK_S = 0.05
 _GIVE_UP_S = 10.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
 _BIRTH_S = 2.0  # a command that we were just starting shows itself within this time
@@ -32,16 +38,20 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Guard:
     """Knows which commands run, and outlives us."""
 
-    def __init__(self, grace_s: float) -> None:
-        self._memory = mmap.mmap(-1, (MOST_COMMANDS + 1) * _WORD_BYTES)
-        # First since when a command is being started, in ticks, or 0; then the pids of all.
+    def __init__(self, grace_s: float, elders: Iterable[int] = (), mark: bytes = b"") -> None:
+        """Take the children that are no commands, and the variable of those that are, if any."""
+        self._memory = mmap.mmap(-1, (1 + MOST_COMMANDS + _MOST_SPARED) * _WORD_BYTES)
+        # First since when a command is being started, in ticks, or 0; then the pids of all;
+        # then the pids of children that are to live on.
         self._words = memoryview(self._memory).cast("q")
         self._free = list(range(1, MOST_COMMANDS + 1))
         self._places: dict[int, int] = {}
-        own = os.pidfd_open(os.getpid())
+        self._spared: list[int] = []
+        crew = os.getpid()
+        own = os.pidfd_open(crew)
         self.pid = _fork()
         if self.pid == 0:
-            _keep_watch(own, self._words, grace_s)
+            _keep_watch(own, self._words, grace_s, lambda: Orphans(crew, elders, mark))
         os.close(own)
 
     def expect(self) -> None:
@@ -61,6 +71,12 @@ class Guard:
         if place is not None:
             self._words[place] = 0
             self._free.append(place)
+
+    def spare(self, pid: int) -> None:
+        """A child of ours is no command and is to live on."""
+        if pid not in self._spared and len(self._spared) < _MOST_SPARED:
+            self._words[1 + MOST_COMMANDS + len(self._spared)] = pid
+            self._spared.append(pid)
 
     def close(self) -> None:
         """Nothing is left to watch over."""
@@ -84,7 +100,9 @@ def _fork() -> int:
         return os.fork()
 
 
-def _keep_watch(parent: int, words: memoryview, grace_s: float) -> None:
+def _keep_watch(
+    parent: int, words: memoryview, grace_s: float, orphans_of: Callable[[], Orphans]
+) -> None:
     """In the forked process: wait until our parent is gone, then end what it left running."""
     try:
         session = os.getsid(0)
@@ -97,16 +115,25 @@ def _keep_watch(parent: int, words: memoryview, grace_s: float) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        poll = select.poll()
-        poll.register(3, select.POLLIN)
-        while not poll.poll():
-            pass
-        groups = {pid for pid in words[1:] if pid}
+        known = _wait_for_end(3, orphans_of())
+        groups = {pid for pid in words[1 : 1 + MOST_COMMANDS] if pid}
         if words[0]:
             groups |= _newborn(words[0], session, groups)
-        end_groups(groups, session, grace_s)
+        for pid in words[1 + MOST_COMMANDS :]:
+            known.pop(pid, None)
+        end_groups(groups, session, grace_s, known)
     finally:
         os._exit(0)
+
+
+def _wait_for_end(parent: int, orphans: Orphans) -> dict[int, Process]:
+    """Wait until a process is gone; return who had left the trees of its commands by then."""
+    poll = select.poll()
+    poll.register(parent, select.POLLIN)
+    patience_ms: int | None = 0
+    while not poll.poll(patience_ms):
+        patience_ms = _WATCH_MS if orphans.look() else None
+    return orphans.known
 
 
 def _newborn(since_ticks: int, session: int, known: set[int]) -> set[int]:
@@ -136,10 +163,9 @@ def _names(pid: int) -> set[bytes]:
         return set()
 
 
-def end_groups(groups: set[int], session: int, grace_s: float) -> None:
-    """End all processes of some groups of a session and all below them, kindly first."""
+def end_groups(groups: set[int], session: int, grace_s: float, known: dict[int, Process]) -> None:
+    """End processes, all of some groups of a session and all below them, kindly first."""
     kill_at = time.monotonic() + grace_s
-    known: dict[int, Process] = {}
     asked: set[int] = set()
     while known := _alive(known, groups, session):
         is_time = time.monotonic() >= kill_at
