@@ -19,6 +19,7 @@ Row = dict[str, Any]
 MOST_ROWS = 200  # of waiting requests and queued jobs that the page lists
 MOST_PAST = 2000  # ended jobs that a timeline looks at
 LOG_CHUNK_BYTES = 128 << 10
+FIRST_WORD_S = 5.0  # for who is there and busy; who is not there is known at once
 NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
 
 
@@ -195,4 +196,4 @@ def settle(picture: Picture, since: float) -> bool:
     """True when both sources have spoken, or had their time to."""
     has_spoken = bool(picture.negotiator or picture.trouble[NEGOTIATOR])
     has_queue = bool(picture.queue or picture.trouble[QUEUE])
-    return (has_spoken and has_queue) or time.monotonic() - since > 1.0
+    return (has_spoken and has_queue) or time.monotonic() - since > FIRST_WORD_S
