@@ -194,6 +194,7 @@ def test_a_path_that_the_script_has_added_is_known_to_the_worker(story: Story) -
 
 
 def test_options_of_the_interpreter_are_those_of_the_script(story: Story) -> None:
+    story.env |= {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "0"}  # Python has its own mind in others
     write_task(story, "say(sys.flags.optimize, sys.flags.utf8_mode)")
     story.write("main.py", "")
     run(story, config("{'n': [1]}"))
