@@ -17,8 +17,7 @@ from grn.sweep.lines import Lines, shell_argv
 from grn.sweep.roles import Slots
 from grn.sweep.script import Job, Script
 from grn.sweep.task import Ended, Needs, Slot, Task
-
-MORE_ROOM_TRIES = 3
+from grn.sweep.tries import Tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ class Batch:
         self._script = Script(wishes.needs)
         self._finished: dict[str, Entry] = {}
         self._jobs: dict[int, Job] = {}  # that wait or run, by the number of their task
-        self._tries: dict[int, int] = {}
-        self._failures: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._tries = Tries(wishes.retries)
         self._count = 0
         self._has_all = False
         self.entries: list[Entry] = []  # of this run and of those it had not to run again
@@ -142,16 +141,16 @@ class Batch:
 
     def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
         """A job is about to start; its log holds this run of the batch only."""
-        if task.number not in self._tries and task.log_path is not None:
+        if task.number not in self._starts and task.log_path is not None:
             open(task.log_path, "wb").close()
-        self._tries[task.number] = self._tries.get(task.number, 0) + 1
+        self._starts[task.number] = self._starts.get(task.number, 0) + 1
         self._change(running=1)
 
     def ended(self, crew: Crew, ended: Ended) -> None:
         """Write down how a job ended, or let it run once more."""
         number = ended.task.number
-        was_running = number in self._tries
-        again = None if ended.status == 0 or crew.is_draining else self._another_try(ended)
+        was_running = number in self._starts
+        again = None if ended.status == 0 or crew.is_draining else self._tries.after(ended)
         if again is not None:
             crew.again(again)
             self._change(running=-was_running)
@@ -165,14 +164,6 @@ class Batch:
         if is_bad and self._wishes.is_fail_fast:
             crew.drain()
 
-    def _another_try(self, ended: Ended) -> Task | None:
-        has_shared = ended.is_out_of_memory and not ended.was_alone
-        if has_shared and ended.task.attempt < MORE_ROOM_TRIES:
-            return ended.task.but(attempt=ended.task.attempt + 1)
-        failures = self._failures[ended.task.number] = self._failures.get(ended.task.number, 0) + 1
-        is_hopeless = not ended.slot.name and bool(ended.trouble)  # no GPU will ever do
-        return ended.task if failures <= self._wishes.retries and not is_hopeless else None
-
     def _entry(self, ended: Ended, is_stopping: bool) -> Entry:
         job = self._jobs[ended.task.number]
         outcome = "ok" if ended.status == 0 else "oom" if ended.is_out_of_memory else "failed"
@@ -185,7 +176,7 @@ class Batch:
             gpu=ended.slot.name,
             started_at=round(ended.started_at, 3),
             duration_s=round(ended.duration_s, 3),
-            attempts=max(1, self._tries.get(ended.task.number, 0)),
+            attempts=max(1, self._starts.get(ended.task.number, 0)),
             peak_bytes=ended.peak_bytes,
             log=ended.task.log_path or "",
             trouble=ended.trouble,

@@ -25,8 +25,8 @@ from grn.sweep.results import Table
 from grn.sweep.roles import Slots
 from grn.sweep.space import Point
 from grn.sweep.task import Ended, Slot, Task
+from grn.sweep.tries import Tries
 
-MORE_ROOM_TRIES = 3  # how often a run that ran out of memory gets another chance
 WRITE_EVERY_S = 2.0
 
 
@@ -88,7 +88,7 @@ class Study:
         self._known: dict[str, Run] = {}  # by fingerprint
         self._names: dict[str, str] = {}  # of folders, with the fingerprint of who has it
         self._in_flight: dict[int, Run] = {}  # by number of the task
-        self._failures: dict[int, int] = {}
+        self._tries = Tries(plan.retries)
         self._last_index = 0
         self._git: str | None = None
         self._write_at = 0.0
@@ -212,7 +212,7 @@ class Study:
         run = attempt.judged(self.plan, self.folder.run_dir(run.run), run, ended)
         if crew.is_stopping:
             run = replace(run, state=State.INTERRUPTED)
-        again = None if run.state is not State.FAILED else self._another_try(run, ended)
+        again = None if run.state is not State.FAILED else self._tries.after(ended)
         if again is not None and not crew.is_draining:
             self._keep(run)
             attempt.set_aside(self.plan, self.folder.run_dir(run.run), run.attempt)
@@ -263,14 +263,6 @@ class Study:
         if self.plan.command is None:
             return (sys.executable, "-m", "grn.client.call", folder)
         return self.plan.command.fill(filling(run.params, run.run, folder, run.index))
-
-    def _another_try(self, run: Run, ended: Ended) -> Task | None:
-        has_shared = ended.is_out_of_memory and not ended.was_alone
-        if has_shared and ended.task.attempt < MORE_ROOM_TRIES:
-            return ended.task.but(attempt=ended.task.attempt + 1)
-        failures = self._failures[run.index] = self._failures.get(run.index, 0) + 1
-        is_hopeless = not ended.slot.name and bool(ended.trouble)  # no GPU will ever do
-        return ended.task if failures <= self.plan.retries and not is_hopeless else None
 
     # --- telling -------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""Which tasks are run once more."""
+
+from __future__ import annotations
+
+import pytest
+
+from grn.sweep.task import Ended, Slot, Task
+from grn.sweep.tries import MORE_ROOM_TRIES, Tries
+
+TASK = Task(1, ("train",), "train")
+GPU = Slot("0", {})
+
+
+def failed(task: Task = TASK, slot: Slot = GPU, **how: object) -> Ended:
+    return Ended(task, slot, 1, 0.0, 1.0, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_task_is_run_again_as_often_as_asked(retries: int) -> None:
+    tries = Tries(retries)
+    answers = [tries.after(failed()) for _ in range(retries + 2)]
+
+    assert answers == [TASK] * retries + [None, None]
+
+
+def test_each_task_has_its_own_tries() -> None:
+    tries, other = Tries(1), TASK.but(number=2)
+
+    assert tries.after(failed()) == TASK
+    assert tries.after(failed(other)) == other
+    assert tries.after(failed()) is None
+
+
+def test_out_of_memory_beside_others_asks_for_more_room_and_costs_no_try() -> None:
+    tries, task = Tries(1), TASK
+    for attempt in range(1, MORE_ROOM_TRIES + 1):
+        again = tries.after(failed(task, is_out_of_memory=True, was_alone=False))
+        assert again == task.but(attempt=attempt)
+        task = again
+
+    assert tries.after(failed(task, is_out_of_memory=True, was_alone=False)) == task
+    assert tries.after(failed(task, is_out_of_memory=True, was_alone=False)) is None
+
+
+def test_out_of_memory_alone_on_a_gpu_is_a_failure_like_others() -> None:
+    assert Tries(0).after(failed(is_out_of_memory=True, was_alone=True)) is None
+
+
+def test_what_no_gpu_will_ever_do_is_not_tried_again() -> None:
+    assert Tries(5).after(failed(slot=Slot("", {}), trouble="more than any GPU has")) is None
