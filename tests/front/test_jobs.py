@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -306,6 +307,8 @@ def test_cancel_waits_for_the_grace_unless_told_not_to(queue: Queue) -> None:
     queue.fine("cancel", "--now", str(now))
     queue.fine("cancel", str(stubborn))
     assert queue.ended(now)["signal"] == queue.ended(stubborn)["signal"] == signal.SIGKILL
+    log = Path(queue.story.env["GRN_STATE_DIR"], "queue.log").read_text()
+    assert f"action=cancel uid={os.getuid()} count=1 jobs={stubborn}\n" in log
 
 
 def test_cancel_right_after_submit_is_heard(queue: Queue) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grn.errors import UnknownJob, UsageError
 from grn.queue import messages
 from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, MoveAsked
 from grn.queue.server import Peer
+
+log = logging.getLogger(__name__)
+MOST_NAMED = 20
 
 
 def wait(peer: Peer, message: messages.WaitAsked) -> None:
@@ -30,6 +34,7 @@ def cancel(peer: Peer, message: messages.CancelAsked) -> None:
         if job_id not in loop.engine.jobs:
             peer.row(job_id)  # for the error, if nobody knows it
     alive = [job for job in message.jobs if job in loop.engine.jobs]
+    _note(peer, "cancel", alive)
     loop.tell_now(CancelAsked(loop.now(), tuple(alive), message.now))
     peer.send(message.id, {"cancelled": alive})
 
@@ -37,6 +42,7 @@ def cancel(peer: Peer, message: messages.CancelAsked) -> None:
 def hold(peer: Peer, message: messages.HoldAsked) -> None:
     """Keep jobs back, or let them go."""
     _check_queued(peer, message.jobs)
+    _note(peer, "hold" if message.held else "release", message.jobs)
     peer.loop.tell_now(HoldAsked(peer.loop.now(), tuple(message.jobs), message.held))
     peer.send(message.id, {"ok": True})
 
@@ -44,6 +50,7 @@ def hold(peer: Peer, message: messages.HoldAsked) -> None:
 def move(peer: Peer, message: messages.MoveAsked) -> None:
     """Give jobs another place in the line."""
     _check_queued(peer, message.jobs)
+    _note(peer, "move", message.jobs)
     now, jobs = peer.loop.now(), tuple(message.jobs)
     peer.loop.tell_now(MoveAsked(now, jobs, message.priority, message.front))
     peer.send(message.id, {"ok": True})
@@ -51,6 +58,7 @@ def move(peer: Peer, message: messages.MoveAsked) -> None:
 
 def drain(peer: Peer, message: messages.DrainAsked) -> None:
     """Start no more jobs, or go on."""
+    _note(peer, "drain" if message.drained else "drain-off")
     peer.loop.tell_now(DrainAsked(peer.loop.now(), message.drained))
     busy = [job for job in peer.loop.engine.jobs.values() if job.state.value != "queued"]
     peer.send(message.id, {"running": len(busy)})
@@ -61,6 +69,7 @@ def clean(peer: Peer, message: messages.CleanAsked) -> None:
     loop = peer.loop
     if loop.trouble:  # the end of what comes after them may not be written yet
         raise UsageError(f"not now: {loop.trouble}")
+    _note(peer, "clean")
     gone = loop.journal.clean(time.time() - message.older_than_s)
     # Many folders take their time: the queue goes on meanwhile.
     asyncio.get_running_loop().run_in_executor(None, loop.launcher.remove, gone)
@@ -69,8 +78,15 @@ def clean(peer: Peer, message: messages.CleanAsked) -> None:
 
 def stop(peer: Peer, message: messages.StopAsked) -> None:
     """Leave; what runs goes on."""
+    _note(peer, "stop")
     peer.send(message.id, peer.loop.engine.counts())
     peer.server.stop()
+
+
+def _note(peer: Peer, verb: str, jobs: Sequence[int] = ()) -> None:
+    """Keep in the log who steered what: this user, or root."""
+    some = ",".join(map(str, jobs[:MOST_NAMED]))
+    log.info("action=%s uid=%d count=%d jobs=%s", verb, peer.uid, len(jobs), some)
 
 
 def _waiter(peer: Peer, message_id: int) -> Callable[[int], None]:
