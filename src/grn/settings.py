@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flat_s: float = 60.0
     patience_s: float = 600.0
     grace_s: float = 2.0
-    load_cap: float = 1.8  # jobs share a GPU until their loads add up to this
+    load_cap: float = 0.0  # jobs share a GPU until their loads add up to this; 0: as learned
     short_s: float = 900.0  # types that usually take no longer go before others
     guard_fraction: float = 0.05
     guard_size: str = "512MiB"
@@ -66,7 +66,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "flat_s": (0.1, 86400),
     "patience_s": (0, 30 * 86400),
     "grace_s": (0, 600),
-    "load_cap": (0.1, 100),
+    "load_cap": (0, 100),
     "short_s": (0, 30 * 86400),
     "guard_fraction": (0, 0.9),
     "nvml_deadline_s": (0.1, 600),

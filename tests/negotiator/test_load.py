@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from grn.model.gpu import Gpu, Reading
+from grn.model.profile import Run
 from grn.model.sizes import GiB
 from grn.negotiator.events import SaveRun, WaitReason
+from grn.negotiator.load import Loads
+from grn.negotiator.overlap import slowdown
 from grn.negotiator.rules import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
@@ -139,3 +145,108 @@ def test_who_waits_for_time_goes_when_there_is_some() -> None:
     assert story.ends("b") == []
     assert story.ends("a") == ["h0"]
     assert story.ends("h0") == ["h1"]
+
+
+def test_loads_differ_by_arguments() -> None:
+    small, large = (("batch", 32.0),), (("batch", 128.0),)
+    loads = Loads()
+    runs = [a_run(GiB, load=load, arguments=given) for given, load in ((small, 0.3), (large, 0.8))]
+    loads.load([a_profile(*runs * 3, job_type="train")])
+
+    assert loads.of("train", "Card 24", small) == pytest.approx(0.3)
+    assert loads.of("train", "Card 24", large) == pytest.approx(0.8)
+    assert loads.of("train", "Card 24", (("batch", 64.0),)) == loads.of("train", "Card 24")
+
+
+def test_a_seed_makes_no_difference_to_the_load() -> None:
+    loads = Loads()
+    loads.load([a_profile(a_run(GiB, load=0.3, arguments=(("batch", 32.0), ("seed", 1.0))))])
+
+    assert loads.of("train.py", "Card 24", (("batch", 32.0), ("seed", 2.0))) == pytest.approx(0.3)
+
+
+def past(power: float) -> tuple[Run, ...]:
+    """Return runs alone and beside others, on a GPU that slows down by that power."""
+    loads = (0.5, 1.2, 1.5, 1.8) * 10
+    return tuple(
+        a_run(GiB, duration_s=600 * slowdown(load, power), load=0.5, crowd=math.log(max(1.0, load)))
+        for load in loads
+    )
+
+
+def crowded(rules: Rules, power: float) -> int:
+    """Return how many jobs with half a GPU's load go on one GPU of a model with such a past."""
+    profile = a_profile(*past(power), job_type="half")
+    story = BusyStory(some_gpus(1), rules, profiles=(profile,))
+    story.types = {"half": 0.5}
+    return sum(len(story.asks(f"job{n}", job_type="half", mem_bytes=GiB)) for n in range(10))
+
+
+def test_gpus_that_overlap_well_are_shared_by_more() -> None:
+    shared = [crowded(Rules(NO_GUARD), power) for power in (0.4, 1.0, 1.6)]
+
+    assert shared == sorted(shared, reverse=True)
+    assert shared[0] > shared[1] > shared[2]
+
+
+def test_a_cap_that_was_set_is_not_learned() -> None:
+    assert [crowded(Rules(NO_GUARD, load_cap=1.5), power) for power in (0.4, 1.6)] == [3, 3]
+
+
+def test_it_is_said_where_the_cap_comes_from() -> None:
+    story = a_story(heavy=0.8)
+    story.asks("a", job_type="heavy", mem_bytes=GiB)
+    story.asks("b", job_type="heavy", mem_bytes=GiB)
+
+    wait = story.engine.why("b", story.at)
+    assert wait is not None
+    assert "140% is the most (as set)" in wait.text
+
+
+def test_a_run_beside_others_remembers_them() -> None:
+    story = a_story(heavy=0.9, light=0.3)
+    story.asks("a", job_type="heavy", mem_bytes=GiB)
+    story.asks("b", job_type="light", mem_bytes=GiB)
+    story.memory.update(a=GiB, b=GiB)
+    story.passes(100)
+    story.ends("a")
+
+    (saved,) = [action for action in story.actions if isinstance(action, SaveRun)]
+    assert saved.run.crowd == pytest.approx(math.log(1.2), abs=0.02)
+    assert saved.run.beside == (("light", pytest.approx(1.0)),)
+
+
+def a_clashing_story() -> BusyStory:
+    """Return a story on two GPUs, after runs in which `one` and `other` slowed each other."""
+    alone = a_run(GiB, duration_s=600.0, load=0.5, crowd=0.0)
+    pairs = [("one", "other"), ("other", "one")]
+    profiles = []
+    for job_type, beside in pairs:
+        slow = replace(alone, duration_s=1800, beside=((beside, 1.0),))
+        profiles.append(a_profile(*(alone, slow) * 6, job_type=job_type))
+    profiles.append(a_profile(alone, job_type="third"))
+    story = BusyStory(some_gpus(2), Rules(NO_GUARD), profiles=tuple(profiles))
+    story.types = {"one": 0.5, "other": 0.5, "third": 0.5}
+    return story
+
+
+def test_types_that_slow_each_other_are_kept_apart() -> None:
+    story = a_clashing_story()
+    story.asks("a", job_type="one", mem_bytes=GiB)
+    story.asks("b", job_type="third", mem_bytes=2 * GiB)
+    story.asks("c", job_type="other", mem_bytes=GiB)
+
+    assert [story.gpus(key) for key in "abc"] == [[0], [1], [1]]
+
+
+def test_who_waits_for_another_to_end_is_told_so() -> None:
+    story = a_clashing_story()
+    story.asks("a", job_type="one", mem_bytes=GiB)
+    story.asks("b", job_type="one", mem_bytes=GiB)
+    assert story.asks("c", job_type="other", mem_bytes=GiB) == []
+
+    wait = story.engine.why("c", story.at)
+    assert wait is not None
+    assert wait.reason is WaitReason.GPUS_BUSY
+    assert "beside train.py on GPU 0 it would slow both" in wait.text
+    assert story.ends("b") == ["c"]

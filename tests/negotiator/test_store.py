@@ -563,3 +563,12 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date(tmp_path):
 
         assert (profile.job_type, profile.runs[0].peak_bytes) == ("a", 5)
         assert profile.runs[0].load is None
+
+
+def test_how_a_run_shared_its_gpu_is_remembered(tmp_path):
+    run = a_run(GiB, load=0.4, crowd=0.25, beside=(("other", 0.8),))
+    with a_store(tmp_path) as store:
+        store.write([SaveRun("train", "card", "train", 1000, run)])
+
+    (profile,) = saved(tmp_path).profiles
+    assert profile.runs == (run,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from grn.model.sizes import show_size
@@ -108,7 +108,7 @@ def profile(row: Row, is_ascii: bool = False) -> str:
         f"  type      {row['type']}",
         f"  estimate  {show_size(row['estimate_bytes'])}: {row['because']}",
         *(f"            {text}" for text in row.get("by_arguments", ())),
-        *([f"  load      {row['load']:.0%} of a GPU's time"] if row.get("load") else []),
+        *_load_lines(row),
         f"  runs      {row['runs']}, the last {len(row['history'])}:",
     ]
     largest = max((run["peak_bytes"] for run in row["history"]), default=1) or 1
@@ -120,6 +120,17 @@ def profile(row: Row, is_ascii: bool = False) -> str:
         size, time = show_size(run["peak_bytes"]), show_time(run["duration_s"])
         lines.append(f"  {run['outcome']:9} {bar:24} {size:>9} in {time:>6} {facts}{note}".rstrip())
     return "\n".join(lines)
+
+
+def _load_lines(row: Row) -> Iterator[str]:
+    """Say how busy a type keeps a GPU, and beside whom it takes longer."""
+    if row.get("load"):
+        text = f"  load      {row['load']:.0%} of a GPU's time"
+        if row.get("load_cap"):
+            text += f"; shared up to {row['load_cap']:.0%} ({row['load_cap_because']})"
+        yield text
+    for other, slower in row.get("slower_beside", {}).items():
+        yield f"  beside    {other}: {slower:.1f} times as long as load tells"
 
 
 def show_time(seconds: float | None) -> str:

@@ -31,6 +31,8 @@ _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "
               help="Only these (repeatable); the first is what ratios are against.")  # fmt: skip
 @click.option("--beta", type=click.FloatRange(0, 2), default=1.0, show_default=True,
               help="How much sharing slows down: speed = min(1, U^-beta).")  # fmt: skip
+@click.option("--clashing", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
+              help="Of pairs of types, so many slow each other more than load tells.")  # fmt: skip
 @click.option("--seed", type=int, default=0, help="Of generated jobs and arrivals.")
 @click.option("--sample", "tick_s", type=click.FloatRange(0.5, 600), default=5.0,
               help="Seconds between readings of the GPUs.")  # fmt: skip
@@ -44,6 +46,7 @@ def simulate(
     arrivals: str | None,
     policies: tuple[str, ...],
     beta: float,
+    clashing: float,
     seed: int,
     tick_s: float,
     picture: str | None,
@@ -64,7 +67,7 @@ def simulate(
         raise UsageError(f"a job needs more GPUs than the {len(gpus)} there are.")
     if max(job.peak_bytes for job in jobs) > max(gpu.total_bytes for gpu in gpus):
         raise UsageError("a job needs more memory than any of the GPUs has.")
-    assumed = Assumptions(beta=beta, tick_s=tick_s)
+    assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing)
     chosen = settings.load()
     guard = (chosen.guard_fraction, chosen.guard_bytes)
     names = ("flat_s", "patience_s", "load_cap", "short_s")

@@ -19,6 +19,8 @@ class Run:
     arguments: tuple[Argument, ...] = ()
     is_full: bool = False  # a failed run that was flat long enough to count like a good one
     load: float | None = None  # the share of a GPU's time it used, None when that was not seen
+    crowd: float | None = None  # the mean of ln U, U being all loads on its GPU, at least 1
+    beside: tuple[tuple[str, float], ...] = ()  # types it shared with, for which part of its time
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ class Engine:
             self._holdings.open(gpu, readings.get(gpu.uuid, unread))
         self.memory.load(event.profiles)
         self.loads.load(event.profiles)
+        self._holdings.set_caps()
         self.memory.woken.clear()  # nobody waits yet
         for lease in event.leases:
             if all(uuid in self.books for uuid in lease.gpus):

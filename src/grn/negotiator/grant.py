@@ -48,10 +48,24 @@ class Granter:
         """Return what a request is believed to need on each GPU model."""
         needs = self._memory.needs(request, self._holdings.sizes())
         for model, need in needs.items():
-            load = self._loads.of(request.job_type, model)
-            if load is not None:
-                needs[model] = replace(need, load=load)
-        return needs
+            load = self._loads.of(request.job_type, model, request.arguments)
+            beside = self._loads.slower_beside(request.job_type, model)
+            if load is not None or beside:
+                needs[model] = replace(
+                    need, load=load, beside=beside, power=self._loads.power(model)
+                )
+        return self._by_speed(request, needs) if len(needs) > 1 else needs
+
+    def _by_speed(self, request: Request, needs: dict[str, Need]) -> dict[str, Need]:
+        """Add to needs on several models how long a job takes on each, where runs tell."""
+        usual = {model: self._memory.usual_s(request.job_type, model) for model in needs}
+        times = [each for each in usual.values() if each]
+        if len(times) < 2:
+            return needs
+        return {
+            model: replace(need, longer=(usual[model] or min(times)) / min(times))
+            for model, need in needs.items()
+        }
 
     def guess(self) -> int:
         """Return what a type nobody knows needs at least."""

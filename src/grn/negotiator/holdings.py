@@ -35,7 +35,6 @@ class Holdings:
     def open(self, gpu: Gpu, reading: Reading) -> None:
         """Begin the book of one GPU."""
         book = Book(gpu, self._rules.guard.of(gpu.total_bytes), reading)
-        book.load_cap = self._rules.load_cap
         self.books[gpu.uuid] = book
         self.shelf.watch(book)
         known = self._sizes.get(gpu.model)
@@ -98,11 +97,22 @@ class Holdings:
         """Add up the loads that are believed to be on a GPU."""
         model = book.gpu.model
         book.load = sum(
-            self._loads.of(lease.request.job_type, model) or 0.0
+            self._loads.of_lease(lease, model) or 0.0
             for lease in book.leases.values()
             if lease.state is LeaseState.HELD
         )
         book.note_change()
+
+    def set_caps(self, model: str | None = None) -> None:
+        """Write into the books up to which load jobs share GPUs of a model, or of all."""
+        for book in self.books.values():
+            if model is None or book.gpu.model == model:
+                cap = self._rules.load_cap or self._loads.cap(book.gpu.model)
+                if book.load_cap == cap and model is not None:
+                    return  # as it was, here and on all others
+                learned = self._loads.overlaps.because(book.gpu.model)
+                book.load_cap, book.cap_because = cap, "as set" if self._rules.load_cap else learned
+                book.note_change()
 
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""

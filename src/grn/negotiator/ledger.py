@@ -40,6 +40,7 @@ class Book:
     load: float = 0.0  # the believed loads of all jobs here
     changed: set[str] | None = None  # where to note that something was written in here
     load_cap: float = math.inf  # up to which another may come
+    cap_because: str = ""
     capacity_bytes: int = field(init=False)  # what may be promised at most
     is_virtual: bool = field(init=False)
     _sums: tuple[int, int, int, int, int] | None = None

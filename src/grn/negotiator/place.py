@@ -5,6 +5,7 @@ Looks at the books and changes nothing; whose turn it is was decided before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +15,9 @@ from grn.model.sizes import show_size
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.ledger import LEAST_LOAD, Book
 from grn.negotiator.links import best_linked
+from grn.negotiator.overlap import is_worth
 
-_BUSY = "as its runs have shown"
+_BUSY = "as runs have shown"
 
 _TINY = 1e-9  # sums of shares are never exact
 
@@ -28,6 +30,9 @@ class Need:
     is_probe: bool
     because: str
     load: float | None = None  # the share of the GPU's time it is believed to use
+    beside: Mapping[str, float] | None = None  # types that slow it, and it them, and how much
+    power: float = 1.0  # how fast time grows with load on this model
+    longer: float = 1.0  # how many times as long it takes here as on the fastest model
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def place(
         return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
     candidates = homes or books
     if homes:  # it cannot go where there is more time to be had
-        needs = {model: replace(need, load=None) for model, need in needs.items()}
+        needs = _but_for_load(needs)
     usable = [book for book in candidates if book.is_usable]
     if len(usable) < request.gpus:
         return _silent(candidates)
@@ -194,8 +199,8 @@ def _fit_on_roomiest(
     first = min(
         books,
         key=lambda book: (
-            bool(book.leases),
             _slowed(book, needs[book.gpu.model]),
+            bool(book.leases),
             -_free_for(request, book),
             book.gpu.index,
         ),
@@ -206,7 +211,19 @@ def _fit_on_roomiest(
 
 def _slowed(book: Book, need: Need) -> float:
     """Return how much longer jobs here would take with one more: a step of a tenth is none."""
-    return max(1.0, round(book.load + (need.load or 0.0), 1))
+    slowed = need.longer * max(1.0, book.load + (need.load or 0.0))
+    if need.beside and book.leases:
+        slowed *= _slower_beside(need, need.beside, book)
+    return round(slowed, 1)
+
+
+def _slower_beside(need: Need, beside: Mapping[str, float], book: Book) -> float:
+    """Return what pairs of types add to that; infinity when the GPU would get less done."""
+    slower = [beside.get(lease.request.job_type, 1.0) for lease in book.leases.values()]
+    most = max(slower)
+    if most > 1.0 and not is_worth(book.load, need.load or 0.0, slower, need.power):
+        return math.inf
+    return most
 
 
 def _fit(request: Request, need: Need, book: Book) -> Fit | None:
@@ -219,6 +236,8 @@ def _fit(request: Request, need: Need, book: Book) -> Fit | None:
     if need.load is not None and book.leases and book.load + need.load > book.load_cap + _TINY:
         return None
     slowed = _slowed(book, need)
+    if slowed == math.inf:
+        return None
     if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
         return None if book.has_probe else Fit(book, free, free, True, slowed)
     reserve = free if is_alone else min(need.need_bytes, free)
@@ -277,14 +296,32 @@ def _taste(policy: Policy, fit: Fit) -> tuple[float, ...]:
     index = fit.book.gpu.index
     if policy is Policy.PACK and not fit.is_probe:
         return (0, fit.free_bytes, index)
-    return (1 if fit.book.leases else 0, fit.slowed, -fit.free_bytes, index)
+    return (fit.slowed, 1 if fit.book.leases else 0, -fit.free_bytes, index)
 
 
-def _could_but_for_load(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> bool:
-    """True when memory is there for a request and only time is short."""
-    idle = {model: replace(need, load=None) for model, need in needs.items()}
-    fits = [fit for book in books if (fit := _fit(request, idle[book.gpu.model], book))]
+def _but_for_load(needs: Mapping[str, Need]) -> dict[str, Need]:
+    return {model: replace(need, load=None, beside=None) for model, need in needs.items()}
+
+
+def _but_for_pairs(needs: Mapping[str, Need]) -> dict[str, Need]:
+    return {model: replace(need, beside=None) for model, need in needs.items()}
+
+
+def _could(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> bool:
+    """True when a request would be placed if these were its needs."""
+    fits = [fit for book in books if (fit := _fit(request, needs[book.gpu.model], book))]
     return bool(_choose(request, fits))
+
+
+def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
+    """Say with whom a job should not share a GPU, though there is room and time."""
+    for book in books:
+        for lease in book.leases.values():
+            if lease.request.job_type in beside:
+                text = f"beside {lease.request.label} on GPU {book.gpu.index} it would slow both "
+                text += f"so much that less gets done than without it ({_BUSY})"
+                return Wait(WaitReason.GPUS_BUSY, text)
+    return Wait(WaitReason.GPUS_BUSY, f"would slow others down, and they it ({_BUSY})")
 
 
 def _silent(books: Sequence[Book]) -> Wait:
@@ -313,11 +350,14 @@ def _why(
         return Wait(WaitReason.NOT_ENOUGH_GPUS, f"{text}; only {len(fits)} can take it now")
     if request.is_exclusive or best.gpu.is_exclusive:
         return Wait(WaitReason.NO_EMPTY_GPU, "needs a GPU to itself and none is empty")
-    if need.load is not None and _could_but_for_load(request, needs, usable):
+    if need.beside and _could(request, _but_for_pairs(needs), usable):
+        return _clashes(need.beside, usable)
+    if need.load is not None and _could(request, _but_for_load(needs), usable):
         text = f"would use {need.load:.0%} of a GPU's time ({_BUSY})"
         calmest = min(usable, key=lambda book: book.load)
         text += f"; GPU {calmest.gpu.index} is the least busy, {calmest.load:.0%} by its jobs, and "
-        return Wait(WaitReason.GPUS_BUSY, f"{text}{calmest.load_cap:.0%} is the most")
+        text += f"{calmest.load_cap:.0%} is the most ({calmest.cap_because})"
+        return Wait(WaitReason.GPUS_BUSY, text)
     if need.is_probe:
         text = "its first run needs room nobody else has been promised: at least "
         text += f"{show_size(need.need_bytes)} and no other first run beside it; {room}"

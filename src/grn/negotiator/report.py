@@ -89,6 +89,7 @@ def gpu(book: Book) -> Row:
         "unexplained_bytes": book.unexplained_bytes,
         "free_bytes": max(0, book.free_bytes) if book.is_usable else None,
         "load_pct": reading.load_pct,
+        "load_cap": book.load_cap,
         "links": [
             {"to": link.to, "by": link.kind.value, "lanes": link.lanes or None}
             for link in book.gpu.links
@@ -191,6 +192,9 @@ def _profile(engine: Engine, profile: Profile) -> Row:
         "by_arguments": [harmless(text) for text in learn.ByArguments.of(profile).sentences()],
         "usual_duration_s": learn.usual_duration_s(profile),
         "load": engine.loads.of(profile.job_type, profile.model),
+        "load_cap": book.load_cap if book else None,
+        "load_cap_because": book.cap_because if book else "",
+        "slower_beside": _slower_beside(engine, profile),
         "history": [
             {
                 "outcome": run.outcome.value,
@@ -205,6 +209,12 @@ def _profile(engine: Engine, profile: Profile) -> Row:
             for run in profile.runs[-20:]
         ],
     }
+
+
+def _slower_beside(engine: Engine, profile: Profile) -> Row:
+    """Return how many times as long it takes beside other types than their load tells."""
+    beside = engine.loads.slower_beside(profile.job_type, profile.model) or {}
+    return {harmless(other): slower for other, slower in beside.items()}
 
 
 def _shown(value: float | str) -> float | str:

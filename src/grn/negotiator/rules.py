@@ -15,5 +15,5 @@ class Rules:
     flat_s: float = 60.0  # a first run this long without a rise is believed
     patience_s: float = 600.0  # after this long the oldest request is kept GPUs free
     grace_s: float = 2.0  # after a restart, how long places are kept for those who waited
-    load_cap: float = 1.8  # jobs share a GPU until their loads add up to this
+    load_cap: float = 0.0  # jobs share a GPU until their loads add up to this; 0: as learned
     short_s: float = 900.0  # types that usually take no longer go before others

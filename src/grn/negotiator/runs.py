@@ -67,11 +67,11 @@ class Runs:
         usual_s = None
         if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
             usual_s = learn.usual_duration_s(self._memory.profile(request.job_type, model))
-        load = self._loads.ended(lease.id, (request.job_type, model), event.outcome is Outcome.OK)
         watch = self._holdings.watches[lease.id]
         run = learn.finished_run(end, watch, usual_s, self._rules.flat_s)
+        run = self._loads.ended(request, model, run)
         if run is not None:
-            run = replace(run, load=load)
+            self._holdings.set_caps(model)
             self._memory.add(request, model, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
 

@@ -37,7 +37,7 @@ from grn.negotiator.events import (
 )
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
@@ -53,18 +53,23 @@ CREATE TABLE runs (
   id INTEGER PRIMARY KEY, job_type TEXT NOT NULL, model TEXT NOT NULL,
   label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
-  arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL
+  arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
+  crowd REAL, beside TEXT
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 """
 
-_CHANGES = {1: "ALTER TABLE runs ADD COLUMN load REAL;"}  # what leads from a version to the next
+_CHANGES = {  # what leads from a version to the next
+    1: "ALTER TABLE runs ADD COLUMN load REAL;",
+    2: "ALTER TABLE runs ADD COLUMN crowd REAL; ALTER TABLE runs ADD COLUMN beside TEXT;",
+}
 
 Row = tuple[str, str]  # table, key
 
 _encode = msgspec.json.Encoder().encode
 _decode_lease = msgspec.json.Decoder(Lease).decode
 _decode_arguments = msgspec.json.Decoder(tuple[Argument, ...]).decode
+_decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,7 @@ class Store:
         profiles: dict[tuple[str, str], Profile] = {}
         rows = self._db.execute(
             "SELECT id, job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
-            " reserved_bytes, arguments, is_full, load FROM runs ORDER BY id"
+            " reserved_bytes, arguments, is_full, load, crowd, beside FROM runs ORDER BY id"
         ).fetchall()
         for row_id, job_type, model, label, owner, *rest in rows:
             try:
@@ -288,7 +293,7 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
 
 
 def _read_run(row: Sequence[Any]) -> Run:
-    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load = row
+    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, crowd, beside = row
     return msgspec.convert(
         {
             "outcome": outcome,
@@ -299,6 +304,8 @@ def _read_run(row: Sequence[Any]) -> Run:
             "arguments": _decode_arguments(arguments),
             "is_full": bool(is_full),
             "load": load,
+            "crowd": crowd,
+            "beside": _decode_beside(beside) if beside else (),
         },
         Run,
     )
@@ -327,11 +334,13 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
     run = action.run
     db.execute(
         "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
-        " ended_at, reserved_bytes, arguments, is_full, load) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             action.job_type, action.model, action.label, action.owner, run.outcome.value,
             run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
             _encode(run.arguments).decode(), int(run.is_full), run.load,
+            run.crowd, _encode(run.beside).decode() if run.beside else None,
         ),
     )  # fmt: skip
     if random.random() < _PRUNED_SHARE:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grn.model.gpu import Gpu
-from grn.simulate.workload import Assumptions, Job
-
-MOST_LOAD = 2.0  # no policy here shares a GPU beyond this summed load
+from grn.negotiator.overlap import MOST_CAP  # no policy here shares a GPU beyond this summed load
+from grn.simulate.workload import Assumptions, Job, speed_of
 
 
 def lower_bound_s(jobs: Sequence[Job], gpus: Sequence[Gpu], assumed: Assumptions) -> float:
@@ -16,8 +15,10 @@ def lower_bound_s(jobs: Sequence[Job], gpus: Sequence[Gpu], assumed: Assumptions
         return 0.0
     count, largest = len(gpus), max(gpu.total_bytes for gpu in gpus)
     memory = sum(gpu.total_bytes for gpu in gpus)
-    gain = MOST_LOAD ** (1 - assumed.beta) if assumed.beta < 1 else 1.0
-    best = max(job.arrival_s + job.solo_s for job in jobs)
+    gain = MOST_CAP ** (1 - assumed.beta) if assumed.beta < 1 else 1.0
+    speeds = [speed_of(gpu) for gpu in gpus]
+    fastest, all_speeds = max(speeds), sum(speeds)
+    best = max(job.arrival_s + job.solo_s / fastest for job in jobs)
     area = load = big = wide = 0.0
     for job in sorted(jobs, key=lambda job: -job.arrival_s):  # all that come later and this one
         area += job.gpus * job.peak_bytes * job.solo_s
@@ -25,6 +26,7 @@ def lower_bound_s(jobs: Sequence[Job], gpus: Sequence[Gpu], assumed: Assumptions
         if job.peak_bytes > largest / 2:  # no two of these on one GPU
             big += job.gpus * job.solo_s
             wide += job.solo_s if job.gpus > count / 2 else 0.0
-        most = max(area / memory, load / (count * gain), big / count, wide)
+        by_memory, by_load = area / (memory * fastest), load / (all_speeds * gain)
+        most = max(by_memory, by_load, big / all_speeds, wide / fastest)
         best = max(best, job.arrival_s + most)
     return best

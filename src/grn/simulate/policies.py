@@ -12,7 +12,7 @@ from grn.model.profile import Profile, Run
 from grn.negotiator.ledger import Guard
 from grn.negotiator.rules import Rules
 from grn.simulate.replay import Replayed, World
-from grn.simulate.schedulers import OfEngine, Scheduler, Simple
+from grn.simulate.schedulers import OfEngine, Scheduler, Simple, Truth
 from grn.simulate.workload import Assumptions, Job
 
 POLICIES: Mapping[str, str] = {
@@ -50,10 +50,15 @@ def play(
 ) -> Figures:
     """Replay a workload under one policy."""
     scheduler = _scheduler(policy, jobs, gpus, assumed, chosen or Rules())
-    told = [replace(job, job_type=job.name) for job in jobs] if policy == "clairvoyant" else jobs
+    told = [_by_name(job) for job in jobs] if policy == "clairvoyant" else jobs
     replayed = World(told, gpus, scheduler, assumed).run()
     probes = scheduler.probe_s if isinstance(scheduler, OfEngine) else []
     return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
+
+
+def _by_name(job: Job) -> Job:
+    """Return a job that is a type of its own, so that everything can be told of it."""
+    return replace(job, job_type=job.name, kind=job.job_type)
 
 
 def rules(guard: tuple[float, int], **numbers: float) -> Rules:
@@ -69,7 +74,7 @@ def _scheduler(
         return Simple(gpus, assumed, modes[policy])
     models = {gpu.model for gpu in gpus}
     if policy == "clairvoyant":
-        return OfEngine(gpus, chosen, told=jobs)
+        return OfEngine(gpus, chosen, told=Truth([_by_name(job) for job in jobs], assumed))
     if policy == "grn-warm":
         by_type: dict[str, list[Job]] = {}
         for job in jobs:
@@ -82,7 +87,8 @@ def _scheduler(
 def _profile(jobs: Sequence[Job], model: str) -> Profile:
     good = Outcome.OK
     runs = tuple(
-        Run(good, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments, load=job.load) for job in jobs
+        Run(good, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments, load=job.load, crowd=0.0)
+        for job in jobs
     )
     return Profile(jobs[0].job_type, model, jobs[0].job_type, jobs[0].user, runs)
 

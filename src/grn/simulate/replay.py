@@ -10,7 +10,7 @@ from grn.errors import UsageError
 from grn.model.gpu import Gpu, ProcessUse, Reading
 from grn.model.job import Outcome
 from grn.simulate.schedulers import Ended, Granted, Scheduler, pid_of
-from grn.simulate.workload import Assumptions, Job
+from grn.simulate.workload import Assumptions, Job, speed_of
 
 _STUCK_S = 30 * 86400.0
 
@@ -59,6 +59,7 @@ class World:
     ) -> None:
         self._jobs = sorted(jobs, key=lambda job: job.arrival_s)
         self._gpus, self._scheduler, self._assumed = gpus, scheduler, assumed
+        self._fast = [speed_of(gpu) for gpu in gpus]
         self._now = 0.0
         self._running: dict[str, _Running] = {}
         self._asked: dict[str, tuple[int, int]] = {}  # lease -> place of the job, attempt
@@ -105,12 +106,23 @@ class World:
         for run in self._running.values():
             for gpu in run.gpus:
                 loads[gpu] += run.job.load
-        return [self._assumed.speed(load) for load in loads]
+        return [
+            self._assumed.speed(load) * fast for load, fast in zip(loads, self._fast, strict=True)
+        ]
+
+    def _speed(self, run: _Running, speeds: Sequence[float]) -> float:
+        """Return how fast a job goes on its slowest GPU, and beside those it clashes with."""
+        speed = min(speeds[gpu] for gpu in run.gpus)
+        if self._assumed.clashing:
+            for other in self._running.values():
+                if other is not run and not set(other.gpus).isdisjoint(run.gpus):
+                    speed /= self._assumed.slower_beside(run.job, other.job)
+        return speed
 
     def _next_end(self) -> tuple[_Running | None, float]:
         speeds, best, when = self._speeds(), None, math.inf
         for run in self._running.values():
-            speed = min(speeds[gpu] for gpu in run.gpus)
+            speed = self._speed(run, speeds)
             end = self._now + max(0.0, run.job.solo_s - run.done_s) / speed
             if end < when:
                 best, when = run, end
@@ -121,7 +133,7 @@ class World:
         if passed > 0:
             speeds = self._speeds()
             for run in self._running.values():
-                run.done_s += passed * min(speeds[gpu] for gpu in run.gpus)
+                run.done_s += passed * self._speed(run, speeds)
                 used = run.held_bytes * len(run.gpus)
                 reserved = self._scheduler.reserved_bytes(run.lease) * len(run.gpus)
                 self.result.used_byte_s += used * passed

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from grn.model.gpu import Gpu, Reading
-from grn.model.job import Holder, Outcome, Request
-from grn.model.profile import Profile
+from grn.model.job import Argument, Holder, Outcome, Request
+from grn.model.profile import Profile, Run
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
@@ -26,6 +26,7 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
+from grn.negotiator.overlap import cap_of
 from grn.negotiator.place import Need, Size
 from grn.negotiator.rules import Rules
 from grn.simulate.workload import Assumptions, Job
@@ -63,12 +64,20 @@ class Scheduler(Protocol):
     def reserved_bytes(self, lease: str) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What a clairvoyant is told: jobs that are each a type of their own, and how they share."""
+
+    jobs: Sequence[Job]
+    assumed: Assumptions
+
+
 class Told(Memory):
     """A memory that knows what every job will need: types are told by the names of jobs."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, truth: Truth) -> None:
         super().__init__()
-        self._jobs = {job.name: job for job in jobs}
+        self._jobs = {job.name: job for job in truth.jobs}
 
     def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
         """Return the truth."""
@@ -83,13 +92,40 @@ class Told(Memory):
 class ToldLoads(Loads):
     """Loads that are known beforehand."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, truth: Truth) -> None:
         super().__init__()
-        self._jobs = {job.name: job for job in jobs}
+        self._jobs = {job.name: job for job in truth.jobs}
+        self._assumed = truth.assumed
+        self._beside: dict[str, dict[str, float]] = {}
 
-    def of(self, job_type: str, model: str) -> float | None:
+    def of(self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()) -> float | None:
         """Return the truth."""
         return self._jobs[job_type].load
+
+    def cap(self, model: str) -> float:
+        """Return what the truth leads to."""
+        return cap_of(self._assumed.beta)
+
+    def power(self, model: str) -> float:
+        """Return the truth."""
+        return self._assumed.beta
+
+    def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
+        """Return the truth."""
+        if not self._assumed.clashing:
+            return None
+        if job_type not in self._beside:
+            one = self._jobs[job_type]
+            self._beside[job_type] = {
+                name: slower
+                for name, other in self._jobs.items()
+                if (slower := self._assumed.slower_beside(one, other)) > 1
+            }
+        return self._beside[job_type]
+
+    def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
+        """Learn nothing: all is known."""
+        return run
 
 
 class OfEngine:
@@ -100,7 +136,7 @@ class OfEngine:
         gpus: Sequence[Gpu],
         rules: Rules,
         profiles: Sequence[Profile] = (),
-        told: Sequence[Job] = (),
+        told: Truth | None = None,
     ) -> None:
         self.engine = Engine(rules, Told(told), ToldLoads(told)) if told else Engine(rules)
         self.refused: list[str] = []

@@ -6,6 +6,7 @@ Also the assumptions a replay makes about real GPUs; they are printed with every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from grn.model.gpu import Gpu
 from grn.model.job import Argument
@@ -13,6 +14,7 @@ from grn.model.sizes import parse_size
 
 LOADS_S = 20.0  # a job has a third of its memory at once and what it starts with after this
 _AT_ONCE = 0.3
+_AT = " at "  # stands before the speed in the name of a simulated model
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Job:
     starts_with: float = 1.0  # the share of its peak it has once it has loaded
     grown_at: float = 0.0  # the share of its run after which it has all
     is_jump: bool = False  # all at that moment, not little by little
+    kind: str = ""  # what tells whom it clashes with: its type, where that was not changed
 
     def memory_bytes(self, age_s: float, done: float) -> int:
         """Return what it has on each GPU, so long after its start and with that share done."""
@@ -53,10 +56,20 @@ class Assumptions:
     new_s: float = 120.0  # so long is a job new
     calm_s: float = 30.0  # how often it reads them otherwise
     cap: float = 1.4  # up to this summed load the simple policies share a GPU
+    clashing: float = 0.0  # the share of pairs of types that slow each other beyond that
+    clash: float = 1.6  # and how many times as long they then take
 
     def speed(self, load: float) -> float:
         """Return how fast each job on a GPU goes, 1 being its speed alone."""
         return 1.0 if load <= 1.0 else float(load**-self.beta)
+
+    def slower_beside(self, one: Job, other: Job) -> float:
+        """Return how many times as long a job takes beside another, whatever their loads."""
+        if not self.clashing:
+            return 1.0
+        names = sorted((one.kind or one.job_type, other.kind or other.job_type))
+        drawn = int.from_bytes(sha256("\n".join(names).encode()).digest()[:4], "big") / 2**32
+        return self.clash if drawn < self.clashing else 1.0
 
     def sentences(self) -> list[str]:
         """Spell the assumptions for people."""
@@ -68,11 +81,18 @@ class Assumptions:
             f"the negotiator reads the GPUs every {self.tick_s:g} s while a job is younger than "
             f"{self.new_s:g} s, else every {self.calm_s:g} s; it sees the load of a whole GPU, "
             "up to 100 %",
+            *self._clashes(),
         ]
+
+    def _clashes(self) -> list[str]:
+        if not self.clashing:
+            return []
+        text = f"{self.clashing:.0%} of the pairs of types, drawn by their names, slow each other"
+        return [f"{text} {self.clash:g} times beyond that"]
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Read `4x40GB`, or `2x40GB+1x24GB` for GPUs of different sizes."""
+    """Read `4x40GB`, or `2x40GB+1x24GB@0.5` for GPUs of different sizes and speeds."""
     from grn.errors import BadSetting
 
     gpus: list[Gpu] = []
@@ -80,8 +100,29 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         count, _, size = part.strip().partition("x")
         if not count.isdigit() or not 1 <= int(count) <= 4096 or not size:
             raise BadSetting(f"'{text}' does not describe GPUs.", "Write it like 4x40GB.")
+        size, _, speed = size.partition("@")
+        _check_speed(speed, text)
         total = parse_size(size)
+        model = f"simulated {size.strip()}" + (f"{_AT}{speed}" if speed else "")
         for _ in range(int(count)):
             index = len(gpus)
-            gpus.append(Gpu(f"GPU-{index}", index, f"simulated {size.strip()}", total))
+            gpus.append(Gpu(f"GPU-{index}", index, model, total))
     return tuple(gpus)
+
+
+def speed_of(gpu: Gpu) -> float:
+    """Return how fast a simulated GPU is, 1 where nothing was said."""
+    return float(gpu.model.partition(_AT)[2] or 1.0)
+
+
+def _check_speed(speed: str, text: str) -> None:
+    from grn.errors import BadSetting
+
+    try:
+        is_good = not speed or 0.01 <= float(speed) <= 100
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise BadSetting(
+            f"'{text}' names a speed that makes no sense.", "Write it like 2x24GB@0.5."
+        )
