@@ -20,7 +20,7 @@ PURE_FILES = {
     "overlap pairs",
     "queue": "__init__ events engine lifecycle line roll asks finish",
     "simulate": "__init__ workload bound schedulers replay policies show",
-    "sweep": "__init__ task grid script space condition names template tries",
+    "sweep": "__init__ task grid script space condition names nested template tries",
     "front": "__init__ render account metrics board draw view screen",
     "gpus": "__init__ visible",
     "compat": "__init__ tasks tasks.names tasks.config",

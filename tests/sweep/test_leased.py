@@ -260,3 +260,25 @@ def test_under_a_lease_tasks_run_one_at_a_time_on_it(
     assert [ended.status for ended in ear.ends] == [0, 0, 0, 0]
     assert len(here.leases()) == 1
     story.gate("outer").open()
+
+
+def test_under_a_lease_of_two_gpus_two_tasks_run_at_once_each_on_its_own(
+    story: Story, negotiator: Negotiators, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = negotiator("virtual:2x256MiB")
+    story.hold("outer", mem="64MiB", gpus=2)
+    story.hear("outer runs")
+    monkeypatch.setenv("GRN_LEASE", here.leases()[0]["id"])
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)  # opens when there is somebody on either side
+    one = "echo $CUDA_VISIBLE_DEVICES $GRN_GPU_COUNT >>{}; echo {}{}"
+    first = sh(one.format(tmp_path / "a", ">", fifo), 1)
+    second = sh(one.format(tmp_path / "b", "$(cat <", f"{fifo})"), 2)
+    both = sh(f"echo $CUDA_VISIBLE_DEVICES >>{tmp_path}/c", 3, needs=Needs(gpus=2))
+    ear = run([first, second, both], LeasedSlots())
+
+    assert [ended.status for ended in ear.ends] == [0, 0, 0]
+    assert sorted((tmp_path / name).read_text() for name in "ab") == ["0 1\n", "1 1\n"]
+    assert [slot for _, slot in ear.starts] == ["0", "1", "0,1"]
+    assert len(here.leases()) == 1
+    story.gate("outer").open()

@@ -16,6 +16,7 @@ from grn.client import daemons, frameworks
 from grn.client.surroundings import UNLESS_SET, for_command
 from grn.errors import GrnError
 from grn.sweep.conversation import Conversation
+from grn.sweep.nested import Nested
 from grn.sweep.request import request
 from grn.sweep.task import Ended, Grant, Slot, Task
 
@@ -77,7 +78,7 @@ class LeasedSlots:
         self._asked: dict[str, _Asked] = {}  # by key
         self._questions: dict[int, str] = {}  # message id -> key
         self._granted: deque[Grant] = deque()
-        self._nested: deque[Grant] = deque()  # they share one lease: one at a time
+        self._nested = Nested()  # where we run under a lease ourselves
         self._held: dict[str, _Held] = {}  # by lease
         self._settling: dict[int, _Settling] = {}
         self._ends: list[Ended] = []
@@ -139,7 +140,8 @@ class LeasedSlots:
         ended = ended.but(is_out_of_memory=is_oom)
         if held.is_nested:  # the lease goes on with whoever holds it
             self._ends.append(ended)
-            self._next_nested()
+            self._nested.give(ended.slot)
+            self._begin_nested()
             return
         self._tell(ended, message)
 
@@ -154,7 +156,7 @@ class LeasedSlots:
             self._line.say("cancel", key=key)
         self._asked.clear()
         self._questions.clear()
-        self._nested.clear()
+        self._nested.withdraw()
         for grant in self._granted:
             if grant.slot is not None:
                 self.unused(grant.slot)
@@ -163,7 +165,9 @@ class LeasedSlots:
     def unused(self, slot: Slot) -> None:
         """Let a lease go under which nothing has run."""
         held = self._held.pop(slot.lease, None)
-        if held is not None and not held.is_nested:
+        if held is not None and held.is_nested:
+            self._nested.give(slot)
+        elif held is not None:
             self._line.say("done", lease=slot.lease, outcome="failed")
 
     def spared(self) -> Collection[int]:
@@ -320,8 +324,10 @@ class LeasedSlots:
             refusal = f"{error['message']} {error['hint']}".strip()
             self._granted.append(Grant(asked.task, None, refusal))
         elif message["nested"]:
-            self._nested.append(Grant(asked.task, Slot("nested", {}, message["lease"])))
-            self._next_nested()
+            # Whoever has started us may have left us only some of its GPUs.
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or message["visible"]
+            self._nested.ask(asked.task, message["lease"], visible)
+            self._begin_nested()
         else:
             self._begin(asked.task, message)
 
@@ -333,9 +339,8 @@ class LeasedSlots:
         self._held[lease] = _Held(task, _size(task.log_path))
         self._granted.append(Grant(task, slot))
 
-    def _next_nested(self) -> None:
-        if self._nested and not any(held.is_nested for held in self._held.values()):
-            grant = self._nested.popleft()
+    def _begin_nested(self) -> None:
+        for grant in self._nested.grants():
             assert grant.slot is not None
             log_start = _size(grant.task.log_path)
             self._held[grant.slot.lease] = _Held(grant.task, log_start, is_nested=True)

@@ -1,0 +1,70 @@
+"""How the GPUs of an outer lease are shared out."""
+
+from __future__ import annotations
+
+from grn.sweep.nested import Nested
+from grn.sweep.task import Grant, Needs, Slot, Task
+
+
+def task(number: int, gpus: int = 1) -> Task:
+    return Task(number, ("true",), str(number), needs=Needs(gpus=gpus))
+
+
+def nested(visible: str, *gpus: int) -> Nested:
+    found = Nested()
+    for number, count in enumerate(gpus, 1):
+        found.ask(task(number, count), "lease", visible)
+    return found
+
+
+def slots(grants: list[Grant]) -> list[Slot]:
+    return [grant.slot for grant in grants if grant.slot is not None]
+
+
+def numbers(grants: list[Grant]) -> list[int]:
+    return [grant.task.number for grant in grants]
+
+
+def test_each_task_has_a_gpu_of_its_own_and_sees_no_other() -> None:
+    found = slots(nested("3,5", 1, 1, 1).grants())
+
+    assert [slot.name for slot in found] == ["3", "5"]
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in found] == ["3", "5"]
+    assert len({slot.lease for slot in found}) == 2
+
+
+def test_a_gpu_that_is_free_again_goes_to_the_next() -> None:
+    line = nested("3,5", 1, 1, 1)
+    first, _ = slots(line.grants())
+    line.give(first)
+    again = line.grants()
+
+    assert numbers(again) == [3]
+    assert slots(again)[0].name == "3"
+
+
+def test_who_asks_for_several_is_not_overtaken() -> None:
+    line = nested("0,1", 1, 2, 1)
+    (first,) = slots(line.grants())
+    assert line.grants() == []
+
+    line.give(first)
+    assert numbers(line.grants()) == [2]
+
+
+def test_with_all_gpus_everything_is_as_the_outer_job_has_it() -> None:
+    assert [slot.environment for slot in slots(nested("0", 1).grants())] == [{}]
+    assert [slot.environment for slot in slots(nested("0,1", 2).grants())] == [{}]
+
+
+def test_who_asks_for_more_than_there_are_gets_all() -> None:
+    assert [slot.name for slot in slots(nested("0,1", 4).grants())] == ["0,1"]
+
+
+def test_a_line_that_was_withdrawn_starts_nothing_more() -> None:
+    line = nested("0", 1, 1)
+    (first,) = slots(line.grants())
+    line.withdraw()
+    line.give(first)
+
+    assert line.grants() == []
