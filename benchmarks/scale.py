@@ -1,7 +1,7 @@
-"""Decisions when very many wait: 100,000 requests of 5,000 classes, 1,000 GPUs; the engine alone.
+"""Decisions when very many wait: 100,000 requests of 5,000 classes and 20 users, 1,000 GPUs.
 
-Each event is timed: a job ends and what it used is learned, the next ones start; a newcomer asks;
-somebody gives up. The garbage collector runs as it does in a negotiator.
+The engine alone. Each event is timed: a job ends and what it used is learned, the next ones start;
+a newcomer asks; somebody gives up. The garbage collector runs as it does in a negotiator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grn.model.sizes import GiB, MiB
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Grant, Released, Requested, Started, Withdrawn
 
-WAITING, GPUS, TYPES, EVENTS = 100_000, 1_000, 5_000, 1_000
+WAITING, GPUS, TYPES, USERS, EVENTS = 100_000, 1_000, 5_000, 20, 1_000
 TARGET_MS, STALL_MS = 1.0, 20.0
 
 
@@ -44,9 +44,10 @@ class Crowd:
         """A newcomer asks."""
         self._count += 1
         key = f"{self._count:08x}"
-        kind = _type(self._count * 7919 % TYPES)
+        number = self._count * 7919 % TYPES
+        kind, user = _type(number), 1000 + number % USERS
         holder = Holder(100_000 + self._count, 1)
-        request = Request(key, key, kind, kind, 1000, holder=holder, is_command=True)
+        request = Request(key, key, kind, kind, user, holder=holder, is_command=True)
         self._waiting.append(key)
         return self._timed(Requested(self._later(), request))
 

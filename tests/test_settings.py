@@ -64,7 +64,13 @@ def test_flags_win_over_the_environment_that_over_the_file_that_over_defaults(
 def test_every_setting_can_be_set_by_its_variable(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    value = {"gpus": "virtual:7x7GiB", "guard_fraction": "0.7"}.get(name)
+    value = {
+        "gpus": "virtual:7x7GiB",
+        "guard_fraction": "0.7",
+        "shares": "7=7",
+        "policy": "pack",
+        "share_half_life_s": "77",
+    }.get(name)
     if value is None:
         value = "7MiB" if name.endswith("_size") else "7"
     monkeypatch.setenv(f"GRN_{name.upper()}", value)
@@ -72,7 +78,10 @@ def test_every_setting_can_be_set_by_its_variable(
     found = getattr(settings.load(), name)
 
     kind = type(getattr(Settings(), name))
-    assert found == (value if kind is str else kind(float(value)))
+    if kind is dict:
+        assert found == {"7": 7.0}
+    else:
+        assert found == (value if kind is str else kind(float(value)))
     assert type(found) is kind
 
 
@@ -256,3 +265,20 @@ def test_every_number_has_a_range() -> None:
                 assert f"{field.name} is" in str(wrong())
             finally:
                 del os.environ[f"GRN_{field.name.upper()}"]
+
+
+def test_weights_of_users_are_a_table_of_the_file_or_a_list(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config('[shares]\nada = 2\n"@lab" = 0.5\n')
+    assert settings.load().shares == {"ada": 2.0, "@lab": 0.5}
+
+    monkeypatch.setenv("GRN_SHARES", "bob=3, @all = 0.25")
+    assert settings.load().shares == {"bob": 3.0, "@all": 0.25}
+
+
+@pytest.mark.parametrize("text", ["ada", "ada=", "ada=x", "ada=2,", "ada=0", "ada=-1", "ada=1e9"])
+def test_a_wrong_weight_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRN_SHARES", text)
+    with pytest.raises(BadSetting, match="GRN_SHARES"):
+        settings.load()

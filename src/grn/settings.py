@@ -34,6 +34,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = 2.0
     load_cap: float = 0.0  # jobs share a GPU until their loads add up to this; 0: as learned
     short_s: float = 900.0  # types that usually take no longer go before others
+    policy: str = "asked"  # how jobs are placed: as each asks, or all alike
+    share_half_life_s: float = 86400.0  # after this long, half of what a user has had is forgotten
+    shares: dict[str, float] = {}  # how much users, or members of a @group, have against others
     guard_fraction: float = 0.05
     guard_size: str = "512MiB"
     nvml_deadline_s: float = 5.0
@@ -68,6 +71,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "grace_s": (0, 600),
     "load_cap": (0, 100),
     "short_s": (0, 30 * 86400),
+    "share_half_life_s": (60, 365 * 86400),
+    "shares": (0.01, 100),
     "guard_fraction": (0, 0.9),
     "nvml_deadline_s": (0.1, 600),
     "connections_per_user": (1, 1_000_000),
@@ -77,6 +82,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "grace_to_end_s": (0, 86400),
 }
 _SIZES = ("guard_size", "context_size", "log_size")
+_POLICIES = ("asked", "spread", "pack")
 _HINT = "See docs/settings.md."
 
 
@@ -129,6 +135,8 @@ def _from_file(path: str) -> dict[str, object]:
 def _read(given: _Given) -> object:
     """Check one value and return it as the type of its field."""
     kind = _KINDS[given.name]
+    if given.name == "shares":
+        return _read_shares(given)
     try:
         value: object = msgspec.convert(given.value, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -142,9 +150,29 @@ def _read(given: _Given) -> object:
             parse_size(str(value))
         except BadSetting as error:
             raise given.wrong("and must be a size", error.hint) from error
+    elif given.name == "policy" and value not in _POLICIES:
+        raise given.wrong(f"and must be one of {', '.join(_POLICIES)}")
     elif given.name == "gpus" and value != "nvml" and not str(value).startswith("virtual:"):
         raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
     return value
+
+
+def _read_shares(given: _Given) -> dict[str, float]:
+    """Read weights: a table of the file, or `ada=2,@lab=0.5`."""
+    pairs = given.value
+    if isinstance(pairs, str):
+        parts = [part.split("=", 1) for part in pairs.split(",") if "=" in part]
+        pairs = {name.strip(): weight.strip() for name, weight in parts}
+        if len(pairs) != len(str(given.value).split(",")):
+            raise given.wrong("and must be like ada=2,@lab=0.5")
+    try:
+        weights = msgspec.convert(pairs, dict[str, float], strict=False)
+    except msgspec.ValidationError as error:
+        raise given.wrong("and must be a table of users and numbers") from error
+    least, most = _RANGES["shares"]
+    if not all(least <= weight <= most for weight in weights.values()):
+        raise given.wrong(f"and all in it must be numbers from {least} to {most}")
+    return weights
 
 
 def _spelled(name: str) -> str:

@@ -180,6 +180,25 @@ def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
     assert lines[6:] == ["nvlink x4: 0,1,2  1,3", "socket: 0,3"]
 
 
+def test_users_are_listed_with_what_they_have_had() -> None:
+    had = {"weight": 1.0, "gpus_now": 0.5, "waits": 3}
+    rows = [{"user": 1000, "had_gpu_h": 1.0, **had}, {"user": 7, "had_gpu_h": 3.0, **had}]
+
+    lines = [line.split() for line in render.shares(rows, name_of).splitlines()]
+
+    assert lines[1] == ["ada", "1", "1.00", "25%", "0.5", "3"]
+    assert lines[2][3] == "75%"
+    assert render.shares([], name_of) == "nobody has used a GPU lately"
+
+
+@pytest.mark.parametrize(("before", "words"), [(0, None), (1, "another user"), (4, "4 others")])
+def test_why_tells_of_users_who_have_had_less(before: int, words: str | None) -> None:
+    text = render.why([a_waiting_row(users_before=before, had_gpu_h=2.345)], name_of)
+
+    assert ("2.3 GPU hours" in text) is (words is not None)
+    assert words is None or words in text
+
+
 def test_gpus_in_ascii_are_ascii() -> None:
     assert render.gpus({"gpus": [a_gpu_row()]}, is_ascii=True).isascii()
 

@@ -74,13 +74,13 @@ def test_users_take_turns_however_many_jobs_one_has():
     assert order == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
 
 
-def test_who_has_not_asked_for_long_has_not_saved_up_turns():
+def test_who_comes_later_goes_first_until_it_has_had_as_much():
     story = a_full_gpu()
     for number in range(6):
         story.asks(f"a{number}", user=1, **BIG)
     last = "x"
     for _ in range(4):
-        (last,) = story.ends(last)
+        (last,) = story.ends(last)  # the last is expected to run for ten minutes
     for number in range(3):
         story.asks(f"b{number}", user=2, **BIG)
     order = []
@@ -88,7 +88,7 @@ def test_who_has_not_asked_for_long_has_not_saved_up_turns():
         (last,) = story.ends(last)
         order.append(last)
 
-    assert order == ["b0", "a4", "b1", "a5", "b2"]
+    assert order == ["b0", "b1", "a4", "b2", "a5"]
 
 
 def test_a_type_known_to_be_short_goes_before_a_long_one():

@@ -27,6 +27,7 @@ from grn.negotiator.events import (
     DropWaiting,
     SaveLease,
     SaveRun,
+    SaveUse,
     SaveWaiting,
 )
 from grn.negotiator.store import FILE_NAME, SCHEMA_VERSION, Remembered, Store, without_undone
@@ -115,6 +116,20 @@ def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
     killed_while_writing(tmp_path)
 
     all_is_there(saved(tmp_path))
+
+
+def test_what_users_have_had_is_kept_over_reboots_until_it_has_faded(tmp_path: Path) -> None:
+    with a_store(tmp_path) as store:
+        store.write([SaveUse(1000, 2.5, 100.0), SaveUse(1001, 1.0, 100.0)])
+        store.write([SaveUse(1000, 3.5, 200.0), SaveUse(1001, 0.0, 200.0)])
+
+    assert saved(tmp_path, "another boot").uses == (SaveUse(1000, 3.5, 200.0),)
+
+
+def test_of_what_users_have_had_only_the_latest_waits_for_a_full_disk() -> None:
+    uses = [SaveUse(user, float(n), float(n)) for n in range(100) for user in (1, 2)]
+
+    assert without_undone(uses, set()) == uses[-2:]
 
 
 def test_what_was_dropped_is_gone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from grn.errors import GrnError
 from grn.model.sizes import GiB
+from grn.negotiator.rules import Rules
 from grn.simulate.bound import lower_bound_s
 from grn.simulate.policies import POLICIES, Figures, play
 from grn.simulate.workload import LOADS_S, Assumptions, Job, parse_gpus
@@ -106,3 +107,45 @@ def test_a_replay_gives_the_same_each_time() -> None:
 def test_wrong_gpus_are_named(text: str) -> None:
     with pytest.raises(GrnError):
         parse_gpus(text)
+
+
+# --- between users -------------------------------------------------------------------------
+
+
+def mean_h(figures: Figures, jobs: list[Job], user: int, arrival_s: float) -> float:
+    """Return how long the jobs of a user that came then took to their ends, in hours."""
+    ranked = sorted(jobs, key=lambda job: job.arrival_s)
+    times = [
+        end - arrival_s
+        for place, end in figures.replayed.ends.items()
+        if (ranked[place].user, ranked[place].arrival_s) == (user, arrival_s)
+    ]
+    return sum(times) / len(times) / 3600
+
+
+def some_jobs(user: int, count: int, arrival_s: float) -> list[Job]:
+    facts = {"job_type": f"t{user}", "solo_s": 1800.0, "user": user, "arrival_s": arrival_s}
+    return [a_job(f"{user}-{arrival_s}-{n}", 20, **facts) for n in range(count)]
+
+
+def test_a_few_jobs_do_not_wait_for_the_many_that_another_submitted_before() -> None:
+    jobs = some_jobs(1, 30, 0.0) + some_jobs(2, 5, 60.0)
+    figures = play("grn-warm", jobs, parse_gpus("1x24GiB"), Assumptions(tick_s=60.0))
+
+    assert figures.makespan_s == pytest.approx(35 * 1800, rel=0.02)
+    assert mean_h(figures, jobs, 2, 60.0) < 4
+    assert mean_h(figures, jobs, 1, 0.0) < 10.5
+
+
+@pytest.mark.parametrize(("half_life_s", "most_h"), [(86400.0, 3.0), (60.0, 6.0)])
+def test_who_had_all_gpus_yesterday_goes_after_who_comes_today(
+    half_life_s: float, most_h: float
+) -> None:
+    today = 20 * 1800.0 - 60
+    jobs = some_jobs(1, 20, 0.0) + some_jobs(1, 10, today) + some_jobs(2, 10, today)
+    rules = Rules(share_half_life_s=half_life_s)
+    figures = play("grn-warm", jobs, parse_gpus("1x24GiB"), Assumptions(tick_s=60.0), rules)
+
+    assert figures.makespan_s == pytest.approx(40 * 1800, rel=0.02)
+    taken_h = mean_h(figures, jobs, 2, today)
+    assert most_h - 1.5 < taken_h < most_h

@@ -1,4 +1,4 @@
-"""Commands that only look: gpus, ps, why, audit, profiles. Each can speak JSON for programs."""
+"""Commands that only look: gpus, ps, why, shares, audit, profiles. Each can speak JSON."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ def ps(as_json: bool) -> int:
         return print_json({key: status[key] for key in keys})
     click.echo(render.ps(status, user_name, width()))
     _say_trouble(status)
+    return 0
+
+
+@click.command()
+@_json_flag
+def shares(as_json: bool) -> int:
+    """Show what each user has had of the GPUs lately: who has had the least is next in turn."""
+    status = ask_once({"op": "status"})["status"]
+    if as_json:
+        return print_json({key: status[key] for key in ("schema", "version", "shares")})
+    click.echo(render.shares(status["shares"], user_name))
     return 0
 
 

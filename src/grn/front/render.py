@@ -82,6 +82,25 @@ def why(rows: Sequence[Row], user_name: UserName) -> str:
     return "\n".join(_explained(row, user_name) for row in rows)
 
 
+def shares(rows: Sequence[Row], user_name: UserName) -> str:
+    """List users by whose turn it is."""
+    if not rows:
+        return "nobody has used a GPU lately"
+    total = sum(row["had_gpu_h"] for row in rows) or 1.0
+    lines = [
+        (
+            user_name(row["user"]),
+            f"{row['weight']:g}",
+            f"{row['had_gpu_h']:.2f}",
+            f"{row['had_gpu_h'] / total:.0%}",
+            f"{row['gpus_now']:.1f}",
+            str(row["waits"]),
+        )
+        for row in rows
+    ]
+    return table(("USER", "WEIGHT", "GPU HOURS", "SHARE", "GPUS NOW", "WAITS"), lines)
+
+
 def profiles(rows: Sequence[Row], width: int = 0) -> str:
     """List what was learned, a line for each job type and GPU model."""
     if not rows:
@@ -205,7 +224,13 @@ def _explained(row: Row, user_name: UserName) -> str:
     who = f"{row['id']}  {row['label']}  of {user_name(row['user'])} (pid {row['pid'] or '?'})"
     if row["state"] == "waiting":
         verb = f"waits for {show_time(row['for_s'])}, place {row['place']}"
-        return f"{who}\n  {verb}: {row['why']}  [{row['reason']}]"
+        turn = ""
+        if before := row.get("users_before"):
+            others = "another user who waits has" if before == 1 else f"{before} others have"
+            turn = (
+                f"\n  its user has had {row['had_gpu_h']:.1f} GPU hours lately; {others} had less"
+            )
+        return f"{who}\n  {verb}: {row['why']}  [{row['reason']}]{turn}"
     memory = f"{show_size(row['used_bytes'])} used of {show_size(row['reserved_bytes'])} reserved"
     return f"{who}\n  {row['why']}, for {show_time(row['for_s'])}; {memory}"
 

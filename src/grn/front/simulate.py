@@ -70,7 +70,7 @@ def simulate(
     assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing)
     chosen = settings.load()
     guard = (chosen.guard_fraction, chosen.guard_bytes)
-    names = ("flat_s", "patience_s", "load_cap", "short_s")
+    names = ("flat_s", "patience_s", "load_cap", "short_s", "share_half_life_s")
     ours = rules(guard, **{name: getattr(chosen, name) for name in names})
     figures = [play(name, jobs, gpus, assumed, ours) for name in policies or POLICIES]
     bound_s = lower_bound_s(jobs, gpus, assumed)

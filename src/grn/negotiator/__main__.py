@@ -23,6 +23,7 @@ from grn.gpus.probe import GpuProbe, Inventory
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.gpus.visible import restrict
 from grn.ground import Ground, boot_id, mounts, state_folder
+from grn.model.job import Policy
 from grn.negotiator.engine import Engine
 from grn.negotiator.ledger import Guard
 from grn.negotiator.loop import Loop
@@ -30,6 +31,7 @@ from grn.negotiator.rules import Rules
 from grn.negotiator.server import Limits, Server
 from grn.negotiator.store import Store
 from grn.negotiator.verbs import VERBS
+from grn.negotiator.weights import weights
 
 log = logging.getLogger("grn.negotiator")
 _MOST_FILES = 1 << 20
@@ -84,6 +86,8 @@ async def _serve_gpus(
         chosen.grace_s,
         chosen.load_cap,
         chosen.short_s,
+        chosen.share_half_life_s,
+        weights(chosen.shares),
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = asyncio.Event()
@@ -134,6 +138,7 @@ def _limits(chosen: settings.Settings) -> Limits:
         chosen.waiting_per_user,
         chosen.context_bytes,
         most,
+        None if chosen.policy == "asked" else Policy(chosen.policy),
     )
 
 

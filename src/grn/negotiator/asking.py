@@ -126,7 +126,7 @@ def _request(peer: Peer, message: messages.LeaseAsked) -> Request:
         mem_bytes=message.mem,
         is_exclusive=message.exclusive,
         priority=message.priority,
-        policy=Policy(message.policy),
+        policy=peer.server.limits.policy or Policy(message.policy),
         holder=peer.holder,
         arguments=arguments,
         slots=tuple(message.slots),

@@ -30,20 +30,23 @@ from grn.negotiator.events import (
     SaveLease,
     SaveWaiting,
     Started,
+    Stopping,
     TellWaiting,
     Wait,
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.grant import Granter
+from grn.negotiator.grant import USUAL_S, Granter
 from grn.negotiator.holdings import Holdings
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
-from grn.negotiator.order import Shares, Waiting
+from grn.negotiator.order import Waiting
 from grn.negotiator.place import Need, pinned
 from grn.negotiator.refuse import refusal
 from grn.negotiator.rules import Rules
 from grn.negotiator.runs import Runs
+from grn.negotiator.shares import Shares, class_of
+from grn.negotiator.usage import Usage
 from grn.negotiator.waitlist import Waitlist
 
 
@@ -56,12 +59,20 @@ class Engine:
         self.rules = rules or Rules()
         self.memory = memory or Memory()
         self.loads = loads or Loads()
-        self.waitlist = Waitlist()
-        self._shares = Shares()
+        self.usage = Usage(self.rules.share_half_life_s, self.rules.weights)
+        self._shares = Shares(self.rules, self.usage)
+        self.turn = self._shares.turn
+        self.waitlist = Waitlist(self.turn)
         self._holdings = Holdings(self.rules, self.memory, self.loads)
         self._runs = Runs(self.rules, self.memory, self.loads, self._holdings)
         self._granter = Granter(
-            self.rules, self.memory, self.loads, self._holdings, self.waitlist, self._shares
+            self.rules,
+            self.memory,
+            self.loads,
+            self._holdings,
+            self.waitlist,
+            self._shares,
+            self.usage,
         )
         self.books = self._holdings.books
         self.leases = self._holdings.leases
@@ -89,6 +100,8 @@ class Engine:
             return list(self._holder_changed(event))
         if isinstance(event, Started):
             return list(self._started(event))
+        if isinstance(event, Stopping):
+            return list(self.usage.to_save(event.at, is_last=True))
         return list(self._profile_forgotten(event))
 
     # --- questions (they change nothing) -------------------------------------------------
@@ -114,6 +127,10 @@ class Engine:
         return Wait(
             WaitReason.YIELDS_TO_OLDER, "the room that is left is kept for an older request"
         )
+
+    def users_before(self, user: int, at: float) -> int:
+        """Return how many users who wait go first, since they have had less."""
+        return self._shares.before(user, at)
 
     def watch(self, lease_id: str) -> learn.Watch:
         """Return what has been seen of a running job."""
@@ -143,6 +160,8 @@ class Engine:
         for gpu in event.gpus:
             unread = Reading(gpu.uuid, GpuHealth.UNKNOWN)
             self._holdings.open(gpu, readings.get(gpu.uuid, unread))
+        self._shares.gpus = len(event.gpus)
+        self.usage.load(event.uses, event.wall_offset_s)
         self.memory.load(event.profiles)
         self.loads.load(event.profiles)
         self._holdings.set_caps()
@@ -150,6 +169,7 @@ class Engine:
         for lease in event.leases:
             if all(uuid in self.books for uuid in lease.gpus):
                 self._holdings.put(lease, event.at)
+                self._resume(lease, event.at)
             else:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
         for book in self.books.values():
@@ -200,47 +220,53 @@ class Engine:
     def _enqueue(self, request: Request, at: float) -> Waiting:
         before = self.waitlist.pop(request.key)
         if before is not None:
-            sequence, since = before.sequence, before.since
+            waiting = replace(before, request=request)
+            if class_of(waiting) != class_of(before):  # it asks with another priority
+                self._shares.gave_up(before)
+                waiting = self._shares.join(waiting, at)
         else:
-            since = at
             sequence = self._returning.pop(request.key, self._sequence)
             self._sequence = max(self._sequence, sequence + 1)
-        if before is not None:
-            is_short, tag = before.is_short, before.tag
-        else:
-            usual_s = self._usual_s(request)
-            is_short = usual_s is not None and usual_s <= self.rules.short_s
-            tag = self._tag(request, sequence, usual_s)
-        waiting = Waiting(request, sequence, since, is_short, tag)
+            waiting = self._placed(request, sequence, at)
         self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
         return waiting
 
-    def _usual_s(self, request: Request) -> float | None:
+    def _placed(self, request: Request, sequence: int, at: float) -> Waiting:
+        """Give a new request its place among those of its user, and that among those of others."""
         usual = [self.memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
-        return min((each for each in usual if each is not None), default=None)
-
-    def _tag(self, request: Request, sequence: int, usual_s: float | None) -> float:
-        """Return where a request stands among those of all users."""
-        later = [w.tag for w in self._later_of_user(request.user, sequence)]
-        if later:  # it comes back to an old place, before others of its user
-            return min(later)
-        cost_s = _USUAL_S if usual_s is None else usual_s
+        usual_s = min((each for each in usual if each is not None), default=None)
+        is_short = usual_s is not None and usual_s <= self.rules.short_s
         share = max(
             max(need.need_bytes / self._holdings.sizes()[model].capacity_bytes, need.load or 0.0)
             for model, need in self.needs(request).items()
         )
-        return self._shares.tag(request.user, request.gpus * min(1.0, share) * cost_s / 3600)
+        cost_h = request.gpus * min(1.0, share) * (USUAL_S if usual_s is None else usual_s) / 3600
+        were_several = self._shares.are_several()
+        waiting = Waiting(request, sequence, at, is_short, cost_h)
+        waiting = self._shares.join(waiting, at, self._place_before(waiting))
+        if self._shares.are_several() and not were_several:
+            self._move_users(at)  # until now nobody had to know where the first stood
+        return waiting
 
-    def _later_of_user(self, user: int, sequence: int) -> Iterator[Waiting]:
-        if sequence + 1 < self._sequence:  # else it is the newest of all
-            yield from (
-                w for w in self.waitlist if w.sequence > sequence and w.request.user == user
-            )
+    def _place_before(self, waiting: Waiting) -> float | None:
+        """Return the place of one that comes back before others of its user, None for others."""
+        if waiting.sequence + 1 >= self._sequence:
+            return None
+        user, alike = waiting.request.user, class_of(waiting)
+        later = (w for w in self.waitlist if w.sequence > waiting.sequence)
+        places = (w.place_h for w in later if w.request.user == user and class_of(w) == alike)
+        return min(places, default=None)
+
+    def _move_users(self, at: float) -> None:
+        """Let those who have had more than was thought go after others, and the other way."""
+        self.waitlist.move(self._shares.update(at), _MOST_MOVED)
 
     def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
         self._returning.pop(event.key, None)
         yield from self._unsave(event.key)
-        if self.waitlist.pop(event.key) is not None:
+        waiting = self.waitlist.pop(event.key)
+        if waiting is not None:
+            self._shares.gave_up(waiting)
             yield from self._schedule(event.at)  # it may have kept GPUs closed to others
 
     def _holder_changed(self, event: HolderChanged) -> Iterator[Action]:
@@ -256,6 +282,7 @@ class Engine:
         lease = self.leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
+        self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
         yield from self._runs.drop(lease)
         if not all(self.books[uuid].is_virtual for uuid in lease.gpus):
@@ -269,6 +296,7 @@ class Engine:
         lease = self.leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
+        self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
         draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=event.outcome)
         self._holdings.replace(draining)
@@ -284,6 +312,7 @@ class Engine:
                 for use in reading.uses:
                     self.waitlist.pin(use.pid)
         yield from self._runs.look(event.at)
+        yield from self._account(event.at)
         if event.at >= self._grace_until:
             for key in self._returning:
                 yield from self._unsave(key)
@@ -297,6 +326,21 @@ class Engine:
         if self.memory.forget(event.job_type):
             yield DropProfile(event.job_type)
             yield from self._schedule(event.at)
+
+    # --- what users have had -------------------------------------------------------------
+
+    def _resume(self, lease: Lease, at: float) -> None:
+        if lease.state is LeaseState.HELD:
+            share = self._holdings.share_of(lease)
+            self.usage.resumed(lease.id, lease.request.user, share, lease.granted_at, at)
+
+    def _account(self, at: float) -> Iterator[Action]:
+        """Take in what all jobs have of the GPUs, and who has had how much by now."""
+        for lease in self.leases.values():
+            if lease.state is LeaseState.HELD:
+                self.usage.follow(lease.id, self._holdings.share_of(lease), at)
+        self._move_users(at)
+        yield from self.usage.to_save(at)
 
     # --- what follows from an event ------------------------------------------------------
 
@@ -323,7 +367,7 @@ class Engine:
 
 
 _NEVER = float("-inf")
-_USUAL_S = 600.0  # of a type whose runs nobody has timed
+_MOST_MOVED = 256  # groups whose turns are changed at once
 _RESIDUE_S = 5.0
 _RESTARTING = Wait(
     WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"

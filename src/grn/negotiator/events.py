@@ -84,7 +84,8 @@ class Started:
     leases: tuple[Lease, ...] = ()
     waiting: tuple[tuple[str, int], ...] = ()  # requests that may come back: key, place
     profiles: tuple[Profile, ...] = ()
-    wall_offset_s: float = 0.0  # wall clock minus the clock of events; for display only
+    wall_offset_s: float = 0.0  # wall clock minus the clock of events
+    uses: tuple[SaveUse, ...] = ()  # what users had before
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,13 @@ class ProfileForgotten:
     job_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The negotiator is about to end; leases go on."""
+
+    at: float
+
+
 Event = (
     Started
     | Requested
@@ -152,6 +160,7 @@ Event = (
     | HolderGone
     | Sampled
     | ProfileForgotten
+    | Stopping
 )
 
 # --- actions -------------------------------------------------------------------------------
@@ -186,6 +195,15 @@ class SaveRun:
     label: str
     owner: int
     run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class SaveUse:
+    """What a user has had of the GPUs, in hours of a whole one; 0 when that has faded away."""
+
+    user: int
+    used_h: float
+    at: float  # by the clock on the wall: it is read again after a reboot
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +247,7 @@ Action = (
     | SaveWaiting
     | DropWaiting
     | SaveRun
+    | SaveUse
     | DropProfile
     | Grant
     | Refuse

@@ -15,12 +15,15 @@ from grn.negotiator.ledger import Book
 from grn.negotiator.lines import Offer
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
-from grn.negotiator.order import Group, Refused, Shares, Turn, Waiting, turn
+from grn.negotiator.order import Group, Refused, Turn, Waiting
 from grn.negotiator.place import Need, Place, Room, allowed, pinned, place
 from grn.negotiator.rules import Rules
+from grn.negotiator.shares import Shares
 from grn.negotiator.shelf import MANY
+from grn.negotiator.usage import Usage
 from grn.negotiator.waitlist import Waitlist
 
+USUAL_S = 600.0  # of a type whose runs nobody has timed
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -35,12 +38,14 @@ class Granter:
         holdings: Holdings,
         waitlist: Waitlist,
         shares: Shares,
+        usage: Usage,
     ) -> None:
         self._memory = memory
         self._loads = loads
         self._holdings = holdings
         self._waitlist = waitlist
         self._shares = shares
+        self._usage = usage
         self._keeper = Keeper(rules, memory, holdings, waitlist, self.needs)
         self._least_guess = (-1, 0)  # the version of our memory, and the guess it leads to
 
@@ -87,7 +92,7 @@ class Granter:
         while (found := self._next(last, others, place_after, rooms[1])) is not None:
             group, is_other = found
             place_after += is_other
-            last = turn(group.head)
+            last = group.turn
             if self._is_still_no(group, rooms[self._keeper.may_pass(group, at)], closed):
                 continue
             head = group.head
@@ -97,7 +102,7 @@ class Granter:
                 placed.append(head.request)
                 rooms = self._rooms(closed)
             if group.members and group.head is not head:  # the next of its like, in its own turn
-                insort(others, group, place_after, key=lambda group: turn(group.head))
+                insort(others, group, place_after, key=lambda group: group.turn)
         for request in placed:
             self.pin(request)
 
@@ -146,7 +151,7 @@ class Granter:
         other = others[place] if place < len(others) else None
         if other is None:
             return (fitting, False) if fitting else None
-        if fitting is None or turn(other.head) <= turn(fitting.head):
+        if fitting is None or other.turn <= fitting.turn:
             return other, True
         return fitting, False
 
@@ -172,6 +177,12 @@ class Granter:
     def _grant(self, request: Request, where: Place, at: float) -> Lease:
         lease = Lease(request, where.gpus, where.reserved, where.is_probe, at)
         self._holdings.put(lease, at)
+        usual_s = self._memory.usual_s(
+            request.job_type, self._holdings.books_of(lease)[0].gpu.model
+        )
+        expected_s = USUAL_S if usual_s is None else usual_s
+        share = self._holdings.share_of(lease)
+        self._usage.began(lease.id, request.user, share, expected_s, at)
         return lease
 
     # --- what is remembered of a no ------------------------------------------------------

@@ -61,6 +61,16 @@ class Holdings:
             for book in self.books_of(lease)
         )
 
+    def share_of(self, lease: Lease) -> float:
+        """Return how many whole GPUs a lease takes: the larger of its memory and load on each."""
+        if lease.request.is_exclusive:
+            return float(len(lease.gpus))
+        shares = 0.0
+        for book, size in zip(self.books_of(lease), lease.reserved, strict=True):
+            load = self._loads.of(lease.request.job_type, book.gpu.model) or 0.0
+            shares += min(1.0, max(size / book.capacity_bytes, load))
+        return shares
+
     def put(self, lease: Lease, at: float) -> None:
         """Write a new lease into the books."""
         self.watches[lease.id] = learn.Watch(min(lease.granted_at, at))

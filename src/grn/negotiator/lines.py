@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grn.negotiator.order import Group, Refused, Turn, turn
+from grn.negotiator.order import Group, Refused, Turn
 
 Entry = tuple[Turn, Group]
 Line = list[Entry]  # always in order; no two turns are alike
@@ -38,14 +38,14 @@ class Lines:
         if group.members:
             for name in _names(group.refused):
                 line = self._lines.setdefault(name, [])
-                insort(line, (turn(group.head), group), key=turn_of)
+                insort(line, (group.turn, group), key=turn_of)
 
     def leave(self, group: Group) -> None:
         """Take a group out, before its head or its last no change."""
         if group.members:
             for name in _names(group.refused):
                 line = self._lines[name]
-                del line[bisect_left(line, turn(group.head), key=turn_of)]
+                del line[bisect_left(line, group.turn, key=turn_of)]
                 if not line:
                     del self._lines[name]
 

@@ -32,6 +32,7 @@ from grn.negotiator.events import (
     Released,
     Sampled,
     Started,
+    Stopping,
     TellWaiting,
     Withdrawn,
 )
@@ -98,7 +99,7 @@ class Loop:
         self.tell(
             Started(
                 now, inventory.gpus, inventory.readings, saved.leases, waiting, saved.profiles,
-                offset_s,
+                offset_s, saved.uses,
             )
         )  # fmt: skip
         for lease in list(self.engine.leases.values()):
@@ -163,6 +164,7 @@ class Loop:
         self.holders.close()
         if self._releasing:
             await asyncio.wait(self._releasing)
+        self.tell(Stopping(self.now()))
 
     def expect_report(self, lease_id: str) -> None:
         """The process that asked for a lease watches over the one that holds it."""

@@ -1,4 +1,4 @@
-"""Whose turn it is: retries, priority, short types, shares of users, age."""
+"""Whose turn it is: retries, priority, short types, what users have had, age."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Waiting:
     sequence: int
     since: float
     is_short: bool = False  # its type is known to take little time
-    tag: float = 0.0  # what its user will have been given by then, in hours of a whole GPU
+    cost_h: float = 0.0  # what it is expected to take, in hours of a whole GPU,
+    place_h: float = 0.0  # and all of its user that came before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +45,18 @@ class Group:
     members: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
     refused: Refused | None = None  # the latest no to its head
     number: int = 0  # to tell groups apart
+    turn: Turn = (0, 0, 0, 0.0, 0)  # of its head, as it was when it was last sorted in
 
     @property
     def head(self) -> Waiting:
         return next(iter(self.members.values()))
 
 
-def turn(waiting: Waiting) -> Turn:
-    """Sort requests: out of memory first, then priority, short ones, shares of users, age."""
-    request = waiting.request
-    level = 0 if waiting.is_short else 1
-    return (0 if request.attempt else 1, -request.priority, level, waiting.tag, waiting.sequence)
+def turn(waiting: Waiting, is_over: bool = False, level: float = 0.0) -> Turn:
+    """Sort requests: out of memory first, then priority, short ones, what users have had, age.
 
-
-class Shares:
-    """Turns between users: each gets as much of the GPUs as any other who waits.
-
-    A request is given a tag when it comes: where its user stands, who then moves on by what it will
-    cost. The smallest tag is next. A user's own requests stay in their order; one who has not asked
-    for long stands where the others are, so nobody saves up turns.
+    Who has had far more than others has no short ones.
     """
-
-    def __init__(self) -> None:
-        self._stands: dict[int, float] = {}
-        self._now = 0.0  # the tag of who was last given something
-
-    def tag(self, user: int, cost: float) -> float:
-        """Return the tag of a new request."""
-        begins = max(self._now, self._stands.get(user, 0.0))
-        self._stands[user] = begins + cost
-        return begins
-
-    def given(self, waiting: Waiting) -> None:
-        """Note that a request got its GPUs."""
-        self._now = max(self._now, waiting.tag)
+    request = waiting.request
+    is_short = waiting.is_short and not is_over
+    return (0 if request.attempt else 1, -request.priority, 1 - is_short, level, waiting.sequence)

@@ -15,7 +15,7 @@ from grn.negotiator import report
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Lease
 from grn.negotiator.history import STEP_S, Curve, End, History
-from grn.negotiator.order import Group, Waiting, turn
+from grn.negotiator.order import Group, Waiting
 
 Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
@@ -119,7 +119,7 @@ class Picture:
         row = report.request(one.request) | {
             "state": "waiting",
             "since_at": one.since + self._offset_s,
-            "turn": list(turn(one)),
+            "turn": list(self._engine.turn(one)),
             "tag": tag_of(one.request.key),
             "reason": reason,
             "why": why,
@@ -141,11 +141,16 @@ class Picture:
         wait = self._engine.why(group.head.request.key, at)
         said: Said = (wait.reason.value, harmless(wait.text)) if wait else _UNSAID
         self._said[group.kind] = said
+        first = self._waiting[group.head.request.lease][1]
+        has_moved = first["turn"] != list(group.turn)  # then all of them have
         for one in group.members.values():
             row = self._waiting[one.request.lease][1]
-            if row["why"] != said[1] or row["reason"] != said[0]:
-                row["reason"], row["why"] = said
-                yield {"id": row["id"], "reason": said[0], "why": said[1]}
+            if has_moved or row["why"] != said[1] or row["reason"] != said[0]:
+                turn = list(self._engine.turn(one)) if has_moved else row["turn"]
+                changed = {"reason": said[0], "why": said[1], "turn": turn}
+                moved = _newer(row, changed)
+                row.update(moved)
+                yield {"id": row["id"], **moved}
 
     def _end(self, end: End) -> Row:
         return ended_lease(self._engine, end, self._offset_s)

@@ -5,6 +5,7 @@ Only reads; every text of a user passes `harmless` on its way out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from grn.negotiator import learn
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Grant, Lease, LeaseState
 from grn.negotiator.ledger import Book
-from grn.negotiator.order import Waiting, turn
+from grn.negotiator.order import Waiting
 
 Row = dict[str, Any]
 
@@ -26,7 +27,24 @@ def status(engine: Engine, at: float) -> Row:
         "gpus": [gpu(book) for book in engine.books.values()],
         "leases": [_lease(engine, lease, at) for lease in engine.leases.values()],
         "waiting": [_waiting(engine, one, place, at) for place, one in _in_turn(engine)],
+        "shares": shares(engine, at),
     }
+
+
+def shares(engine: Engine, at: float) -> list[Row]:
+    """Return what each user has had of the GPUs, who has had the least for its weight first."""
+    waiting = Counter(one.request.user for one in engine.waitlist)
+    users = sorted({*engine.usage.users(), *waiting}, key=lambda user: engine.usage.level(user, at))
+    return [
+        {
+            "user": user,
+            "weight": engine.usage.weight(user),
+            "had_gpu_h": engine.usage.used_h(user, at),
+            "gpus_now": engine.usage.rate(user),
+            "waits": waiting[user],
+        }
+        for user in users
+    ]
 
 
 def profiles(engine: Engine, job_type: str | None) -> list[Row]:
@@ -159,7 +177,7 @@ def _why_running(lease: Lease, indices: list[int]) -> str:
 
 
 def _in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
-    return enumerate(sorted(engine.waitlist, key=turn), 1)
+    return enumerate(sorted(engine.waitlist, key=engine.turn), 1)
 
 
 def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
@@ -168,6 +186,8 @@ def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
         "state": "waiting",
         "place": place,
         "for_s": at - waiting.since,
+        "had_gpu_h": engine.usage.used_h(waiting.request.user, at),
+        "users_before": engine.users_before(waiting.request.user, at),
         "reason": wait.reason.value if wait else None,
         "why": harmless(wait.text) if wait else "",
     }

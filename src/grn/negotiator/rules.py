@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from grn.negotiator.ledger import Guard
@@ -17,3 +18,5 @@ class Rules:
     grace_s: float = 2.0  # after a restart, how long places are kept for those who waited
     load_cap: float = 0.0  # jobs share a GPU until their loads add up to this; 0: as learned
     short_s: float = 900.0  # types that usually take no longer go before others
+    share_half_life_s: float = 86400.0  # after this long, half of what a user has had is forgotten
+    weights: Mapping[int, float] = field(default_factory=dict)  # by user; others have 1

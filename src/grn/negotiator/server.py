@@ -17,7 +17,7 @@ from typing import Any
 from grn import wire
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.gpus import trees
-from grn.model.job import Holder, Outcome
+from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
 from grn.negotiator import messages, report
 from grn.negotiator.audit import Audit
@@ -39,6 +39,7 @@ class Limits:
     waiting_per_user: int = 10000
     context_bytes: int = 512 << 20
     connections: int = 1 << 20  # of all users together
+    policy: Policy | None = None  # for all jobs, whatever they ask
     deadline_s: float = 10.0  # to end a frame once begun, and to read what was answered
 
 

@@ -33,11 +33,12 @@ from grn.negotiator.events import (
     Lease,
     SaveLease,
     SaveRun,
+    SaveUse,
     SaveWaiting,
 )
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
@@ -58,10 +59,12 @@ CREATE TABLE runs (
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 """
+_USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
 
 _CHANGES = {  # what leads from a version to the next
     1: "ALTER TABLE runs ADD COLUMN load REAL;",
     2: "ALTER TABLE runs ADD COLUMN crowd REAL; ALTER TABLE runs ADD COLUMN beside TEXT;",
+    3: _USES,
 }
 
 Row = tuple[str, str]  # table, key
@@ -74,11 +77,12 @@ _decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What was saved: leases of this boot, who waited in which place, and profiles."""
+    """What was saved: leases of this boot, who waited where, profiles, what users have had."""
 
     leases: tuple[Lease, ...]
     waiting: tuple[SaveWaiting, ...]
     profiles: tuple[Profile, ...]
+    uses: tuple[SaveUse, ...] = ()
 
 
 class Store:
@@ -126,7 +130,7 @@ class Store:
             SaveWaiting(key, place, Holder(pid, ticks) if pid else None)
             for key, place, pid, ticks in rows
         )
-        return Remembered(tuple(leases), waiting, self._profiles())
+        return Remembered(tuple(leases), waiting, self._profiles(), self._uses())
 
     def write(self, actions: Iterable[Action]) -> None:
         """Write down what must be remembered, in one transaction.
@@ -191,6 +195,11 @@ class Store:
         except sqlite3.OperationalError as error:
             log.warning("action=tidy result=failed reason=%r", str(error))
 
+    def _uses(self) -> tuple[SaveUse, ...]:
+        rows = self._db.execute("SELECT user, used_h, at FROM uses").fetchall()
+        good = [row for row in rows if all(isinstance(value, (int, float)) for value in row)]
+        return tuple(SaveUse(int(user), float(used_h), float(at)) for user, used_h, at in good)
+
     def _profiles(self) -> tuple[Profile, ...]:
         profiles: dict[tuple[str, str], Profile] = {}
         rows = self._db.execute(
@@ -215,6 +224,7 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
     kept: list[Action] = []
     settled: set[Row] = set()
     forgotten: set[str] = set()
+    users: set[int] = set()
     runs: Counter[tuple[str, str]] = Counter()
     for action in reversed(actions):
         if isinstance(action, SaveRun):
@@ -224,6 +234,10 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
                 continue
         elif isinstance(action, DropProfile):
             forgotten.add(action.job_type)
+        elif isinstance(action, SaveUse):
+            if action.user in users:
+                continue
+            users.add(action.user)
         elif isinstance(action, (SaveLease, DropLease, SaveWaiting, DropWaiting)):
             row = _row_of(action)
             is_gone = isinstance(action, (DropLease, DropWaiting)) and row not in on_disk
@@ -283,7 +297,7 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
         raise sqlite3.DatabaseError(verdict)
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version == 0 and not tables:
-        db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        db.executescript(f"BEGIN; {_USES} {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
     elif not tables >= {"leases", "waiting", "runs"}:
         raise sqlite3.DatabaseError(f"it holds other tables: {sorted(tables)}")
     else:
@@ -351,6 +365,14 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
         )
 
 
+def _save_use(db: sqlite3.Connection, _boot: str, action: SaveUse) -> None:
+    if action.used_h:
+        row = (action.user, action.used_h, action.at)
+        db.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", row)
+    else:
+        db.execute("DELETE FROM uses WHERE user = ?", (action.user,))
+
+
 def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:
     db.execute("DELETE FROM runs WHERE job_type = ?", (action.job_type,))
 
@@ -361,5 +383,6 @@ _WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
     SaveWaiting: _save_waiting,
     DropWaiting: _drop_waiting,
     SaveRun: _save_run,
+    SaveUse: _save_use,
     DropProfile: _drop_profile,
 }

@@ -9,7 +9,8 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from grn.model.job import Request
 from grn.negotiator.arguments import mattering
@@ -20,7 +21,8 @@ from grn.negotiator.order import Group, Kind, Refused, Turn, Waiting, turn
 class Waitlist:
     """All waiting requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Callable[[Waiting], Turn] = turn) -> None:
+        self._rank = rank
         self._groups: dict[Kind, Group] = {}
         self._kind_of: dict[str, Kind] = {}
         self._of_process: dict[int, set[str]] = {}  # pid -> keys of what it asks for itself
@@ -28,6 +30,8 @@ class Waitlist:
         self._since: list[tuple[float, str]] = []  # a heap; those who wait no more leave it late
         self._numbers = 0
         self._of_type: dict[str, dict[int, Group]] = {}
+        self._of_user: dict[int, dict[int, Group]] = {}
+        self._misplaced: dict[int, Group] = {}  # groups whose turn has changed
         self._fresh: dict[int, Group] = {}  # groups that nobody has said no to, or not lately
         self._lines = Lines()  # the others, by what they wait for
 
@@ -44,7 +48,7 @@ class Waitlist:
     def add(self, waiting: Waiting, is_pinned: bool) -> Group:
         """Put a request behind its like, or among them where its old place was."""
         kind = _kind(waiting.request, is_pinned)
-        group = self._groups.get(kind) or self._begin(kind, waiting.request.job_type)
+        group = self._groups.get(kind) or self._begin(kind, waiting.request)
         self._take_turn(group)
         newest = next(reversed(group.members.values()), None)
         group.members[waiting.request.key] = waiting
@@ -69,7 +73,7 @@ class Waitlist:
         waiting = group.members.pop(key)
         self._give_turn(group)
         if not group.members:
-            self._end(group, waiting.request.job_type)
+            self._end(group, waiting.request)
         pid = _own_pid(waiting.request)
         if pid is not None:
             self._of_process[pid].remove(key)
@@ -104,6 +108,15 @@ class Waitlist:
         """Let all groups of a type be asked again: something has changed for them."""
         self._fresh.update(self._of_type.get(job_type, {}))
 
+    def move(self, users: Iterable[int], most: int) -> None:
+        """Sort in anew what users wait for; of very many groups the rest at the next times."""
+        for user in users:
+            self._misplaced.update(self._of_user.get(user, {}))
+        for number in list(islice(self._misplaced, most)):
+            group = self._misplaced.pop(number)
+            self._take_turn(group)
+            self._give_turn(group)
+
     def settle(self, group: Group) -> None:
         """Ask a group no more until something changes: its last no still holds."""
         if group.refused is not None:
@@ -111,25 +124,30 @@ class Waitlist:
 
     def fresh(self) -> list[Group]:
         """Return those whose last no, if there was one, says nothing any more; in turn."""
-        return sorted(self._fresh.values(), key=lambda group: turn(group.head))
+        return sorted(self._fresh.values(), key=lambda group: group.turn)
 
     def next_fitting(self, after: Turn, offer: Offer) -> Group | None:
         """Return the first after a turn of those to whom there may be enough to give."""
         return self._lines.next_after(after, offer)
 
-    def _begin(self, kind: Kind, job_type: str) -> Group:
+    def _begin(self, kind: Kind, like: Request) -> Group:
         self._numbers += 1
         group = self._groups[kind] = Group(kind, number=self._numbers)
-        self._of_type.setdefault(job_type, {})[group.number] = group
+        self._of_type.setdefault(like.job_type, {})[group.number] = group
+        self._of_user.setdefault(like.user, {})[group.number] = group
         self._fresh[group.number] = group
         return group
 
-    def _end(self, group: Group, job_type: str) -> None:
+    def _end(self, group: Group, like: Request) -> None:
         self._fresh.pop(group.number, None)
+        self._misplaced.pop(group.number, None)
         del self._groups[group.kind]
-        del self._of_type[job_type][group.number]
-        if not self._of_type[job_type]:
-            del self._of_type[job_type]
+        del self._of_type[like.job_type][group.number]
+        if not self._of_type[like.job_type]:
+            del self._of_type[like.job_type]
+        del self._of_user[like.user][group.number]
+        if not self._of_user[like.user]:
+            del self._of_user[like.user]
 
     def group_of(self, key: str) -> Group | None:
         """Return the group a request waits in."""
@@ -152,12 +170,13 @@ class Waitlist:
 
     def _take_turn(self, group: Group) -> None:
         if group.members:
-            del self._turns[bisect_left(self._turns, turn(group.head), key=turn_of)]
+            del self._turns[bisect_left(self._turns, group.turn, key=turn_of)]
             self._lines.leave(group)
 
     def _give_turn(self, group: Group) -> None:
         if group.members:
-            insort(self._turns, (turn(group.head), group), key=turn_of)
+            group.turn = self._rank(group.head)
+            insort(self._turns, (group.turn, group), key=turn_of)
             self._lines.join(group)
 
 
