@@ -160,6 +160,17 @@ def test_a_gang_of_several_models_reserves_alike_on_all():
     assert answer == Place(("GPU-0", "GPU-1"), (6 * GiB, 6 * GiB), is_probe=False)
 
 
+@pytest.mark.parametrize("policy", Policy)
+def test_a_gang_of_several_models_may_be_a_first_run_on_one_of_them(policy):
+    gpus = a_mixed_machine("a", "b")
+    needs = {"a": Need(4 * GiB, False, "seen"), "b": Need(6 * GiB, True, "never measured")}
+
+    answer = place(a_request(gpus=2, policy=policy), needs, [a_book(gpu) for gpu in gpus])
+    assert isinstance(answer, Place)
+    assert answer.is_probe
+    assert set(answer.gpus) == {"GPU-0", "GPU-1"}
+
+
 def test_two_first_runs_do_not_meet_in_a_gang_of_several_models():
     gpus = a_mixed_machine("a", "b")
     measured = a_lease("x", GiB, gpus=("GPU-0",), is_probe=True)

@@ -257,7 +257,8 @@ def _gang(request: Request, ranked: Sequence[Fit]) -> list[Fit]:
     best: list[Fit] = []
     rank, count = None, request.gpus
     for pool in _pools(ranked, count):
-        calm = _calmness(request.policy, pool[count - 1])  # a gang is as slow as its slowest
+        # A gang is as slow as its slowest.
+        calm = max(_calmness(request.policy, fit) for fit in pool[:count])
         pool = [fit for fit in pool if _calmness(request.policy, fit) <= calm]
         places, (weakest, total) = best_linked([fit.book.gpu for fit in pool], count)
         found = (calm, -weakest, -total)
