@@ -351,13 +351,20 @@ def test_a_killed_crew_leaves_other_children_of_its_process_alone(story: Story) 
         os.kill(pid, signal.SIGKILL)
 
 
+def words_of(pid: int) -> bytes:
+    """Return the command line of a process; nothing when it has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def wait_until_the_guard_has_seen(pid: int, crew: Job) -> None:
     """Wait until a process is the crew's own child, and until the guard has looked since then."""
     wait_for(lambda: (found := look(pid)) is not None and found.parent == crew.pid, "adoption")
-    same = Path(f"/proc/{crew.pid}/cmdline").read_bytes()
     family = listed_children(crew.pid)
     assert family is not None
-    (guard,) = (one for one in family if Path(f"/proc/{one}/cmdline").read_bytes() == same)
+    (guard,) = (one for one in family if words_of(one) == words_of(crew.pid))
 
     def pauses() -> int:
         status = Path(f"/proc/{guard}/status").read_text()
