@@ -62,18 +62,17 @@ class Sender:
         """Write the order for one instance; ask the task for its variables on the way."""
         environment, task = self._ask(config, work_dir)
         about: dict[str, Any] = {
+            "worker": self._worker,
             "environment": environment,
             "path": [str(entry or os.getcwd()) for entry in sys.path],
             "argv": [str(word) for word in getattr(sys, "argv", [""])],
-            "name": None,
         }
-        if task is None:
-            order = self._plain(about, config, work_dir)
-            order = order or marshal.dumps(about) + self._class + self._arguments(config, work_dir)
-        else:
-            order = marshal.dumps({**about, "is_made": True}) + task
+        order = None if task is not None else self._plain(about, config, work_dir)
+        if order is None:
+            parts = (self._class, self._arguments(config, work_dir)) if task is None else (task,)
+            order = marshal.dumps({**about, "pickles": parts})
         path = os.path.join(self._folder, name)
-        put(path, self._worker + order, self._folder)
+        put(path, order, self._folder)
         return Order(path, (*self._argv, path), {**environment, _MARK: self._folder})
 
     def _plain(self, about: dict[str, Any], config: dict[Any, Any], work_dir: str) -> bytes | None:

@@ -9,54 +9,52 @@ from __future__ import annotations
 
 import os
 import sys
-from marshal import load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import Any
 
 # What `python -c` is told, with the order as its argument.
 START = """import sys,marshal
-order=open(sys.argv[1],'rb')
-code=marshal.load(order)
+with open(sys.argv[1],'rb') as file:
+    order=marshal.loads(file.read())
+code=marshal.loads(order['worker'])
 __file__=code.co_filename
 exec(code)
-main(order)
+main(sys.argv[1],order)
 """
 
 is_loading_a_task = False  # a scheduler that is started meanwhile would never end
 
 
-def main(order: BinaryIO) -> None:
+def main(path: str, order: dict[str, Any]) -> None:
     """Run the task of an order; say in one line beside it why it failed."""
     try:
-        read(order).main()
+        _made(order).main()
     except SystemExit as error:
         if error.code not in (None, 0):
-            _leave_note(order.name, f"sys.exit({error.code!r})")
+            _leave_note(path, f"sys.exit({error.code!r})")
         raise
     except BaseException as error:
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-        _leave_note(order.name, text)
+        _leave_note(path, text)
         raise
 
 
-def read(order: BinaryIO) -> Any:
+def _made(order: dict[str, Any]) -> Any:
     """Make this process like the scheduler's; return the task."""
     global is_loading_a_task
     is_loading_a_task = True
-    with order:
-        about = load(order)
-        os.environ.update(about["environment"])
-        sys.path[:] = about["path"]
-        sys.argv[:] = about["argv"]
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for `tail -f`
-        if about["name"] is not None:
-            task = _found(*about["name"])(about["config"], about["work_dir"])
-        else:
-            task = _unpickled(order, "is_made" in about)
+    os.environ.update(order["environment"])
+    sys.path[:] = order["path"]
+    sys.argv[:] = order["argv"]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for `tail -f`
+    if "name" in order:
+        task = _found(*order["name"])(order["config"], order["work_dir"])
+    else:
+        task = _unpickled(*order["pickles"])
     is_loading_a_task = False
     return task
 
@@ -70,17 +68,17 @@ def _found(module: str, name: str) -> Any:
     return found
 
 
-def _unpickled(file: BinaryIO, is_made: bool) -> Any:
+def _unpickled(first: bytes, arguments: bytes | None = None) -> Any:
     """Read a task, or its class and what to make it from."""
-    from _pickle import load  # not for all: it takes a fifth of the time Python takes to start
+    from _pickle import loads  # not for all: it takes a fifth of the time Python takes to start
 
-    task = load(file)
-    return task if is_made else task(*load(file))
+    found = loads(first)
+    return found if arguments is None else found(*loads(arguments))
 
 
-def _leave_note(order: str, text: str) -> None:
+def _leave_note(path: str, text: str) -> None:
     try:
-        with open(f"{order}.note", "w", errors="replace") as file:
+        with open(f"{path}.note", "w", errors="replace") as file:
             file.write(text[:1000])
     except OSError:
         pass  # the log has it all, and the exit status tells
