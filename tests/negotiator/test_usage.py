@@ -127,9 +127,8 @@ def test_a_clock_that_was_set_back_adds_nothing():
 
 def test_a_user_of_long_ago_is_forgotten():
     usage = Usage(DAY)
-    usage.load([SaveUse(ADA, 1e-3, 0.0)], 0.0)
-    usage.began("b", ADA, 1.0, 1.0, at=100 * DAY)
-    usage.ended("b", at=100 * DAY)
+    usage.load([SaveUse(ADA, 5.0, 0.0)], 0.0)
 
+    assert list(usage.to_save(DAY)) == []
     assert list(usage.to_save(100 * DAY)) == [SaveUse(ADA, 0.0, 100 * DAY)]
     assert usage.users() == []

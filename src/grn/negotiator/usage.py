@@ -131,8 +131,10 @@ class Usage:
     def to_save(self, at: float, is_last: bool = False) -> Iterator[SaveUse]:
         """Yield what is to be written down now; what has faded away is forgotten."""
         for user, account in list(self._accounts.items()):
-            is_due = is_last or at - account.saved_at >= SAVE_S
-            if not is_due or (account.is_saved and not account.rate and account.used_h > _LEAST_H):
+            if not is_last and at - account.saved_at < SAVE_S:
+                continue
+            is_quiet = account.is_saved and not account.rate
+            if is_quiet and self.used_h(user, at) > _LEAST_H:
                 continue
             account.settle(at, self._half_life_s)
             account.saved_at, account.is_saved = at, True
