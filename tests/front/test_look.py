@@ -22,17 +22,19 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eevil\u200b\r\nnext\x9b31m"
 GPU = {
     "index", "uuid", "model", "kind", "health", "total_bytes", "guard_bytes", "used_bytes",
     "reserved_bytes", "strangers_bytes", "unexplained_bytes", "free_bytes", "load_pct", "leases",
-    "links",
+    "links", "load_cap",
 }  # fmt: skip
 JOB = {
     "id", "type", "label", "user", "pid", "gpus_asked", "mem_bytes", "exclusive", "priority",
     "policy", "attempt", "state", "for_s", "reason", "why",
 }  # fmt: skip
 LEASE = JOB | {"gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run"}
-WAITING = JOB | {"place"}
+WAITING = JOB | {"place", "had_gpu_h", "users_before"}
+SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
-    "because", "usual_duration_s", "load", "by_arguments", "history",
+    "because", "usual_duration_s", "load", "by_arguments", "history", "load_cap",
+    "load_cap_because", "slower_beside",
 }  # fmt: skip
 RUN = {
     "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts", "load",
@@ -74,6 +76,10 @@ def test_json_has_the_documented_keys(grn: Shell, busy: Client) -> None:
     assert jobs.keys() == {"schema", "version", "leases", "waiting"}
     assert [lease.keys() for lease in jobs["leases"]] == [LEASE]
     assert [waiting.keys() for waiting in jobs["waiting"]] == [WAITING]
+
+    shares = shown(grn, "shares")
+    assert shares.keys() == {"schema", "version", "shares"}
+    assert [share.keys() for share in shares["shares"]] == [SHARE]
 
     why = shown(grn, "why", jobs["waiting"][0]["id"])
     assert why.keys() == {"schema", "jobs"}
