@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grn import wire
+from grn.model.job import Policy
 from grn.negotiator import messages
 from grn.negotiator.asking import MOST_ASKED_AT_ONCE
 from tests.harness import Story, wait_for
@@ -609,6 +610,17 @@ def test_a_hostile_name_in_a_reason_to_wait_is_harmless_too(tmp_path: Path) -> N
         assert "\\x1b[2J" in answer["text"]
         status = second.ask("status")
         assert all(text.isprintable() for text in (*texts(answer), *texts(status)))
+
+
+@pytest.mark.parametrize(("policy", "placed"), [(None, "spread"), (Policy.PACK, "pack")])
+def test_the_machine_may_have_a_policy_for_all_jobs(
+    tmp_path: Path, policy: Policy | None, placed: str
+) -> None:
+    with inside(tmp_path, policy=policy) as server, server.client() as client:
+        client.lease(policy="spread")
+
+        (lease,) = client.ask("status")["status"]["leases"]
+        assert lease["policy"] == placed
 
 
 # --- who may do what -----------------------------------------------------------------------
