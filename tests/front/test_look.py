@@ -34,10 +34,11 @@ SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
     "because", "usual_duration_s", "load", "by_arguments", "history", "load_cap",
-    "load_cap_because", "slower_beside",
+    "load_cap_because", "slower_beside", "notes",
 }  # fmt: skip
 RUN = {
     "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts", "load",
+    "code", "outdated",
 }  # fmt: skip
 
 

@@ -268,7 +268,19 @@ def test_a_profile_is_explained_run_by_run() -> None:
 
     assert "estimate  3.0 GiB: of its last run" in text
     assert "█" * 24 + "   4.0 GiB in   9.0s bs=64 net=res" in text
-    assert "(at least: it did not end well)" in text.splitlines()[-1]
+    assert "(at least: it did not end well)" in text.splitlines()[-2]
+    assert text.splitlines()[-1].split() == ["next", "▒" * 18, "3.0", "GiB", "as", "estimated"]
+
+
+def test_runs_that_do_not_count_any_more_are_drawn_faintly_with_the_reason() -> None:
+    run = {"outcome": "ok", "peak_bytes": GiB, "duration_s": 9.0, "counts": True, "args": {},
+           "outdated": True}  # fmt: skip
+    note = "1 run of an older code do not count any more"
+    text = render.profile(a_profile_row(history=[run], notes=[note]))
+
+    assert f"            {note}" in text.splitlines()
+    assert "░░░░░░░░ " in text
+    assert "(older: does not count any more)" in text
 
 
 def test_a_profile_in_ascii_is_ascii() -> None:

@@ -35,6 +35,7 @@ from grn.negotiator.events import (
     Requested,
     Sampled,
     SaveLease,
+    SaveNumber,
     SaveRun,
     SaveWaiting,
     Started,
@@ -42,6 +43,8 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.ledger import Guard
+from grn.negotiator.margin import FIRST_MARGIN
+from grn.negotiator.memory import CHANCE
 from grn.negotiator.rules import Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
@@ -56,6 +59,11 @@ MACHINES = [
 ]
 TYPES = ["one.py", "one.py", "two.py", "three.py"]
 WHO = ["nobody", "nobody", "somebody", "another thread", "a parent"]
+ARGUMENTS = st.sampled_from([
+    (), (), (("batch", 8.0), ("seed", 1.0)), (("batch", 64.0), ("seed", 2.0)),
+    (("batch", 64.0), ("length", 512.0)), (("batch", 8.0), ("length", 64.0)), (("net", "big"),),
+])  # fmt: skip
+CODES = st.sampled_from(["", "", "0000000a", "0000000b"])
 GIBS = st.sampled_from([0, 0, 1, 3, 7, 12, 23])
 STEPS_S = st.sampled_from([0.1, 1.0, 5.0, 20.0])
 HEALTHS = st.sampled_from([GpuHealth.OK, GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.LOST])
@@ -82,6 +90,7 @@ class World:
         self.health = dict.fromkeys(self.gpus, GpuHealth.OK)
         self.hides: set[str] = set()  # GPUs that do not say what a process uses
         self.is_vague: set[str] = set()  # GPUs that do not say what is used at all
+        self.load_pct: dict[str, float | None] = dict.fromkeys(self.gpus, 0.0)
 
     def readings(self) -> tuple[Reading, ...]:
         return tuple(self._reading(gpu) for gpu in self.gpus.values())
@@ -107,7 +116,7 @@ class World:
         if gpu.uuid in self.hides and not is_virtual:
             uses = [replace(use, used_bytes=None) for use in uses]
         return Reading(gpu.uuid, used_bytes=None if gpu.uuid in self.is_vague else used,
-                       uses=tuple(uses))  # fmt: skip
+                       load_pct=self.load_pct[gpu.uuid], uses=tuple(uses))  # fmt: skip
 
     def of_lease(self, lease_id: str) -> Process | None:
         return next((p for p in self.processes.values() if lease_id in p.leases), None)
@@ -149,6 +158,7 @@ class Negotiation(RuleBasedStateMachine):
         self.saved_leases: dict[str, Lease] = {}
         self.saved_waiting: dict[str, int] = {}
         self.saved_profiles: dict[tuple[str, str], Profile] = {}
+        self.saved_numbers: dict[str, float] = {}
         self.places: dict[str, tuple[str, ...]] = {}  # lease -> its GPUs, for all there ever were
         self.is_sound = True
         self._start()
@@ -162,7 +172,7 @@ class Negotiation(RuleBasedStateMachine):
         self.tell(
             Started(self.now, tuple(self.world.gpus.values()), self.world.readings(),
                     tuple(self.saved_leases.values()), tuple(waiting),
-                    tuple(self.saved_profiles.values()))
+                    tuple(self.saved_profiles.values()), numbers=tuple(self.saved_numbers.items()))
         )  # fmt: skip
 
     def tell(self, event: Event) -> None:
@@ -198,6 +208,8 @@ class Negotiation(RuleBasedStateMachine):
             empty = Profile(action.job_type, action.model, action.label, action.owner)
             profile = self.saved_profiles.get(key, empty)
             self.saved_profiles[key] = learn.add_run(profile, action.run)
+        elif isinstance(action, SaveNumber):
+            self.saved_numbers[action.name] = action.value
         elif isinstance(action, DropProfile):
             for key in [key for key in self.saved_profiles if key[0] == action.job_type]:
                 del self.saved_profiles[key]
@@ -317,6 +329,8 @@ class Negotiation(RuleBasedStateMachine):
         profiles = {(p.job_type, p.model): p for p in self.engine.memory.profiles()}
         assert self.saved_profiles == profiles
         assert set(self.saved_waiting) == set(self.waiting) | set(self.away)
+        chance = self.engine.memory.margin.chance
+        assert 0.97 < chance / self.saved_numbers.get(CHANCE, FIRST_MARGIN.chance) < 1.03
 
     @invariant()
     def no_lease_is_lost_and_none_outlives_its_job(self) -> None:
@@ -342,10 +356,12 @@ class Negotiation(RuleBasedStateMachine):
         job_type=st.sampled_from(TYPES),
         mem_gib=st.sampled_from([None, None, None, 4, 14]),
         who=st.sampled_from(WHO),
+        arguments=ARGUMENTS,
+        code=CODES,
         data=st.data(),
     )
-    def ask(self, job_type, mem_gib, who, data) -> None:
-        self._ask(data, who, mem_gib, job_type=job_type)
+    def ask(self, mem_gib, who, data, **wish) -> None:
+        self._ask(data, who, mem_gib, **wish)
 
     @rule(
         job_type=st.sampled_from(TYPES),
@@ -494,10 +510,14 @@ class Negotiation(RuleBasedStateMachine):
         self.tell(ProfileForgotten(self.now, data.draw(st.sampled_from(TYPES))))
 
     @rule(index=st.integers(0, 2), health=HEALTHS, strangers_gib=GIBS, unexplained_gib=GIBS,
-          hides=st.booleans(), is_vague=st.sampled_from([False] * 4 + [True]))  # fmt: skip
-    def world_changes(self, index, health, strangers_gib, unexplained_gib, hides, is_vague) -> None:
+          hides=st.booleans(), is_vague=st.sampled_from([False] * 4 + [True]),
+          load_pct=st.sampled_from([None, 0.0, 40.0, 100.0]))  # fmt: skip
+    def world_changes(
+        self, index, health, strangers_gib, unexplained_gib, hides, is_vague, load_pct
+    ) -> None:
         world, uuid = self.world, sorted(self.world.gpus)[index % len(self.world.gpus)]
         world.health[uuid] = health
+        world.load_pct[uuid] = load_pct
         world.strangers[uuid] = strangers_gib * GiB
         world.unexplained[uuid] = unexplained_gib * GiB
         for names, is_so in ((world.hides, hides), (world.is_vague, is_vague)):

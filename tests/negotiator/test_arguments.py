@@ -10,6 +10,7 @@ from grn.model.job import Outcome
 from grn.model.sizes import GiB, MiB
 from grn.negotiator import arguments, report
 from grn.negotiator.events import WaitReason
+from grn.negotiator.fit import fit
 from tests.builders import Story, a_profile, a_run, some_gpus
 
 
@@ -28,15 +29,15 @@ def test_a_line_through_batch_sizes_foretells_one_between_them() -> None:
     line = arguments.line(LINEAR)
 
     assert line is not None
-    assert line.name == "batch"
-    assert line.bound_bytes(48) == pytest.approx((1 + 4.8) * 1.05 * GiB, rel=0.01)
+    assert line.names == ("batch",)
+    assert line.bound_bytes([48]) == pytest.approx((1 + 4.8) * 1.05 * GiB, rel=0.01)
 
 
 def test_below_what_was_seen_a_line_is_not_followed() -> None:
     line = arguments.line(LINEAR)
 
     assert line is not None
-    assert line.bound_bytes(1) == line.bound_bytes(16)
+    assert line.bound_bytes([1]) == line.bound_bytes([16])
 
 
 @pytest.mark.parametrize(
@@ -229,3 +230,93 @@ def test_what_arguments_tell_is_said_in_words() -> None:
     assert any("line over batch" in text for text in row["by_arguments"])
     (plain,) = report.profiles(a_story(a_run(GiB), a_run(GiB)).engine, None)
     assert plain["by_arguments"] == []
+
+
+# --- two numbers ---------------------------------------------------------------------------
+
+
+def grid(memory, noise: float = 0.0, firsts=(8, 16, 32, 64), seconds=(128, 256, 512)):
+    draw = random.Random(7)
+    return runs(*(
+        (memory(one, two) * (1 + draw.uniform(-noise, noise)),
+         {"batch": float(one), "length": float(two), "seed": float(one * two)})
+        for one in firsts for two in seconds
+    ))  # fmt: skip
+
+
+PRODUCT = grid(lambda batch, length: 1 + batch * length / 4096, 0.01)
+SUM = grid(lambda batch, length: 1 + batch / 16 + length / 64, 0.01)
+
+
+def test_memory_may_rise_with_a_product() -> None:
+    line = arguments.line(PRODUCT)
+
+    assert line is not None
+    assert line.terms == (("batch", "length"),)
+    values = line.values({"batch": 48.0, "length": 256.0})
+    assert values is not None
+    assert line.bound_bytes(values) == pytest.approx(4 * 1.06 * GiB, rel=0.03)
+    assert line.values({"batch": 48.0}) is None
+    assert line.values({"batch": 48.0, "length": "long"}) is None
+
+
+def test_memory_may_rise_with_two_numbers_each_for_itself() -> None:
+    line = arguments.line(SUM)
+
+    assert line is not None
+    assert line.terms == (("batch",), ("length",))
+    assert line.bound_bytes([48.0, 256.0]) == pytest.approx(8 * 1.06 * GiB, rel=0.03)
+
+
+def test_one_number_is_enough_where_it_tells_all() -> None:
+    line = arguments.line(grid(lambda batch, length: 1 + batch / 8, 0.01))
+
+    assert line is not None
+    assert line.names == ("batch",)
+
+
+def test_few_runs_are_not_enough_for_two_numbers() -> None:
+    assert arguments.line(PRODUCT[:5]) is None or len(arguments.line(PRODUCT[:5]).names) == 1
+
+
+def test_two_numbers_seen_apart_but_never_together_are_measured_anew() -> None:
+    """Each is within what was seen, their product is not."""
+    seen = [run for run in PRODUCT if dict(run.arguments)["batch"] * dict(run.arguments)["length"]
+            <= 8192]  # fmt: skip
+    story = a_story(*seen, gpus=2)
+    story.asks("both", arguments=(("batch", 64.0), ("length", 512.0)))
+    assert story.leases["both"].is_probe
+
+    story.asks("between", arguments=(("batch", 24.0), ("length", 256.0)))
+    assert not story.leases["between"].is_probe
+    assert 2.5 * GiB < story.reserved("between") < 3.3 * GiB
+
+
+@pytest.mark.parametrize("memory", [PRODUCT, SUM], ids=["product", "sum"])
+def test_a_line_over_two_numbers_is_said_in_words(memory) -> None:
+    (row,) = report.profiles(a_story(*memory).engine, None)
+
+    text = row["by_arguments"][0]
+    assert "batch" in text
+    assert "length" in text
+    assert "seen from" in text
+
+
+def test_foretelling_each_point_by_all_others_is_what_leaving_it_out_gives() -> None:
+    draw = random.Random(1)
+    columns = [[draw.uniform(0, 9) for _ in range(12)] for _ in range(2)]
+    ys = [3 + 2 * a + 5 * b + draw.gauss(0, 1) for a, b in zip(*columns, strict=True)]
+    whole = fit(columns, ys)
+    assert whole is not None
+
+    for place in range(12):
+        without = [column[:place] + column[place + 1 :] for column in columns]
+        part = fit(without, ys[:place] + ys[place + 1 :])
+        assert part is not None
+        told = part.base + sum(s * c[place] for s, c in zip(part.slopes, columns, strict=True))
+        assert ys[place] - told == pytest.approx(whole.foretold[place])
+
+
+@pytest.mark.parametrize("columns", [[[1, 1, 1]], [[1, 2, 3], [2, 4, 6]]])
+def test_columns_that_say_nothing_or_the_same_have_no_line(columns) -> None:
+    assert fit(columns, [1, 2, 3]) is None

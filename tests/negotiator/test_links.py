@@ -193,3 +193,14 @@ def test_a_gang_comes_to_a_bridge_through_the_engine_and_its_job_alone_does_not(
 
     assert (story.gpus("a"), story.gpus("b")) == ([0], [2, 3])
     assert len(set(story.leases["b"].reserved)) == 1
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_gang_may_be_known_on_one_model_and_a_first_run_on_another(policy):
+    books = [a_book(a_gpu(0, model="Old")), a_book(a_gpu(1, model="New"))]
+    needs = {"Old": Need(4 * GiB, False, "known"), "New": Need(9 * GiB, True, "guessed")}
+
+    answer = place(a_request(gpus=2, policy=policy), needs, books)
+
+    assert isinstance(answer, Place)
+    assert set(answer.gpus) == {"GPU-0", "GPU-1"}

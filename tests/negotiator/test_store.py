@@ -26,6 +26,7 @@ from grn.negotiator.events import (
     DropProfile,
     DropWaiting,
     SaveLease,
+    SaveNumber,
     SaveRun,
     SaveUse,
     SaveWaiting,
@@ -51,6 +52,7 @@ def some_actions() -> list[Action]:
         SaveWaiting("first", 1),
         a_saved_run(),
         a_saved_run(peak_bytes=2 * GiB),
+        SaveNumber("how many", 0.5),
     ]
 
 
@@ -77,6 +79,7 @@ def all_is_there(found: Remembered) -> None:
     (profile,) = found.profiles
     assert [run.peak_bytes for run in profile.runs] == [GiB, 2 * GiB]
     assert profile.runs[0].arguments == (("bs", 8.0), ("net", "res"))
+    assert found.numbers == (("how many", 0.5),)
 
 
 def changed(folder: Path, *statements: str) -> None:
@@ -138,7 +141,7 @@ def test_what_was_dropped_is_gone(tmp_path: Path) -> None:
         store.write([DropLease("lease-a"), DropLease("lease-b"), DropLease("never-there")])
         store.write([DropWaiting("first"), DropWaiting("second"), DropProfile("t")])
 
-    assert saved(tmp_path) == Remembered((), (), ())
+    assert saved(tmp_path) == Remembered((), (), (), (), (("how many", 0.5),))
 
 
 def test_a_lease_that_changed_is_saved_over_itself(tmp_path: Path) -> None:
@@ -577,11 +580,11 @@ def test_a_file_of_the_first_version_is_read_and_brought_up_to_date(tmp_path):
         store.close()
 
         assert (profile.job_type, profile.runs[0].peak_bytes) == ("a", 5)
-        assert profile.runs[0].load is None
+        assert (profile.runs[0].load, profile.runs[0].code) == (None, "")
 
 
 def test_how_a_run_shared_its_gpu_is_remembered(tmp_path):
-    run = a_run(GiB, load=0.4, crowd=0.25, beside=(("other", 0.8),))
+    run = a_run(GiB, load=0.4, crowd=0.25, beside=(("other", 0.8),), code="0abc1234")
     with a_store(tmp_path) as store:
         store.write([SaveRun("train", "card", "train", 1000, run)])
 

@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_a_command_is_read_as_it_was_submitted(journals: Journals) -> None:
     command = journal.command(1)
     assert (command.argv, command.environment, command.extra) == (argv, env, {"I": "4"})
     assert {name: getattr(command, name) for name in own} == own
-    assert journal.arguments(1) == {"bs": 8.0}
+    assert journal.told(1) == ({"bs": 8.0}, "")
     assert journal.notify_of(1) == "mail me"
 
 
@@ -345,6 +346,25 @@ def test_a_newer_file_is_refused_in_plain_words(journals: Journals, tmp_path: Pa
     db.close()
     with pytest.raises(MachineError, match="written by a newer grn"):
         journals()
+
+
+@pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 35), reason="SQLite cannot drop columns")
+def test_a_journal_of_an_older_grn_is_brought_up_to_date(
+    journals: Journals, tmp_path: Path
+) -> None:
+    journal = journals()
+    submit(journal, a_job(arguments={"bs": 8.0}))
+    journal.close()
+    with sqlite3.connect(tmp_path / "queue" / "queue.sqlite3") as db:
+        db.execute("ALTER TABLE jobs DROP COLUMN code")
+        db.execute("PRAGMA user_version=1")
+    db.close()
+
+    journal = journals()
+    submit(journal, replace(a_job(), code="0abc1234"))
+
+    assert journal.told(1) == ({"bs": 8.0}, "")
+    assert journal.told(2) == ({}, "0abc1234")
 
 
 def test_a_broken_journal_is_set_aside_and_told_of(journals: Journals, tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 
 def test_a_lease_is_asked_for_awaited_and_granted(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        leases.ask(a_spec(7, mem_bytes=5, gpus=2, priority=3), 1, 0, {"bs": 8.0})
+        leases.ask(a_spec(7, mem_bytes=5, gpus=2, priority=3), 1, 0, {"bs": 8.0}, "0abc1234")
         asked = await negotiator.hears("lease")
         facts = {"type": "train.py", "gpus": 2, "mem": 5, "priority": 3, "args": {"bs": 8.0}}
-        assert facts.items() <= asked.items()
+        assert (facts | {"code": "0abc1234"}).items() <= asked.items()
         negotiator.say(asked["id"], ev="waiting", text="no room")
         await queue.hears("awaited", 7, "no room")
         negotiator.say(asked["id"], **GRANT, lease="L")

@@ -127,6 +127,13 @@ def test_a_success_that_speaks_of_memory_is_a_success(
     assert (ear.ends[0].status, ear.ends[0].is_out_of_memory) == (0, False)
 
 
+def test_the_code_of_a_script_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("1")
+
+    assert len(request(sh("python train.py", folder=str(tmp_path)))["code"]) == 8
+    assert "code" not in request(sh("python gone.py", folder=str(tmp_path)))
+
+
 def test_attempt_type_and_facts_are_told() -> None:
     task = sh("LR=1 python train.py --bs 64 > log", attempt=2, needs=Needs(2, 1 << 30, True, 5))
     message = request(task)

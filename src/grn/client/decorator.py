@@ -193,11 +193,15 @@ class _Managed:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], may_retry: bool = True
     ) -> Iterator[_Attempt]:
         """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
+        from grn.client.fingerprint import of_function
         from grn.client.lease import wish
 
         names = self._names()
         if names != self._wished_as:  # the same at nearly every call
             self._wished_as, self._wish = names, wish(*names, **self._asked)
+            code = of_function(self.function)
+            if code:
+                self._wish["code"] = code
         message = dict(self._wish)
         message["args"] = _facts(self._code, args, kwargs)
         profiler, attempt = self.profiler, None

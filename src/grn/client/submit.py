@@ -6,7 +6,7 @@ import os
 import sys
 
 from grn import wire
-from grn.client import facts, queue
+from grn.client import facts, fingerprint, queue
 from grn.errors import JobFailed, UsageError
 
 TYPE_CHECKING = False
@@ -122,6 +122,7 @@ def wanted(
         "type": _text("type", job_type) if job_type else (_text("", full)[-1024:] or "?"),
         "label": _text("", job_type or label)[-256:] or "?",
         "args": facts.of_command(told),
+        **fingerprint.told(told, cwd or ""),
     }
     if name:
         message["name"] = _text("name", name)

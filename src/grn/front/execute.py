@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from grn.client import facts, frameworks
+from grn.client import facts, fingerprint, frameworks
 from grn.client.connection import connect, drive
 from grn.client.daemons import ensure_negotiator
 from grn.client.lease import Lease, wish
@@ -66,6 +66,7 @@ def execute(
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
         message["args"] = facts.of_command(command)
+        message |= fingerprint.told(command)
         message["command"] = True
         attempt = 0
         while True:

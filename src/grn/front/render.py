@@ -121,24 +121,37 @@ def profiles(rows: Sequence[Row], width: int = 0) -> str:
 
 
 def profile(row: Row, is_ascii: bool = False) -> str:
-    """Explain one profile in words and draw the peaks of its runs."""
+    """Explain one profile in words and draw the peaks of its runs beside the estimate."""
     lines = [
         f"{row['label']} on {row['model']}",
         f"  type      {row['type']}",
         f"  estimate  {show_size(row['estimate_bytes'])}: {row['because']}",
-        *(f"            {text}" for text in row.get("by_arguments", ())),
+        *(f"            {text}" for text in [*row.get("by_arguments", ()), *row.get("notes", ())]),
         *_load_lines(row),
         f"  runs      {row['runs']}, the last {len(row['history'])}:",
     ]
-    largest = max((run["peak_bytes"] for run in row["history"]), default=1) or 1
-    block = "#" if is_ascii else "█"
+    most = max([row["estimate_bytes"] or 0, *(run["peak_bytes"] for run in row["history"])]) or 1
+    solid, reserved, faint, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     for run in row["history"]:
-        bar = block * max(1, round(24 * run["peak_bytes"] / largest))
-        note = "" if run["counts"] else "  (at least: it did not end well)"
-        facts = " ".join(f"{name}={_value(value)}" for name, value in run["args"].items())
-        size, time = show_size(run["peak_bytes"]), show_time(run["duration_s"])
-        lines.append(f"  {run['outcome']:9} {bar:24} {size:>9} in {time:>6} {facts}{note}".rstrip())
-    return "\n".join(lines)
+        block = faint if run.get("outdated") else solid
+        lines.append(f"  {run['outcome']:9} {_peak(run['peak_bytes'], most, block)} {_told(run)}")
+    if row["estimate_bytes"] and row["history"]:
+        drawn = _peak(row["estimate_bytes"], most, reserved)
+        lines.append(f"  {'next':9} {drawn} as estimated")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _peak(size: int, most: int, block: str) -> str:
+    bar = block * max(1, round(24 * size / most))
+    return f"{bar:24} {show_size(size):>9}"
+
+
+def _told(run: Row) -> str:
+    facts = " ".join(f"{name}={_value(value)}" for name, value in run["args"].items())
+    note = "" if run["counts"] else "  (at least: it did not end well)"
+    if run.get("outdated"):
+        note = "  (older: does not count any more)"
+    return f"in {show_time(run['duration_s']):>6} {facts}{note}"
 
 
 def _load_lines(row: Row) -> Iterator[str]:

@@ -24,6 +24,7 @@ from typing import Any
 from grn.client.call import name_of, pack
 from grn.client.daemons import ensure_negotiator
 from grn.client.facts import worth_learning
+from grn.client.fingerprint import of_function
 from grn.client.lease import type_and_label, wish
 from grn.errors import JobFailed, UsageError
 
@@ -99,8 +100,10 @@ class Pool:
         self._threads.shutdown()
 
     def _message(self, call: Call) -> dict[str, Any]:
-        job_type, label = names_of(call.named_after or call.function)
-        return {**wish(job_type, label, **self._needs), "args": dict(call.facts)}
+        function = call.named_after or call.function
+        message = {**wish(*names_of(function), **self._needs), "args": dict(call.facts)}
+        code = of_function(function)
+        return {**message, "code": code} if code else message
 
     def _run(self, folder: str, message: dict[str, Any]) -> Any:
         for attempt in range(self._retry_oom + 1):

@@ -54,3 +54,4 @@ class Request:
     is_command: bool = False  # asked for by a parent: the process that will hold it is to come
     has_parent: bool = False  # the process that asked for it will say how it ended
     attempt: int = 0  # how often this job has run out of memory before
+    code: str = ""  # fingerprint of what will run; empty when nobody knows

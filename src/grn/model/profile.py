@@ -21,6 +21,7 @@ class Run:
     load: float | None = None  # the share of a GPU's time it used, None when that was not seen
     crowd: float | None = None  # the mean of ln U, U being all loads on its GPU, at least 1
     beside: tuple[tuple[str, float], ...] = ()  # types it shared with, for which part of its time
+    code: str = ""  # fingerprint of what ran; empty when nobody knows
 
 
 @dataclass(frozen=True, slots=True)

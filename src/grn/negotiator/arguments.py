@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
 
 from grn.model.job import Argument
 from grn.model.profile import Run
+from grn.negotiator.fit import fit, rank_correlation
 
 ENOUGH_RUNS = 4  # for a line
+ENOUGH_FOR_TWO = 6  # for a line over two numbers
+MOST_PAIRED = 3  # of the numbers are put together
 FEW_RUNS = 6  # below this, runs with the same arguments are believed to be alike
 LEAST_SPREAD = 1.1  # largest over smallest peak: below it arguments are not worth a thought
 LEAST_RANK = 0.8  # of the rank correlation of a number that matters
@@ -35,7 +40,8 @@ _LIKELY_MATTERS = re.compile(
 )
 
 
-def mattering(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+@lru_cache(maxsize=4096)  # jobs of one type are called the same way again and again
+def mattering(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """Leave out arguments whose names say that memory does not depend on them."""
     found = [one for one in arguments if not _NEVER_MATTERS.fullmatch(one[0])]
     return tuple(sorted(found, key=lambda one: one[0]))
@@ -70,20 +76,47 @@ def exceeds(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Memory as a line over one number: good within what was seen."""
+    """Memory as a line over a number, over two, or over their product: good within what was seen.
 
-    name: str
+    Each term is a number or a product of two; it has a slope and the range in which it was seen.
+    """
+
+    terms: tuple[tuple[str, ...], ...]
     base_bytes: float
-    slope_bytes: float
+    slopes_bytes: tuple[float, ...]
     miss_bytes: float  # how far the worst run lay above it
-    least: float
-    most: float
+    least: tuple[float, ...]
+    most: tuple[float, ...]
     runs: int
 
-    def bound_bytes(self, value: float) -> int:
-        """Return what a run with this value needs at most."""
-        at = self.base_bytes + self.slope_bytes * max(value, self.least)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the arguments it is a line over."""
+        return tuple(dict.fromkeys(name for term in self.terms for name in term))
+
+    @property
+    def text(self) -> str:
+        """Name the terms for people."""
+        return " and ".join(" × ".join(term) for term in self.terms)
+
+    def values(self, given: Mapping[str, float | str]) -> list[float] | None:
+        """Return each term for these arguments, None when one is missing or no number."""
+        if any(isinstance(given.get(name, ""), str) for name in self.names):
+            return None
+        return [math.prod(float(given[name]) for name in term) for term in self.terms]
+
+    def bound_bytes(self, values: Sequence[float]) -> int:
+        """Return what a run with these terms needs at most."""
+        pairs = zip(self.slopes_bytes, values, self.least, strict=True)
+        at = self.base_bytes + sum(slope * max(value, least) for slope, value, least in pairs)
         return int((at + self.miss_bytes) * (1 + HEADROOM))
+
+    def beyond(self, values: Sequence[float]) -> Beyond | None:
+        """Return the term that is larger than in any run, None when all were seen."""
+        for term, value, most in zip(self.terms, values, self.most, strict=True):
+            if value > most:
+                return Beyond(" × ".join(term), value / most if most > 0 else math.inf)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +130,62 @@ class Groups:
 
 
 def line(runs: Sequence[Run]) -> Line | None:
-    """Return the best line over one number, None when none is good enough."""
+    """Return the best line over one or two numbers, None when none is good enough."""
     if len(runs) < ENOUGH_RUNS or not _is_spread(runs):
         return None
-    found = [fit for name in _shared(runs, (float, int)) if (fit := _line(name, runs))]
-    return min(found, key=lambda fit: fit.miss_bytes, default=None)
+    peaks = [float(run.peak_bytes) for run in runs]
+    given = [dict(run.arguments) for run in runs]
+    columns = {
+        name: [float(values[name]) for values in given] for name in _shared(runs, (float, int))
+    }
+    found = [good for name in columns if (good := _line(((name,),), columns, peaks))]
+    best = min(found, key=lambda one: one.miss_bytes, default=None)
+    if len(runs) < ENOUGH_FOR_TWO or len(columns) < 2:
+        return best
+    for terms in _pairs(columns, peaks):
+        two = _line(terms, columns, peaks)
+        # More numbers always fit better: they must do so by far.
+        if two is not None and (best is None or two.miss_bytes < best.miss_bytes / 2):
+            best = two
+    return best
+
+
+def _pairs(
+    columns: Mapping[str, Sequence[float]], peaks: Sequence[float]
+) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Name the ways to put two numbers together, of the few that memory rises most with."""
+    ranked = sorted(columns, key=lambda name: -rank_correlation(columns[name], peaks))
+    for first, second in combinations(sorted(ranked[:MOST_PAIRED]), 2):
+        yield ((first, second),)
+        yield ((first,), (second,))
+
+
+def _line(
+    terms: tuple[tuple[str, ...], ...],
+    columns: Mapping[str, Sequence[float]],
+    peaks: Sequence[float],
+) -> Line | None:
+    """Return the line over these terms if it passes the test."""
+    seen = [
+        [math.prod(values) for values in zip(*(columns[name] for name in term), strict=True)]
+        for term in terms
+    ]
+    found = fit(seen, peaks)
+    if found is None or min(found.slopes) <= 0 or found.explained <= LEAST_FIT:
+        return None
+    on_line = [peak - left for peak, left in zip(peaks, found.residuals, strict=True)]
+    if rank_correlation(on_line, peaks) < LEAST_RANK:
+        return None
+    misses = sorted(
+        abs(miss) / peak if peak else math.inf
+        for miss, peak in zip(found.foretold, peaks, strict=True)
+        if miss != math.inf  # without it there would be no line
+    )
+    if not misses or misses[math.ceil(0.9 * len(misses)) - 1] >= MOST_MISS:
+        return None
+    least, most = tuple(map(min, seen)), tuple(map(max, seen))
+    worst = max(found.residuals)
+    return Line(terms, found.base, found.slopes, worst, least, most, len(peaks))
 
 
 def groups(runs: Sequence[Run]) -> Groups | None:
@@ -139,61 +223,6 @@ def _shared(runs: Sequence[Run], kinds: tuple[type, ...]) -> list[str]:
         for name in names
         if all(isinstance(value, kinds) for value in values[name]) and len(set(values[name])) > 1
     ]
-
-
-def _line(name: str, runs: Sequence[Run]) -> Line | None:
-    points = [(float(dict(run.arguments)[name]), float(run.peak_bytes)) for run in runs]
-    if abs(_rank_correlation(points)) < LEAST_RANK:
-        return None
-    base, slope = _least_squares(points)
-    residuals = [y - base - slope * x for x, y in points]
-    mean = sum(y for _, y in points) / len(points)
-    total = sum((y - mean) ** 2 for _, y in points)
-    if slope <= 0 or 1 - sum(r * r for r in residuals) / total <= LEAST_FIT:
-        return None
-    misses = sorted(_misses(points))
-    if misses[math.ceil(0.9 * len(misses)) - 1] >= MOST_MISS:
-        return None
-    xs = [x for x, _ in points]
-    return Line(name, base, slope, max(residuals), min(xs), max(xs), len(points))
-
-
-def _misses(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Foretell each run by all others and return how far off that is."""
-    found = []
-    for place, (x, y) in enumerate(points):
-        others = [*points[:place], *points[place + 1 :]]
-        if len({other for other, _ in others}) < 2:
-            continue
-        base, slope = _least_squares(others)
-        found.append(abs(base + slope * x - y) / y)
-    return found or [math.inf]
-
-
-def _least_squares(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    count = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-    across = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / across if across else 0.0
-    return mean_y - slope * mean_x, slope
-
-
-def _rank_correlation(points: Sequence[tuple[float, float]]) -> float:
-    first, second = _ranks([x for x, _ in points]), _ranks([y for _, y in points])
-    middle = (len(points) - 1) / 2
-    over = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
-    under = sum((a - middle) ** 2 for a in first) * sum((b - middle) ** 2 for b in second)
-    return over / math.sqrt(under) if under else 0.0
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    first: dict[float, int] = {}
-    count: dict[float, int] = {}
-    for place, value in enumerate(ordered):
-        first.setdefault(value, place)
-        count[value] = count.get(value, 0) + 1
-    return [first[value] + (count[value] - 1) / 2 for value in values]
 
 
 def _grouped(name: str, runs: Sequence[Run]) -> tuple[float, Groups]:

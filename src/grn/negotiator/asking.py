@@ -133,6 +133,7 @@ def _request(peer: Peer, message: messages.LeaseAsked) -> Request:
         stay=tuple(message.stay),
         is_command=message.command,
         attempt=message.attempt,
+        code=message.code or "",
     )
 
 

@@ -39,7 +39,7 @@ from grn.negotiator.events import (
 from grn.negotiator.grant import USUAL_S, Granter
 from grn.negotiator.holdings import Holdings
 from grn.negotiator.load import Loads
-from grn.negotiator.memory import Memory
+from grn.negotiator.memory import CHANCE, Memory
 from grn.negotiator.order import Waiting
 from grn.negotiator.place import Need, pinned
 from grn.negotiator.refuse import refusal
@@ -162,7 +162,7 @@ class Engine:
             self._holdings.open(gpu, readings.get(gpu.uuid, unread))
         self._shares.gpus = len(event.gpus)
         self.usage.load(event.uses, event.wall_offset_s)
-        self.memory.load(event.profiles)
+        self.memory.load(event.profiles, dict(event.numbers).get(CHANCE))
         self.loads.load(event.profiles)
         self._holdings.set_caps()
         self.memory.woken.clear()  # nobody waits yet

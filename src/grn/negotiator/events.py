@@ -86,6 +86,7 @@ class Started:
     profiles: tuple[Profile, ...] = ()
     wall_offset_s: float = 0.0  # wall clock minus the clock of events
     uses: tuple[SaveUse, ...] = ()  # what users had before
+    numbers: tuple[tuple[str, float], ...] = ()  # what was learned of all jobs together, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,14 @@ class SaveUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveNumber:
+    """Remember something that was learned of all jobs together."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class DropProfile:
     job_type: str
 
@@ -248,6 +257,7 @@ Action = (
     | DropWaiting
     | SaveRun
     | SaveUse
+    | SaveNumber
     | DropProfile
     | Grant
     | Refuse

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import NormalDist
+from dataclasses import dataclass, field, replace
 
 from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import GiB, MiB, show_size
-from grn.negotiator import arguments
+from grn.negotiator.arguments import mattering
+from grn.negotiator.change import counted
+from grn.negotiator.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
 
 RUNS_KEPT = 100
-PRIOR_WEIGHT = 2.0
-PRIOR_SPREAD = 0.15
-MISS_CHANCE = 0.02  # how often a need above the estimate is accepted before self-tuning
-LEAST_HEADROOM = 0.05
-LEAST_SPREAD = 0.03  # of runs with the same arguments
 ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
-_Z = NormalDist().inv_cdf(1 - MISS_CHANCE)
 _FULL = (Outcome.OK, Outcome.PROFILED)
 
 
@@ -114,16 +109,43 @@ class Peaks:
             del self.sizes[0], self.logs[0]
 
 
-def estimate(profile: Profile, capacity_bytes: int, known: Peaks | None = None) -> Estimate | None:
+def telling(profile: Profile, code: str) -> Profile:
+    """Leave out the runs that tell nothing of a job of this code any more."""
+    places = counted(profile.runs, [counts_in_full(run) for run in profile.runs], code)
+    if len(places) == len(profile.runs):
+        return profile
+    return replace(profile, runs=tuple(profile.runs[place] for place in places))
+
+
+def left_out(profile: Profile, telling: Profile) -> list[str]:
+    """Say why some runs do not count any more, for people."""
+    code = profile.runs[-1].code if profile.runs else ""
+    gone = [run for run in profile.runs if run not in telling.runs]
+    older = [run for run in gone if code and run.code not in ("", code)]
+    found = []
+    if older:
+        found.append(f"{show_runs(len(older))} of an older code do not count any more")
+    if len(gone) > len(older):
+        rest = show_runs(len(gone) - len(older))
+        found.append(f"{rest} before its memory changed do not count any more")
+    return found
+
+
+def estimate(
+    profile: Profile,
+    capacity_bytes: int,
+    margin: Margin = FIRST_MARGIN,
+    known: Peaks | None = None,
+) -> Estimate | None:
     """Return what the next run needs, or None while no run counts in full."""
     full = known or Peaks.of(profile)
     peaks = full.sizes
     if not peaks:
         return None
     largest = max(peaks)
-    headroom = _headroom(full.logs)
+    headroom = margin.headroom(full.logs)
     need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
-    because = f"{show_size(largest)} at most in {_runs(len(peaks))}, {headroom:.0%} headroom"
+    because = f"{show_size(largest)} at most in {show_runs(len(peaks))}, {headroom:.0%} headroom"
     has_failed = len(peaks) < len(profile.runs)
     floor = lower_bound_bytes(profile, capacity_bytes) if has_failed else 0
     if floor > need:
@@ -131,89 +153,13 @@ def estimate(profile: Profile, capacity_bytes: int, known: Peaks | None = None) 
     return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
 
 
-@dataclass(frozen=True, slots=True)
-class ByArguments:
-    """What the arguments of a type's runs tell of its next run."""
-
-    line: arguments.Line | None
-    groups: arguments.Groups | None
-    seen: tuple[dict[str, float | str], ...]
-    has_failed: bool
-    same: dict[tuple[Argument, ...], Peaks]  # runs by all arguments that may matter
-
-    @staticmethod
-    def of(profile: Profile) -> ByArguments:
-        """Work it out for a whole profile."""
-        full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
-        seen = tuple(map(dict, dict.fromkeys(run.arguments for run in full)))
-        has_failed = len(full) < len(profile.runs)
-        line, groups = arguments.line(full), arguments.groups(full)
-        same: dict[tuple[Argument, ...], Peaks] = {}
-        if groups is not None or arguments.is_open(full):
-            for run in full:
-                same.setdefault(arguments.mattering(run.arguments), Peaks()).add(run)
-        return ByArguments(line, groups, seen, has_failed, same)
-
-    def stays(self, run: Run, dropped: Run | None, peaks: Peaks) -> bool:
-        """True when one more run, and one less, change nothing of all this.
-
-        As long as peaks are alike, arguments tell nothing, and there is nothing to work out.
-        """
-        if self.line is not None or self.groups is not None or self.same:
-            return False
-        if not (counts_in_full(run) and run.peak_bytes and dict(run.arguments) in self.seen):
-            return False
-        if dropped is not None and not (
-            counts_in_full(dropped) and dropped.arguments == run.arguments
-        ):
-            return False
-        return not arguments.are_spread(peaks.sizes)
-
-    def bound(self, given: Sequence[Argument], capacity_bytes: int) -> tuple[int, str] | None:
-        """Return a need and why, None when the arguments tell nothing."""
-        values, pad = dict(given), pad_bytes(capacity_bytes)
-        line, groups, found = self.line, self.groups, []
-        if groups is not None and values.get(groups.name) in groups.largest_bytes:
-            value = values[groups.name]
-            largest, count = groups.largest_bytes[value], groups.counts[value]
-            shrink = min(1.0, 1 / (5 * MISS_CHANCE * count))
-            spread = max(groups.spread, LEAST_SPREAD)
-            headroom = max(LEAST_HEADROOM, math.exp(_Z * spread * shrink) - 1)
-            text = f"{show_size(largest)} at most in {_runs(count)} with {groups.name}="
-            text += f"{_spelled(value)}, {headroom:.0%} headroom"
-            found.append((int(largest * (1 + headroom)) + pad, text))
-        if line is not None and not isinstance(values.get(line.name, ""), str):
-            number = float(values[line.name])
-            text = f"{line.name}={number:g} on a line through {_runs(line.runs)}"
-            found.append((line.bound_bytes(number) + pad, text))
-        same = self.same.get(arguments.mattering(given))
-        if same is not None:
-            largest, headroom = max(same.sizes), _headroom(same.logs)
-            text = f"{show_size(largest)} at most in {_runs(len(same.sizes))} like it"
-            text += f", {headroom:.0%} headroom"
-            found.append((int(largest * (1 + headroom)) + pad, text))
-        return min(found, default=None)
-
-    def sentences(self) -> list[str]:
-        """Say what arguments tell, for people."""
-        found = []
-        if self.line is not None:
-            base, each = show_size(int(self.line.base_bytes)), show_size(int(self.line.slope_bytes))
-            found.append(
-                f"memory lies on a line over {self.line.name}: {base} and {each} for each, seen "
-                f"from {self.line.least:g} to {self.line.most:g} in {_runs(self.line.runs)}"
-            )
-        if self.groups is not None:
-            largest = self.groups.largest_bytes.items()
-            sizes = ", ".join(f"{_spelled(v)}: {show_size(size)}" for v, size in list(largest)[:8])
-            found.append(f"memory depends on {self.groups.name} ({sizes})")
-        if not found and self.same:
-            found.append("runs differ, too few to tell why: those with the same arguments count")
-        return found
-
-
-def _spelled(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+def spread(profile: Profile) -> float | None:
+    """Return how much the latest peaks differ among runs with the same arguments."""
+    alike: dict[tuple[Argument, ...], list[float]] = {}
+    full = [run for run in profile.runs[-LAST_RUNS:] if counts_in_full(run) and run.peak_bytes]
+    for run in full:
+        alike.setdefault(mattering(run.arguments), []).append(math.log(run.peak_bytes))
+    return spread_within(list(alike.values()))
 
 
 def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
@@ -262,6 +208,7 @@ class End:
     was_sharing: bool
     wall_offset_s: float = 0.0  # wall clock minus the clock of events
     arguments: tuple[Argument, ...] = ()
+    code: str = ""
 
 
 def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -> Run | None:
@@ -280,7 +227,8 @@ def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -
     is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
     is_full = is_long and end.outcome is Outcome.FAILED
     return Run(
-        outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments, is_full
+        outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments,
+        is_full, code=end.code,
     )  # fmt: skip
 
 
@@ -294,15 +242,6 @@ def usual_duration_s(profile: Profile | None) -> float | None:
     return times[len(times) // 2] if times else None
 
 
-def _headroom(logs: Sequence[float]) -> float:
-    """Return the margin over the largest peak: wide after one run, narrow after many like ones."""
-    count = len(logs)
-    mean = sum(logs) / count
-    squares = PRIOR_WEIGHT * PRIOR_SPREAD**2 + math.dist(logs, [mean] * count) ** 2
-    spread = math.sqrt(squares / (PRIOR_WEIGHT + count - 1))
-    shrink = min(1.0, 1 / (5 * MISS_CHANCE * count))
-    return max(LEAST_HEADROOM, math.exp(_Z * spread * shrink) - 1)
-
-
-def _runs(count: int) -> str:
+def show_runs(count: int) -> str:
+    """Spell a number of runs."""
     return "1 run" if count == 1 else f"{count} runs"

@@ -99,7 +99,7 @@ class Loop:
         self.tell(
             Started(
                 now, inventory.gpus, inventory.readings, saved.leases, waiting, saved.profiles,
-                offset_s, saved.uses,
+                offset_s, saved.uses, saved.numbers,
             )
         )  # fmt: skip
         for lease in list(self.engine.leases.values()):

@@ -6,18 +6,22 @@ Turns finished runs into profiles and profiles into needs; it grants nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Mapping
 
-from grn.model.job import Argument, Request
+from grn.model.job import Argument, Outcome, Request
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import show_size
 from grn.negotiator import arguments, learn
+from grn.negotiator.known import Known
+from grn.negotiator.margin import ENOUGH_RUNS, Experience, Margin
 from grn.negotiator.place import Need, Size
 
 Key = tuple[str, str]  # job type, GPU model
+CHANCE = "miss_chance"  # the name it is saved by
 _ANY_CAPACITY = 1 << 60
 _MOST_DRAWN = 1000
-_What = tuple[str, int, tuple[Argument, ...]]  # GPU model, capacity, arguments
+_What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
 _Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
 
@@ -25,14 +29,13 @@ class Memory:
     """Profiles of all job types, and the estimates drawn from them."""
 
     def __init__(self) -> None:
-        self._profiles: dict[Key, Profile] = {}
-        self._peaks: dict[Key, learn.Peaks] = {}  # of those profiles that had a new run
-        self._estimates: dict[Key, dict[int, Estimate | None]] = {}
+        self._types: dict[Key, Known] = {}
         self._running: dict[Key, _Flat] = {}  # what a flat first run shows
-        self._arguments: dict[Key, learn.ByArguments] = {}
         self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
-        self._usual: dict[Key, float | None] = {}
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
+        self._experience = Experience()
+        self._told = self._experience.margin  # the margin that all estimates are drawn with,
+        self._outdated: deque[Key] = deque()  # or will be: one type at a time
         self.version = 0  # rises whenever a need may have changed
         self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
         self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
@@ -40,40 +43,80 @@ class Memory:
         self._stale: set[Key] = set()  # what in there is not right any more
         self.woken: set[str] = set()  # types whose need has changed since somebody asked
 
-    def load(self, profiles: Iterable[Profile]) -> None:
+    def load(self, profiles: Iterable[Profile], chance: float | None = None) -> None:
         """Take in what was saved."""
+        if chance is not None:
+            self._experience.resume(chance)
         for profile in profiles:
-            self._put(profile)
+            key = (profile.job_type, profile.model)
+            self._types[key] = Known(profile)
+            self._types[key].unweighed = len(profile.runs)
+            self._models.setdefault(profile.job_type, set()).add(profile.model)
+            self._weigh(key)
+            self._forget_estimates(key)
+        self._told = self._experience.margin
+        self._outdated.clear()
+
+    @property
+    def margin(self) -> Margin:
+        """Return how careful estimates are."""
+        return self._experience.margin
+
+    def number_to_save(self) -> float | None:
+        """Return the chance that estimates accept, if it is time to write it down."""
+        return self._experience.chance_to_save()
+
+    def known(self, job_type: str, model: str) -> Known | None:
+        """Return all that is known of a type, None when it was never seen."""
+        return self._types.get((job_type, model))
 
     def profiles(self) -> list[Profile]:
         """Return all profiles."""
-        return list(self._profiles.values())
+        return [known.profile for known in self._types.values()]
 
     def profile(self, job_type: str, model: str) -> Profile | None:
-        return self._profiles.get((job_type, model))
+        known = self._types.get((job_type, model))
+        return known.profile if known else None
 
     def knows(self, job_type: str, model: str) -> bool:
         """True when a run of this type has shown what it needs on this model."""
-        key = (job_type, model)
-        return key in self._running or learn.is_known(self._profiles.get(key))
+        return (job_type, model) in self._running or learn.is_known(self.profile(job_type, model))
 
     def add(self, request: Request, model: str, run: Run) -> None:
         """Remember one finished run."""
         key = (request.job_type, model)
-        before = self._profiles.get(key)
-        if before is None:
-            before = Profile(request.job_type, model, request.label, request.user)
-        after = learn.add_run(before, run)
-        if key not in self._peaks:
-            self._peaks[key] = learn.Peaks.of(before)
-        self._peaks[key].add(run)
-        dropped = before.runs[0] if len(after.runs) == len(before.runs) else None
-        if dropped is not None:
-            self._peaks[key].drop_oldest(dropped)
-        known = self._arguments.get(key)
-        self._put(after)
-        if known is not None and known.stays(run, dropped, self._peaks[key]):
-            self._arguments[key] = known
+        known = self._types.get(key)
+        if known is None:
+            empty = Profile(request.job_type, model, request.label, request.user)
+            known = self._types[key] = Known(empty)
+            self._models.setdefault(request.job_type, set()).add(model)
+        elif _was_estimated(request) and learn.is_known(known.profile):
+            self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
+        known.add(run)
+        known.unweighed += 1
+        self._weigh(key)
+        self._forget_estimates(key)
+        self._renew_one()
+
+    def _weigh(self, key: Key) -> None:
+        """See how much the peaks of a type differ, which says something of all others."""
+        known = self._types[key]
+        if known.unweighed < ENOUGH_RUNS:
+            return
+        known.unweighed = 0
+        self._experience.shown(key, learn.spread(known.telling))
+        if not self._told.is_near(self._experience.margin):
+            self._told = self._experience.margin
+            self._outdated = deque(self._types)
+
+    def _renew_one(self) -> None:
+        """Draw estimates with a new margin, one type with each run, so that nobody waits for it."""
+        while self._outdated:
+            key = self._outdated.popleft()
+            if key in self._types:
+                self._types[key].outdate()
+                self._forget_estimates(key)
+                return
 
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
@@ -89,11 +132,11 @@ class Memory:
 
     def forget(self, job_type: str) -> bool:
         """Forget a type on all models; True when there was something to forget."""
-        keys = {key for key in (*self._profiles, *self._running) if key[0] == job_type}
+        keys = {key for key in (*self._types, *self._running) if key[0] == job_type}
         for key in keys:
-            self._profiles.pop(key, None)
+            self._types.pop(key, None)
             self._running.pop(key, None)
-            self._peaks.pop(key, None)
+            self._experience.shown(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         return bool(keys)
@@ -118,23 +161,13 @@ class Memory:
 
     def estimate(self, job_type: str, model: str, capacity_bytes: int) -> Estimate | None:
         """Return what is believed of the next run, None for a type never measured."""
-        key = (job_type, model)
-        by_capacity = self._estimates.get(key)
-        if by_capacity is None:
-            by_capacity = self._estimates[key] = {}
-        if capacity_bytes not in by_capacity:
-            profile = self._profiles.get(key)
-            by_capacity[capacity_bytes] = (
-                learn.estimate(profile, capacity_bytes, self._peaks.get(key)) if profile else None
-            )
-        return by_capacity[capacity_bytes]
+        known = self._types.get((job_type, model))
+        return known.estimate(capacity_bytes, self.margin) if known else None
 
     def usual_s(self, job_type: str, model: str) -> float | None:
         """Return how long runs of a type usually take, None when no good one was seen."""
-        key = (job_type, model)
-        if key not in self._usual:
-            self._usual[key] = learn.usual_duration_s(self._profiles.get(key))
-        return self._usual[key]
+        known = self._types.get((job_type, model))
+        return known.usual_s() if known else None
 
     def refresh(self) -> None:
         """Draw the estimates that new runs have changed, so that nobody waits for that later."""
@@ -171,18 +204,20 @@ class Memory:
 
     def _believed(self, request: Request, model: str, capacity_bytes: int) -> Need:
         key = (request.job_type, model)
-        estimate = self.estimate(request.job_type, model, capacity_bytes)
-        running = self._running.get(key)
-        if estimate is not None:
+        seen = self._types.get(key)
+        known = seen.of_code(request.code) if seen else None
+        estimate = known.estimate(capacity_bytes, self.margin) if known else None
+        if known is not None and estimate is not None:
             if not request.arguments:
                 return Need(estimate.need_bytes, False, estimate.because)
             drawn = self._drawn.setdefault(request.job_type, {})
-            what = (model, capacity_bytes, request.arguments)
+            what = (model, capacity_bytes, arguments.mattering(request.arguments), request.code)
             if what not in drawn:
                 if len(drawn) >= _MOST_DRAWN:
                     drawn.clear()
-                drawn[what] = self._by_arguments(request, key, capacity_bytes, estimate)
+                drawn[what] = self._by_arguments(request, known, capacity_bytes, estimate)
             return drawn[what]
+        running = self._running.get(key)
         if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
             need = max(running[1], self._floor(key, capacity_bytes))
             because = "its first run, still going, is flat at that"
@@ -191,23 +226,21 @@ class Memory:
         return Need(guess, True, f"never measured, guessed {show_size(guess)}")
 
     def _by_arguments(
-        self, request: Request, key: Key, capacity_bytes: int, estimate: Estimate
+        self, request: Request, known: Known, capacity_bytes: int, estimate: Estimate
     ) -> Need:
         """Return what a type of which something is known needs with these arguments."""
-        known = self._arguments.get(key)
-        if known is None:
-            known = self._arguments[key] = learn.ByArguments.of(self._profiles[key])
-        said = known.bound(request.arguments, capacity_bytes)
+        told = known.by_arguments
+        said = told.bound(request.arguments, capacity_bytes, self.margin)
         need, because = said or (estimate.need_bytes, estimate.because)
-        floor = self._floor(key, capacity_bytes) if known.has_failed else 0
-        beyond = arguments.exceeds(request.arguments, known.seen)
+        floor = known.floor_bytes(capacity_bytes) if told.has_failed else 0
+        beyond = told.beyond(request.arguments)
         if beyond is None:
             return Need(min(capacity_bytes, max(need, floor)), False, because)
-        running = self._running.get(key)
+        running = self._running.get((request.job_type, known.profile.model))
         if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
             shown = min(capacity_bytes, max(running[1], floor))
             return Need(shown, False, "a run that is still going is flat at that")
-        if known.line is None or known.line.name != beyond.name:
+        if told.line is None or beyond.name not in (told.line.text, *told.line.names):
             # Memory grows at most as fast as what it is made for, and there may be a fixed part.
             need = int(min(float(capacity_bytes), need * beyond.times))
         need = min(capacity_bytes, max(need, estimate.need_bytes, floor))
@@ -227,8 +260,8 @@ class Memory:
         return learn.guess_bytes(known, floor, capacity_bytes, is_ranked=True)
 
     def _floor(self, key: Key, capacity_bytes: int) -> int:
-        profile = self._profiles.get(key)
-        return learn.lower_bound_bytes(profile, capacity_bytes) if profile else 0
+        known = self._types.get(key)
+        return known.floor_bytes(capacity_bytes) if known else 0
 
     def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
         self.refresh()
@@ -236,17 +269,11 @@ class Memory:
         if slot not in self._known:
             self._known[slot] = {
                 key[0]: estimate.need_bytes
-                for key in self._profiles
+                for key in self._types
                 if key[1] == model and (estimate := self.estimate(*key, capacity_bytes))
             }
             self._ranked[slot] = sorted(self._known[slot].values())
         return self._ranked[slot]
-
-    def _put(self, profile: Profile) -> None:
-        key = (profile.job_type, profile.model)
-        self._profiles[key] = profile
-        self._models.setdefault(profile.job_type, set()).add(profile.model)
-        self._forget_estimates(key)
 
     @staticmethod
     def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:
@@ -258,9 +285,6 @@ class Memory:
         return Need(more, need.is_probe, because)
 
     def _forget_estimates(self, key: Key) -> None:
-        self._estimates.pop(key, None)
-        self._arguments.pop(key, None)
-        self._usual.pop(key, None)
         self._stale.add(key)
         self._note_change(key[0])
 
@@ -269,3 +293,8 @@ class Memory:
         self.changed[job_type] = self.version
         self.woken.add(job_type)
         self._drawn.pop(job_type, None)
+
+
+def _was_estimated(request: Request) -> bool:
+    """True when nothing but our own estimate said how much memory a job was given."""
+    return request.mem_bytes is None and not request.attempt and not request.is_exclusive

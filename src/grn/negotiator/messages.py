@@ -36,6 +36,7 @@ class LeaseAsked(schemas.Message, frozen=True, tag="lease", kw_only=True):
     args: Annotated[dict[ArgumentName, float | ArgumentText | None], Meta(max_length=32)] = field(
         default_factory=dict
     )
+    code: Key | None = None
     slots: GpuNames = field(default_factory=list)
     stay: GpuNames = field(default_factory=list)
     within: Key | None = None

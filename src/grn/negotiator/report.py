@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grn.model.job import Request
-from grn.model.profile import Profile
+from grn.model.profile import Profile, Run
 from grn.model.text import harmless
 from grn.negotiator import learn
 from grn.negotiator.engine import Engine
@@ -195,10 +195,11 @@ def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
 
 def _profile(engine: Engine, profile: Profile) -> Row:
     book = next((b for b in engine.books.values() if b.gpu.model == profile.model), None)
-    estimate = None
-    if book is not None:
-        estimate = engine.memory.estimate(profile.job_type, profile.model, book.capacity_bytes)
-    peaks = [run.peak_bytes for run in profile.runs if learn.counts_in_full(run)]
+    known, margin = engine.memory.known(profile.job_type, profile.model), engine.memory.margin
+    estimate = known.estimate(book.capacity_bytes, margin) if known and book else None
+    telling = known.telling if known else profile
+    peaks = [run.peak_bytes for run in telling.runs if learn.counts_in_full(run)]
+    by_arguments = known.by_arguments.sentences() if known else []
     return {
         "type": harmless(profile.job_type),
         "label": harmless(profile.label),
@@ -209,25 +210,29 @@ def _profile(engine: Engine, profile: Profile) -> Row:
         "largest_bytes": max(peaks, default=None),
         "estimate_bytes": estimate.need_bytes if estimate else None,
         "because": estimate.because if estimate else "no run has shown yet what it needs",
-        "by_arguments": [harmless(text) for text in learn.ByArguments.of(profile).sentences()],
+        "by_arguments": [harmless(text) for text in by_arguments],
+        "notes": [*learn.left_out(profile, telling), *margin.sentences(len(peaks))],
         "usual_duration_s": learn.usual_duration_s(profile),
         "load": engine.loads.of(profile.job_type, profile.model),
         "load_cap": book.load_cap if book else None,
         "load_cap_because": book.cap_because if book else "",
         "slower_beside": _slower_beside(engine, profile),
-        "history": [
-            {
-                "outcome": run.outcome.value,
-                "peak_bytes": run.peak_bytes,
-                "reserved_bytes": run.reserved_bytes,
-                "duration_s": run.duration_s,
-                "ended_at": run.ended_at,
-                "load": run.load,
-                "args": {harmless(name): _shown(value) for name, value in run.arguments},
-                "counts": learn.counts_in_full(run),
-            }
-            for run in profile.runs[-20:]
-        ],
+        "history": [_run(run, run in telling.runs) for run in profile.runs[-20:]],
+    }
+
+
+def _run(run: Run, is_telling: bool) -> Row:
+    return {
+        "outcome": run.outcome.value,
+        "peak_bytes": run.peak_bytes,
+        "reserved_bytes": run.reserved_bytes,
+        "duration_s": run.duration_s,
+        "ended_at": run.ended_at,
+        "load": run.load,
+        "args": {harmless(name): _shown(value) for name, value in run.arguments},
+        "code": run.code or None,
+        "counts": learn.counts_in_full(run),
+        "outdated": not is_telling,
     }
 
 

@@ -15,11 +15,12 @@ from grn.negotiator.events import (
     LeaseState,
     Released,
     SaveLease,
+    SaveNumber,
     SaveRun,
 )
 from grn.negotiator.holdings import Holdings
 from grn.negotiator.load import Loads
-from grn.negotiator.memory import Memory
+from grn.negotiator.memory import CHANCE, Memory
 from grn.negotiator.rules import Rules
 
 
@@ -63,6 +64,7 @@ class Runs:
             was_sharing=self._holdings.is_sharing(lease),
             wall_offset_s=self.wall_offset_s,
             arguments=request.arguments,
+            code=request.code,
         )
         usual_s = None
         if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
@@ -74,6 +76,9 @@ class Runs:
             self._holdings.set_caps(model)
             self._memory.add(request, model, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
+            chance = self._memory.number_to_save()
+            if chance is not None:
+                yield SaveNumber(CHANCE, chance)
 
     def _drain(self, lease: Lease) -> Iterator[Action]:
         """Let a dead job's lease go when the driver shows its memory gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import sqlite3
@@ -32,13 +33,14 @@ from grn.negotiator.events import (
     DropWaiting,
     Lease,
     SaveLease,
+    SaveNumber,
     SaveRun,
     SaveUse,
     SaveWaiting,
 )
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
@@ -55,9 +57,10 @@ CREATE TABLE runs (
   label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
   arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
-  crowd REAL, beside TEXT
+  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
+CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
 _USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
 
@@ -65,6 +68,8 @@ _CHANGES = {  # what leads from a version to the next
     1: "ALTER TABLE runs ADD COLUMN load REAL;",
     2: "ALTER TABLE runs ADD COLUMN crowd REAL; ALTER TABLE runs ADD COLUMN beside TEXT;",
     3: _USES,
+    4: "ALTER TABLE runs ADD COLUMN code TEXT NOT NULL DEFAULT '';"
+    " CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;",
 }
 
 Row = tuple[str, str]  # table, key
@@ -83,6 +88,7 @@ class Remembered:
     waiting: tuple[SaveWaiting, ...]
     profiles: tuple[Profile, ...]
     uses: tuple[SaveUse, ...] = ()
+    numbers: tuple[tuple[str, float], ...] = ()  # what was learned of all jobs together
 
 
 class Store:
@@ -130,7 +136,7 @@ class Store:
             SaveWaiting(key, place, Holder(pid, ticks) if pid else None)
             for key, place, pid, ticks in rows
         )
-        return Remembered(tuple(leases), waiting, self._profiles(), self._uses())
+        return Remembered(tuple(leases), waiting, self._profiles(), self._uses(), self._numbers())
 
     def write(self, actions: Iterable[Action]) -> None:
         """Write down what must be remembered, in one transaction.
@@ -200,11 +206,20 @@ class Store:
         good = [row for row in rows if all(isinstance(value, (int, float)) for value in row)]
         return tuple(SaveUse(int(user), float(used_h), float(at)) for user, used_h, at in good)
 
+    def _numbers(self) -> tuple[tuple[str, float], ...]:
+        """Return what can be read as a finite number; the rest is learned anew."""
+        rows = self._db.execute("SELECT name, value FROM numbers").fetchall()
+        return tuple(
+            (name, float(value))
+            for name, value in rows
+            if isinstance(name, str) and isinstance(value, float) and math.isfinite(value)
+        )
+
     def _profiles(self) -> tuple[Profile, ...]:
         profiles: dict[tuple[str, str], Profile] = {}
         rows = self._db.execute(
             "SELECT id, job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
-            " reserved_bytes, arguments, is_full, load, crowd, beside FROM runs ORDER BY id"
+            " reserved_bytes, arguments, is_full, load, crowd, beside, code FROM runs ORDER BY id"
         ).fetchall()
         for row_id, job_type, model, label, owner, *rest in rows:
             try:
@@ -238,6 +253,10 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
             if action.user in users:
                 continue
             users.add(action.user)
+        elif isinstance(action, SaveNumber):
+            if ("numbers", action.name) in settled:
+                continue
+            settled.add(("numbers", action.name))
         elif isinstance(action, (SaveLease, DropLease, SaveWaiting, DropWaiting)):
             row = _row_of(action)
             is_gone = isinstance(action, (DropLease, DropWaiting)) and row not in on_disk
@@ -307,7 +326,8 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
 
 
 def _read_run(row: Sequence[Any]) -> Run:
-    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, crowd, beside = row
+    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
+    crowd, beside, code = rest
     return msgspec.convert(
         {
             "outcome": outcome,
@@ -320,6 +340,7 @@ def _read_run(row: Sequence[Any]) -> Run:
             "load": load,
             "crowd": crowd,
             "beside": _decode_beside(beside) if beside else (),
+            "code": code,
         },
         Run,
     )
@@ -348,13 +369,13 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
     run = action.run
     db.execute(
         "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
-        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             action.job_type, action.model, action.label, action.owner, run.outcome.value,
             run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
             _encode(run.arguments).decode(), int(run.is_full), run.load,
-            run.crowd, _encode(run.beside).decode() if run.beside else None,
+            run.crowd, _encode(run.beside).decode() if run.beside else None, run.code,
         ),
     )  # fmt: skip
     if random.random() < _PRUNED_SHARE:
@@ -373,6 +394,10 @@ def _save_use(db: sqlite3.Connection, _boot: str, action: SaveUse) -> None:
         db.execute("DELETE FROM uses WHERE user = ?", (action.user,))
 
 
+def _save_number(db: sqlite3.Connection, _boot: str, action: SaveNumber) -> None:
+    db.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?)", (action.name, action.value))
+
+
 def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:
     db.execute("DELETE FROM runs WHERE job_type = ?", (action.job_type,))
 
@@ -384,5 +409,6 @@ _WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
     DropWaiting: _drop_waiting,
     SaveRun: _save_run,
     SaveUse: _save_use,
+    SaveNumber: _save_number,
     DropProfile: _drop_profile,
 }

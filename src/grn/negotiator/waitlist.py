@@ -200,4 +200,5 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         request.attempt,
         request.holder.pid if is_pinned and request.holder else None,
         mattering(request.arguments) if request.arguments else (),
+        request.code,
     )

@@ -114,7 +114,7 @@ def _new_job(
         tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,
         message.time_limit_s,
     )  # fmt: skip
-    return NewJob(command, spec, wanted.extra, wanted.args)
+    return NewJob(command, spec, wanted.extra, wanted.args, wanted.code or "")
 
 
 def _again(loop: Loop, job_id: int, row: dict[str, Any]) -> NewJob:
@@ -124,4 +124,5 @@ def _again(loop: Loop, job_id: int, row: dict[str, Any]) -> NewJob:
         bool(row["may_requeue"]),
     )  # fmt: skip
     command = loop.journal.command(job_id)
-    return NewJob(command, spec, command.extra, loop.journal.arguments(job_id))
+    facts, _ = loop.journal.told(job_id)  # its script may have been mended since
+    return NewJob(command, spec, command.extra, facts)

@@ -19,7 +19,7 @@ from grn.errors import MachineError
 from grn.ground import set_aside
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "queue.sqlite3"
 COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
@@ -44,7 +44,7 @@ CREATE TABLE jobs (
   memory_attempt INTEGER NOT NULL DEFAULT 0, is_held INTEGER NOT NULL DEFAULT 0,
   priority INTEGER NOT NULL, place INTEGER NOT NULL DEFAULT 0,
   reason TEXT, text TEXT NOT NULL DEFAULT '', status INTEGER, signal INTEGER,
-  started_at REAL, ended_at REAL
+  started_at REAL, ended_at REAL, code TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
@@ -57,6 +57,10 @@ CREATE TABLE attempts (
 CREATE TABLE identity (name TEXT NOT NULL);
 CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
+
+_CHANGES = {  # what leads from a version to the next
+    1: "ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT '';",
+}
 
 
 class NotWritten(MachineError):
@@ -175,6 +179,8 @@ def open_file(path: str) -> sqlite3.Connection:
             f"BEGIN; {_SCHEMA} INSERT INTO identity VALUES ('{name}');"
             f" PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
         )
+    for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+        db.executescript(f"BEGIN; {_CHANGES[older]} PRAGMA user_version={older + 1}; COMMIT;")
     return db
 
 

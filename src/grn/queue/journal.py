@@ -160,10 +160,12 @@ class Journal:
             self._environments[environment_id] = json.loads(row[0])
         return self._environments[environment_id]
 
-    def arguments(self, job_id: int) -> dict[str, Any]:
-        row = self._db.execute("SELECT arguments FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        facts: dict[str, Any] = json.loads(row[0])
-        return facts
+    def told(self, job_id: int) -> tuple[dict[str, Any], str]:
+        """Return what there is to learn from: facts of a job's arguments, and its code."""
+        row = self._db.execute(
+            "SELECT arguments, code FROM jobs WHERE id = ?", (job_id,)
+        ).fetchone()
+        return json.loads(row[0]), row[1]
 
     def lease_of(self, job_id: int, attempt: int) -> tuple[str, str]:
         """Return the lease an attempt was begun under, and the boot it was begun in."""

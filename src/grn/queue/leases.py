@@ -68,7 +68,14 @@ class Leases(asyncio.Protocol):
 
     # --- what the loop asks for ----------------------------------------------------------
 
-    def ask(self, spec: JobSpec, attempt: int, memory_attempt: int, facts: dict[str, Any]) -> None:
+    def ask(
+        self,
+        spec: JobSpec,
+        attempt: int,
+        memory_attempt: int,
+        facts: dict[str, Any],
+        code: str = "",
+    ) -> None:
         """Ask for the lease of one attempt."""
         key = self._keys.setdefault(spec.id, self._key(spec.id, attempt))
         message: dict[str, Any] = {
@@ -85,6 +92,8 @@ class Leases(asyncio.Protocol):
         }
         if spec.mem_bytes is not None:
             message["mem"] = spec.mem_bytes
+        if code:
+            message["code"] = code
         self._jobs[self._send(message)] = spec.id
 
     def drop(self, job: int) -> None:

@@ -193,8 +193,8 @@ class Loop:
     # --- acting --------------------------------------------------------------------------
 
     def _ask_lease(self, action: AskLease) -> None:
-        facts = self.journal.arguments(action.spec.id)
-        self.leases.ask(action.spec, action.attempt, action.memory_attempt, facts)
+        facts, code = self.journal.told(action.spec.id)
+        self.leases.ask(action.spec, action.attempt, action.memory_attempt, facts, code)
 
     def _drop_ask(self, action: DropAsk) -> None:
         self.leases.drop(action.job)

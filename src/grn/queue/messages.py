@@ -25,6 +25,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     label: Annotated[str, Meta(min_length=1, max_length=256)]
     name: Annotated[str, Meta(max_length=128)] = ""
     args: Annotated[dict[str, float | Text], Meta(max_length=32)] = field(default_factory=dict)
+    code: Key | None = None
     extra: dict[str, str] = field(default_factory=dict)
 
 

@@ -36,8 +36,8 @@ SHOWN = (
 INSERT = (
     "INSERT INTO jobs (id, name, argv, cwd, environment, extra, umask, notify, time_limit_s,"
     " job_type, label, arguments, gpus, mem_bytes, is_exclusive, after, retries, may_requeue,"
-    " submitted_at, state, tries_left, priority, place, is_held)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,'queued',?,?,?,?)"
+    " submitted_at, state, tries_left, priority, place, code, is_held)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,'queued',?,?,?,?,?)"
 )
 
 
@@ -64,6 +64,7 @@ class NewJob:
     spec: JobSpec  # with id 0
     extra: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, float | str] = field(default_factory=dict)
+    code: str = ""  # fingerprint of its script
 
 
 def of_job(job_id: int, job: NewJob, environment: int, now: float) -> tuple[Any, ...]:
@@ -74,6 +75,7 @@ def of_job(job_id: int, job: NewJob, environment: int, now: float) -> tuple[Any,
         json.dumps(job.extra), command.umask, command.notify, command.time_limit_s, spec.job_type,
         spec.label, json.dumps(job.arguments), spec.gpus, spec.mem_bytes, spec.is_exclusive, after,
         spec.retries, spec.may_requeue, now, spec.retries, spec.priority, job_id,
+        job.code,
     )  # fmt: skip
 
 

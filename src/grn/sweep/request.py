@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from grn.client import facts
+from grn.client import facts, fingerprint
 from grn.client.lease import wish
 from grn.sweep.task import Task
 
@@ -27,6 +27,7 @@ def request(task: Task) -> Message:
     )  # fmt: skip
     message["key"] = os.urandom(12).hex()
     message["args"] = facts.of_command(words)
+    message |= fingerprint.told(words, task.folder or "")
     message["attempt"] = task.attempt
     message["command"] = True
     outer = os.environ.get("GRN_LEASE")

@@ -1,0 +1,108 @@
+"""What is known of one job type on one GPU model: its runs, and what is drawn from them once."""
+
+from __future__ import annotations
+
+from grn.model.profile import Estimate, Profile, Run
+from grn.negotiator import arguments, learn
+from grn.negotiator.by_arguments import ByArguments
+from grn.negotiator.margin import Margin
+
+_MOST_CODES = 8  # of one type that are thought of at once
+
+
+class Known:
+    """All remembered runs; the answers to what is asked of them are kept until there is another."""
+
+    def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
+        self.profile = profile
+        self.unweighed = 0  # runs since somebody looked how much they differ
+        self._telling = telling  # those that still tell something of the next one
+        self._peaks: learn.Peaks | None = None
+        self._by_arguments: ByArguments | None = None
+        self._estimates: dict[int, Estimate | None] = {}
+        self._usual: list[float | None] = []  # none or one
+        self._other_codes: dict[str, Known] = {}
+
+    @property
+    def telling(self) -> Profile:
+        """Return the runs that tell something of the next one, if its code is the newest."""
+        if self._telling is None:
+            self._telling = learn.telling(self.profile, self.code)
+        return self._telling
+
+    @property
+    def code(self) -> str:
+        """Return the newest code that was run."""
+        return self.profile.runs[-1].code if self.profile.runs else ""
+
+    @property
+    def peaks(self) -> learn.Peaks:
+        """Return the peaks that tell something."""
+        if self._peaks is None:
+            self._peaks = learn.Peaks.of(self.telling)
+        return self._peaks
+
+    @property
+    def by_arguments(self) -> ByArguments:
+        """Return what arguments tell."""
+        if self._by_arguments is None:
+            self._by_arguments = ByArguments.of(self.telling)
+        return self._by_arguments
+
+    def of_code(self, code: str) -> Known:
+        """Return what is known of a job of this code: less, when it is not the newest."""
+        if code in ("", self.code):
+            return self
+        if code not in self._other_codes:
+            if len(self._other_codes) >= _MOST_CODES:
+                self._other_codes.clear()
+            telling = learn.telling(self.profile, code)
+            self._other_codes[code] = Known(self.profile, telling)
+        return self._other_codes[code]
+
+    def estimate(self, capacity_bytes: int, margin: Margin) -> Estimate | None:
+        """Return what is believed of the next run, None when no run has shown it."""
+        if capacity_bytes not in self._estimates:
+            found = learn.estimate(self.telling, capacity_bytes, margin, self.peaks)
+            self._estimates[capacity_bytes] = found
+        return self._estimates[capacity_bytes]
+
+    def floor_bytes(self, capacity_bytes: int) -> int:
+        """Return what failed runs have shown to be too little, and a step more."""
+        return learn.lower_bound_bytes(self.telling, capacity_bytes)
+
+    def usual_s(self) -> float | None:
+        """Return how long runs usually take, None when no good one was seen."""
+        if not self._usual:
+            self._usual.append(learn.usual_duration_s(self.profile))
+        return self._usual[0]
+
+    def add(self, run: Run) -> None:
+        """Count one more run. While runs are alike most of what was drawn stays as it is."""
+        before, after = self.profile, learn.add_run(self.profile, run)
+        peaks, drawn = self._peaks, self._by_arguments
+        is_like_all = peaks is not None and self._is_like_all(run, peaks)
+        self.profile, self._telling, self._peaks, self._by_arguments = after, None, None, None
+        self._usual.clear()
+        self.outdate()
+        if peaks is None or not is_like_all:
+            return
+        dropped = before.runs[0] if len(after.runs) == len(before.runs) else None
+        peaks.add(run)
+        if dropped is not None:
+            peaks.drop_oldest(dropped)
+        self._telling, self._peaks = after, peaks
+        if drawn is not None and drawn.stays(run, dropped, peaks):
+            self._by_arguments = drawn
+
+    def outdate(self) -> None:
+        """Draw estimates anew when they are next asked for."""
+        self._estimates.clear()
+        self._other_codes.clear()
+
+    def _is_like_all(self, run: Run, peaks: learn.Peaks) -> bool:
+        """True when all runs count, and will with one more: its code is the same, and its size."""
+        if len(self.telling.runs) < len(self.profile.runs) or run.code != self.code:
+            return False
+        sizes = [*peaks.sizes, run.peak_bytes] if learn.counts_in_full(run) else peaks.sizes
+        return not sizes or not arguments.are_spread(sizes)
