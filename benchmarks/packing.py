@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packing_jobs import LARGE, SMALL, Case, drawn, generated, trace
@@ -60,16 +60,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=300, help="in each that is drawn (300)")
     parser.add_argument("--policy", action="append", choices=list(POLICIES))
     parser.add_argument("--gpus", action="append", help="of generated workloads")
+    parser.add_argument("--clashing", type=float, default=0.0, help="share of pairs that clash (0)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args()
-    for sentence in Assumptions().sentences():
+    for sentence in Assumptions(clashing=options.clashing).sentences():
         print(f"assumed: {sentence}")
     print("times are fractions of one job per GPU, the mean over all workloads of a table")
     names = list(dict.fromkeys([BASE, *(options.policy or POLICIES)]))
     began, met = time.monotonic(), []
     with ProcessPoolExecutor(options.workers) as workers:
         for case in _cases(options):
-            met += _report(case, names, workers)
+            met += _report(replace(case, clashing=options.clashing), names, workers)
     print(f"\n{sum(met)} of {len(met)} targets met, in {time.monotonic() - began:.0f} s")
 
 
@@ -83,11 +84,11 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
             yield drawn(options.traces, options.jobs, options.seeds, gpus)
 
 
-def _replay(policy: str, jobs: Sequence[Job], gpus: str, beta: float) -> Result:
+def _replay(policy: str, jobs: Sequence[Job], gpus: str, assumed: Assumptions) -> Result:
     """Play one workload under one policy, in a process of its own."""
     if policy == "lower bound":
-        return Result(lower_bound_s(jobs, parse_gpus(gpus), Assumptions(beta=beta)), 0.0)
-    found = play(policy, jobs, parse_gpus(gpus), Assumptions(beta=beta))
+        return Result(lower_bound_s(jobs, parse_gpus(gpus), assumed), 0.0)
+    found = play(policy, jobs, parse_gpus(gpus), assumed)
     return Result(
         found.makespan_s,
         found.mean_s,
@@ -128,7 +129,12 @@ def _rows(
 ) -> dict[tuple[str, float], Row]:
     """Replay all at once and take means."""
     tasks = {
-        (name, beta): [workers.submit(_replay, name, jobs, case.gpus, beta) for jobs in case.many]
+        (name, beta): [
+            workers.submit(
+                _replay, name, jobs, case.gpus, Assumptions(beta, clashing=case.clashing)
+            )
+            for jobs in case.many
+        ]
         for name in names
         for beta in BETAS
     }

@@ -29,6 +29,7 @@ class Case:
     title: str
     gpus: str
     many: tuple[tuple[Job, ...], ...]
+    clashing: float = 0.0  # the share of pairs of types that slow each other
 
 
 def generated(count: int, seeds: int, gpus: str) -> Case:

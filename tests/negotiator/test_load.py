@@ -250,3 +250,20 @@ def test_who_waits_for_another_to_end_is_told_so() -> None:
     assert wait.reason is WaitReason.GPUS_BUSY
     assert "beside train.py on GPU 0 it would slow both" in wait.text
     assert story.ends("b") == ["c"]
+
+
+def test_of_two_models_a_job_goes_where_it_ends_sooner() -> None:
+    """The slow GPU is empty and has more memory; the fast one is shared and still faster."""
+    slow = Gpu("GPU-slow", 0, "slow", 24 * GiB)
+    fast = Gpu("GPU-fast", 1, "fast", 16 * GiB)
+    times = {"slow": 900.0, "fast": 300.0}
+    profiles = tuple(
+        a_profile(a_run(GiB, duration_s=time, load=0.8, crowd=0.0), model=model)
+        for model, time in times.items()
+    )
+    story = BusyStory([slow, fast], Rules(NO_GUARD), profiles=profiles)
+    story.types = {"train.py": 0.8}
+    for key in "abc":
+        story.asks(key)
+
+    assert [story.gpus(key) for key in "abc"] == [[1], [1], [0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.errors import GrnError
+from grn.errors import BadSetting, GrnError
 from grn.model.sizes import GiB
 from grn.negotiator.rules import Rules
 from grn.simulate.bound import lower_bound_s
@@ -106,6 +106,29 @@ def test_a_replay_gives_the_same_each_time() -> None:
 @pytest.mark.parametrize("text", ["", "4", "x8GB", "0x8GB", "4x", "4xbig", "2x8GB+"])
 def test_wrong_gpus_are_named(text: str) -> None:
     with pytest.raises(GrnError):
+        parse_gpus(text)
+
+
+def test_a_slow_gpu_takes_longer() -> None:
+    job = Job("a", "a", 0.0, 1000.0, 10**9)
+    slow = play("exclusive", [job], parse_gpus("1x8GB@0.5"), Assumptions())
+
+    assert slow.makespan_s == pytest.approx(2000, abs=10)
+    assert lower_bound_s([job], parse_gpus("1x8GB@0.5"), Assumptions()) == pytest.approx(2000)
+
+
+def test_a_clairvoyant_keeps_types_apart_that_clash() -> None:
+    jobs = [Job(f"{n}", "same", 0.0, 1000.0, 10**9, load=0.4) for n in range(2)]
+    clashing = Assumptions(clashing=1.0, clash=2.5)
+    found = play("clairvoyant", jobs, parse_gpus("1x8GB"), clashing)
+
+    assert found.makespan_s == pytest.approx(2000, abs=20)
+    assert play("clairvoyant", jobs, parse_gpus("1x8GB"), Assumptions()).makespan_s < 1100
+
+
+@pytest.mark.parametrize("text", ["2x8GB@fast", "2x8GB@0", "2x8GB@-1"])
+def test_a_speed_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting):
         parse_gpus(text)
 
 

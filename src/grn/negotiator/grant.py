@@ -63,12 +63,12 @@ class Granter:
 
     def _by_speed(self, request: Request, needs: dict[str, Need]) -> dict[str, Need]:
         """Add to needs on several models how long a job takes on each, where runs tell."""
-        usual = {model: self._memory.usual_s(request.job_type, model) for model in needs}
-        times = [each for each in usual.values() if each]
+        alone = {model: self._loads.alone_s(request, model) for model in needs}
+        times = [each for each in alone.values() if each is not None]
         if len(times) < 2:
             return needs
         return {
-            model: replace(need, longer=(usual[model] or min(times)) / min(times))
+            model: replace(need, longer=(alone[model] or min(times)) / min(times))
             for model, need in needs.items()
         }
 

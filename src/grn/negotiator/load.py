@@ -123,6 +123,10 @@ class Loads:
         """Return how fast time grows with load on this model."""
         return self.overlaps.power(model)
 
+    def alone_s(self, request: Request, model: str) -> float | None:
+        """Return how long runs like this take alone on this model, None when nobody knows."""
+        return self.overlaps.alone_s(request.job_type, model, request.arguments)
+
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
         """Return how many times as long jobs take beside which types, None: beside none."""
         return self.overlaps.slower_beside(job_type, model)

@@ -15,7 +15,7 @@ from grn.model.job import Argument, Outcome
 from grn.model.profile import Profile, Run
 from grn.negotiator.pairs import Alike, Pairs, Shared
 
-START_CAP = 1.8  # chosen by replay, as are the next: docs/decisions/0022-packing-by-replay.md
+START_CAP = 1.8  # chosen by replay, as are the next: docs/decisions/0024
 LEAST_CAP, MOST_CAP = 0.8, 3.0
 LEAST_GAIN = 0.05  # of the speed of one job alone, by which a GPU must get faster
 START_POWER = 1.0  # as if jobs took turns
@@ -78,6 +78,10 @@ class Model:
             alike = self._alike[like] = Alike()
             self._round.append(like)
         return alike
+
+    def find(self, like: _Like) -> Alike | None:
+        """Return the runs like one, None when there was none."""
+        return self._alike.get(like)
 
     def learn(self, run: Shared) -> None:
         """Take in one more run, and look again at an older group: beliefs have moved since."""
@@ -145,6 +149,12 @@ class Overlaps:
         known = self.models.get(model)
         return START_POWER if known is None else known.power
 
+    def alone_s(self, job_type: str, model: str, given: Iterable[Argument]) -> float | None:
+        """Return how long runs with these arguments take alone, None when nobody knows."""
+        known = self.models.get(model)
+        alike = known.find((job_type, _telling(given))) if known is not None else None
+        return None if alike is None else math.exp(alike.alone)
+
     def because(self, model: str) -> str:
         """Say where the cap of a model comes from."""
         if self.cap(model) == START_CAP:
@@ -166,9 +176,13 @@ class Overlaps:
         if run.crowd is None or run.outcome is not Outcome.OK or run.duration_s <= 0:
             return
         known = self.models.setdefault(model, Model())
-        telling = tuple(one for one in run.arguments if not _NOT_TIME.fullmatch(one[0]))
-        alike = known.alike((job_type, telling))
+        alike = known.alike((job_type, _telling(run.arguments)))
         pairs = [(self.pairs.pair(model, job_type, other), share) for other, share in run.beside]
         known.learn(Shared(math.log(run.duration_s), run.crowd, pairs, alike))
         for other, _ in run.beside:
             self.pairs.judge(model, job_type, other)
+
+
+def _telling(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    """Leave out arguments whose names say that time does not depend on them."""
+    return tuple(one for one in arguments if not _NOT_TIME.fullmatch(one[0]))

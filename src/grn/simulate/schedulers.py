@@ -29,7 +29,7 @@ from grn.negotiator.memory import Memory
 from grn.negotiator.overlap import cap_of
 from grn.negotiator.place import Need, Size
 from grn.negotiator.rules import Rules
-from grn.simulate.workload import Assumptions, Job
+from grn.simulate.workload import Assumptions, Job, speed_of_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,10 @@ class ToldLoads(Loads):
     def cap(self, model: str) -> float:
         """Return what the truth leads to."""
         return cap_of(self._assumed.beta)
+
+    def alone_s(self, request: Request, model: str) -> float | None:
+        """Return the truth."""
+        return self._jobs[request.job_type].solo_s / speed_of_model(model)
 
     def power(self, model: str) -> float:
         """Return the truth."""

@@ -112,7 +112,12 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def speed_of(gpu: Gpu) -> float:
     """Return how fast a simulated GPU is, 1 where nothing was said."""
-    return float(gpu.model.partition(_AT)[2] or 1.0)
+    return speed_of_model(gpu.model)
+
+
+def speed_of_model(model: str) -> float:
+    """Return how fast GPUs of a simulated model are."""
+    return float(model.partition(_AT)[2] or 1.0)
 
 
 def _check_speed(speed: str, text: str) -> None:
