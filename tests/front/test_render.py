@@ -275,7 +275,7 @@ def test_a_profile_is_explained_run_by_run() -> None:
 def test_runs_that_do_not_count_any_more_are_drawn_faintly_with_the_reason() -> None:
     run = {"outcome": "ok", "peak_bytes": GiB, "duration_s": 9.0, "counts": True, "args": {},
            "outdated": True}  # fmt: skip
-    note = "1 run of an older code do not count any more"
+    note = "not counted: 1 run of an older code"
     text = render.profile(a_profile_row(history=[run], notes=[note]))
 
     assert f"            {note}" in text.splitlines()

@@ -137,7 +137,8 @@ def profile(row: Row, is_ascii: bool = False) -> str:
         lines.append(f"  {run['outcome']:9} {_peak(run['peak_bytes'], most, block)} {_told(run)}")
     if row["estimate_bytes"] and row["history"]:
         drawn = _peak(row["estimate_bytes"], most, reserved)
-        lines.append(f"  {'next':9} {drawn} as estimated")
+        which = " where its arguments tell nothing" if row.get("by_arguments") else ""
+        lines.append(f"  {'next':9} {drawn} as estimated{which}")
     return "\n".join(line.rstrip() for line in lines)
 
 

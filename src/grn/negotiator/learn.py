@@ -124,10 +124,10 @@ def left_out(profile: Profile, telling: Profile) -> list[str]:
     older = [run for run in gone if code and run.code not in ("", code)]
     found = []
     if older:
-        found.append(f"{show_runs(len(older))} of an older code do not count any more")
+        found.append(f"not counted: {show_runs(len(older))} of an older code")
     if len(gone) > len(older):
         rest = show_runs(len(gone) - len(older))
-        found.append(f"{rest} before its memory changed do not count any more")
+        found.append(f"not counted: {rest} from before its memory changed")
     return found
 
 

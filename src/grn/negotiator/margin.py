@@ -54,8 +54,9 @@ class Margin:
         if not runs:
             return []
         alike = self.headroom([0.0] * runs)
+        after = "one run" if runs == 1 else f"{runs} equal runs"
         return [
-            f"headroom after {runs} equal runs is {alike:.0%}: peaks of one type usually differ by "
+            f"headroom after {after} is {alike:.0%}: peaks of one type usually differ by "
             f"{self.spread:.0%}, and {self.chance:.1%} of runs may need more than their estimate"
         ]
 
