@@ -147,9 +147,89 @@ def test_a_first_run_that_still_grows_is_not_believed():
     for step in range(1, 20):
         story.memory["a"] = step * GiB
         assert story.passes(50) == []
+        assert story.reserved("a") >= min(24, 1.25 * step) * GiB
 
-    assert story.reserved("a") == 24 * GiB
     assert story.passes(300) == ["b"] or story.why("b") is WaitReason.NO_ROOM
+
+
+def test_a_first_run_that_grows_on_keeps_neither_its_siblings_waiting_nor_a_whole_gpu():
+    story = Story(some_gpus(2), profiles=(a_profile(4 * GiB, job_type="known.py"),))
+    story.asks("a")
+    story.asks("b")
+    granted = []
+    for step in range(13):
+        story.memory["a"] = (10 + step) * GiB // 4
+        granted += story.passes(10)
+
+    assert granted == ["b"]
+    assert probes(story) == ["a", "b"]
+    assert story.gpus("a") != story.gpus("b")
+    assert story.reserved("a") < 12 * GiB
+    story.asks("c")
+    assert story.why("c") is WaitReason.FIRST_RUN_ELSEWHERE
+    assert story.asks("d", job_type="known.py") == ["d"]
+    assert story.gpus("d") == story.gpus("a")
+
+
+def test_a_sibling_of_a_first_run_that_grows_on_needs_what_that_has_by_now():
+    story = Story(some_gpus(2), profiles=(a_profile(8 * GiB, job_type="known.py"),))
+    story.asks("a")
+    story.asks("k", job_type="known.py", mem_bytes=8 * GiB)
+    story.asks("b")
+    for step in range(13):
+        story.memory["a"] = (30 + step) * GiB // 2
+        assert story.passes(10) == []  # 12 GiB would be enough for a type that nobody has seen
+
+    assert story.ends("k") == ["b"]
+
+
+# --- known ones ----------------------------------------------------------------------------
+
+
+def test_a_run_that_is_flat_where_others_were_gives_back_what_it_does_not_need():
+    story = Story(profiles=(a_profile(4 * GiB),))
+    story.asks("a")
+    before = story.reserved("a")
+    story.memory["a"] = 4 * GiB
+
+    story.passes(50)
+    assert story.reserved("a") == before
+    story.passes(20)
+    assert 4 * GiB < story.reserved("a") < 4.7 * GiB < before
+
+
+def test_a_run_that_may_still_grow_to_what_others_had_keeps_room_for_that():
+    story = Story(profiles=(a_profile(8 * GiB),))
+    story.asks("a")
+    story.memory["a"] = 4 * GiB
+
+    story.passes(100)
+    assert story.reserved("a") > 8 * GiB
+
+
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [
+        ({"mem_bytes": 10 * GiB}, [4 * GiB]),
+        ({"attempt": 1}, [4 * GiB]),
+        ({}, [4 * GiB, a_run(4 * GiB, Outcome.OUT_OF_MEMORY)]),
+        (
+            {"arguments": (("batch", 3.0),)},
+            [
+                a_run(2 * GiB, arguments=(("batch", 1.0),)),
+                a_run(9 * GiB, arguments=(("batch", 4.0),)),
+            ],
+        ),
+    ],
+)
+def test_a_run_keeps_what_was_stated_or_what_nobody_can_tell_to_be_too_much(changes, runs):
+    story = Story(profiles=(a_profile(*runs),))
+    story.asks("a", **changes)
+    before = story.reserved("a")
+    story.memory["a"] = 2 * GiB
+
+    story.passes(100)
+    assert story.reserved("a") == before
 
 
 def test_a_first_run_without_memory_yet_is_not_flat():

@@ -45,11 +45,19 @@ def test_a_known_type_needs_its_estimate():
 
 
 def test_an_unknown_type_is_guessed_like_the_known_ones():
-    memory = a_memory(a_profile(2 * GiB, job_type="other.py"))
+    others = [a_profile((number + 1) * GiB, job_type=f"other{number}.py") for number in range(19)]
+    memory = a_memory(*others)
 
     unknown = need(memory)
     assert unknown.is_probe
-    assert unknown.need_bytes == believed(a_profile(2 * GiB))
+    assert unknown.need_bytes == 17 * GiB
+
+
+def test_who_asks_for_several_gpus_is_guessed_larger():
+    alone, gang = need(a_memory()), need(a_memory(), gpus=2)
+
+    assert gang.is_probe
+    assert gang.need_bytes == alone.need_bytes * 3 // 2
 
 
 def test_failed_runs_make_a_guess_larger_and_leave_the_type_unknown():

@@ -76,6 +76,7 @@ class Engine:
         )
         self.books = self._holdings.books
         self.leases = self._holdings.leases
+        self.first_runs = self._holdings.first_runs
         self._sequence = 0
         self._saved: set[str] = set()  # keys that are written down as waiting
         self._returning: dict[str, int] = {}  # key -> old place of a request before a restart

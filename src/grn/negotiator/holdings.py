@@ -89,7 +89,7 @@ class Holdings:
             book.put(lease)
             self.weigh(book)
         if not lease.is_probe:
-            self._end_first_run(lease)
+            self.end_first_run(lease)
 
     def drop(self, lease: Lease) -> None:
         """Strike a lease out."""
@@ -98,7 +98,7 @@ class Holdings:
         self.draining.discard(lease.id)
         if self._by_key.get(lease.request.key) == lease.id:
             del self._by_key[lease.request.key]
-        self._end_first_run(lease)
+        self.end_first_run(lease)
         for book in self.books_of(lease):
             book.take(lease.id)
             self.weigh(book)
@@ -124,15 +124,16 @@ class Holdings:
                 book.load_cap, book.cap_because = cap, "as set" if self._rules.load_cap else learned
                 book.note_change()
 
+    def end_first_run(self, lease: Lease) -> None:
+        """Let the siblings of a first run wait for it no longer."""
+        job_type = lease.request.job_type
+        if self.first_runs.get(job_type) == lease.id:
+            del self.first_runs[job_type]
+            self._memory.woken.add(job_type)
+
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""
         check_books(self.books, self.leases)
         assert self.watches.keys() == self.leases.keys()
         for job_type, lease_id in self.first_runs.items():
             assert self.leases[lease_id].request.job_type == job_type
-
-    def _end_first_run(self, lease: Lease) -> None:
-        job_type = lease.request.job_type
-        if self.first_runs.get(job_type) == lease.id:
-            del self.first_runs[job_type]
-            self._memory.woken.add(job_type)

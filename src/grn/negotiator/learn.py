@@ -6,17 +6,22 @@ All arithmetic of learning is here; who may run where is decided elsewhere.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import GiB, MiB, show_size
-from grn.negotiator.arguments import mattering
+from grn.negotiator.arguments import are_spread, mattering
 from grn.negotiator.change import counted
 from grn.negotiator.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
 
 RUNS_KEPT = 100
+TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
+ALIKE_HEADROOM = 0.05  # over the largest of those
+GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
+GANG_SHARE = 0.75  # of a GPU, for a first run on several
 ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
 _FULL = (Outcome.OK, Outcome.PROFILED)
 
@@ -30,6 +35,7 @@ class Watch:
     rose_at: float | None = None  # None until the first sample with memory in it
     blanks: int = 0  # good samples before that, which showed nothing
     rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
+    is_settled: bool = False  # since then, what is reserved for it was fitted to what it has
 
     def seen(self, at: float, used_bytes: int) -> Watch:
         """Add one sample; only a rise by more than 1 % since the last one counts as one."""
@@ -39,7 +45,7 @@ class Watch:
         if self.rose_at is None or used_bytes > self.rose_to_bytes * 1.01:
             return Watch(self.began_at, used_bytes, at, 0, used_bytes)
         if used_bytes > self.peak_bytes:
-            return Watch(self.began_at, used_bytes, self.rose_at, 0, self.rose_to_bytes)
+            return replace(self, peak_bytes=used_bytes)
         return self
 
     def is_flat(self, at: float, flat_s: float) -> bool:
@@ -64,6 +70,22 @@ def shrunk_bytes(watch: Watch, at: float, capacity_bytes: int) -> int:
     quiet_s = at - watch.rose_at if watch.rose_at is not None else 0.0
     factor = 1.10 + 0.40 * math.exp(-quiet_s / 30)
     return min(capacity_bytes, int(watch.peak_bytes * factor) + pad_bytes(capacity_bytes))
+
+
+def growing_bytes(peak_bytes: int, reserved_bytes: int, free_bytes: int) -> int:
+    """Return what a first run that grows on and on is to have: room to double, then some more."""
+    if reserved_bytes > 2.1 * peak_bytes:
+        return 2 * peak_bytes
+    if reserved_bytes >= 1.25 * peak_bytes:
+        return reserved_bytes
+    wish = max(reserved_bytes, int(1.6 * peak_bytes))
+    return min(wish, reserved_bytes + max(0, free_bytes))
+
+
+def trimmed_bytes(watch: Watch, most_bytes: int, capacity_bytes: int) -> int:
+    """Return what a run keeps reserved that is flat, given the most that runs like it have used."""
+    need = max(watch.peak_bytes * (1 + TRIMMED_HEADROOM), most_bytes * (1 + ALIKE_HEADROOM))
+    return min(capacity_bytes, int(need) + pad_bytes(capacity_bytes))
 
 
 def counts_in_full(run: Run) -> bool:
@@ -176,15 +198,27 @@ def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
     return min(floor, capacity_bytes)
 
 
+def most_of_alike(profile: Profile, given: Sequence[Argument]) -> int | None:
+    """Return the most that runs with the same arguments have used, None when nobody can tell."""
+    full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
+    if any(run.outcome is Outcome.OUT_OF_MEMORY for run in profile.runs):
+        return None
+    if full and are_spread([run.peak_bytes for run in full]):
+        alike = mattering(given)
+        full = [run for run in full if mattering(run.arguments) == alike]
+    return max((run.peak_bytes for run in full), default=None)
+
+
 def guess_bytes(
     known: Sequence[int], floor_bytes: int, capacity_bytes: int, is_ranked: bool = False
 ) -> int:
-    """Guess a type never seen: like 9 of 10 known types, else half a GPU."""
-    if known:
-        ranked = known if is_ranked else sorted(known)
-        guess = ranked[min(len(ranked) - 1, math.ceil(0.9 * len(ranked)) - 1)]
-    else:
-        guess = capacity_bytes // 2
+    """Guess a type never seen: like 9 of 10 known types and one imagined, of half a GPU.
+
+    That one counts while few are known: who ends first is short, and the short are often small.
+    """
+    ranked, half = known if is_ranked else sorted(known), capacity_bytes // 2
+    place, at = math.ceil(0.9 * (len(ranked) + 1)) - 1, bisect_left(ranked, half)
+    guess = half if place == at else ranked[place if place < at else place - 1]
     return min(capacity_bytes, max(guess, floor_bytes))
 
 

@@ -21,6 +21,7 @@ Key = tuple[str, str]  # job type, GPU model
 CHANCE = "miss_chance"  # the name it is saved by
 _ANY_CAPACITY = 1 << 60
 _MOST_DRAWN = 1000
+_MORE = 1.1  # times what a first run has that still grows
 _What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
 _Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
@@ -31,6 +32,7 @@ class Memory:
     def __init__(self) -> None:
         self._types: dict[Key, Known] = {}
         self._running: dict[Key, _Flat] = {}  # what a flat first run shows
+        self._growing: dict[Key, tuple[str, int]] = {}  # what one has that is not flat: lease, peak
         self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self._experience = Experience()
@@ -120,14 +122,23 @@ class Memory:
 
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
         """Remember what a first run seems to need before it has ended."""
-        self._running[(request.job_type, model)] = (request.lease, need_bytes, request.arguments)
+        key = (request.job_type, model)
+        self._running[key] = (request.lease, need_bytes, request.arguments)
+        self._stale.add(key)
         self._note_change(request.job_type)
+
+    def grows_on(self, request: Request, model: str, peak_bytes: int) -> None:
+        """Remember what a first run has that is not flat: its siblings need that at least."""
+        self._growing[(request.job_type, model)] = (request.lease, peak_bytes)
 
     def run_over(self, request: Request, model: str) -> None:
         """Drop what a first run seemed to need, when it is this one that has ended."""
         key = (request.job_type, model)
+        if key in self._growing and self._growing[key][0] == request.lease:
+            del self._growing[key]
         if key in self._running and self._running[key][0] == request.lease:
             del self._running[key]
+            self._stale.add(key)
             self._note_change(request.job_type)
 
     def forget(self, job_type: str) -> bool:
@@ -136,6 +147,7 @@ class Memory:
         for key in keys:
             self._types.pop(key, None)
             self._running.pop(key, None)
+            self._growing.pop(key, None)
             self._experience.shown(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
@@ -169,6 +181,13 @@ class Memory:
         known = self._types.get((job_type, model))
         return known.usual_s() if known else None
 
+    def most_of_alike(self, request: Request, model: str) -> int | None:
+        """Return the most that runs like this one have used, None when nobody can tell."""
+        known = self._types.get((request.job_type, model))
+        if known is None:
+            return None
+        return learn.most_of_alike(known.of_code(request.code).telling, request.arguments)
+
     def refresh(self) -> None:
         """Draw the estimates that new runs have changed, so that nobody waits for that later."""
         stale, self._stale = self._stale, set()  # a set that was large once is slow to empty
@@ -179,9 +198,9 @@ class Memory:
                     before = known.pop(key[0], None)
                     if before is not None:
                         del ranked[bisect_left(ranked, before)]
-                    if estimate := self.estimate(*key, capacity_bytes):
-                        known[key[0]] = estimate.need_bytes
-                        insort(ranked, estimate.need_bytes)
+                    if (shown := self._shown(key, capacity_bytes)) is not None:
+                        known[key[0]] = shown
+                        insort(ranked, shown)
 
     def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
         """Return the need on each GPU model."""
@@ -222,7 +241,7 @@ class Memory:
             need = max(running[1], self._floor(key, capacity_bytes))
             because = "its first run, still going, is flat at that"
             return Need(min(need, capacity_bytes), False, because)
-        guess = self._guess(key, capacity_bytes)
+        guess = self._guess(key, capacity_bytes, request.gpus)
         return Need(guess, True, f"never measured, guessed {show_size(guess)}")
 
     def _by_arguments(
@@ -247,8 +266,9 @@ class Memory:
         because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
         return Need(need, True, because)
 
-    def _guess(self, key: Key, capacity_bytes: int) -> int:
-        floor = self._floor(key, capacity_bytes)
+    def _guess(self, key: Key, capacity_bytes: int, gpus: int) -> int:
+        so_far = int(self._growing.get(key, ("", 0))[1] * _MORE)
+        floor = min(capacity_bytes, max(self._floor(key, capacity_bytes), so_far))
         elsewhere = [
             estimate.need_bytes
             for model in self._models.get(key[0], ())
@@ -257,6 +277,8 @@ class Memory:
         if elsewhere:  # the same type on another model says more than other types on this one
             return min(capacity_bytes, max(floor, *elsewhere))
         known = self._known_on(key[1], capacity_bytes)
+        if gpus > 1:  # who asks for several GPUs has found one of them too small
+            floor = max(floor, int(capacity_bytes * learn.GANG_SHARE))
         return learn.guess_bytes(known, floor, capacity_bytes, is_ranked=True)
 
     def _floor(self, key: Key, capacity_bytes: int) -> int:
@@ -268,12 +290,19 @@ class Memory:
         slot = (model, capacity_bytes)
         if slot not in self._known:
             self._known[slot] = {
-                key[0]: estimate.need_bytes
-                for key in self._types
-                if key[1] == model and (estimate := self.estimate(*key, capacity_bytes))
+                key[0]: shown
+                for key in {**self._types, **self._running}
+                if key[1] == model and (shown := self._shown(key, capacity_bytes)) is not None
             }
             self._ranked[slot] = sorted(self._known[slot].values())
         return self._ranked[slot]
+
+    def _shown(self, key: Key, capacity_bytes: int) -> int | None:
+        """Return the most that runs of a type have used; a first run that is flat counts, too."""
+        estimate, running = self.estimate(*key, capacity_bytes), self._running.get(key)
+        if estimate is not None:
+            return min(capacity_bytes, estimate.largest_bytes)
+        return min(capacity_bytes, running[1]) if running else None
 
     @staticmethod
     def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:

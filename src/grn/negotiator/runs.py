@@ -105,9 +105,18 @@ class Runs:
             return  # a driver that does not say what a process uses does not say that it uses none
         watch = self._holdings.watches[lease.id].seen(at, used)
         self._holdings.watches[lease.id] = watch
-        may_shrink = lease.is_probe and not lease.request.is_exclusive
-        if may_shrink and watch.is_flat(at, self._rules.flat_s):
+        if watch.is_settled:
+            return
+        if not watch.is_flat(at, self._rules.flat_s):
+            yield from self._follow(lease, watch, at)
+            return
+        self._holdings.watches[lease.id] = replace(watch, is_settled=True)
+        if lease.request.is_exclusive:
+            return
+        if lease.is_probe:
             yield from self._settle(lease, watch, at)
+        elif lease.request.mem_bytes is None and not lease.request.attempt:
+            yield from self._trim(lease, watch)
 
     def _settle(self, lease: Lease, watch: learn.Watch, at: float) -> Iterator[Action]:
         """Let a first run keep what it has shown to need, and a little more."""
@@ -118,3 +127,33 @@ class Runs:
         self._holdings.replace(settled)
         self._memory.shown_while_running(lease.request, model, keep)
         yield SaveLease(settled)
+
+    def _follow(self, lease: Lease, watch: learn.Watch, at: float) -> Iterator[Action]:
+        """Let a first run that grows on and on hold up neither its siblings nor all the room."""
+        is_long = at - watch.began_at >= learn.GROWS_ON_S
+        if not (lease.is_probe and is_long and watch.peak_bytes) or lease.request.is_exclusive:
+            return
+        books = self._holdings.books_of(lease)
+        self._memory.grows_on(lease.request, books[0].gpu.model, watch.peak_bytes)
+        self._holdings.end_first_run(lease)
+        reserved = tuple(
+            learn.growing_bytes(watch.peak_bytes, before, book.free_bytes)
+            for before, book in zip(lease.reserved, books, strict=True)
+        )
+        if reserved != lease.reserved:
+            grown = replace(lease, reserved=reserved)
+            self._holdings.replace(grown)
+            yield SaveLease(grown)
+
+    def _trim(self, lease: Lease, watch: learn.Watch) -> Iterator[Action]:
+        """Take back what a run seems not to need: it is flat where runs like it were."""
+        model = self._holdings.books[lease.gpus[0]].gpu.model
+        most = self._memory.most_of_alike(lease.request, model)
+        if most is None:
+            return
+        capacity = self._holdings.sizes()[model].capacity_bytes
+        keep = learn.trimmed_bytes(watch, most, capacity)
+        trimmed = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
+        if trimmed != lease:
+            self._holdings.replace(trimmed)
+            yield SaveLease(trimmed)

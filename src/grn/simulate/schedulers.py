@@ -15,13 +15,11 @@ from grn.model.profile import Profile, Run
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
-    DropLease,
     Grant,
     Refuse,
     Released,
     Requested,
     Sampled,
-    SaveLease,
     Started,
 )
 from grn.negotiator.load import Loads
@@ -189,13 +187,16 @@ class OfEngine:
                 granted.append(Granted(action.lease.id, places))
             elif isinstance(action, Refuse):
                 self.refused.append(action.key)
-            elif isinstance(action, SaveLease) and action.lease.is_probe:
-                self._probes.setdefault(action.lease.id, at)
-            elif isinstance(action, SaveLease) and action.lease.id in self._probes:
-                self.probe_s.append(at - self._probes.pop(action.lease.id))
-            elif isinstance(action, DropLease) and action.lease in self._probes:
-                self.probe_s.append(at - self._probes.pop(action.lease))
+        self._time_first_runs(at)
         return granted
+
+    def _time_first_runs(self, at: float) -> None:
+        """Note how long each first run keeps its siblings from starting."""
+        measured = set(self.engine.first_runs.values())
+        for lease in [lease for lease in self._probes if lease not in measured]:
+            self.probe_s.append(at - self._probes.pop(lease))
+        for lease in measured:
+            self._probes.setdefault(lease, at)
 
 
 @dataclass(slots=True)
