@@ -11,6 +11,7 @@ from grn.model.sizes import GiB, MiB
 from grn.negotiator import arguments, report
 from grn.negotiator.events import WaitReason
 from grn.negotiator.fit import fit
+from grn.negotiator.known import Known
 from tests.builders import Story, a_profile, a_run, some_gpus
 
 
@@ -320,3 +321,19 @@ def test_foretelling_each_point_by_all_others_is_what_leaving_it_out_gives() -> 
 @pytest.mark.parametrize("columns", [[[1, 1, 1]], [[1, 2, 3], [2, 4, 6]]])
 def test_columns_that_say_nothing_or_the_same_have_no_line(columns) -> None:
     assert fit(columns, [1, 2, 3]) is None
+
+
+def test_a_line_is_drawn_anew_after_some_runs_or_one_that_was_not_foretold() -> None:
+    known = Known(a_profile(*LINEAR))
+    line = known.by_arguments.line
+    (usual,) = runs((4.2, {"batch": 32.0}))
+    (odd,) = runs((9, {"batch": 32.0}))
+    for _ in range(10):
+        known.add(usual)
+        assert known.by_arguments.line is line
+    known.add(usual)
+    assert known.by_arguments.line is not line
+
+    line = known.by_arguments.line
+    known.add(odd)
+    assert known.by_arguments.line is not line

@@ -9,7 +9,7 @@ from grn.model.profile import Profile, Run
 from grn.model.sizes import show_size
 from grn.negotiator import arguments
 from grn.negotiator.learn import Peaks, counts_in_full, pad_bytes, show_runs
-from grn.negotiator.margin import LEAST_SPREAD, Margin
+from grn.negotiator.margin import FIRST_MARGIN, LEAST_SPREAD, Margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,13 @@ class ByArguments:
         ):
             return False
         return not arguments.are_spread(peaks.sizes)
+
+    def covers(self, run: Run) -> bool:
+        """True when a run is as these arguments let expect: it changes little of all this."""
+        if not counts_in_full(run) or self.beyond(run.arguments) is not None:
+            return False
+        said = self.bound(run.arguments, 0, FIRST_MARGIN)
+        return said is not None and 0.8 * said[0] <= run.peak_bytes <= said[0]
 
     def bound(
         self, given: tuple[Argument, ...], capacity_bytes: int, margin: Margin

@@ -7,11 +7,17 @@ from grn.negotiator import arguments, learn
 from grn.negotiator.by_arguments import ByArguments
 from grn.negotiator.margin import Margin
 
+_FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
 _MOST_CODES = 8  # of one type that are thought of at once
 
 
 class Known:
     """All remembered runs; the answers to what is asked of them are kept until there is another."""
+
+    __slots__ = (  # there are thousands of these, and the garbage collector looks at each
+        "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_telling",
+        "_unfitted", "_usual_s", "profile", "unweighed",
+    )  # fmt: skip
 
     def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
         self.profile = profile
@@ -19,9 +25,11 @@ class Known:
         self._telling = telling  # those that still tell something of the next one
         self._peaks: learn.Peaks | None = None
         self._by_arguments: ByArguments | None = None
+        self._unfitted = 0  # runs since that was drawn, all as it foretold
         self._estimates: dict[int, Estimate | None] = {}
-        self._usual: list[float | None] = []  # none or one
-        self._other_codes: dict[str, Known] = {}
+        self._usual_s: float | None = None
+        self._is_timed = False  # that was looked up
+        self._other_codes: dict[str, Known] | None = None
 
     @property
     def telling(self) -> Profile:
@@ -53,12 +61,12 @@ class Known:
         """Return what is known of a job of this code: less, when it is not the newest."""
         if code in ("", self.code):
             return self
-        if code not in self._other_codes:
-            if len(self._other_codes) >= _MOST_CODES:
-                self._other_codes.clear()
-            telling = learn.telling(self.profile, code)
-            self._other_codes[code] = Known(self.profile, telling)
-        return self._other_codes[code]
+        others = self._other_codes
+        if others is None or len(others) >= _MOST_CODES:
+            others = self._other_codes = {}
+        if code not in others:
+            others[code] = Known(self.profile, learn.telling(self.profile, code))
+        return others[code]
 
     def estimate(self, capacity_bytes: int, margin: Margin) -> Estimate | None:
         """Return what is believed of the next run, None when no run has shown it."""
@@ -73,18 +81,23 @@ class Known:
 
     def usual_s(self) -> float | None:
         """Return how long runs usually take, None when no good one was seen."""
-        if not self._usual:
-            self._usual.append(learn.usual_duration_s(self.profile))
-        return self._usual[0]
+        if not self._is_timed:
+            self._usual_s, self._is_timed = learn.usual_duration_s(self.profile), True
+        return self._usual_s
 
     def add(self, run: Run) -> None:
         """Count one more run. While runs are alike most of what was drawn stays as it is."""
         before, after = self.profile, learn.add_run(self.profile, run)
         peaks, drawn = self._peaks, self._by_arguments
         is_like_all = peaks is not None and self._is_like_all(run, peaks)
+        is_expected = run.code == self.code and drawn is not None and drawn.covers(run)
         self.profile, self._telling, self._peaks, self._by_arguments = after, None, None, None
-        self._usual.clear()
+        self._is_timed = False
         self.outdate()
+        if is_expected and self._unfitted < _FITTED_EVERY:
+            self._by_arguments, self._unfitted = drawn, self._unfitted + 1
+        else:
+            self._unfitted = 0
         if peaks is None or not is_like_all:
             return
         dropped = before.runs[0] if len(after.runs) == len(before.runs) else None
@@ -98,7 +111,7 @@ class Known:
     def outdate(self) -> None:
         """Draw estimates anew when they are next asked for."""
         self._estimates.clear()
-        self._other_codes.clear()
+        self._other_codes = None
 
     def _is_like_all(self, run: Run, peaks: learn.Peaks) -> bool:
         """True when all runs count, and will with one more: its code is the same, and its size."""

@@ -14,7 +14,7 @@ from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import GiB, MiB, show_size
 from grn.negotiator.arguments import are_spread, mattering
-from grn.negotiator.change import counted
+from grn.negotiator.change import LAST, counted
 from grn.negotiator.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
 
 RUNS_KEPT = 100
@@ -133,6 +133,8 @@ class Peaks:
 
 def telling(profile: Profile, code: str) -> Profile:
     """Leave out the runs that tell nothing of a job of this code any more."""
+    if len(profile.runs) <= LAST:
+        return profile
     places = counted(profile.runs, [counts_in_full(run) for run in profile.runs], code)
     if len(places) == len(profile.runs):
         return profile
