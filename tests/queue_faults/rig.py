@@ -174,9 +174,9 @@ class Rig:
                 # A shim looks like the forker it was forked from, but has a session of its own.
                 if _parent(pid) == (self.queue.pid if self.queue else 0):
                     found["forker"].append(pid)
-            elif b"grn.negotiator" in words:
+            elif any(b"grn.negotiator" in word for word in words):
                 found["negotiator"].append(pid)
-            elif b"grn.queue" in words or b"tests.queue_faults.mutants" in words:
+            elif any(b"grn.queue" in word or b"queue_faults.mutants" in word for word in words):
                 found["queue"].append(pid)
         return found
 

@@ -12,6 +12,7 @@ import pytest
 
 from grn.client.connection import ask_once
 from grn.client.daemons import who_answers
+from grn.startup import own_module
 from tests.conftest import Scripts
 from tests.harness import is_running, wait_for
 from tests.queue.daemon import GATE, GRN, SMALL, Queue, a_queue
@@ -52,8 +53,9 @@ def test_many_who_need_it_at_once_get_one_queue(queue: Queue) -> None:
 
 
 def _is_queue(pid: int) -> bool:
+    begins = "\0".join((*own_module("grn.queue"), "")).encode()
     try:
-        return b"-m\0grn.queue\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(begins)
     except OSError:  # it has ended since it was found
         return False
 
