@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "asked"  # how jobs are placed: as each asks, or all alike
     share_half_life_s: float = 86400.0  # after this long, half of what a user has had is forgotten
     shares: dict[str, float] = {}  # how much users, or members of a @group, have against others
+    requeue_s: float = 30.0  # first runs make room when memory would run out by then; 0: never
     guard_fraction: float = 0.05
     guard_size: str = "512MiB"
     nvml_deadline_s: float = 5.0
@@ -73,6 +74,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "short_s": (0, 30 * 86400),
     "share_half_life_s": (60, 365 * 86400),
     "shares": (0.01, 100),
+    "requeue_s": (0, 3600),
     "guard_fraction": (0, 0.9),
     "nvml_deadline_s": (0.1, 600),
     "connections_per_user": (1, 1_000_000),

@@ -38,7 +38,7 @@ PROFILE = {
 }  # fmt: skip
 RUN = {
     "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts", "load",
-    "code", "outdated",
+    "code", "outdated", "note",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from grn.negotiator.events import (
     SaveWaiting,
     Started,
     WaitReason,
+    WantBack,
     Withdrawn,
 )
 from grn.negotiator.ledger import Guard
@@ -160,6 +161,7 @@ class Negotiation(RuleBasedStateMachine):
         self.saved_profiles: dict[tuple[str, str], Profile] = {}
         self.saved_numbers: dict[str, float] = {}
         self.places: dict[str, tuple[str, ...]] = {}  # lease -> its GPUs, for all there ever were
+        self.wanted: set[str] = set()  # leases that were asked to make room
         self.is_sound = True
         self._start()
 
@@ -168,6 +170,7 @@ class Negotiation(RuleBasedStateMachine):
     def _start(self) -> None:
         """Bring up an engine from what was saved."""
         self.engine = self.engine_type(self.rules)
+        self.wanted.clear()
         waiting = sorted(self.saved_waiting.items(), key=lambda row: row[1])
         self.tell(
             Started(self.now, tuple(self.world.gpus.values()), self.world.readings(),
@@ -177,6 +180,7 @@ class Negotiation(RuleBasedStateMachine):
 
     def tell(self, event: Event) -> None:
         self.is_sound = False
+        growing = self._growing(event) if isinstance(event, Sampled) else set()
         if isinstance(event, (Started, Sampled)):
             self.told.update({reading.uuid: reading for reading in event.readings})
         actions = self.engine.handle(event)
@@ -188,6 +192,7 @@ class Negotiation(RuleBasedStateMachine):
         for number, lease in enumerate(granted):
             self._check_grant(lease, [*kept, *granted[:number]])
         for uuid in {uuid for lease in granted for uuid in lease.gpus}:
+            assert uuid not in growing, "let a newcomer in beside one that grows"
             self._check_room(uuid, [lease.request for lease in granted])
         self.is_sound = True
 
@@ -217,9 +222,64 @@ class Negotiation(RuleBasedStateMachine):
             assert action.key not in self.ended, "refused after it was answered"
             assert action.message
             self._answered(action.key)
+        elif isinstance(action, WantBack):
+            self._check_wanted(action)
         elif isinstance(action, Grant):
             return self._keep_grant(action)
         return None
+
+    def _check_wanted(self, action: WantBack) -> None:
+        """Only a first run that somebody runs again makes room, once, and for somebody."""
+        lease = self.saved_leases[action.lease]
+        request = lease.request
+        assert lease.is_probe, "asked one that is no first run"
+        assert lease.state is LeaseState.HELD
+        assert request.may_yield, "asked one that nobody runs again"
+        assert request.attempt < 2, "asked too often"
+        assert action.lease not in self.wanted, "asked twice"
+        assert action.text
+        self.wanted.add(action.lease)
+        assert any(self._outgrown(uuid) for uuid in lease.gpus), "asked without need"
+
+    def _outgrown(self, uuid: str) -> dict[str, int]:
+        """Return what leases have on a GPU that have more there than they reserved."""
+        found: Counter[str] = Counter()
+        unclear = set()
+        for use in self.told[uuid].uses:
+            live = [one for one in use.leases if uuid in self._gpus_of(one)]
+            unclear |= set(live) if len(live) > 1 else set()
+            for lease_id in live:
+                found[lease_id] += use.used_bytes or 0
+        return {
+            lease_id: size
+            for lease_id, size in found.items()
+            if lease_id not in unclear
+            and self.saved_leases[lease_id].state is LeaseState.HELD
+            and size > self.saved_leases[lease_id].reserved_on(uuid)
+        }
+
+    def _gpus_of(self, lease_id: str) -> tuple[str, ...]:
+        lease = self.saved_leases.get(lease_id)
+        return () if lease is None else lease.gpus
+
+    def _growing(self, event: Sampled) -> set[str]:
+        """Return GPUs on which somebody has risen that had more than it reserved before."""
+        before = {uuid: self._outgrown(uuid) for uuid in self.told}
+        told, now = dict(self.told), {reading.uuid: reading for reading in event.readings}
+        self.told.update(now)
+        after = {uuid: self._outgrown(uuid) for uuid in self.told if _is_usable(self.told[uuid])}
+        self.told = told
+        return {
+            uuid
+            for uuid, sizes in after.items()
+            for lease_id, size in sizes.items()
+            if len(self._gpus_of(lease_id)) == 1  # of several GPUs the fullest counts
+            and _is_usable(told[uuid])
+            and size > 1.02 * max(before[uuid].get(lease_id, size), self._peak(lease_id))
+        }
+
+    def _peak(self, lease_id: str) -> int:
+        return self.engine.watch(lease_id).peak_bytes
 
     def _keep_grant(self, grant: Grant) -> Lease | None:
         lease = grant.lease
@@ -288,6 +348,7 @@ class Negotiation(RuleBasedStateMachine):
             for lease_id in live:
                 measured[lease_id] += size // len(live)
         promised = sum(max(size, measured[lease_id]) for lease_id, size in here.items())
+        promised += sum(size // 10 for size in self._outgrown(uuid).values())
         unexplained = 0
         if gpu.kind is not GpuKind.VIRTUAL and all(u.used_bytes is not None for u in reading.uses):
             unexplained = (reading.used_bytes or 0) - known
@@ -358,6 +419,7 @@ class Negotiation(RuleBasedStateMachine):
         who=st.sampled_from(WHO),
         arguments=ARGUMENTS,
         code=CODES,
+        may_yield=st.booleans(),
         data=st.data(),
     )
     def ask(self, mem_gib, who, data, **wish) -> None:
@@ -371,6 +433,8 @@ class Negotiation(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1]),
         policy=st.sampled_from(Policy),
         attempt=st.sampled_from([0, 0, 0, 1, 2]),
+        is_spared=st.sampled_from([False, False, True]),
+        may_yield=st.booleans(),
         slots=st.sampled_from([(), (), (), (), ("0",), ("1", "GPU-0"), ("GPU-2",)]),
         stay=st.sampled_from([(), (), (), (), ("GPU-0",), ("GPU-1",)]),
         who=st.sampled_from(WHO),
@@ -443,11 +507,41 @@ class Negotiation(RuleBasedStateMachine):
         pid = data.draw(st.sampled_from(sorted(self.world.processes)), "pid")
         self._grow(self.world.processes[pid], gib)
 
-    def _grow(self, process: Process, gib: int) -> None:
+    def _grow(self, process: Process, gib: float) -> None:
         if not process.is_alive:
             return
         for uuid in {u for lease in process.leases for u in self.saved_leases[lease].gpus}:
-            process.memory[uuid] = min(gib * GiB, self.world.gpus[uuid].total_bytes)
+            process.memory[uuid] = min(int(gib * GiB), self.world.gpus[uuid].total_bytes)
+
+    @precondition(lambda self: self.world.processes)
+    @rule(data=st.data(), gib=st.sampled_from([0.2, 0.5, 1.0]))
+    def swell(self, data, gib: float) -> None:
+        """A job takes a little more at each look, whatever it has reserved."""
+        pid = data.draw(st.sampled_from(sorted(self.world.processes)), "pid")
+        process = self.world.processes[pid]
+        for _ in range(6):
+            has = max(process.memory.values(), default=0) + int(gib * GiB)
+            self._grow(process, has / GiB)
+            self.look(1.0)
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def make_room(self, data) -> None:
+        """Who was asked ends, and is to run again with more room."""
+        lease_id = data.draw(st.sampled_from(sorted(self.wanted)), "lease")
+        self.wanted.discard(lease_id)
+        process = self.world.of_lease(lease_id)
+        if lease_id not in self._held() or process is None:
+            return
+        request = self.saved_leases[lease_id].request
+        process.leases.remove(lease_id)
+        if not process.leases:
+            process.memory.clear()
+        self.tell(Released(self.now, lease_id, Outcome.REQUEUED))
+        key = f"k{self._new_number()}"
+        again = replace(request, key=key, lease=f"lease-{key}", attempt=request.attempt + 1)
+        self.asked[key], self.waiting[key] = again, self.number
+        self.tell(Requested(self.now, again))
 
     def _held(self) -> list[str]:
         return sorted(
@@ -470,7 +564,16 @@ class Negotiation(RuleBasedStateMachine):
             process.memory.clear()
         peak = None if peak_gib is None else peak_gib * GiB
         asked = None if asked_gib is None else asked_gib * GiB
+        lease = self.saved_leases[lease_id]
+        wished = max(self._peak(lease_id), peak or 0) + (asked or 0)
+        is_inside = asked is not None and wished <= lease.reserved_bytes
+        before = dict(self.saved_profiles)
         self.tell(Released(self.now, lease_id, outcome, peak, asked))
+        if outcome is Outcome.OUT_OF_MEMORY and is_inside:
+            runs = {key: p.runs for key, p in before.items()}
+            for key, profile in self.saved_profiles.items():
+                if profile.runs != runs.get(key):
+                    assert profile.runs[-1].outcome is not outcome, "blamed one who kept its word"
 
     @precondition(lambda self: self._held())
     @rule(data=st.data(), outcome=st.sampled_from([Outcome.KILLED, Outcome.OUT_OF_MEMORY]))

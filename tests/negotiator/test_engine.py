@@ -111,15 +111,15 @@ def test_a_job_that_starts_slowly_keeps_its_room():
     assert story.asks("b", **BIG) == []
 
 
-def test_a_job_that_grows_over_its_reservation_is_counted_as_it_is():
+def test_a_job_that_grows_over_its_reservation_is_counted_as_it_is_and_a_tenth_more():
     story = Story()
     story.asks("a", **SMALL)
     story.memory["a"] = 15 * GiB
     story.looks()
 
-    assert story.free() == 9 * GiB
-    assert story.asks("b", mem_bytes=10 * GiB) == []
-    assert story.asks("c", mem_bytes=9 * GiB) == ["c"]
+    assert story.free() == 24 * GiB - 15 * GiB * 11 // 10
+    assert story.asks("b", job_type="b.py", mem_bytes=8 * GiB) == []
+    assert story.asks("c", job_type="c.py", mem_bytes=7 * GiB) == ["c"]
 
 
 def test_what_was_seen_of_a_running_job_can_be_asked():

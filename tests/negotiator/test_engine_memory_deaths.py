@@ -21,7 +21,7 @@ def a_shared_gpu():
     """Return a story with a (4 GiB) beside b (10 GiB) on one GPU."""
     story = Story()
     story.asks("a", mem_bytes=4 * GiB)
-    story.asks("b", job_type="b.py", mem_bytes=10 * GiB)
+    story.asks("b", job_type="b.py", label="b.py", mem_bytes=10 * GiB)
     return story
 
 
@@ -46,13 +46,66 @@ def test_a_job_that_died_for_memory_while_sharing_raises_what_its_type_is_given(
     assert story.reserved("c") == 14 * GiB
 
 
-def test_a_victim_is_not_blamed():
+@pytest.mark.parametrize(
+    ("beside_gib", "word"), [(21, "b.py (lease lease-b) beside it grew"), (9, "nobody beside it")]
+)
+def test_who_kept_to_what_it_had_is_not_blamed(beside_gib, word):
     story = a_shared_gpu()
-    story.memory["a"] = 2 * GiB
+    story.memory = {"a": 2 * GiB, "b": beside_gib * GiB}
     story.looks()
-    story.ends("a", OOM, asked_bytes=GiB)  # 3 of its 4 GiB: others took its room
+    story.ends("a", OOM, asked_bytes=GiB)  # 3 of its 4 GiB
 
-    assert saved_run(story) is None
+    run = saved_run(story)
+    assert (run.outcome, run.peak_bytes) == (Outcome.FAILED, 2 * GiB)
+    assert word in run.note
+    assert story.engine.needs(a_request(mem_bytes=4 * GiB))[MODEL].need_bytes == 4 * GiB
+
+
+def test_the_type_of_who_took_the_room_of_others_is_raised_while_it_runs_and_after():
+    story = a_shared_gpu()
+    story.memory = {"a": 2 * GiB, "b": 12 * GiB}
+    story.looks()
+    story.ends("a", OOM, asked_bytes=GiB)
+    del story.memory["a"]
+    like_b = a_request(job_type="b.py", mem_bytes=10 * GiB)
+
+    need = story.engine.needs(like_b)[MODEL]
+    assert need.need_bytes == 12 * GiB * 11 // 10
+    assert need.because == "a run that is still going has grown to 12.0 GiB"
+    story.ends("b")
+    assert saved_run(story).note == "took the room of train.py, which ran out of memory"
+    assert story.engine.needs(like_b)[MODEL].need_bytes > 12 * GiB
+
+
+def test_without_a_word_on_what_it_asked_for_a_victim_is_known_by_its_neighbour():
+    story = a_shared_gpu()
+    story.memory = {"a": 2 * GiB, "b": 21 * GiB}
+    story.looks()
+    story.dies("a", outcome=OOM)
+
+    assert saved_run(story).outcome is Outcome.FAILED
+
+
+def test_both_who_had_too_much_are_raised():
+    story = a_shared_gpu()
+    story.memory = {"a": 6 * GiB, "b": 12 * GiB}
+    story.looks()
+    story.ends("a", OOM, asked_bytes=GiB)
+    del story.memory["a"]
+
+    assert (saved_run(story).outcome, saved_run(story).peak_bytes) == (OOM, 7 * GiB)
+    like_b = a_request(job_type="b.py", mem_bytes=10 * GiB)
+    assert story.engine.needs(like_b)[MODEL].need_bytes > 12 * GiB
+
+
+def test_who_was_spared_goes_first_with_the_room_it_had():
+    story = Story()
+    story.asks("x", mem_bytes=20 * GiB)
+    story.asks("old", mem_bytes=20 * GiB, priority=5)
+    story.asks("spared", mem_bytes=16 * GiB, is_spared=True)
+
+    assert story.ends("x") == ["spared"]
+    assert story.reserved("spared") == 16 * GiB
 
 
 def test_an_offender_is_blamed():

@@ -7,8 +7,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from grn.model.job import Outcome
+from grn.model.profile import Run
 from grn.negotiator import grant as grant_file
+from grn.negotiator import learn
 from grn.negotiator import place as place_file
+from grn.negotiator.blame import Verdict
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     DropWaiting,
@@ -21,6 +24,7 @@ from grn.negotiator.events import (
     Started,
     Wait,
     WaitReason,
+    WantBack,
     Withdrawn,
 )
 from grn.negotiator.ledger import Book
@@ -155,6 +159,36 @@ class ForgetsItsLeases(Engine):
 )
 def test_an_engine_with_a_bad_memory_is_found_out(engine_type):
     finds_out(engine_type)
+
+
+# --- faults with those who grow ------------------------------------------------------------
+
+
+class AsksAnybody(Engine):
+    """It wants back whatever has more than it reserved."""
+
+    def handle(self, event):
+        actions = super().handle(event)
+        if isinstance(event, Sampled):
+            for book in self.books.values():
+                actions += [WantBack(lease_id, "mine") for lease_id in book.outgrown()]
+        return actions
+
+
+def test_an_engine_that_asks_anybody_to_make_room_is_found_out():
+    assert "asked" in finds_out(AsksAnybody)
+
+
+def test_blame_for_those_who_kept_their_word_is_found_out(monkeypatch):
+    monkeypatch.setattr(Verdict, "is_innocent", False)
+    monkeypatch.setattr(learn, "finished_run", _blames_all)
+
+    assert "kept its word" in finds_out()
+
+
+def _blames_all(end, watch, usual_s, flat_s):
+    peak = max(watch.peak_bytes, end.peak_bytes or 0)
+    return Run(end.outcome, peak, 1.0, end.at, end.reserved_bytes, end.arguments)
 
 
 # --- faults in the choice ------------------------------------------------------------------

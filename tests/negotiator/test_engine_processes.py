@@ -287,7 +287,7 @@ def test_what_two_leases_shared_stays_counted_when_one_ends():
     story.ends("a")
     story.looks()
 
-    assert story.free() == 14 * GiB
+    assert story.free() == 13 * GiB  # 10 and a tenth: it has more than b reserved
 
 
 def test_a_tree_of_processes_is_one_job():
@@ -297,7 +297,7 @@ def test_a_tree_of_processes_is_one_job():
     story.looks()
 
     assert story.engine.books["GPU-0"].measured == {"lease-a": 11 * GiB}
-    assert story.free() == 13 * GiB
+    assert story.free() == 24 * GiB - 11 * GiB * 11 // 10
 
 
 def test_a_first_run_by_a_process_that_stays_counts_its_own_memory_as_free():

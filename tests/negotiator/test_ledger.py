@@ -9,6 +9,11 @@ from grn.negotiator.ledger import Guard, check_books
 from tests.builders import a_book, a_gpu, a_lease, a_reading, a_use, a_virtual_gpu
 
 
+def grown(gib: int) -> int:
+    """Return what a job is counted with that has more than it reserved."""
+    return gib * GiB + gib * GiB // 10
+
+
 @pytest.mark.parametrize(
     ("guard", "total_bytes", "guard_bytes"),
     [
@@ -33,9 +38,10 @@ A, B = a_lease("a", 4 * GiB), a_lease("b", 6 * GiB)
         ([A], a_reading(), 4, 0, 0),  # a slow start is not free memory
         ([A, B], a_reading(), 10, 0, 0),
         ([A], a_reading(0, a_use(1, 3 * GiB, "lease-a")), 4, 0, 0),
-        ([A], a_reading(0, a_use(1, 5 * GiB, "lease-a")), 5, 0, 0),  # grown over its reservation
+        ([A], a_reading(0, a_use(1, 5 * GiB, "lease-a")), 5.5, 0, 0),  # grown: a tenth more
         (  # the memory of a tree is that of all its processes
-            [A], a_reading(0, a_use(1, 3 * GiB, "lease-a"), a_use(2, 4 * GiB, "lease-a")), 7, 0, 0,
+            [A],
+            a_reading(0, a_use(1, 3 * GiB, "lease-a"), a_use(2, 4 * GiB, "lease-a")), 7.7, 0, 0,
         ),
         ([], a_reading(0, a_use(9, 2 * GiB)), 0, 2, 0),
         ([A], a_reading(0, a_use(1, 3 * GiB, "lease-a"), a_use(9, 2 * GiB)), 4, 2, 0),
@@ -46,7 +52,7 @@ A, B = a_lease("a", 4 * GiB), a_lease("b", 6 * GiB)
         # Two leases in one process share what it uses.
         ([A, B], a_reading(0, a_use(1, 8 * GiB, "lease-a", "lease-b")), 10, 0, 0),
         ([A, B], a_reading(0, a_use(1, 14 * GiB, "lease-a", "lease-b")), 14, 0, 0),
-        ([A], a_reading(0, a_use(1, 14 * GiB, "lease-a", "lease-gone")), 14, 0, 0),
+        ([A], a_reading(0, a_use(1, 14 * GiB, "lease-a", "lease-gone")), 15.4, 0, 0),
         # Hidden memory of a process shows only in the GPU's total and is not counted twice.
         ([A], a_reading(0, a_use(1, None, "lease-a"), used_bytes=3 * GiB), 4, 0, 0),
         ([A], a_reading(0, a_use(1, None, "lease-a"), used_bytes=5 * GiB), 4, 0, 1),
@@ -69,10 +75,11 @@ def test_free_is_what_is_left_by_leases_strangers_and_the_unexplained(
 ):
     book = a_book(leases=leases, reading=reading)
 
-    assert book.booked_bytes == booked_gib * GiB
+    assert book.booked_bytes == int(booked_gib * GiB)
     assert book.strangers_bytes == strangers_gib * GiB
     assert book.unexplained_bytes == unexplained_gib * GiB
-    assert book.free_bytes == (24 - booked_gib - strangers_gib - unexplained_gib) * GiB
+    left = 24 * GiB - book.booked_bytes - (strangers_gib + unexplained_gib) * GiB
+    assert book.free_bytes == left
 
 
 def test_the_guard_is_never_free_and_free_may_be_negative():
@@ -118,7 +125,7 @@ def test_what_was_measured_before_a_gpu_fell_silent_still_counts():
     book.read(Reading("GPU-0", GpuHealth.UNKNOWN))
 
     assert book.measured == {"lease-a": 9 * GiB}
-    assert book.booked_bytes == 9 * GiB
+    assert book.booked_bytes == grown(9)
 
 
 def test_a_released_lease_leaves_its_memory_behind_as_a_strangers():
@@ -143,7 +150,7 @@ def test_what_two_leases_of_one_process_shared_is_the_others_when_one_ends():
     book = a_book(leases=[A, B], reading=a_reading(0, a_use(1, 16 * GiB, "lease-a", "lease-b")))
     book.take("lease-a")
 
-    assert (book.measured, book.free_bytes) == ({"lease-b": 16 * GiB}, 8 * GiB)
+    assert (book.measured, book.free_bytes) == ({"lease-b": 16 * GiB}, 24 * GiB - grown(16))
 
 
 def test_on_a_virtual_gpu_a_process_keeps_its_memory_while_another_of_its_leases_lasts():
@@ -151,7 +158,33 @@ def test_on_a_virtual_gpu_a_process_keeps_its_memory_while_another_of_its_leases
     book = a_book(a_virtual_gpu(), [A, B], reading)
     book.take("lease-a")
 
-    assert (book.booked_bytes, book.reading.used_bytes) == (10 * GiB, 10 * GiB)
+    assert (book.booked_bytes, book.reading.used_bytes) == (grown(10), 10 * GiB)
+
+
+@pytest.mark.parametrize(
+    ("leases", "used_gib", "names", "outgrown"),
+    [
+        ([A], 5, ["lease-a"], ["lease-a"]),
+        ([A], 4, ["lease-a"], []),
+        ([A, B], 30, ["lease-a", "lease-b"], []),  # one process: nobody knows whose it is
+        ([a_lease("a", 0, state=LeaseState.DRAINING)], 5, ["lease-a"], []),  # it is gone already
+    ],
+)
+def test_who_has_more_than_it_reserved_is_known(leases, used_gib, names, outgrown):
+    book = a_book(leases=leases, reading=a_reading(0, a_use(1, used_gib * GiB, *names)))
+
+    assert book.outgrown() == outgrown
+
+
+def test_a_closed_gpu_has_nothing_free_until_who_grew_is_gone():
+    book = a_book(leases=[A, B], reading=a_reading(0, a_use(1, 5 * GiB, "lease-a")))
+    before = book.free_bytes
+    book.close(True)
+    assert (before > 0, book.free_bytes) == (True, 0)
+    book.take("lease-b")
+    assert book.free_bytes == 0
+    book.take("lease-a")
+    assert book.free_bytes > 0
 
 
 def test_a_virtual_gpu_that_is_silent_does_not_become_usable_by_the_end_of_a_lease():

@@ -32,6 +32,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    LeaseWanted,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -63,6 +64,7 @@ MOST_ALIVE = 14
 SHORT_S = 1.0
 LONG = Exit(0, ran_s=9.0)
 CANCELLED = Exit(None, 15, EndReason.CANCELLED)
+REQUEUED = Exit(None, 15, EndReason.REQUEUED)
 EXITS = (
     *[Exit(0)] * 6,
     LONG,
@@ -199,8 +201,12 @@ class Simulation:
 
     def stop(self, action: Stop) -> None:
         for shim in self.shims:
-            if shim.attempt == (action.job, action.attempt):
+            if shim.attempt != (action.job, action.attempt):
+                continue
+            if not action.is_requeue:
                 shim.is_stopped = True
+            elif shim.life == self.life:  # an earlier queue's would take it for a cancel
+                shim.makes_room = True
 
     def pass_ask(self, action: PassAsk) -> None:
         is_passed = self.leases.pass_on(action.job, action.heir.spec.id)
@@ -243,6 +249,8 @@ class Simulation:
 
     def end_of(self, shim: Shim) -> Exit:
         """Let a command run to its end; of those that run for a while the negotiator knows."""
+        if shim.makes_room and self.chance.random() < 0.8:
+            return REQUEUED
         if shim.is_stopped and self.chance.random() < 0.8:
             return CANCELLED
         if self.negotiator.is_up and shim.lease in self.negotiator.leases:
@@ -297,8 +305,12 @@ class Simulation:
             self.tell(NegotiatorFound(self.now))
         heard, negotiator.heard = negotiator.heard, []
         for message in heard:
-            negotiator.hear(message, was_alone=chance.random() < 0.5)
+            negotiator.hear(message, chance.random() < 0.5, chance.random() < 0.5)
         negotiator.grant()
+        if self.engine is not None and self.held and chance.random() < 0.02:
+            job = chance.choice(list(self.held))
+            lease = chance.choice(list(self.held.values()))
+            self.tell(LeaseWanted(self.now, job, lease, "b.py beside it grows"))
         if self.engine is not None:
             said, negotiator.says = negotiator.says, []
             for message in said:
@@ -311,7 +323,8 @@ class Simulation:
         if verb == "settled":
             then = leases.settling.pop(number, None)
             if then is not None:
-                then(Settled(None, was_alone=rest[0]))
+                because = "b.py took its room" if rest[1] else ""
+                then(Settled(None, rest[0], is_victim=rest[1], because=because))
         elif job is None:
             if verb == "granted":
                 leases.done(rest[0], None)
@@ -556,7 +569,7 @@ class Simulation:
             job = self.engine.jobs[job_id]
             state = STARTING if job.state is RUNNING else job.state
             believed = (state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
-                        job.priority, job.place)  # fmt: skip
+                        job.priority, job.place, job.spared)  # fmt: skip
             assert believed == row.facts(), f"I6: {believed} is believed, {row.facts()} written"
             assert self.engine.why(job), "I14: it waits and cannot say why"
             assert not job.is_asked or job_id in self.leases.keys, "it waits, and nobody was asked"

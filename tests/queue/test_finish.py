@@ -9,8 +9,10 @@ import pytest
 from grn.queue.events import EndReason, Exit, Found, Settled
 from grn.queue.finish import (
     MOST_MEMORY_ATTEMPTS,
+    MOST_SPARED,
     Again,
     End,
+    Tries,
     after_exit,
     after_loss,
     describe,
@@ -91,7 +93,33 @@ def test_what_follows_an_exit(
     is_stopping: bool,
     verdict: object,
 ) -> None:
-    assert after_exit(exit, settled, tries_left, memory_attempt, is_stopping) == verdict
+    tries = Tries(tries_left, memory_attempt)
+    assert after_exit(exit, settled, tries, is_stopping) == verdict
+
+
+@pytest.mark.parametrize(
+    ("tries", "verdict"),
+    [
+        (Tries(), Again(OOM, False, is_spared=True)),
+        (Tries(memory=1), Again(OOM, False, is_spared=True)),
+        (Tries(spared=MOST_SPARED), Again(OOM, False, needs_more_memory=True)),
+        (Tries(0, MOST_MEMORY_ATTEMPTS, MOST_SPARED), End(OOM, "b.py took its room")),
+    ],
+)
+def test_a_victim_of_others_is_tried_again_as_it_is_but_not_for_ever(
+    tries: Tries, verdict: object
+) -> None:
+    settled = Settled("oom", was_alone=False, is_victim=True, because="b.py took its room")
+    assert after_exit(Exit(1), settled, tries, is_stopping=False) == verdict
+
+
+@pytest.mark.parametrize("tries", [Tries(), Tries(2, MOST_MEMORY_ATTEMPTS, MOST_SPARED)])
+def test_who_made_room_for_others_runs_again_however_often_it_was_tried(tries: Tries) -> None:
+    exit = Exit(None, 15, EndReason.REQUEUED)
+    again = Again(EndReason.REQUEUED, is_counted=False, needs_more_memory=True)
+    assert after_exit(exit, FINE, tries, is_stopping=False) == again
+    assert after_exit(exit, FINE, tries, is_stopping=True) == End(EndReason.CANCELLED)
+    assert after_exit(Exit(0), FINE, tries, is_stopping=False) == End(EndReason.OK)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_an_attempt_is_told_from_its_begin_to_its_end(journals: Journals, clock:
     assert told == {
         "attempt": 1, "lease": "L", "gpus": "0,3", "reserved_bytes": 77, "began_at": 1000.0,
         "ended_at": 1234.0, "ran_s": 2.5, "reason": "failed", "status": 3, "signal": None,
-        "peak_bytes": 99, "resident_bytes": 5,
+        "peak_bytes": 99, "resident_bytes": 5, "text": "",
     }  # fmt: skip
 
 
@@ -357,6 +357,8 @@ def test_a_journal_of_an_older_grn_is_brought_up_to_date(
     journal.close()
     with sqlite3.connect(tmp_path / "queue" / "queue.sqlite3") as db:
         db.execute("ALTER TABLE jobs DROP COLUMN code")
+        db.execute("ALTER TABLE jobs DROP COLUMN spared")
+        db.execute("ALTER TABLE attempts DROP COLUMN text")
         db.execute("PRAGMA user_version=1")
     db.close()
 
@@ -365,6 +367,29 @@ def test_a_journal_of_an_older_grn_is_brought_up_to_date(
 
     assert journal.told(1) == ({"bs": 8.0}, "")
     assert journal.told(2) == ({}, "0abc1234")
+
+
+@pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 35), reason="SQLite cannot drop columns")
+def test_the_journal_of_an_older_grn_is_read_and_goes_on(
+    journals: Journals, tmp_path: Path
+) -> None:
+    journal = journals()
+    job = submit(journal)
+    journal.write([state(job, STARTING, attempt=1), SaveBegin(job, 1, "L", (0,), 7)])
+    journals("other")
+    with sqlite3.connect(tmp_path / "queue" / "queue.sqlite3") as db:  # as it was before
+        db.execute("ALTER TABLE jobs DROP COLUMN spared")
+        db.execute("ALTER TABLE attempts DROP COLUMN text")
+        db.execute("PRAGMA user_version=2")
+    db.close()
+    journal = journals()
+    (found,) = journal.kept()
+    assert (found.spec.id, found.state, found.spared) == (job, STARTING, 0)
+    exit = Exit(None, 15, EndReason.REQUEUED)
+    journal.write([SaveAttemptEnd(job, 1, EndReason.REQUEUED, exit, 5, "b.py beside it grows")])
+    journal.write([state(job, QUEUED, attempt=1, spared=2)])
+    assert journals().kept()[0].spared == 2
+    assert [one["text"] for one in journals().attempts(job)] == ["b.py beside it grows"]
 
 
 def test_a_broken_journal_is_set_aside_and_told_of(journals: Journals, tmp_path: Path) -> None:

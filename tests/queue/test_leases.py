@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.queue.events import Settled
+from grn.queue.events import AskLease, Settled
 from grn.queue.leases import Leases
 from tests.harness import DEADLINE_S
 from tests.queue.builders import a_spec
@@ -80,6 +80,9 @@ class Queue:
     def refused(self, job: int, text: str) -> None:
         self.told.put_nowait(("refused", job, text))
 
+    def wanted(self, lease: str, text: str) -> None:
+        self.told.put_nowait(("wanted", lease, text))
+
     async def hears(self, *expected: Any) -> None:
         assert await asyncio.wait_for(self.told.get(), DEADLINE_S) == expected
 
@@ -115,7 +118,8 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 
 def test_a_lease_is_asked_for_awaited_and_granted(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        leases.ask(a_spec(7, mem_bytes=5, gpus=2, priority=3), 1, 0, {"bs": 8.0}, "0abc1234")
+        asked_for = AskLease(a_spec(7, mem_bytes=5, gpus=2, priority=3), 1, 0)
+        leases.ask(asked_for, {"bs": 8.0}, "0abc1234")
         asked = await negotiator.hears("lease")
         facts = {"type": "train.py", "gpus": 2, "mem": 5, "priority": 3, "args": {"bs": 8.0}}
         assert (facts | {"code": "0abc1234"}).items() <= asked.items()
@@ -127,9 +131,22 @@ def test_a_lease_is_asked_for_awaited_and_granted(tell: Callable[[Story], None])
     tell(story)
 
 
+def test_a_wish_for_a_lease_that_is_held_is_told(tell: Callable[[Story], None]) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(AskLease(a_spec(7), 1, 0, is_spared=True), {})
+        asked = await negotiator.hears("lease")
+        assert (asked["yields"], asked["spared"]) == (True, True)
+        negotiator.say(asked["id"], **GRANT, lease="L")
+        await queue.hears("granted", 7, "L")
+        negotiator.say(asked["id"], ev="wanted", lease="L", text="b.py beside it grows")
+        await queue.hears("wanted", "L", "b.py beside it grows")
+
+    tell(story)
+
+
 def test_a_refusal_is_told_with_its_hint(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        leases.ask(a_spec(7), 1, 0, {})
+        leases.ask(AskLease(a_spec(7), 1, 0), {})
         asked = await negotiator.hears("lease")
         error = {"code": "NeverFits", "message": "Too much.", "hint": "Ask for less."}
         negotiator.say(asked["id"], error=error)
@@ -142,10 +159,10 @@ def test_a_grant_that_crosses_a_change_of_mind_is_given_back(tell: Callable[[Sto
     """And the next request has another name: the old one may still be answered."""
 
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        leases.ask(a_spec(7), 1, 0, {})
+        leases.ask(AskLease(a_spec(7), 1, 0), {})
         first = await negotiator.hears("lease")
         leases.drop(7)
-        leases.ask(a_spec(7, priority=5), 1, 0, {})
+        leases.ask(AskLease(a_spec(7, priority=5), 1, 0), {})
         negotiator.say(first["id"], **GRANT, lease="old")
         assert (await negotiator.hears("cancel"))["key"] == first["key"]
         second = await negotiator.hears("lease", 1)
@@ -161,7 +178,7 @@ def test_every_attempt_has_a_name_of_its_own(tell: Callable[[Story], None]) -> N
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
         keys = set()
         for place, attempt in enumerate((1, 2)):
-            leases.ask(a_spec(7), attempt, 0, {})
+            leases.ask(AskLease(a_spec(7), attempt, 0), {})
             asked = await negotiator.hears("lease", place)
             keys.add(asked["key"])
             negotiator.say(asked["id"], **GRANT, lease=f"L{attempt}")
@@ -173,7 +190,7 @@ def test_every_attempt_has_a_name_of_its_own(tell: Callable[[Story], None]) -> N
 
 def test_what_was_asked_for_one_serves_another(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        leases.ask(a_spec(7), 1, 0, {})
+        leases.ask(AskLease(a_spec(7), 1, 0), {})
         asked = await negotiator.hears("lease")
         assert leases.pass_on(7, 8)
         negotiator.say(asked["id"], **GRANT, lease="L")
@@ -185,12 +202,12 @@ def test_what_was_asked_for_one_serves_another(tell: Callable[[Story], None]) ->
 
 def test_what_was_asked_is_asked_again_under_the_same_name(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        leases.ask(a_spec(7), 1, 0, {})
+        leases.ask(AskLease(a_spec(7), 1, 0), {})
         first = await negotiator.hears("lease")
         negotiator.hang_up()
         await queue.hears("disconnected")
         await queue.hears("connected")
-        leases.ask(a_spec(7), 1, 0, {})
+        leases.ask(AskLease(a_spec(7), 1, 0), {})
         assert (await negotiator.hears("lease"))["key"] == first["key"]
 
     tell(story)
@@ -211,7 +228,7 @@ def test_an_end_that_was_not_heard_is_told_again(tell: Callable[[Story], None]) 
         leases.done("M", {"outcome": "ok"}, settled.append)
         told = await negotiator.hears("done", 1)
         negotiator.say(told["id"], ok=True, ended="oom", alone=False, peak=5)
-        leases.ask(a_spec(1), 1, 0, {})
+        leases.ask(AskLease(a_spec(1), 1, 0), {})
         negotiator.say((await negotiator.hears("lease"))["id"], ev="waiting", text="x")
         await queue.hears("awaited", 1, "x")
         assert settled[1:] == [Settled("oom", was_alone=False, peak_bytes=5)]
@@ -227,7 +244,7 @@ def test_the_memory_of_all_gpus_is_known_while_there_is_a_negotiator(
         assert leases.gpu_bytes == []
         gpus = [{"total_bytes": size} for size in (1, 3, 2)]
         negotiator.say(asked["id"], status={"gpus": gpus})
-        leases.ask(a_spec(1), 1, 0, {})
+        leases.ask(AskLease(a_spec(1), 1, 0), {})
         negotiator.say((await negotiator.hears("lease"))["id"], ev="waiting", text="x")
         await queue.hears("awaited", 1, "x")
         assert leases.gpu_bytes == [3, 2, 1]

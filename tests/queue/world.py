@@ -42,22 +42,23 @@ Attempt = tuple[int, int]
 class Row:
     """A job on the disk."""
 
-    __slots__ = ("attempt", "held", "memory", "place", "priority", "reason", "spec", "state",
-                 "tries")  # fmt: skip
+    __slots__ = ("attempt", "held", "memory", "place", "priority", "reason", "spared", "spec",
+                 "state", "tries")  # fmt: skip
 
     def __init__(self, spec: JobSpec, held: bool) -> None:
         self.spec, self.state, self.attempt, self.tries = spec, QUEUED, 0, spec.retries
         self.memory, self.held, self.priority, self.place = 0, held, spec.priority, spec.id
+        self.spared = 0
         self.reason: EndReason | None = None
 
     def facts(self) -> tuple[object, ...]:
         return (self.state, self.attempt, self.tries, self.memory, self.held, self.priority,
-                self.place)  # fmt: skip
+                self.place, self.spared)  # fmt: skip
 
     def kept(self, found: Found | None, lease: str) -> Kept:
         spec = replace(self.spec, priority=self.priority)  # the journal has one column for both
         return Kept(spec, self.state, self.attempt, self.tries, self.memory, self.held, self.place,
-                    found, lease)  # fmt: skip
+                    found, lease, self.spared)  # fmt: skip
 
 
 class Folder:
@@ -84,6 +85,7 @@ class Disk:
         self.is_drained = False
         self.folders: dict[Attempt, Folder] = {}
         self.bad_ends: Counter[int] = Counter()
+        self.requeued: Counter[int] = Counter()
 
     def submit(self, key: str, specs: tuple[JobSpec, ...], is_held: bool) -> None:
         for spec in specs:
@@ -110,7 +112,7 @@ class Disk:
             assert (action.job, action.attempt) not in self.begun, "I2: queued with an open attempt"
         row.state, row.attempt, row.tries = action.state, action.attempt, action.tries_left
         row.memory, row.held = action.memory_attempt, action.is_held
-        row.priority, row.place = action.priority, action.place
+        row.priority, row.place, row.spared = action.priority, action.place, action.spared
 
     def save_begin(self, action: SaveBegin) -> None:
         attempt = (action.job, action.attempt)
@@ -132,6 +134,8 @@ class Disk:
             assert folder.exit is not None, "I3: an end without a record"
             assert folder.exit.status == action.exit.status
         self.bad_ends[action.job] += action.reason in COUNTED
+        self.requeued[action.job] += action.reason is EndReason.REQUEUED
+        assert action.text or action.reason is not EndReason.REQUEUED, "nobody knows why"
 
     def save_end(self, action: SaveEnd) -> None:
         row = self.rows[action.job]
@@ -144,7 +148,8 @@ class Disk:
             assert exit is not None, "I3: ok without a record"
             assert exit.status == 0
         elif action.reason in COUNTED:
-            tries = self.bad_ends[action.job] - row.memory
+            with_more_room = row.memory - self.requeued[action.job]
+            tries = self.bad_ends[action.job] - with_more_room - row.spared
             assert tries == row.spec.retries + 1, f"it was tried {tries} times"
         elif action.reason is EndReason.SKIPPED:
             needed = [one.job for one in row.spec.after if one.must_be_ok]
@@ -157,12 +162,12 @@ class Disk:
 class Shim:
     """A shim at work: at which of its steps it is, and which life of the queue gave the order."""
 
-    __slots__ = ("attempt", "exit", "is_bound", "is_stopped", "lease", "life", "step")
+    __slots__ = ("attempt", "exit", "is_bound", "is_stopped", "lease", "life", "makes_room", "step")
 
     def __init__(self, attempt: Attempt, lease: str, life: int) -> None:
         self.attempt, self.lease, self.life = attempt, lease, life
         self.step = "ordered"  # then locked, claimed, running, ended, written
-        self.is_bound = self.is_stopped = False
+        self.is_bound = self.is_stopped = self.makes_room = False
         self.exit: Exit | None = None
 
 
@@ -177,7 +182,7 @@ class Negotiator:
         self.leases: dict[str, str] = {}  # lease -> key
         self.last = 0
 
-    def hear(self, message: tuple[Any, ...], was_alone: bool) -> None:
+    def hear(self, message: tuple[Any, ...], was_alone: bool, is_victim: bool = False) -> None:
         verb, number, *rest = message
         if verb == "lease":
             key, can_be = rest
@@ -197,7 +202,7 @@ class Negotiator:
             self.says.append(("ok", number))
         else:
             self.end(rest[0])
-            self.says.append(("settled", number, was_alone))
+            self.says.append(("settled", number, was_alone, is_victim))
 
     def grant(self) -> None:
         """Give what is free to those who wait, in order of asking."""

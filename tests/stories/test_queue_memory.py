@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from grn.client.connection import ask_once
+from tests.harness import wait_for
 from tests.queue.daemon import Queue, a_queue
 
 MiB = 1 << 20
@@ -16,6 +19,15 @@ if [ $GRN_ATTEMPT = 1 ]; then
   echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 90.00 MiB' >&2; exit 1
 fi
 echo fine
+"""
+
+# Holds 170 MiB until its gate is opened.
+SHARER = """
+import fcntl, sys
+held = b"x" * (160 << 20)
+print("up", flush=True)
+with open(sys.argv[1]) as gate:
+    fcntl.flock(gate, fcntl.LOCK_SH)
 """
 
 
@@ -54,3 +66,76 @@ def test_a_job_that_overflows_its_virtual_gpu_has_run_out_of_memory(queue: Queue
     job = queue.submit("--mem", "64MiB", "--", sys.executable, "-c", text)
     row = queue.ended(job)
     assert (row["reason"], row["signal"]) == ("out-of-memory", 9)
+
+
+# Takes ever more, a little at a time, as a training does that keeps what it has seen.
+GROWING = """
+import os, sys, time
+held = []
+for size in range(360):
+    held.append(b"x" * (1 << 20))
+    if size > 280 and os.environ["GRN_ATTEMPT"] == "1":
+        time.sleep(0.04)
+print("grown", flush=True)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.slow
+def test_a_first_run_that_grows_too_large_beside_others_makes_room_and_runs_again(
+    tmp_path: Path,
+) -> None:
+    """The neighbour lives, nobody runs out of memory, and everybody is told why."""
+    script = tmp_path / "grow.py"
+    script.write_text(GROWING)
+    with a_queue("virtual:1x512MiB", GRN_REQUEUE_S="3") as queue:
+        queue.gate("shares")
+        sharer = queue.submit(
+            "--mem",
+            "180MiB",
+            "--",
+            sys.executable,
+            "-c",
+            SHARER,
+            str(queue.story.folder / "gates" / "shares"),
+        )
+        queue.says(sharer, "up")
+        job = queue.submit("--", sys.executable, str(script))
+        wait_for(lambda: queue.job(job)["attempts"][:1] and queue.job(job)["attempts"][0]["reason"])
+        row = queue.job(job)
+        first = row["attempts"][0]
+        assert first["reason"] == "requeued", row
+        assert "made room: it grew to" in first["text"]
+        assert "made room: it grew to" in queue.fine("show", str(job))
+        wait_for(lambda: "made room" in queue.job(job)["why"], lambda: str(queue.job(job)))
+        assert queue.job(sharer)["state"] == "running"
+
+        queue.gate("shares").open()
+        row = queue.ended(job)
+        assert [one["reason"] for one in row["attempts"]] == ["requeued", "ok"]
+        assert queue.ended(sharer)["reason"] == "ok"
+        assert queue.log(job) == "grown\n"
+        assert "requeued" in queue.fine("profiles", "show", row["label"])
+
+
+def test_a_victim_of_a_neighbour_that_grew_is_tried_again_as_it_is() -> None:
+    with a_queue("virtual:1x512MiB", GRN_FLAT_S="0.3") as queue:
+        queue.gate("shares")
+        gate = str(queue.story.folder / "gates" / "shares")
+        offender = queue.submit("--mem", "40MiB", "--", sys.executable, "-c", SHARER, gate)
+        queue.says(offender, "up")
+        lease = queue.job(offender)["lease"]
+        wait_for(lambda: _used(lease) > 150 * MiB, "the negotiator to see it")
+        job = queue.sh(ONCE.replace("90.00 MiB", "1.00 MiB"), "--mem", "100MiB")
+        row = queue.ended(job)
+        first, second = row["attempts"]
+        assert (first["reason"], second["reason"]) == ("out-of-memory", "ok")
+        assert first["reserved_bytes"] == second["reserved_bytes"]
+        assert f"(lease {lease}) beside it grew beyond what it had" in first["text"]
+        queue.gate("shares").open()
+        queue.ended(offender)
+
+
+def _used(lease: str) -> int:
+    leases = {row["id"]: row for row in ask_once({"op": "status"})["status"]["leases"]}
+    return leases[lease]["used_bytes"] or 0

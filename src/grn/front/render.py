@@ -135,6 +135,8 @@ def profile(row: Row, is_ascii: bool = False) -> str:
     for run in row["history"]:
         block = faint if run.get("outdated") else solid
         lines.append(f"  {run['outcome']:9} {_peak(run['peak_bytes'], most, block)} {_told(run)}")
+        if run.get("note"):
+            lines.append(f"            {run['note']}")
     if row["estimate_bytes"] and row["history"]:
         drawn = _peak(row["estimate_bytes"], most, reserved)
         which = " where its arguments tell nothing" if row.get("by_arguments") else ""
@@ -316,6 +318,8 @@ def job(row: Row, now: float) -> str:
         how = one["reason"] or "under way"
         facts = f"{show_time(one['ran_s'])}, peak {show_size(one['peak_bytes'])}"
         lines.append(f"  attempt {one['attempt']} on {where}: {how}, {facts}")
+        if one.get("text"):
+            lines.append(f"    {harmless(one['text'])}")
     names = harmless(", ".join(row["environment"]))
     lines.append(f"  variables {names if len(names) < 400 else names[:400] + '…'}")
     return "\n".join(lines)

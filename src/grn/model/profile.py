@@ -18,10 +18,12 @@ class Run:
     reserved_bytes: int = 0
     arguments: tuple[Argument, ...] = ()
     is_full: bool = False  # a failed run that was flat long enough to count like a good one
+    note: str = ""  # whose fault it was that memory ran out, in words
     load: float | None = None  # the share of a GPU's time it used, None when that was not seen
     crowd: float | None = None  # the mean of ln U, U being all loads on its GPU, at least 1
     beside: tuple[tuple[str, float], ...] = ()  # types it shared with, for which part of its time
     code: str = ""  # fingerprint of what ran; empty when nobody knows
+    grown: float | None = None  # the share of its time after which it had 95 % of its peak
 
 
 @dataclass(frozen=True, slots=True)

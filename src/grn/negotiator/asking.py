@@ -6,6 +6,7 @@ Checks that it may; the engine decides.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from grn.errors import NotAllowed, UnknownJob, UsageError
 from grn.gpus import trees
@@ -88,6 +89,8 @@ def watch(peer: Peer, message: messages.WatchAsked) -> None:
     peer.granted.add(lease.id)
     peer.loop.expect_report(lease.id)
     peer.send(message.id, {"ok": True})
+    if lease.request.may_yield:
+        peer.loop.reach(lease.id, peer.want_back)
 
 
 def cancel(peer: Peer, message: messages.CancelAsked) -> None:
@@ -106,7 +109,9 @@ def cancel(peer: Peer, message: messages.CancelAsked) -> None:
 
 def _tell_end(peer: Peer, message_id: int, settled: Settled) -> None:
     ended = settled.outcome.value if settled.outcome else None
-    facts = {"alone": settled.was_alone, "peak": settled.peak_bytes}
+    facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
+    if settled.because:
+        facts |= {"victim": settled.is_victim, "because": harmless(settled.because)}
     peer.send(message_id, {"ok": True, "ended": ended, **facts})
 
 
@@ -134,6 +139,8 @@ def _request(peer: Peer, message: messages.LeaseAsked) -> Request:
         is_command=message.command,
         attempt=message.attempt,
         code=message.code or "",
+        may_yield=message.yields,
+        is_spared=message.spared,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.job import Request
 from grn.negotiator import learn
+from grn.negotiator.blame import Verdict
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -144,6 +145,14 @@ class Engine:
     def is_sharing(self, lease: Lease) -> bool:
         """True when somebody else is on a GPU of a lease."""
         return self._holdings.is_sharing(lease)
+
+    def verdict(self, lease: Lease, peak_bytes: int | None, asked_bytes: int | None) -> Verdict:
+        """Judge whose fault it is that a job has run out of memory."""
+        return self._runs.verdict(lease, peak_bytes, asked_bytes)
+
+    def wanted(self, lease_id: str) -> str | None:
+        """Return why a job was asked to make room, None if it was not."""
+        return self._runs.room.wanted.get(lease_id)
 
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""

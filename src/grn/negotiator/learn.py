@@ -22,6 +22,8 @@ TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
 ALIKE_HEADROOM = 0.05  # over the largest of those
 GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
 GANG_SHARE = 0.75  # of a GPU, for a first run on several
+GROWN = 0.95  # of its peak: so much is nearly all
+LATE = 0.3  # of its run: who has nearly all only then is a grower
 ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
 _FULL = (Outcome.OK, Outcome.PROFILED)
 
@@ -36,6 +38,7 @@ class Watch:
     blanks: int = 0  # good samples before that, which showed nothing
     rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
     is_settled: bool = False  # since then, what is reserved for it was fitted to what it has
+    rises: tuple[tuple[float, int], ...] = ()  # the last ones: when, and to how much
 
     def seen(self, at: float, used_bytes: int) -> Watch:
         """Add one sample; only a rise by more than 1 % since the last one counts as one."""
@@ -43,10 +46,20 @@ class Watch:
             is_blank = self.rose_at is None
             return Watch(self.began_at, blanks=self.blanks + 1) if is_blank else self
         if self.rose_at is None or used_bytes > self.rose_to_bytes * 1.01:
-            return Watch(self.began_at, used_bytes, at, 0, used_bytes)
+            late = tuple(rise for rise in self.rises if rise[1] >= GROWN * used_bytes)
+            rises = (*late, (at, used_bytes))
+            return Watch(self.began_at, used_bytes, at, 0, used_bytes, rises=rises)
         if used_bytes > self.peak_bytes:
             return replace(self, peak_bytes=used_bytes)
         return self
+
+    def grown_share(self, at: float) -> float | None:
+        """Return after which share of the run until now it had nearly all it ever had."""
+        ran_s = at - self.began_at
+        grown = [since for since, size in self.rises if size >= GROWN * self.peak_bytes]
+        if ran_s <= 0 or not grown:
+            return None
+        return (grown[0] - self.began_at) / ran_s
 
     def is_flat(self, at: float, flat_s: float) -> bool:
         """True when the memory has not risen for long enough to believe it."""
@@ -266,6 +279,13 @@ def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -
         outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments,
         is_full, code=end.code,
     )  # fmt: skip
+
+
+def is_grower(profile: Profile | None) -> bool:
+    """True when most runs of a type had nearly all of their peak only late."""
+    runs = profile.runs if profile else ()
+    shares = [run.grown for run in runs if run.grown is not None and counts_in_full(run)]
+    return 2 * sum(share > LATE for share in shares) > len(shares)
 
 
 def usual_duration_s(profile: Profile | None) -> float | None:

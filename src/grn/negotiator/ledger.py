@@ -37,6 +37,8 @@ class Book:
     reading: Reading
     leases: dict[str, Lease] = field(default_factory=dict)
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
+    entangled: set[str] = field(default_factory=set)  # leases that share a process with others
+    is_closed: bool = False  # somebody grows beyond its reservation: no newcomers
     load: float = 0.0  # the believed loads of all jobs here
     changed: set[str] | None = None  # where to note that something was written in here
     load_cap: float = math.inf  # up to which another may come
@@ -128,6 +130,7 @@ class Book:
     def put(self, lease: Lease) -> None:
         """Add or replace a lease."""
         self.leases[lease.id] = lease
+        self.is_closed = self.is_closed and bool(self.outgrown())
         self._sums = None
         self.note_change()
 
@@ -135,6 +138,7 @@ class Book:
         """Remove a lease; on a virtual GPU its memory goes with it."""
         self.leases.pop(lease_id, None)
         self.measured.pop(lease_id, None)
+        self.is_closed = self.is_closed and bool(self.outgrown())
         self.note_change()
         reading = self.reading
         if not reading.uses and not (self.is_virtual and reading.used_bytes):  # never seen
@@ -150,14 +154,38 @@ class Book:
         """Take in a new reading and share each process's memory among the leases it runs under."""
         self.reading = reading
         measured: dict[str, int | None] = {}
+        self.entangled.clear()
         for use in reading.uses:
             live = self._live(use.leases)
+            if len(live) > 1:
+                self.entangled.update(live)
             for lease_id in live:
                 share = None if use.used_bytes is None else use.used_bytes // len(live)
                 before = measured.get(lease_id, 0)
                 measured[lease_id] = None if share is None or before is None else before + share
         if reading.health is GpuHealth.OK:
             self.measured = measured
+        self._sums = None
+        self.note_change()
+
+    def outgrown(self) -> list[str]:
+        """Return the running leases that have more here than they reserved.
+
+        Of those that share a process nobody knows which has how much.
+        """
+        if not self.measured:
+            return []
+        return [lease_id for lease_id, lease in self.leases.items() if self._is_outgrown(lease)]
+
+    def _is_outgrown(self, lease: Lease) -> bool:
+        measured = self.measured.get(lease.id)
+        if not measured or measured <= lease.reserved_on(self.gpu.uuid):
+            return False
+        return lease.state is LeaseState.HELD and lease.id not in self.entangled
+
+    def close(self, is_closed: bool) -> None:
+        """Let newcomers in no more, or again."""
+        self.is_closed = is_closed
         self._sums = None
         self.note_change()
 
@@ -173,6 +201,8 @@ class Book:
         booked, strangers, unexplained = self._add_up()
         foreign = strangers + unexplained
         free = self.capacity_bytes - booked - foreign
+        if self.is_closed:
+            free = min(free, 0)
         self._sums = (booked, strangers, unexplained, free, self.beside_bytes(foreign))
         return self._sums
 
@@ -181,6 +211,8 @@ class Book:
         for lease_id, lease in self.leases.items():
             reserved, measured = lease.reserved_on(self.gpu.uuid), self.measured.get(lease_id, 0)
             booked += max(reserved, measured or 0)
+            if measured and measured > reserved and self._is_outgrown(lease):
+                booked += measured // 10  # it may well grow on
             # Where the driver hides what a process uses, its memory shows only in the GPU's total:
             # count it against what its lease has reserved rather than twice.
             explained += reserved if measured is None else 0

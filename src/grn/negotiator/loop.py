@@ -34,6 +34,7 @@ from grn.negotiator.events import (
     Started,
     Stopping,
     TellWaiting,
+    WantBack,
     Withdrawn,
 )
 from grn.negotiator.history import History
@@ -47,6 +48,7 @@ REPORT_S = 0.5
 COMMAND_S = 2.0
 
 Answer = Callable[["Grant | Refuse | TellWaiting"], None]
+Teller = Callable[[str, str], None]  # takes a lease and why it is wanted back
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Settled:
     outcome: Outcome | None
     was_alone: bool = True
     peak_bytes: int | None = None
+    is_victim: bool = False  # it ran out of memory by no fault of its own
+    because: str = ""  # whose fault it was
 
 
 class Loop:
@@ -81,6 +85,7 @@ class Loop:
         self._answers: dict[str, Answer] = {}  # request key -> the client that waits for it
         self._overflowed: set[str] = set()
         self._ends: dict[str, Settled] = {}  # how the last leases ended, for late askers
+        self._tellers: dict[str, Teller] = {}  # lease -> who can end its job and run it again
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
         self._releasing: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
@@ -139,6 +144,18 @@ class Loop:
         del self._answers[key]
         return True
 
+    def reach(self, lease_id: str, teller: Teller) -> None:
+        """Remember who is to be told when a lease is wanted back; tell it if that is so now."""
+        self._tellers[lease_id] = teller
+        text = self.engine.wanted(lease_id)
+        if text is not None:
+            teller(lease_id, text)
+
+    def lose(self, lease_id: str, teller: Teller) -> None:
+        """This one is not there any more."""
+        if self._tellers.get(lease_id) == teller:
+            del self._tellers[lease_id]
+
     def take_back(self, key: str) -> None:
         """Withdraw a request; whoever still waits for it is told."""
         self.tell(Withdrawn(self.now(), key))
@@ -150,6 +167,8 @@ class Loop:
         lease = self.engine.leases[lease_id]
         if lease_id in self._overflowed and ending.outcome is Outcome.FAILED:
             ending = replace(ending, outcome=Outcome.OUT_OF_MEMORY)
+        elif ending.outcome is Outcome.FAILED and self.engine.wanted(lease_id) is not None:
+            ending = replace(ending, outcome=Outcome.REQUEUED)
         if self._needs_last_look(lease):
             later = self._release_later(lease_id, ending, then)
             task = asyncio.get_running_loop().create_task(later)
@@ -228,10 +247,20 @@ class Loop:
                 answer(action)
         elif isinstance(action, LookSoon):
             self._look.set()
+        elif isinstance(action, WantBack):
+            self._want_back(action)
         elif isinstance(action, DropLease):
+            self._tellers.pop(action.lease, None)
             self._reported.discard(action.lease)
             self._overflowed.discard(action.lease)
             log.debug("action=end lease=%s", action.lease)
+
+    def _want_back(self, action: WantBack) -> None:
+        teller = self._tellers.get(action.lease)
+        reach = "told" if teller is not None else "nobody"
+        log.info("action=want-back lease=%s asker=%s why=%r", action.lease, reach, action.text)
+        if teller is not None:
+            teller(action.lease, action.text)
 
     def _begin(self, grant: Grant) -> None:
         lease = grant.lease
@@ -283,9 +312,11 @@ class Loop:
         if lease is None or lease.state is LeaseState.DRAINING:
             return
         outcome = Outcome.OUT_OF_MEMORY if lease_id in self._overflowed else Outcome.KILLED
+        if outcome is Outcome.KILLED and self.engine.wanted(lease_id) is not None:
+            outcome = Outcome.REQUEUED
         log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.value)
         peak = self.engine.watch(lease_id).peak_bytes or None
-        self._ends[lease_id] = Settled(outcome, not self.engine.is_sharing(lease), peak)
+        self._ends[lease_id] = self._settled(lease, Ending(outcome), peak)
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
         self.history.ended(lease, self.now(), outcome, peak)
@@ -343,7 +374,7 @@ class Loop:
         peak = exact if reported is None else max(exact or 0, reported)
         holder = self.engine.leases[lease.id].request.holder
         seen = max(self.engine.watch(lease.id).peak_bytes, peak or 0) or None
-        settled = Settled(ending.outcome, not self.engine.is_sharing(lease), seen)
+        settled = self._settled(lease, ending, seen)
         self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
         then(settled)
         self.history.ended(lease, self.now(), ending.outcome, seen)
@@ -351,6 +382,14 @@ class Loop:
         if holder is not None:
             self.holders.unwatch(holder)
         log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
+
+    def _settled(self, lease: Lease, ending: Ending, peak: int | None) -> Settled:
+        """Return how a lease ended; where memory ran out, whose fault it was."""
+        is_alone = not self.engine.is_sharing(lease)
+        if ending.outcome is Outcome.OUT_OF_MEMORY:
+            verdict = self.engine.verdict(lease, peak, ending.asked_bytes)
+            return Settled(ending.outcome, is_alone, peak, verdict.is_victim, verdict.text)
+        return Settled(ending.outcome, is_alone, peak)
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind

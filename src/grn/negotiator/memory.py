@@ -8,11 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from grn.model.job import Argument, Outcome, Request
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import show_size
 from grn.negotiator import arguments, learn
+from grn.negotiator.arguments import mattering
 from grn.negotiator.known import Known
 from grn.negotiator.margin import ENOUGH_RUNS, Experience, Margin
 from grn.negotiator.place import Need, Size
@@ -33,6 +35,7 @@ class Memory:
         self._types: dict[Key, Known] = {}
         self._running: dict[Key, _Flat] = {}  # what a flat first run shows
         self._growing: dict[Key, tuple[str, int]] = {}  # what one has that is not flat: lease, peak
+        self._outgrown: dict[Key, dict[str, _Flat]] = {}  # runs with more than they reserved
         self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self._experience = Experience()
@@ -131,11 +134,25 @@ class Memory:
         """Remember what a first run has that is not flat: its siblings need that at least."""
         self._growing[(request.job_type, model)] = (request.lease, peak_bytes)
 
+    def outgrown(self, request: Request, model: str, need_bytes: int) -> None:
+        """Remember that a run needs more than was believed, before it has ended."""
+        lives = self._outgrown.setdefault((request.job_type, model), {})
+        known = lives.get(request.lease)
+        if known is None or need_bytes > known[1]:
+            lives[request.lease] = (request.lease, need_bytes, mattering(request.arguments))
+            if known is None or need_bytes > known[1] * 1.05:  # every tick is no news
+                self._note_change(request.job_type)
+
     def run_over(self, request: Request, model: str) -> None:
         """Drop what a first run seemed to need, when it is this one that has ended."""
         key = (request.job_type, model)
         if key in self._growing and self._growing[key][0] == request.lease:
             del self._growing[key]
+        lives = self._outgrown.get(key, {})
+        if lives.pop(request.lease, None) is not None:
+            self._note_change(request.job_type)
+            if not lives:
+                del self._outgrown[key]
         if key in self._running and self._running[key][0] == request.lease:
             del self._running[key]
             self._stale.add(key)
@@ -149,6 +166,7 @@ class Memory:
             self._running.pop(key, None)
             self._growing.pop(key, None)
             self._experience.shown(key, None)
+            self._outgrown.pop(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         return bool(keys)
@@ -175,6 +193,11 @@ class Memory:
         """Return what is believed of the next run, None for a type never measured."""
         known = self._types.get((job_type, model))
         return known.estimate(capacity_bytes, self.margin) if known else None
+
+    def is_grower(self, job_type: str) -> bool:
+        """True when runs of a type grow for long, on any model."""
+        models = self._models.get(job_type, ())
+        return any(learn.is_grower(self.profile(job_type, model)) for model in models)
 
     def usual_s(self, job_type: str, model: str) -> float | None:
         """Return how long runs of a type usually take, None when no good one was seen."""
@@ -207,19 +230,35 @@ class Memory:
         return {model: self._need(request, model, size) for model, size in sizes.items()}
 
     def _need(self, request: Request, model: str, size: Size) -> Need:
+        if request.mem_bytes is not None and request.mem_bytes > size.total_bytes:
+            return Need(request.mem_bytes, False, "as stated")  # this model is too small for it
+        need = self._as_said(request, model, size)
+        if self._outgrown:
+            need = self._at_least(request, model, size.capacity_bytes, need)
+        return self._raised(request, need, size.capacity_bytes)
+
+    def _as_said(self, request: Request, model: str, size: Size) -> Need:
+        """Return what is believed, or what was stated if that is more."""
         believed = self._believed(request, model, size.capacity_bytes)
         stated = request.mem_bytes
         if stated is None:
-            return self._raised(request, believed, size.capacity_bytes)
-        if stated > size.total_bytes:
-            return Need(stated, False, "as stated")  # this model is too small for it
+            return believed
         stated = min(stated, size.capacity_bytes)  # "all of it" means all that can be promised
         if believed.is_probe:  # a guess gives way to a word, but not what failed runs have shown
             floor = self._floor((request.job_type, model), size.capacity_bytes)
             believed = Need(floor, False, f"a failed run already needed {show_size(floor)}")
         text = "as stated" if stated >= believed.need_bytes else believed.because
-        need = Need(max(stated, believed.need_bytes), False, text)
-        return self._raised(request, need, size.capacity_bytes)
+        return Need(max(stated, believed.need_bytes), False, text)
+
+    def _at_least(self, request: Request, model: str, capacity_bytes: int, need: Need) -> Need:
+        """Believe a run that is still going and has outgrown what was believed before."""
+        lives = self._outgrown.get((request.job_type, model), {}).values()
+        alike = mattering(request.arguments)
+        most = max((size for _, size, given in lives if given == alike), default=0)
+        if most <= need.need_bytes:
+            return need
+        because = f"a run that is still going has grown to {show_size(most * 10 // 11)}"
+        return replace(need, need_bytes=min(most, capacity_bytes), because=because)
 
     def _believed(self, request: Request, model: str, capacity_bytes: int) -> Need:
         key = (request.job_type, model)

@@ -41,6 +41,8 @@ class LeaseAsked(schemas.Message, frozen=True, tag="lease", kw_only=True):
     stay: GpuNames = field(default_factory=list)
     within: Key | None = None
     command: bool = False
+    yields: bool = False
+    spared: bool = False
 
 
 class HoldAsked(schemas.Message, frozen=True, tag="hold", kw_only=True):

@@ -59,4 +59,5 @@ def turn(waiting: Waiting, is_over: bool = False, level: float = 0.0) -> Turn:
     """
     request = waiting.request
     is_short = waiting.is_short and not is_over
-    return (0 if request.attempt else 1, -request.priority, 1 - is_short, level, waiting.sequence)
+    again = 0 if request.attempt or request.is_spared else 1
+    return (again, -request.priority, 1 - is_short, level, waiting.sequence)

@@ -157,7 +157,7 @@ def granted_lease(engine: Engine, lease: Lease) -> Row:
         "reserved_bytes": lease.reserved_bytes,
         "first_run": lease.is_probe,
         "reason": None if held else "memory-not-gone",
-        "why": _why_running(lease, indices),
+        "why": harmless(engine.wanted(lease.id) or _why_running(lease, indices)),
     }
 
 
@@ -233,6 +233,7 @@ def _run(run: Run, is_telling: bool) -> Row:
         "code": run.code or None,
         "counts": learn.counts_in_full(run),
         "outdated": not is_telling,
+        "note": harmless(run.note),
     }
 
 

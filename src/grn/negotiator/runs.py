@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from grn.model.job import Outcome
 from grn.negotiator import learn
+from grn.negotiator.blame import Part, Scene, Verdict, judge
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -19,8 +20,10 @@ from grn.negotiator.events import (
     SaveRun,
 )
 from grn.negotiator.holdings import Holdings
+from grn.negotiator.ledger import Book
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import CHANCE, Memory
+from grn.negotiator.room import Room
 from grn.negotiator.rules import Rules
 
 
@@ -32,6 +35,8 @@ class Runs:
         self._memory = memory
         self._loads = loads
         self._holdings = holdings
+        self._guilt: dict[str, str] = {}  # leases whose growth cost others their lives
+        self.room = Room(rules, memory, holdings)
         self.wall_offset_s = 0.0
 
     def look(self, at: float) -> Iterator[Action]:
@@ -41,6 +46,7 @@ class Runs:
                 yield from self._drain(lease)
             else:
                 yield from self._look_at(lease, at)
+        yield from self.room.look(at)
         for book in self._holdings.books.values():
             if book.leases:
                 self._loads.look(book, at)
@@ -48,6 +54,7 @@ class Runs:
 
     def drop(self, lease: Lease) -> Iterator[Action]:
         """Strike a lease out, also where it is written down."""
+        self._guilt.pop(lease.id, None)
         self._holdings.drop(lease)
         yield DropLease(lease.id)
 
@@ -55,11 +62,19 @@ class Runs:
         """Turn the end of a run into a remembered one, when it taught something."""
         request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
         self._memory.run_over(request, model)
+        asked = event.asked_bytes if isinstance(event, Released) else None
+        outcome, note = event.outcome, self._guilt.get(lease.id, "")
+        if outcome is Outcome.OUT_OF_MEMORY:
+            verdict = self.verdict(lease, event.peak_bytes, asked)
+            self._note_guilt(lease, verdict)
+            note = verdict.text
+            if verdict.is_innocent:  # it shows what it used, and nothing is held against its type
+                outcome, asked = Outcome.FAILED, None
         end = learn.End(
-            outcome=event.outcome,
+            outcome=outcome,
             at=event.at,
             peak_bytes=event.peak_bytes,
-            asked_bytes=event.asked_bytes if isinstance(event, Released) else None,
+            asked_bytes=asked,
             reserved_bytes=lease.reserved_bytes,
             was_sharing=self._holdings.is_sharing(lease),
             wall_offset_s=self.wall_offset_s,
@@ -67,18 +82,38 @@ class Runs:
             code=request.code,
         )
         usual_s = None
-        if event.outcome is Outcome.FAILED:  # only a failure is held against the usual time
+        if outcome is Outcome.FAILED:  # only a failure is held against the usual time
             usual_s = learn.usual_duration_s(self._memory.profile(request.job_type, model))
         watch = self._holdings.watches[lease.id]
         run = learn.finished_run(end, watch, usual_s, self._rules.flat_s)
         run = self._loads.ended(request, model, run)
         if run is not None:
+            run = replace(run, note=note, grown=watch.grown_share(event.at))
             self._holdings.set_caps(model)
             self._memory.add(request, model, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
             chance = self._memory.number_to_save()
             if chance is not None:
                 yield SaveNumber(CHANCE, chance)
+
+    def verdict(self, lease: Lease, peak_bytes: int | None, asked_bytes: int | None) -> Verdict:
+        """Judge whose fault it is that a job has run out of memory."""
+        seen = self._holdings.watches[lease.id].peak_bytes
+        job = Part(lease.id, lease.request.label, lease.reserved_bytes, max(seen, peak_bytes or 0))
+        books = self._holdings.books_of(lease)
+        beside = {
+            other.id: _part(other, book) for book in books for other in book.leases.values()
+        } | {one: _part(book.leases[one], book) for book in books for one in book.outgrown()}
+        beside.pop(lease.id)
+        worst = max(books, key=lambda book: book.strangers_bytes - book.guard_bytes)
+        strangers, guard = worst.strangers_bytes, worst.guard_bytes
+        return judge(Scene(job, asked_bytes, tuple(beside.values()), strangers, guard))
+
+    def _note_guilt(self, victim: Lease, verdict: Verdict) -> None:
+        for part in verdict.offenders:
+            if verdict.is_victim:
+                text = f"took the room of {victim.request.label}, which ran out of memory"
+                self._guilt[part.lease] = text
 
     def _drain(self, lease: Lease) -> Iterator[Action]:
         """Let a dead job's lease go when the driver shows its memory gone."""
@@ -122,6 +157,9 @@ class Runs:
         """Let a first run keep what it has shown to need, and a little more."""
         model = self._holdings.books[lease.gpus[0]].gpu.model
         keep = learn.shrunk_bytes(watch, at, self._holdings.sizes()[model].capacity_bytes)
+        if self._memory.is_grower(lease.request.job_type):  # what it has now says little
+            needs = self._memory.needs(lease.request, self._holdings.sizes())
+            keep = max(keep, needs[model].need_bytes)
         shrunk = tuple(min(before, keep) for before in lease.reserved)
         settled = replace(lease, reserved=shrunk, is_probe=False)
         self._holdings.replace(settled)
@@ -157,3 +195,12 @@ class Runs:
         if trimmed != lease:
             self._holdings.replace(trimmed)
             yield SaveLease(trimmed)
+
+
+def _part(lease: Lease, book: Book) -> Part:
+    """Return what a neighbour had and used; one that is gone, or unclear, kept to what it had."""
+    reserved = lease.reserved_on(book.gpu.uuid)
+    used = book.measured.get(lease.id) or 0
+    if used > reserved and lease.id not in book.outgrown():
+        used = reserved
+    return Part(lease.id, lease.request.label, reserved, used)

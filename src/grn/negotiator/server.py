@@ -161,6 +161,7 @@ class Peer:
                 self.loop.release(lease_id, Ending(Outcome.FAILED), nobody_cares)
             else:
                 self.loop.no_report(lease_id)
+            self.loop.lose(lease_id, self.want_back)
         if self.holder is not None:
             self.loop.holders.unwatch(self.holder)
 
@@ -195,6 +196,12 @@ class Peer:
             return
         self.granted.add(action.lease.id)
         self.send(message_id, report.granted(action, self.wants_uuids()))
+        if action.lease.request.may_yield:
+            self.loop.reach(action.lease.id, self.want_back)
+
+    def want_back(self, lease_id: str, text: str) -> None:
+        """Ask for a lease back, under no question of this client's."""
+        self.send(None, {"ev": "wanted", "lease": lease_id, "text": harmless(text)})
 
     def _answered(self, key: str) -> None:
         if self.asked.pop(key, None) is not None:

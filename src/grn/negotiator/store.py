@@ -40,7 +40,7 @@ from grn.negotiator.events import (
 )
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
@@ -57,7 +57,7 @@ CREATE TABLE runs (
   label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
   arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
-  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT ''
+  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
@@ -70,6 +70,8 @@ _CHANGES = {  # what leads from a version to the next
     3: _USES,
     4: "ALTER TABLE runs ADD COLUMN code TEXT NOT NULL DEFAULT '';"
     " CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;",
+    5: "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';"
+    " ALTER TABLE runs ADD COLUMN grown REAL;",
 }
 
 Row = tuple[str, str]  # table, key
@@ -219,7 +221,8 @@ class Store:
         profiles: dict[tuple[str, str], Profile] = {}
         rows = self._db.execute(
             "SELECT id, job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
-            " reserved_bytes, arguments, is_full, load, crowd, beside, code FROM runs ORDER BY id"
+            " reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown"
+            " FROM runs ORDER BY id"
         ).fetchall()
         for row_id, job_type, model, label, owner, *rest in rows:
             try:
@@ -327,7 +330,7 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
 
 def _read_run(row: Sequence[Any]) -> Run:
     outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
-    crowd, beside, code = rest
+    crowd, beside, code, note, grown = rest
     return msgspec.convert(
         {
             "outcome": outcome,
@@ -341,6 +344,8 @@ def _read_run(row: Sequence[Any]) -> Run:
             "crowd": crowd,
             "beside": _decode_beside(beside) if beside else (),
             "code": code,
+            "note": note,
+            "grown": grown,
         },
         Run,
     )
@@ -369,13 +374,14 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
     run = action.run
     db.execute(
         "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
-        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             action.job_type, action.model, action.label, action.owner, run.outcome.value,
             run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
             _encode(run.arguments).decode(), int(run.is_full), run.load,
             run.crowd, _encode(run.beside).decode() if run.beside else None, run.code,
+            run.note, run.grown,
         ),
     )  # fmt: skip
     if random.random() < _PRUNED_SHARE:

@@ -198,6 +198,7 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         request.slots,
         request.stay,
         request.attempt,
+        request.is_spared,
         request.holder.pid if is_pinned and request.holder else None,
         mattering(request.arguments) if request.arguments else (),
         request.code,

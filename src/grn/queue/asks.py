@@ -82,7 +82,7 @@ class Asks:
         """Begin the next attempt of a job under a lease."""
         job.attempt += 1
         job.lease, job.grant = grant.lease, grant
-        job.why = ""
+        job.why = job.past = ""
         self._roll.busy += 1
         job.state = JobState.STARTING
         job_id = job.spec.id
@@ -121,4 +121,4 @@ class Asks:
 
 
 def _ask(job: Job) -> AskLease:
-    return AskLease(job.spec, job.attempt + 1, job.memory_attempt)
+    return AskLease(job.spec, job.attempt + 1, job.memory_attempt, bool(job.spared))

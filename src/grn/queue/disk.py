@@ -19,7 +19,7 @@ from grn.errors import MachineError
 from grn.ground import set_aside
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "queue.sqlite3"
 COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
@@ -44,7 +44,8 @@ CREATE TABLE jobs (
   memory_attempt INTEGER NOT NULL DEFAULT 0, is_held INTEGER NOT NULL DEFAULT 0,
   priority INTEGER NOT NULL, place INTEGER NOT NULL DEFAULT 0,
   reason TEXT, text TEXT NOT NULL DEFAULT '', status INTEGER, signal INTEGER,
-  started_at REAL, ended_at REAL, code TEXT NOT NULL DEFAULT ''
+  started_at REAL, ended_at REAL, code TEXT NOT NULL DEFAULT '',
+  spared INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
@@ -52,7 +53,7 @@ CREATE TABLE attempts (
   job INTEGER NOT NULL, attempt INTEGER NOT NULL, lease TEXT NOT NULL, gpus TEXT NOT NULL,
   boot TEXT NOT NULL, reserved_bytes INTEGER NOT NULL, began_at REAL NOT NULL, ended_at REAL,
   ran_s REAL, reason TEXT, status INTEGER, signal INTEGER, peak_bytes INTEGER,
-  resident_bytes INTEGER, PRIMARY KEY (job, attempt)
+  resident_bytes INTEGER, text TEXT NOT NULL DEFAULT '', PRIMARY KEY (job, attempt)
 ) WITHOUT ROWID;
 CREATE TABLE identity (name TEXT NOT NULL);
 CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -60,6 +61,8 @@ CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 
 _CHANGES = {  # what leads from a version to the next
     1: "ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT '';",
+    2: "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;"
+    " ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT '';",
 }
 
 

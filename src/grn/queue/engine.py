@@ -27,6 +27,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    LeaseWanted,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -82,7 +83,7 @@ class Engine:
         if not self._asks.has_negotiator:
             return "no negotiator answers"
         if job.is_asked:
-            return job.why or "the negotiator was asked"
+            return "; ".join(filter(None, (job.past, job.why or "the negotiator was asked")))
         if self._asks.is_full:
             return f"{self._asks.limits.running} jobs of this queue run already"
         return "others are before it"
@@ -201,6 +202,14 @@ class Engine:
             yield from self._roll.end(job, EndReason.REFUSED, event.text, None)
             yield from self._asks.more()
 
+    def _lease_wanted(self, event: LeaseWanted) -> Iterator[Action]:
+        """End an attempt so that its neighbours have room; not written down: its end will be."""
+        job = self.jobs.get(event.job)
+        is_it = job is not None and job.lease == event.lease and job.state is JobState.RUNNING
+        if job is not None and is_it and not job.past:
+            job.past = event.text
+            yield Stop(event.job, job.attempt, is_now=False, is_requeue=True)
+
     def _negotiator_lost(self, event: NegotiatorLost) -> Iterator[Action]:
         self._asks.has_negotiator = False
         yield from ()
@@ -227,10 +236,11 @@ class Engine:
         is_stopping = job.state is JobState.STOPPING
         settled = event.settled or Settled()
         reason = finish.reason_of(event.exit, settled)
-        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, settled.peak_bytes)
-        verdict = finish.after_exit(
-            event.exit, settled, job.tries_left, job.memory_attempt, is_stopping
-        )
+        job.past = finish.past(reason, settled, job.past)
+        peak = settled.peak_bytes
+        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, job.past)
+        tries = finish.Tries(job.tries_left, job.memory_attempt, job.spared)
+        verdict = finish.after_exit(event.exit, settled, tries, is_stopping)
         if event.settled is None:
             yield from self._asks.pass_on(job, event)
         yield from self._conclude(job, verdict, event.exit)
@@ -255,6 +265,7 @@ class Engine:
             job.state = JobState.QUEUED
             job.tries_left -= verdict.is_counted
             job.memory_attempt += verdict.needs_more_memory
+            job.spared += verdict.is_spared
             self._roll.line.add(job)
             yield saved(job)
         yield from self._asks.more()
@@ -293,6 +304,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Iterator[Action]]] = {
     LeaseGranted: Engine._lease_granted,
     LeaseAwaited: Engine._lease_awaited,
     LeaseRefused: Engine._lease_refused,
+    LeaseWanted: Engine._lease_wanted,
     NegotiatorLost: Engine._negotiator_lost,
     NegotiatorFound: Engine._negotiator_found,
     Started: Engine._started,

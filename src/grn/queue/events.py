@@ -32,6 +32,7 @@ class EndReason(Enum):
     SKIPPED = "skipped"  # a job it comes after did not end as it must
     INTERRUPTED = "interrupted"  # the machine went down under it
     LOST = "lost"  # its shim was killed: how it ended is not known
+    REQUEUED = "requeued"  # an attempt made room for a neighbour; no job ends so
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Settled:
     outcome: str | None = None
     was_alone: bool = True
     peak_bytes: int | None = None
+    is_victim: bool = False  # it ran out of memory though it stayed within what it was given
+    because: str = ""  # whose fault that was
 
 
 # --- events --------------------------------------------------------------------------------
@@ -97,6 +100,7 @@ class Kept:
     place: int = 0
     found: Found | None = None
     lease: str = ""
+    spared: int = 0
 
 
 class Found(Enum):
@@ -153,6 +157,16 @@ class LeaseRefused:
 
     at: float
     job: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWanted:
+    """The negotiator asks a first run to make room for its neighbours."""
+
+    at: float
+    job: int
+    lease: str
     text: str
 
 
@@ -229,6 +243,7 @@ Event = (
     | LeaseGranted
     | LeaseAwaited
     | LeaseRefused
+    | LeaseWanted
     | NegotiatorLost
     | NegotiatorFound
     | Started
@@ -255,6 +270,7 @@ class SaveState:
     is_held: bool
     priority: int
     place: int
+    spared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +293,7 @@ class SaveAttemptEnd:
     reason: EndReason
     exit: Exit
     peak_bytes: int | None
+    text: str = ""  # why, where that is not plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +316,7 @@ class AskLease:
     spec: JobSpec
     attempt: int
     memory_attempt: int
+    is_spared: bool = False  # it ran out of memory before by no fault of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +357,7 @@ class Stop:
     job: int
     attempt: int
     is_now: bool
+    is_requeue: bool = False  # it will run again: not cancelled
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,16 @@ from dataclasses import dataclass
 from grn.queue.events import EndReason, Exit, Found, Settled
 
 MOST_MEMORY_ATTEMPTS = 4
+MOST_SPARED = 3  # so often is a victim of others tried again with the same room
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What a job has had and has left: retries, tries with more room, tries as a victim."""
+
+    left: int = 0
+    memory: int = 0
+    spared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +37,27 @@ class Again:
     reason: EndReason  # of the attempt that was not enough
     is_counted: bool  # against the retries asked for
     needs_more_memory: bool = False
+    is_spared: bool = False  # it was no fault of its own: as it is
 
 
-def after_exit(
-    exit: Exit, settled: Settled, tries_left: int, memory_attempt: int, is_stopping: bool
-) -> End | Again:
+def after_exit(exit: Exit, settled: Settled, tries: Tries, is_stopping: bool) -> End | Again:
     """Decide what follows an attempt that ended."""
     reason = reason_of(exit, settled)
     if reason is EndReason.OK:
         return End(EndReason.OK)
     if is_stopping:
         return End(EndReason.CANCELLED)
+    if reason is EndReason.REQUEUED:
+        return Again(reason, is_counted=False, needs_more_memory=True)
     is_our_fault = reason is EndReason.OUT_OF_MEMORY and not settled.was_alone
-    if is_our_fault and memory_attempt < MOST_MEMORY_ATTEMPTS:
+    if is_our_fault and settled.is_victim and tries.spared < MOST_SPARED:
+        return Again(reason, is_counted=False, is_spared=True)
+    if is_our_fault and tries.memory < MOST_MEMORY_ATTEMPTS:
         return Again(reason, is_counted=False, needs_more_memory=True)
     may_retry = reason in (EndReason.FAILED, EndReason.OUT_OF_MEMORY)
-    if may_retry and tries_left > 0:
+    if may_retry and tries.left > 0:
         return Again(reason, is_counted=True)
-    return End(reason, exit.text or describe(exit, reason))
+    return End(reason, exit.text or settled.because or describe(exit, reason))
 
 
 def reason_of(exit: Exit, settled: Settled) -> EndReason:
@@ -56,6 +69,13 @@ def reason_of(exit: Exit, settled: Settled) -> EndReason:
     if exit.because is EndReason.OUT_OF_MEMORY or settled.outcome == "oom":
         return EndReason.OUT_OF_MEMORY
     return EndReason.FAILED
+
+
+def past(reason: EndReason, settled: Settled, wanted: str) -> str:
+    """Say why an attempt was not enough where that was not its own doing; empty where it was."""
+    if reason is EndReason.REQUEUED:
+        return wanted or "made room for the jobs beside it"
+    return settled.because if reason is EndReason.OUT_OF_MEMORY else ""
 
 
 def describe(exit: Exit, reason: EndReason) -> str:

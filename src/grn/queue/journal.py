@@ -190,7 +190,7 @@ class Journal:
         """Return all attempts of a job as rows for people."""
         cursor = self._db.execute(
             "SELECT attempt, lease, gpus, reserved_bytes, began_at, ended_at, ran_s, reason,"
-            " status, signal, peak_bytes, resident_bytes FROM attempts WHERE job = ?"
+            " status, signal, peak_bytes, resident_bytes, text FROM attempts WHERE job = ?"
             " ORDER BY attempt",
             (job_id,),
         )

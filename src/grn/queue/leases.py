@@ -15,7 +15,7 @@ from grn import wire
 from grn.client import daemons
 from grn.client.connection import call
 from grn.errors import GrnError, ProtocolError
-from grn.queue.events import JobSpec, Settled
+from grn.queue.events import AskLease, Settled
 
 log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -36,6 +36,8 @@ class Listener(Protocol):
     def awaited(self, job: int, text: str) -> None: ...
 
     def refused(self, job: int, text: str) -> None: ...
+
+    def wanted(self, lease: str, text: str) -> None: ...
 
 
 class Leases(asyncio.Protocol):
@@ -68,16 +70,10 @@ class Leases(asyncio.Protocol):
 
     # --- what the loop asks for ----------------------------------------------------------
 
-    def ask(
-        self,
-        spec: JobSpec,
-        attempt: int,
-        memory_attempt: int,
-        facts: dict[str, Any],
-        code: str = "",
-    ) -> None:
+    def ask(self, asked: AskLease, facts: dict[str, Any], code: str = "") -> None:
         """Ask for the lease of one attempt."""
-        key = self._keys.setdefault(spec.id, self._key(spec.id, attempt))
+        spec = asked.spec
+        key = self._keys.setdefault(spec.id, self._key(spec.id, asked.attempt))
         message: dict[str, Any] = {
             "op": "lease",
             "key": key,
@@ -86,9 +82,11 @@ class Leases(asyncio.Protocol):
             "gpus": spec.gpus,
             "exclusive": spec.is_exclusive,
             "priority": spec.priority,
-            "attempt": memory_attempt,
+            "attempt": asked.memory_attempt,
             "args": facts,
             "command": True,
+            "yields": True,  # what makes room for others is run again by us
+            "spared": asked.is_spared,
         }
         if spec.mem_bytes is not None:
             message["mem"] = spec.mem_bytes
@@ -214,6 +212,8 @@ class Leases(asyncio.Protocol):
         if message_id == self._gpus_asked and not error:
             gpus = message["status"]["gpus"]
             self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in gpus), reverse=True)
+        elif message.get("ev") == "wanted":
+            self._listener.wanted(message["lease"], message["text"])
         elif message_id in self._settling:
             said = Settled() if error else _settled(message)
             self._settle(cast(int, message_id), said)
@@ -257,4 +257,10 @@ class Leases(asyncio.Protocol):
 
 
 def _settled(message: dict[str, Any]) -> Settled:
-    return Settled(message.get("ended"), bool(message.get("alone", True)), message.get("peak"))
+    return Settled(
+        message.get("ended"),
+        bool(message.get("alone", True)),
+        message.get("peak"),
+        bool(message.get("victim")),
+        str(message.get("because", "")),
+    )

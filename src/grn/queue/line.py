@@ -27,17 +27,20 @@ class Job:
     state: JobState = JobState.QUEUED
     attempt: int = 0
     memory_attempt: int = 0
+    spared: int = 0  # how often it ran out of memory by no fault of its own
     is_held: bool = False
     is_asked: bool = False  # the negotiator has been asked for a lease
     lease: str = ""
     grant: LeaseGranted | None = None  # how the lease came
     waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
     why: str = ""  # what the negotiator said last
+    past: str = ""  # why its latest attempt was not enough, where that was not its own doing
 
     @property
     def rank(self) -> Rank:
         """Return its place in the line: out-of-memory retries first, then priority, then age."""
-        return (0 if self.memory_attempt else 1, -self.priority, self.place)
+        is_retry = bool(self.memory_attempt or self.spared)
+        return (0 if is_retry else 1, -self.priority, self.place)
 
     @property
     def kind(self) -> tuple[object, ...]:

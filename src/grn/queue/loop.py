@@ -32,6 +32,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    LeaseWanted,
     NegotiatorFound,
     NegotiatorLost,
     PassAsk,
@@ -151,7 +152,7 @@ class Loop:
             self.leases.done(lease, {"outcome": "failed"}, lambda _: None)
         return Kept(
             kept.spec, kept.state, kept.attempt, kept.tries_left, kept.memory_attempt,
-            kept.is_held, kept.place, found, lease,
+            kept.is_held, kept.place, found, lease, kept.spared,
         )  # fmt: skip
 
     # --- a turn --------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Loop:
 
     def _ask_lease(self, action: AskLease) -> None:
         facts, code = self.journal.told(action.spec.id)
-        self.leases.ask(action.spec, action.attempt, action.memory_attempt, facts, code)
+        self.leases.ask(action, facts, code)
 
     def _drop_ask(self, action: DropAsk) -> None:
         self.leases.drop(action.job)
@@ -217,8 +218,12 @@ class Loop:
         self.launcher.start(attempt, command, action.lease, action.visible)
 
     def _stop(self, action: Stop) -> None:
-        log.info("action=stop job=%d attempt=%d now=%s", action.job, action.attempt, action.is_now)
-        self.launcher.stop(Attempt(action.job, action.attempt), action.is_now)
+        log.info(
+            "action=stop job=%d attempt=%d now=%s requeue=%s",
+            action.job, action.attempt, action.is_now, action.is_requeue,
+        )  # fmt: skip
+        attempt = Attempt(action.job, action.attempt)
+        self.launcher.stop(attempt, action.is_now, action.is_requeue)
 
     def _tell_ended(self, action: TellEnded) -> None:
         log.debug("action=end job=%d reason=%s", action.job, action.reason.value)
@@ -311,6 +316,11 @@ class Loop:
 
     def refused(self, job: int, text: str) -> None:
         self.tell(LeaseRefused(self.now(), job, text))
+
+    def wanted(self, lease: str, text: str) -> None:
+        for job, held in self._held.items():
+            if held == lease:
+                self.tell(LeaseWanted(self.now(), job, lease, text))
 
 
 _ACTS: dict[type, Callable[[Loop, Any], None]] = {

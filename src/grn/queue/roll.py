@@ -43,6 +43,7 @@ class Roll:
             kept.state,
             kept.attempt,
             kept.memory_attempt,
+            kept.spared,
             kept.is_held,
             lease=kept.lease,
         )
@@ -118,7 +119,7 @@ def saved(job: Job) -> SaveState:
     """Return how a job is to be written down now."""
     return SaveState(
         job.spec.id, job.state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
-        job.priority, job.place,
+        job.priority, job.place, job.spared,
     )  # fmt: skip
 
 

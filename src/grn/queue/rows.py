@@ -25,13 +25,13 @@ from grn.queue.events import (
 
 KEPT = (
     "id, job_type, label, gpus, mem_bytes, is_exclusive, priority, after, retries, may_requeue,"
-    " state, attempt, tries_left, memory_attempt, is_held, place"
+    " state, attempt, tries_left, memory_attempt, is_held, place, spared"
 )
 SHOWN = (
     "jobs.id, name, argv, cwd, label, job_type, jobs.gpus AS gpus_asked, mem_bytes, is_exclusive,"
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
-    " priority, jobs.reason, text, jobs.status, jobs.signal, started_at, jobs.ended_at,"
-    " attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s"
+    " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
+    " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s"
 )
 INSERT = (
     "INSERT INTO jobs (id, name, argv, cwd, environment, extra, umask, notify, time_limit_s,"
@@ -81,23 +81,26 @@ def of_job(job_id: int, job: NewJob, environment: int, now: float) -> tuple[Any,
 
 def kept(row: tuple[Any, ...], texts: dict[str, str]) -> Kept:
     (job_id, job_type, label, gpus, mem, exclusive, priority, after, retries, may_requeue, state,
-     attempt, tries_left, memory_attempt, is_held, place) = row  # fmt: skip
+     attempt, tries_left, memory_attempt, is_held, place, spared) = row  # fmt: skip
     spec = JobSpec(
         job_id, texts.setdefault(job_type, job_type), texts.setdefault(label, label), gpus, mem,
         bool(exclusive), priority,
         tuple(After(*one) for one in json.loads(after)) if after else (),
         retries, bool(may_requeue),
     )  # fmt: skip
-    return Kept(spec, JobState(state), attempt, tries_left, memory_attempt, bool(is_held), place)
+    return Kept(
+        spec, JobState(state), attempt, tries_left, memory_attempt, bool(is_held), place,
+        spared=spared,
+    )  # fmt: skip
 
 
 def _save_state(db: sqlite3.Connection, action: SaveState, _boot: str, _now: float) -> None:
     db.execute(
         "UPDATE jobs SET state=?, attempt=?, tries_left=?, memory_attempt=?, is_held=?,"
-        " priority=?, place=? WHERE id=?",
+        " priority=?, place=?, spared=? WHERE id=?",
         (
             action.state.value, action.attempt, action.tries_left, action.memory_attempt,
-            action.is_held, action.priority, action.place, action.job,
+            action.is_held, action.priority, action.place, action.spared, action.job,
         ),
     )  # fmt: skip
 
@@ -116,10 +119,10 @@ def _save_attempt_end(db: sqlite3.Connection, action: SaveAttemptEnd, _b: str, n
     exit = action.exit
     db.execute(
         "UPDATE attempts SET ended_at=?, ran_s=?, reason=?, status=?, signal=?, peak_bytes=?,"
-        " resident_bytes=? WHERE job=? AND attempt=?",
+        " resident_bytes=?, text=? WHERE job=? AND attempt=?",
         (
             exit.ended_at or now, exit.ran_s, action.reason.value, exit.status, exit.signal,
-            action.peak_bytes, exit.resident_bytes, action.job, action.attempt,
+            action.peak_bytes, exit.resident_bytes, action.text, action.job, action.attempt,
         ),
     )  # fmt: skip
 

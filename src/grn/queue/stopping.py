@@ -24,7 +24,7 @@ class Stopping:
     """Whether a command is being ended, why, and what comes next."""
 
     def __init__(self, order: dict[str, Any], wake: int, channel: Channel | None) -> None:
-        self.why = ""  # cancelled, timed-out
+        self.why = ""  # cancelled, requeued, timed-out
         self._folder: str = order["folder"]
         self._grace_s: float = order["grace_s"]
         self._limit_s: float | None = order["time_limit_s"]
@@ -53,7 +53,7 @@ class Stopping:
                 if order["now"]:
                     self._kill_now()
                 else:
-                    self._begin("cancelled")
+                    self._begin(order.get("why", "cancelled"))
         return self._channel.is_open
 
     def keep_time(self) -> None:

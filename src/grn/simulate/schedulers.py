@@ -21,6 +21,7 @@ from grn.negotiator.events import (
     Requested,
     Sampled,
     Started,
+    WantBack,
 )
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import Memory
@@ -52,6 +53,7 @@ class Scheduler(Protocol):
     """What decides in a replay."""
 
     refused: list[str]
+    wanted: list[str]  # leases whose jobs are asked to make room; each is to be taken out
 
     def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]: ...
 
@@ -142,6 +144,7 @@ class OfEngine:
     ) -> None:
         self.engine = Engine(rules, Told(told), ToldLoads(told)) if told else Engine(rules)
         self.refused: list[str] = []
+        self.wanted: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
         self._index = {gpu.uuid: place for place, gpu in enumerate(gpus)}
@@ -161,6 +164,7 @@ class OfEngine:
             arguments=job.arguments,
             is_command=True,
             attempt=attempt,
+            may_yield=True,
         )
         return self._told(at, self.engine.handle(Requested(at, request)))
 
@@ -187,6 +191,8 @@ class OfEngine:
                 granted.append(Granted(action.lease.id, places))
             elif isinstance(action, Refuse):
                 self.refused.append(action.key)
+            elif isinstance(action, WantBack):
+                self.wanted.append(action.lease)
         self._time_first_runs(at)
         return granted
 
@@ -219,6 +225,7 @@ class Simple:
     assumed: Assumptions
     mode: str
     refused: list[str] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
     _line: list[tuple[str, Job]] = field(default_factory=list)
     _held: dict[str, _Held] = field(default_factory=dict)
     _peaks: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,202 @@
+"""Stories of jobs that outgrow what they have: who is kept out, and which first run makes room."""
+
+from __future__ import annotations
+
+import pytest
+
+from grn.model.job import Outcome
+from grn.model.sizes import GiB
+from grn.negotiator import learn
+from grn.negotiator.events import SaveRun, WantBack
+from grn.negotiator.ledger import Guard
+from grn.negotiator.rules import Rules
+from tests.builders import MODEL, PLAIN_RULES, Story, a_profile, a_request, a_run
+
+RULES = Rules(guard=Guard(0.0, 2 * GiB))  # 512 MiB of a 24 GiB GPU: a 48th is the most
+
+
+def a_pair(rules: Rules = RULES, **changes: object) -> Story:
+    """Return a story with `known` (8 GiB) beside the first run `new` on one GPU."""
+    story = Story(rules=rules)
+    story.asks("known", job_type="known.py", label="known.py", mem_bytes=8 * GiB)
+    story.memory["known"] = 7 * GiB
+    story.asks("new", **{"may_yield": True, "is_command": True} | changes)
+    return story
+
+
+def grows(story: Story, key: str, from_gib: float, to_gib: float, steps: int = 12) -> list[str]:
+    """Let a job grow evenly, a look every five seconds; return what was wanted back meanwhile."""
+    wanted: list[str] = []
+    for step in range(steps + 1):
+        story.memory[key] = int((from_gib + (to_gib - from_gib) * step / steps) * GiB)
+        story.looks(5.0)
+        wanted += [action.lease for action in story.actions if isinstance(action, WantBack)]
+    return wanted
+
+
+def test_a_first_run_that_outgrows_what_was_left_makes_room_before_memory_runs_out() -> None:
+    story = a_pair()
+    reserved = story.reserved("new")
+
+    assert grows(story, "new", 4, 17) == ["lease-new"]
+    assert story.memory["new"] > reserved
+    text = story.engine.wanted("lease-new")
+    assert text is not None
+    assert text.startswith("made room: it grew to ")
+    assert grows(story, "new", 17, 18) == [], "it was asked already"
+
+
+def test_a_first_run_makes_room_for_a_neighbour_that_outgrows_its_own() -> None:
+    story = a_pair()
+    story.memory["new"] = 10 * GiB
+
+    assert grows(story, "known", 7, 14) == ["lease-new"]
+    assert "for known.py (lease lease-known), which grew" in (
+        story.engine.wanted("lease-new") or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "changes"),
+    [
+        (RULES, {"may_yield": False}),  # nobody would run it again
+        (RULES, {"mem_bytes": 14 * GiB}),  # no first run: it says what it needs
+        (Rules(guard=RULES.guard, requeue_s=0.0), {}),  # switched off
+    ],
+)
+def test_others_are_never_asked_to_make_room(rules: Rules, changes: dict[str, object]) -> None:
+    assert grows(a_pair(rules, **changes), "new", 4, 17) == []
+
+
+@pytest.mark.parametrize(
+    ("from_gib", "to_gib"),
+    [
+        (4, 15),  # within what was left
+        (14, 15.6),  # beyond it, but so slowly that there is time
+        (15.9, 15.9),  # beyond it and calm
+    ],
+)
+def test_nobody_makes_room_without_need(from_gib: float, to_gib: float) -> None:
+    story = a_pair()
+    assert grows(story, "new", from_gib, to_gib, steps=30) == []
+
+
+def test_alone_on_its_gpu_nobody_is_asked_to_make_room() -> None:
+    story = Story(rules=RULES)
+    story.asks("new", may_yield=True)
+
+    assert grows(story, "new", 4, 24) == []
+
+
+def test_who_made_room_has_shown_what_is_too_little_and_gets_more_the_next_time() -> None:
+    story = a_pair()
+    grows(story, "new", 4, 17)
+    peak = story.memory.pop("new")
+    story.ends("new", Outcome.REQUEUED)
+    (saved,) = [action.run for action in story.actions if isinstance(action, SaveRun)]
+    assert (saved.outcome, saved.peak_bytes) == (Outcome.REQUEUED, peak)
+
+    again = story.engine.needs(a_request(attempt=1))[MODEL]
+    assert again.is_probe
+    assert (
+        again.need_bytes > 1.4 * peak
+        or again.need_bytes == story.engine.books["GPU-0"].capacity_bytes
+    )
+    story.asks("again", attempt=1, may_yield=True)
+    assert story.why("again") is not None
+    story.ends("known")
+    del story.memory["known"]
+    assert story.looks() == ["again"]
+    assert story.engine.wanted("lease-new") is None
+
+
+def test_a_gpu_is_closed_while_somebody_outgrows_its_reservation_there() -> None:
+    story = Story(rules=PLAIN_RULES)
+    story.asks("known", job_type="known.py", label="known.py", mem_bytes=4 * GiB)
+    grows(story, "known", 3, 6)
+    assert story.free() == 0
+    story.asks("x", job_type="x.py", mem_bytes=GiB)
+    assert "closed" in story.text("x")
+
+    assert story.passes(61) == ["x"], "it grows no more"
+
+
+def test_one_jump_closes_nothing() -> None:
+    story = Story()
+    story.asks("known", job_type="known.py", label="known.py", mem_bytes=4 * GiB)
+    story.memory["known"] = 6 * GiB
+    story.passes(10)
+
+    assert story.asks("x", job_type="x.py", mem_bytes=GiB) == ["x"]
+
+
+def test_a_run_that_outgrows_what_was_believed_is_believed_of_its_like_at_once() -> None:
+    story = Story()
+    story.asks("a", mem_bytes=4 * GiB, arguments=(("batch", 8.0),))
+    story.memory["a"] = 10 * GiB
+    story.looks()
+    like, other = (("batch", 8.0),), (("batch", 4.0),)
+
+    def need(arguments: tuple[tuple[str, float], ...]) -> int:
+        wish = a_request(mem_bytes=4 * GiB, arguments=arguments)
+        return story.engine.needs(wish)[MODEL].need_bytes
+
+    assert (need(like), need(other)) == (11 * GiB, 4 * GiB)
+
+
+# --- growers -------------------------------------------------------------------------------
+
+
+def seen(*samples: tuple[float, float]) -> learn.Watch:
+    watch = learn.Watch(0.0)
+    for at, used_gib in samples:
+        watch = watch.seen(at, int(used_gib * GiB))
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("samples", "share"),
+    [
+        ([], None),
+        ([(10, 4), (50, 4)], 0.1),
+        ([(10, 4), (60, 8)], 0.6),
+        ([(10, 4), (60, 8), (80, 8.2)], 0.6),  # that was nearly all
+        ([(n, n / 10) for n in range(10, 100)], 0.95),  # it grew to its end
+    ],
+)
+def test_it_is_known_after_which_part_of_its_run_a_job_had_nearly_all(
+    samples: list[tuple[float, float]], share: float | None
+) -> None:
+    watch = seen(*samples)
+
+    assert watch.grown_share(100.0) == (None if share is None else pytest.approx(share, abs=0.01))
+    assert len(watch.rises) <= 7
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_grower"),
+    [([], False), ([0.1, 0.2], False), ([0.5], True), ([0.5, 0.1], False), ([0.5, 0.1, 0.9], True),
+     ([None, 0.9], True)],
+)  # fmt: skip
+def test_a_type_is_a_grower_when_most_of_its_runs_were(
+    shares: list[float | None], is_grower: bool
+) -> None:
+    assert learn.is_grower(a_profile(*[a_run(grown=share) for share in shares])) is is_grower
+
+
+@pytest.mark.parametrize(("grown", "least_gib"), [(0.1, 4), (0.5, 10)])
+def test_a_first_run_of_a_grower_that_seems_flat_keeps_what_it_was_guessed_to_need(
+    grown: float, least_gib: int
+) -> None:
+    run = a_run(6 * GiB, arguments=(("batch", 8.0),), grown=grown)
+    story = Story(profiles=(a_profile(run),))
+    story.asks("larger", arguments=(("batch", 16.0),))
+    assert story.leases["larger"].is_probe
+    story.memory["larger"] = 4 * GiB
+    story.passes(70)
+
+    assert least_gib * GiB <= story.reserved("larger") <= 2 * least_gib * GiB
+    story.ends("larger")
+    (saved,) = [action.run for action in story.actions if isinstance(action, SaveRun)]
+    assert saved.grown is not None
+    assert saved.grown < 0.3
