@@ -185,7 +185,7 @@ def test_many_groups_are_sorted_in_anew_step_by_step():
         story.asks(f"a{number}", user=ADA, job_type=f"t{number}", **BIG)
     story.asks("b", user=BOB, **BIG)
     story.engine.usage.began("other", ADA, 4.0, 100 * HOUR, story.at)
-    for _ in range(4):
+    for _ in range(12):
         story.looks(100.0)
     groups = list(story.engine.waitlist.in_turn())
 

@@ -349,7 +349,8 @@ class Engine:
         for lease in self.leases.values():
             if lease.state is LeaseState.HELD:
                 self.usage.follow(lease.id, self._holdings.share_of(lease), at)
-        self._move_users(at)
+        if self._shares.are_several():
+            self._move_users(at)
         yield from self.usage.to_save(at)
 
     # --- what follows from an event ------------------------------------------------------
@@ -377,7 +378,7 @@ class Engine:
 
 
 _NEVER = float("-inf")
-_MOST_MOVED = 256  # groups whose turns are changed at once
+_MOST_MOVED = 64  # groups whose turns are changed at once: some 8 us each
 _RESIDUE_S = 5.0
 _RESTARTING = Wait(
     WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"
