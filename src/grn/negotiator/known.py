@@ -8,6 +8,8 @@ from grn.negotiator.by_arguments import ByArguments
 from grn.negotiator.margin import Margin
 
 _FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
+_COUNTED_EVERY = 5  # runs of sizes seen before: whether memory has changed shows in no fewer
+_STEADY = 20  # the usual time is looked up anew after one run in so many
 _MOST_CODES = 8  # of one type that are thought of at once
 
 
@@ -16,7 +18,7 @@ class Known:
 
     __slots__ = (  # there are thousands of these, and the garbage collector looks at each
         "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_telling",
-        "_unfitted", "_usual_s", "profile", "unweighed",
+        "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile", "unweighed",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
@@ -24,11 +26,13 @@ class Known:
         self.unweighed = 0  # runs since somebody looked how much they differ
         self._telling = telling  # those that still tell something of the next one
         self._peaks: learn.Peaks | None = None
+        self._uncounted = 0  # runs since all were looked at, all of sizes seen before
         self._by_arguments: ByArguments | None = None
         self._unfitted = 0  # runs since that was drawn, all as it foretold
         self._estimates: dict[int, Estimate | None] = {}
         self._usual_s: float | None = None
         self._is_timed = False  # that was looked up
+        self._untimed = 0  # runs since then
         self._other_codes: dict[str, Known] | None = None
 
     @property
@@ -36,6 +40,7 @@ class Known:
         """Return the runs that tell something of the next one, if its code is the newest."""
         if self._telling is None:
             self._telling = learn.telling(self.profile, self.code)
+            self._uncounted = 0
         return self._telling
 
     @property
@@ -83,6 +88,7 @@ class Known:
         """Return how long runs usually take, None when no good one was seen."""
         if not self._is_timed:
             self._usual_s, self._is_timed = learn.usual_duration_s(self.profile), True
+            self._untimed = 0
         return self._usual_s
 
     def add(self, run: Run) -> None:
@@ -92,7 +98,9 @@ class Known:
         is_like_all = peaks is not None and self._is_like_all(run, peaks)
         is_expected = run.code == self.code and drawn is not None and drawn.covers(run)
         self.profile, self._telling, self._peaks, self._by_arguments = after, None, None, None
-        self._is_timed = False
+        self._untimed += 1
+        if self._untimed > len(after.runs) // _STEADY:  # a few of many do not move the middle far
+            self._is_timed = False
         self.outdate()
         if is_expected and self._unfitted < _FITTED_EVERY:
             self._by_arguments, self._unfitted = drawn, self._unfitted + 1
@@ -117,5 +125,11 @@ class Known:
         """True when all runs count, and will with one more: its code is the same, and its size."""
         if len(self.telling.runs) < len(self.profile.runs) or run.code != self.code:
             return False
-        sizes = [*peaks.sizes, run.peak_bytes] if learn.counts_in_full(run) else peaks.sizes
-        return not sizes or not arguments.are_spread(sizes)
+        sizes = peaks.sizes
+        if not sizes or not learn.counts_in_full(run):
+            return not sizes or not arguments.are_spread(sizes)
+        least, most = min(sizes), max(sizes)
+        if least <= run.peak_bytes <= most and self._uncounted < _COUNTED_EVERY:
+            self._uncounted += 1
+            return True
+        return not arguments.are_spread([least, most, run.peak_bytes])

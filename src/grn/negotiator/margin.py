@@ -20,6 +20,7 @@ LAST_RUNS = 20  # of which that is told
 _IMAGINED = 2  # so many types are imagined to differ by the first guess, lest one sets the rule
 _AIMED_AT = 0.005  # the share of runs that may run out of memory
 _STEP = 0.3  # how much one such run changes the logarithm of the chance
+_AFTER_SHORT, _AFTER_GOOD = (math.exp(-_STEP * (short - _AIMED_AT)) for short in (1, 0))
 _WORTH_SAVING = 0.02  # of that logarithm: a restart forgets no more than a dozen good runs
 _MOVED = 1.1  # a number that has changed by less is not worth telling anybody
 
@@ -102,9 +103,11 @@ class Experience:
 
         One such run in two hundred changes nothing in the long run, which is what is aimed at.
         """
-        step = math.exp(-_STEP * (is_short - _AIMED_AT))
-        chance = _clip(self.margin.chance * step, LEAST_CHANCE, MOST_CHANCE)
-        self.margin = replace(self.margin, chance=chance)
+        before = self.margin
+        step = _AFTER_SHORT if is_short else _AFTER_GOOD
+        chance = _clip(before.chance * step, LEAST_CHANCE, MOST_CHANCE)
+        if chance != before.chance:
+            self.margin = Margin(before.spread, chance)
 
 
 def spread_within(groups: Sequence[Sequence[float]]) -> float | None:

@@ -106,7 +106,7 @@ class Memory:
     def _weigh(self, key: Key) -> None:
         """See how much the peaks of a type differ, which says something of all others."""
         known = self._types[key]
-        if known.unweighed < ENOUGH_RUNS:
+        if known.unweighed < max(ENOUGH_RUNS, len(known.profile.runs) // 5):
             return
         known.unweighed = 0
         self._experience.shown(key, learn.spread(known.telling))

@@ -88,7 +88,9 @@ class Runs:
         run = learn.finished_run(end, watch, usual_s, self._rules.flat_s)
         run = self._loads.ended(request, model, run)
         if run is not None:
-            run = replace(run, note=note, grown=watch.grown_share(event.at))
+            grown = watch.grown_share(event.at)
+            if note or grown is not None:
+                run = replace(run, note=note, grown=grown)
             self._holdings.set_caps(model)
             self._memory.add(request, model, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
