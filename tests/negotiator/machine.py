@@ -180,7 +180,12 @@ class Negotiation(RuleBasedStateMachine):
 
     def tell(self, event: Event) -> None:
         self.is_sound = False
-        growing = self._growing(event) if isinstance(event, Sampled) else set()
+        growing = set()
+        if isinstance(event, Started):
+            self.has_looked = False
+        elif isinstance(event, Sampled):  # the first look after a start can show no growth
+            growing = self._growing(event) if self.has_looked else growing
+            self.has_looked = True
         if isinstance(event, (Started, Sampled)):
             self.told.update({reading.uuid: reading for reading in event.readings})
         actions = self.engine.handle(event)
@@ -377,7 +382,10 @@ class Negotiation(RuleBasedStateMachine):
     def books_are_sound(self) -> None:
         self.engine.check()
         first_runs = Counter(
-            lease.request.job_type for lease in self.engine.leases.values() if lease.is_probe
+            lease.request.job_type
+            for lease in self.engine.leases.values()
+            if lease.is_probe
+            and self.now - lease.granted_at < learn.GROWS_ON_S  # later it may grow on
         )
         assert all(count == 1 for count in first_runs.values()), "two first runs of one type"
         for uuid, gpu in self.world.gpus.items():

@@ -205,14 +205,15 @@ class Granter:
     def _is_still_no(self, group: Group, room: Room, closed: dict[str, int]) -> bool:
         """True when nothing has changed that could turn the last no to this group into a yes."""
         refused = group.refused
+        is_kept = bool(closed) and group.head.sequence in closed.values()
+        if refused is not None and refused.is_alone and not is_kept and room.empty < refused.gpus:
+            return True  # whatever was learned: there is no GPU for it alone
         if refused is None or refused.version != self._memory.changed.get(refused.job_type, 0):
             return False
         if refused.sibling is not None:
             return self._holdings.first_runs.get(refused.job_type) == refused.sibling
-        if closed and group.head.sequence in closed.values():
+        if is_kept or refused.is_alone:
             return False
-        if refused.is_alone:
-            return room.empty < refused.gpus
         least = refused.need_bytes
         if refused.is_guess:
             least = min(least, self.guess())
