@@ -150,7 +150,7 @@ class Lease:
         except GrnError:
             IDLE.give(connection)
             raise
-        except BaseException:
+        except BaseException:  # Ctrl-C while it waits, above all: nobody is to hold its place
             connection.close()
             self._give_up()
             raise

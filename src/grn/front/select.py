@@ -121,7 +121,7 @@ def _bind(lease: Lease, holder: int) -> None:
     connection = connect()
     try:
         drive(connection.ask({"op": "hold", "lease": lease.id, "pid": holder}))
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: nobody knows of this GPU yet
         lease.release(None, outcome="failed")
         raise
     finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 
 import click
 
 from grn import settings
 from grn.errors import MachineError, UsageError
 from grn.front.look import print_json
+from grn.model.gpu import Gpu
 from grn.simulate import files, show
 from grn.simulate.bound import lower_bound_s
 from grn.simulate.generate import PER_MINUTE, arriving, generate
@@ -63,10 +65,7 @@ def simulate(
         raise UsageError(f"'{picture}' is no picture.", "Name a file that ends in .svg or .html.")
     gpus = parse_gpus(gpus_text)
     jobs = _jobs(jobs_file, count, arrivals, seed)
-    if max(job.gpus for job in jobs) > len(gpus):
-        raise UsageError(f"a job needs more GPUs than the {len(gpus)} there are.")
-    if max(job.peak_bytes for job in jobs) > max(gpu.total_bytes for gpu in gpus):
-        raise UsageError("a job needs more memory than any of the GPUs has.")
+    _check(jobs, gpus)
     assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing)
     chosen = settings.load()
     guard = (chosen.guard_fraction, chosen.guard_bytes)
@@ -92,6 +91,17 @@ def simulate(
     click.echo(f"\njobs at once on each GPU over time, {drawn.policy}:")
     click.echo(show.timeline(drawn.replayed.stays, len(gpus)))
     return 0
+
+
+def _check(jobs: Sequence[Job], gpus: Sequence[Gpu]) -> None:
+    """Refuse a workload that could never run."""
+    if max(job.gpus for job in jobs) > len(gpus):
+        raise UsageError(
+            f"a job needs more GPUs than the {len(gpus)} there are.", "Name more with --gpus."
+        )
+    if max(job.peak_bytes for job in jobs) > max(gpu.total_bytes for gpu in gpus):
+        text = "a job needs more memory than any of the GPUs has."
+        raise UsageError(text, "Name larger ones with --gpus.")
 
 
 def _jobs(jobs_file: str | None, count: int | None, arrivals: str | None, seed: int) -> list[Job]:

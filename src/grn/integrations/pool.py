@@ -80,7 +80,7 @@ class Pool:
         try:
             pack(folder, call.function, call.args, dict(call.kwargs))
             future = self._threads.submit(self._run, folder, self._message(call))
-        except BaseException:
+        except BaseException:  # nobody will come for this folder
             shutil.rmtree(folder, ignore_errors=True)
             raise
         future.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))

@@ -366,11 +366,8 @@ class Loop:
     def _release_now(
         self, lease: Lease, ending: Ending, exact: int | None, then: Callable[[Settled], None]
     ) -> None:
-        reported = (
-            ending.resident_bytes
-            if self._kind_of(lease) is GpuKind.VIRTUAL
-            else ending.gpu_peak_bytes
-        )
+        is_virtual = self._kind_of(lease) is GpuKind.VIRTUAL
+        reported = ending.resident_bytes if is_virtual else ending.gpu_peak_bytes
         peak = exact if reported is None else max(exact or 0, reported)
         holder = self.engine.leases[lease.id].request.holder
         seen = max(self.engine.watch(lease.id).peak_bytes, peak or 0) or None

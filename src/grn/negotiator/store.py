@@ -11,20 +11,18 @@ import contextlib
 import logging
 import math
 import os
-import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from grn.errors import MachineError
 from grn.ground import set_aside
-from grn.model.job import Argument, Holder
-from grn.model.profile import Profile, Run
+from grn.model.job import Holder
+from grn.model.profile import Profile
 from grn.negotiator import learn
 from grn.negotiator.events import (
     Action,
@@ -38,12 +36,12 @@ from grn.negotiator.events import (
     SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.rows import WRITERS, read_run
 
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 6
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
-_PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 LOCK_PATIENCE_S = 2.0
 
 _SCHEMA = """
@@ -76,10 +74,7 @@ _CHANGES = {  # what leads from a version to the next
 
 Row = tuple[str, str]  # table, key
 
-_encode = msgspec.json.Encoder().encode
 _decode_lease = msgspec.json.Decoder(Lease).decode
-_decode_arguments = msgspec.json.Decoder(tuple[Argument, ...]).decode
-_decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +141,7 @@ class Store:
         When the disk does not take it the negotiator goes on from memory and says so: GPUs need
         not stand idle because a disk is full. All is written as soon as it goes again.
         """
-        todo = [action for action in actions if type(action) in _WRITERS]
+        todo = [action for action in actions if type(action) in WRITERS]
         if not todo and not self._unwritten:
             return
         self._unwritten += todo
@@ -157,7 +152,7 @@ class Store:
             if not is_one_step:  # one statement is a transaction by itself
                 self._db.execute("BEGIN IMMEDIATE")
             for action in self._unwritten:
-                _WRITERS[type(action)](self._db, self._boot, action)
+                WRITERS[type(action)](self._db, self._boot, action)
             if not is_one_step:
                 self._db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -226,7 +221,7 @@ class Store:
         ).fetchall()
         for row_id, job_type, model, label, owner, *rest in rows:
             try:
-                run = _read_run(rest)
+                run = read_run(rest)
                 whose = {"job_type": job_type, "model": model, "label": label, "owner": owner}
                 known = profiles.get((job_type, model)) or msgspec.convert(whose, Profile)
             except (msgspec.DecodeError, TypeError):
@@ -297,7 +292,7 @@ def _open(path: str) -> sqlite3.Connection:
         os.umask(old_mask)
     try:
         _prepare(db, path)
-    except BaseException:
+    except BaseException:  # whatever it was, the file is not to stay open and locked
         db.close()
         raise
     return db
@@ -326,95 +321,3 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
         for older in range(version, SCHEMA_VERSION):
             change = _CHANGES.get(older, "")
             db.executescript(f"BEGIN; {change} PRAGMA user_version={older + 1}; COMMIT;")
-
-
-def _read_run(row: Sequence[Any]) -> Run:
-    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
-    crowd, beside, code, note, grown = rest
-    return msgspec.convert(
-        {
-            "outcome": outcome,
-            "peak_bytes": peak,
-            "duration_s": duration_s,
-            "ended_at": ended_at,
-            "reserved_bytes": reserved,
-            "arguments": _decode_arguments(arguments),
-            "is_full": bool(is_full),
-            "load": load,
-            "crowd": crowd,
-            "beside": _decode_beside(beside) if beside else (),
-            "code": code,
-            "note": note,
-            "grown": grown,
-        },
-        Run,
-    )
-
-
-def _save_lease(db: sqlite3.Connection, boot: str, action: SaveLease) -> None:
-    lease = action.lease
-    db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (lease.id, boot, _encode(lease)))
-
-
-def _drop_lease(db: sqlite3.Connection, _boot: str, action: DropLease) -> None:
-    db.execute("DELETE FROM leases WHERE id = ?", (action.lease,))
-
-
-def _save_waiting(db: sqlite3.Connection, boot: str, action: SaveWaiting) -> None:
-    pid, ticks = (action.holder.pid, action.holder.started_ticks) if action.holder else (None, None)
-    row = (action.key, boot, action.sequence, pid, ticks)
-    db.execute("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?)", row)
-
-
-def _drop_waiting(db: sqlite3.Connection, _boot: str, action: DropWaiting) -> None:
-    db.execute("DELETE FROM waiting WHERE key = ?", (action.key,))
-
-
-def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
-    run = action.run
-    db.execute(
-        "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
-        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (
-            action.job_type, action.model, action.label, action.owner, run.outcome.value,
-            run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
-            _encode(run.arguments).decode(), int(run.is_full), run.load,
-            run.crowd, _encode(run.beside).decode() if run.beside else None, run.code,
-            run.note, run.grown,
-        ),
-    )  # fmt: skip
-    if random.random() < _PRUNED_SHARE:
-        db.execute(
-            "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE job_type = ? AND model = ?"
-            " ORDER BY id DESC LIMIT -1 OFFSET ?)",
-            (action.job_type, action.model, learn.RUNS_KEPT),
-        )
-
-
-def _save_use(db: sqlite3.Connection, _boot: str, action: SaveUse) -> None:
-    if action.used_h:
-        row = (action.user, action.used_h, action.at)
-        db.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", row)
-    else:
-        db.execute("DELETE FROM uses WHERE user = ?", (action.user,))
-
-
-def _save_number(db: sqlite3.Connection, _boot: str, action: SaveNumber) -> None:
-    db.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?)", (action.name, action.value))
-
-
-def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:
-    db.execute("DELETE FROM runs WHERE job_type = ?", (action.job_type,))
-
-
-_WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
-    SaveLease: _save_lease,
-    DropLease: _drop_lease,
-    SaveWaiting: _save_waiting,
-    DropWaiting: _drop_waiting,
-    SaveRun: _save_run,
-    SaveUse: _save_use,
-    SaveNumber: _save_number,
-    DropProfile: _drop_profile,
-}

@@ -35,7 +35,7 @@ def main(path: str, order: dict[str, Any]) -> None:
         if error.code not in (None, 0):
             _leave_note(path, f"sys.exit({error.code!r})")
         raise
-    except BaseException as error:
+    except BaseException as error:  # a task may fail in any way, also by Ctrl-C: say how
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         _leave_note(path, text)

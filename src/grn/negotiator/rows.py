@@ -1,0 +1,123 @@
+"""What the engine remembers as rows of the database: one function for each kind of action."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from grn.model.job import Argument
+from grn.model.profile import Run
+from grn.negotiator import learn
+from grn.negotiator.events import (
+    DropLease,
+    DropProfile,
+    DropWaiting,
+    SaveLease,
+    SaveNumber,
+    SaveRun,
+    SaveUse,
+    SaveWaiting,
+)
+
+_PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
+
+_encode = msgspec.json.Encoder().encode
+_decode_arguments = msgspec.json.Decoder(tuple[Argument, ...]).decode
+_decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
+
+
+def read_run(row: Sequence[Any]) -> Run:
+    """Return a run from its columns, as they are read with a profile."""
+    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
+    crowd, beside, code, note, grown = rest
+    return msgspec.convert(
+        {
+            "outcome": outcome,
+            "peak_bytes": peak,
+            "duration_s": duration_s,
+            "ended_at": ended_at,
+            "reserved_bytes": reserved,
+            "arguments": _decode_arguments(arguments),
+            "is_full": bool(is_full),
+            "load": load,
+            "crowd": crowd,
+            "beside": _decode_beside(beside) if beside else (),
+            "code": code,
+            "note": note,
+            "grown": grown,
+        },
+        Run,
+    )
+
+
+def _save_lease(db: sqlite3.Connection, boot: str, action: SaveLease) -> None:
+    lease = action.lease
+    db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (lease.id, boot, _encode(lease)))
+
+
+def _drop_lease(db: sqlite3.Connection, _boot: str, action: DropLease) -> None:
+    db.execute("DELETE FROM leases WHERE id = ?", (action.lease,))
+
+
+def _save_waiting(db: sqlite3.Connection, boot: str, action: SaveWaiting) -> None:
+    pid, ticks = (action.holder.pid, action.holder.started_ticks) if action.holder else (None, None)
+    row = (action.key, boot, action.sequence, pid, ticks)
+    db.execute("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?)", row)
+
+
+def _drop_waiting(db: sqlite3.Connection, _boot: str, action: DropWaiting) -> None:
+    db.execute("DELETE FROM waiting WHERE key = ?", (action.key,))
+
+
+def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
+    run = action.run
+    db.execute(
+        "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
+        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (
+            action.job_type, action.model, action.label, action.owner, run.outcome.value,
+            run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
+            _encode(run.arguments).decode(), int(run.is_full), run.load,
+            run.crowd, _encode(run.beside).decode() if run.beside else None, run.code,
+            run.note, run.grown,
+        ),
+    )  # fmt: skip
+    if random.random() < _PRUNED_SHARE:
+        db.execute(
+            "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE job_type = ? AND model = ?"
+            " ORDER BY id DESC LIMIT -1 OFFSET ?)",
+            (action.job_type, action.model, learn.RUNS_KEPT),
+        )
+
+
+def _save_use(db: sqlite3.Connection, _boot: str, action: SaveUse) -> None:
+    if action.used_h:
+        row = (action.user, action.used_h, action.at)
+        db.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", row)
+    else:
+        db.execute("DELETE FROM uses WHERE user = ?", (action.user,))
+
+
+def _save_number(db: sqlite3.Connection, _boot: str, action: SaveNumber) -> None:
+    db.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?)", (action.name, action.value))
+
+
+def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:
+    db.execute("DELETE FROM runs WHERE job_type = ?", (action.job_type,))
+
+
+WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
+    SaveLease: _save_lease,
+    DropLease: _drop_lease,
+    SaveWaiting: _save_waiting,
+    DropWaiting: _drop_waiting,
+    SaveRun: _save_run,
+    SaveUse: _save_use,
+    SaveNumber: _save_number,
+    DropProfile: _drop_profile,
+}
