@@ -103,7 +103,8 @@ def audit(most: int, as_json: bool) -> int:
         for row in rows
     ]
     headers = ("WHEN", "USER", "PID", "VERB", "OBJECT", "RESULT")
-    click.echo(render.table(headers, lines, width()) or "nothing of that kind was done yet")
+    none = "nothing yet: nobody was refused, forgot a profile or stopped the negotiator"
+    click.echo(render.table(headers, lines, width()) or none)
     return 0
 
 
