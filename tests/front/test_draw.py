@@ -102,16 +102,6 @@ def test_a_selected_row_is_marked_by_a_character_too() -> None:
     assert text_of(draw.job_line(row, NOW, 80, "me", ASCII, is_selected=True)).startswith(">41")
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(None, "?"), (0, "0"), (512, "0"), (MiB, "1M"), (1023 * MiB, "1023M"), (GiB, "1.0G"),
-     (24 * GiB, "24.0G"), (192 * GiB, "192G"), (2000 * GiB, "2.0T")],
-)  # fmt: skip
-def test_sizes_take_five_characters_at_most(size: int | None, shown: str) -> None:
-    assert draw.short_size(size) == shown
-    assert len(shown) <= 5
-
-
 def test_a_sparkline_is_empty_for_nothing_and_never_for_something() -> None:
     assert draw.spark([0.0, 0.1, 50.0, 100.0, None], 8, 100.0, UNICODE) == "    ▁▄█?"[-8:].rjust(8)
 

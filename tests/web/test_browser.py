@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from grn.model.sizes import show_size
 from tests.harness import wait_for
 
 pytestmark = pytest.mark.slow
@@ -113,6 +114,16 @@ def test_a_page_whose_server_is_gone_says_so(page, server):
     server.job.kill()
 
     page.wait_for_selector("#pulse.bad")
+
+
+def test_sizes_and_times_are_spelled_as_the_terminal_spells_them(page):
+    sizes = [None, 0, 1, 1023, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 3 << 29, (1 << 40) - 1]
+    spelled = "async ([name, all]) => all.map((await import('/dom.js'))[name])"
+
+    assert page.evaluate(spelled, ["size", sizes]) == [show_size(size) for size in sizes]
+    assert page.evaluate(spelled, ["span", [9.96, 59.7, 119.8, 3599.7, 86399.9]]) == [
+        *("10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "1 d 0 h")
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -19,6 +19,7 @@ from grn.client import queue
 from grn.client.connection import ask_once
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.front.cli import grn as grn_group
+from grn.model.sizes import show_size
 
 FINE, NOTE, BAD = "ok", "note", "BAD"
 
@@ -119,7 +120,7 @@ def _folder(what: str, path: str) -> Finding:
         return Finding(BAD, f"{what} {path} cannot be written; set GRN_RUNTIME_DIR/GRN_STATE_DIR")
     free_bytes = shutil.disk_usage(probe).free
     if free_bytes < 16 << 20:
-        return Finding(BAD, f"{what} {path}: only {free_bytes >> 20} MiB left on its disk")
+        return Finding(BAD, f"{what} {path}: only {show_size(free_bytes)} left on its disk")
     return Finding(FINE, f"{what} {path}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from grn.front.board import Part, Row, letters
 from grn.front.render import show_time
-from grn.model.sizes import GiB, KiB, MiB, TiB
+from grn.model.sizes import short_size
 
 Piece = tuple[str, str]  # text, style
 Line = list[Piece]
@@ -42,17 +42,6 @@ ASCII = Marks("#", "=", "x", "?", "/", ".", " .:-=+*#@", "?", "~", "-", ">")
 
 
 # --- small things --------------------------------------------------------------------------
-
-
-def short_size(size_bytes: int | None) -> str:
-    """Spell a size in five characters at most."""
-    if size_bytes is None:
-        return "?"
-    for unit, name in ((TiB, "T"), (GiB, "G"), (MiB, "M"), (KiB, "K")):
-        if size_bytes >= unit * 0.9995:
-            value = size_bytes / unit
-            return f"{value:.1f}{name}" if value < 99.95 and unit >= GiB else f"{value:.0f}{name}"
-    return "0"
 
 
 def age(seconds: float) -> str:

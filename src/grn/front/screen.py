@@ -11,6 +11,7 @@ from grn.front import draw
 from grn.front.board import Board, Part, Row
 from grn.front.draw import Line, Marks
 from grn.front.view import PARTS, View
+from grn.model.sizes import short_size
 from grn.model.text import harmless
 
 LEAST_ROWS = 6  # for jobs, before GPUs give way
@@ -141,7 +142,7 @@ def _title(picture: Picture, board: Board, view: View, look: Look, now: float) -
         f" grn {picture.negotiator.get('version', '')}".rstrip(),
         f"on {look.host}" if look.host and look.width >= 110 else "",
         f"{len(gpus)} GPUs",
-        f"{draw.short_size(free)} free of {draw.short_size(total)}" if gpus else "",
+        f"{short_size(free)} free of {short_size(total)}" if gpus else "",
         counts,
     ]
     queued = picture.queue.get("counts", {}).get("queued", 0) - sum(

@@ -19,6 +19,7 @@ _UNITS = {
     "g": GiB, "gib": GiB, "gb": 1000**3,
     "t": TiB, "tib": TiB, "tb": 1000**4,
 }  # fmt: skip
+_SHOWN_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _LARGEST_BYTES = 1 << 50
 
@@ -42,11 +43,25 @@ def _parse(text: str) -> int:
 
 def show_size(size_bytes: int | None) -> str:
     """Spell a size for people; unknown is `?`."""
-    if size_bytes is None:
-        return "?"
-    if abs(size_bytes) < MiB:
-        return f"{size_bytes / KiB:.0f} KiB" if size_bytes else "0"
-    for unit, name in ((TiB, "TiB"), (GiB, "GiB")):
-        if abs(size_bytes) >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes / MiB:.0f} MiB"
+    return " ".join(_spelled(size_bytes)) if size_bytes else _nothing(size_bytes)
+
+
+def short_size(size_bytes: int | None) -> str:
+    """Spell a size in five characters at most, for columns."""
+    if not size_bytes or size_bytes < 0:
+        return _nothing(size_bytes)
+    number, unit = _spelled(size_bytes)
+    return (number if len(number) <= 4 else number.partition(".")[0]) + unit[0]
+
+
+def _nothing(size_bytes: int | None) -> str:
+    return "?" if size_bytes is None else "0"
+
+
+def _spelled(size_bytes: int) -> tuple[str, str]:
+    """Choose the unit by the rounded number: what would be 1024 of one is 1 of the next."""
+    for name, unit in _SHOWN_UNITS.items():
+        number = f"{size_bytes / unit:.{unit >= GiB:d}f}"
+        if abs(float(number)) < KiB or unit == TiB:
+            return number, name
+    raise AssertionError("the last unit takes all")

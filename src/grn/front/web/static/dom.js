@@ -27,21 +27,25 @@ const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202
 export const plain = (text) =>
   String(text ?? "").replace(HIDDEN, (one) => "\\u" + one.charCodeAt(0).toString(16).padStart(4, "0"));
 
+// As model/sizes.py spells them: what would be 1024 of one unit is 1 of the next.
 export function size(bytes) {
   if (bytes === null || bytes === undefined) return "?";
-  for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"]])
-    if (bytes >= unit) return `${(bytes / unit).toFixed(1)} ${name}`;
-  return bytes ? `${Math.round(bytes / 2 ** 20)} MiB` : "0";
+  if (!bytes) return "0";
+  let value = bytes;
+  for (const name of ["B", "KiB", "MiB", "GiB", "TiB"]) {
+    const number = value.toFixed(name === "GiB" || name === "TiB" ? 1 : 0);
+    if (Math.abs(number) < 1024 || name === "TiB") return `${number} ${name}`;
+    value /= 1024;
+  }
 }
 
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return "?";
-  const s = Math.max(0, seconds);
-  if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 60) return `${Math.round(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
+  if (seconds < 9.95) return `${Math.max(0, seconds).toFixed(1)} s`;
+  const s = Math.round(seconds), minutes = Math.floor(s / 60), hours = Math.floor(s / 3600);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${minutes} min ${s % 60} s`;
+  return s < 86400 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
