@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -95,6 +95,12 @@ class Talk(asyncio.BufferedProtocol):
         if self._transport is not None:
             body = _encode_json({"id": message_id, **message})
             self._transport.write(wire.HEADER.pack(len(body)) + body)
+
+    def send_all(self, message_id: int | None, many: Sequence[dict[str, Any]]) -> None:
+        """Answer one message by several, in one piece."""
+        if self._transport is not None:
+            bodies = [_encode_json({"id": message_id, **message}) for message in many]
+            self._transport.write(b"".join(wire.HEADER.pack(len(one)) + one for one in bodies))
 
     def push(self, body: bytes) -> None:
         """Send what is a message already."""

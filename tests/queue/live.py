@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grn.queue import attempt as folders
-from grn.queue.channel import HEADER
+from grn.queue.channel import HEADER, MOST_SAID
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
 FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"
@@ -26,6 +26,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.said = b""  # of the last order
         sock.settimeout(DEADLINE_S)
 
     def send(self, *orders: dict[str, Any]) -> None:
@@ -35,7 +36,8 @@ class Channel:
 
     def is_done(self) -> bool:
         """Wait until the shim has done an order; False when it is gone instead."""
-        return self.sock.recv(1) == b"."
+        self.said = self.sock.recv(MOST_SAID)
+        return self.said.endswith(b"\n")
 
     def close(self) -> None:
         self.sock.close()
@@ -57,6 +59,7 @@ class Run:
         assert self.channel.is_done(), self.trouble
         record = folders.read_exit(str(self.folder))
         assert record is not None, self.trouble
+        assert folders.exit_in(self.channel.said) == record
         return record
 
     def says(self, text: str) -> None:
@@ -80,7 +83,7 @@ class Run:
 
     @property
     def trouble(self) -> str:
-        path = self.folder / "shim-error"
+        path = Path(folders.trouble_of(str(self.folder)))
         return path.read_text() if path.exists() else "no trouble was written"
 
 
@@ -120,6 +123,7 @@ class Shims:
             "base": 1,
             "extra": {},
             "umask": 0o022,
+            "spare": "",
             "lease": "",
             "visible": "0",
             "grace_s": 5.0,

@@ -1,89 +1,187 @@
-"""The folder of an attempt: lock, claim and exit record, across processes."""
+"""The record of an attempt: claim, lock and end in one file, across processes."""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from grn.queue import attempt
 
+CLAIM = "123 456"
 
-def test_each_attempt_has_a_folder_of_its_own(tmp_path: Path) -> None:
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "0" / "7.1")
+
+
+def begun(folder: str, *, spare: str = "") -> int:
+    fd = attempt.begin(folder, CLAIM, spare)
+    assert fd is not None
+    return fd
+
+
+def ended(folder: str, **record: object) -> None:
+    fd = begun(folder)
+    attempt.write_exit(fd, folder, record, is_synced=False)
+    os.close(fd)
+
+
+def test_each_attempt_has_a_folder_of_its_own() -> None:
     assert attempt.folder_of("/q", 7, 1) == "/q/0/7.1"
     assert attempt.folder_of("/q", 12_345, 12) == "/q/12/12345.12"
     folders = {attempt.folder_of("/q", job, number) for job in range(3000) for number in (1, 2)}
     assert len(folders) == 6000
 
 
-def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
-    folder = str(tmp_path)
+def test_an_attempt_is_begun_by_one(folder: str) -> None:
+    assert attempt.read_claim(folder) is None
+    fd = begun(folder)
+    assert attempt.read_claim(folder) == CLAIM
+    assert attempt.begin(folder, "9 9") is None
+    assert not attempt.forbid(folder)
+    assert attempt.read_claim(folder) == CLAIM
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+def test_a_record_is_one_file_for_its_user_alone(folder: str) -> None:
+    ended(folder, status=0)
+    parent = Path(folder).parent
+    assert os.listdir(parent) == ["7.1.run"]
+    assert stat.S_IMODE((parent / "7.1.run").stat().st_mode) == 0o600
+    assert stat.S_IMODE(parent.stat().st_mode) == 0o700
+
+
+def test_the_lock_is_held_until_the_record_is_let_go(folder: str) -> None:
     assert not attempt.is_locked(folder)
-    lock = attempt.take_lock(folder)
-    assert lock is not None
+    fd = begun(folder)
     assert attempt.is_locked(folder)
-    assert attempt.take_lock(folder) is None
     assert attempt.is_locked(folder), "looking lets nobody's lock go"
-    os.close(lock)
+    os.close(fd)
     assert not attempt.is_locked(folder)
-    again = attempt.take_lock(folder)
-    assert again is not None
-    assert not os.get_inheritable(again)
-    os.close(again)
 
 
-def test_looking_for_a_lock_makes_none(tmp_path: Path) -> None:
-    assert not attempt.is_locked(str(tmp_path))
-    assert not attempt.is_locked(str(tmp_path / "gone"))
+def test_looking_for_a_lock_makes_none(tmp_path: Path, folder: str) -> None:
+    assert not attempt.is_locked(str(tmp_path / "7.1"))
+    assert not attempt.is_locked(folder)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_claim_is_made_once(tmp_path: Path) -> None:
-    folder = str(tmp_path)
+def test_what_is_forbidden_never_begins(tmp_path: Path) -> None:
+    folder = str(tmp_path / "7.1")
+    assert attempt.forbid(folder)
+    assert not attempt.forbid(folder)
+    assert attempt.begin(folder, CLAIM) is None
+    assert attempt.read_claim(folder) == attempt.FORBIDDEN
+    assert not attempt.is_locked(folder)
+    assert attempt.read_exit(folder) is None
+    assert os.listdir(tmp_path) == ["7.1.run"]
+
+
+def test_what_a_killed_shim_was_about_to_make_is_in_nobodys_way(folder: str) -> None:
+    os.mkdir(os.path.dirname(folder))
+    Path(f"{folder}.new").write_text("1")
     assert attempt.read_claim(folder) is None
-    assert attempt.claim(folder, "123 456")
-    assert not attempt.claim(folder, "queue")
-    assert attempt.read_claim(folder) == "123 456"
-    assert stat.S_IMODE((tmp_path / "claim").stat().st_mode) == 0o600
+    os.close(begun(folder))
+    assert attempt.read_claim(folder) == CLAIM
 
 
 @pytest.mark.parametrize("is_synced", [False, True])
-def test_an_exit_record_is_read_as_it_was_written(tmp_path: Path, is_synced: bool) -> None:
-    folder = str(tmp_path)
+def test_an_end_is_read_as_it_was_written(folder: str, is_synced: bool) -> None:
+    fd = begun(folder)
     assert attempt.read_exit(folder) is None
-    attempt.write_exit(folder, {"status": 3, "text": "é"}, is_synced=is_synced)
-    assert attempt.read_exit(folder) == {"format": attempt.FORMAT, "status": 3, "text": "é"}
-    assert os.listdir(tmp_path) == ["exit"]
+    line = attempt.write_exit(fd, folder, {"status": 3, "text": "é\n"}, is_synced=is_synced)
+    assert attempt.read_exit(folder) == {"format": attempt.FORMAT, "status": 3, "text": "é\n"}
+    assert attempt.exit_in(line) == attempt.read_exit(folder)
+    assert attempt.read_claim(folder) == CLAIM
+    os.close(fd)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"status": 0', "[]", "null", "\0\0\0\0"])
-def test_half_a_record_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "exit").write_text(text)
-    assert attempt.read_exit(str(tmp_path)) is None
+@pytest.mark.parametrize("text", ["", "{", '{"status": 0', '{"status": 0}', "[]\n", "\0\0\0\0"])
+def test_half_an_end_is_none(folder: str, text: str) -> None:
+    os.close(begun(folder))
+    with open(attempt.record_of(folder), "a") as file:
+        file.write(text)
+    assert attempt.read_exit(folder) is None
+    assert attempt.exit_in(text.encode()) is None
 
 
-def test_a_record_in_the_making_is_none_and_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / "exit.tmp").write_text(json.dumps({"status": 0, "padding": "x" * 1000}))
-    assert attempt.read_exit(str(tmp_path)) is None
-    attempt.write_exit(str(tmp_path), {"status": 1}, is_synced=False)
-    assert (attempt.read_exit(str(tmp_path)) or {})["status"] == 1
+@pytest.mark.parametrize("text", ["", "\0\0\0\0", "\n\n", '{"status": 0}\n'])
+def test_a_record_that_a_power_cut_has_spoilt_has_no_end(folder: str, text: str) -> None:
+    os.mkdir(os.path.dirname(folder))
+    Path(attempt.record_of(folder)).write_text(text)
+    assert attempt.read_exit(folder) is None
 
 
-@pytest.mark.parametrize("name", ["lock", "claim", "exit.tmp"])
+NO_ROOM = """
+import os, resource, signal, sys
+from grn.queue import attempt
+folder = sys.argv[1]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+fd = attempt.begin(folder, "123 456")
+size = os.fstat(fd).st_size
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, most))
+try:
+    attempt.write_exit(fd, folder, {"status": 1}, is_synced=False)
+except OSError as error:
+    print(error.errno, os.fstat(fd).st_size - size)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+attempt.write_exit(fd, folder, {"status": 1}, is_synced=False)
+"""
+
+
+def test_an_end_that_the_disk_does_not_take_whole_leaves_no_trace(folder: str) -> None:
+    """A limit on files stands for a full disk: less is written than was given."""
+    said = subprocess.check_output([sys.executable, "-c", NO_ROOM, folder], text=True)
+    assert said.split() == [str(errno.ENOSPC), "0"]
+    assert (attempt.read_exit(folder) or {})["status"] == 1
+
+
+def test_a_spare_record_is_used_again_and_tells_nothing_of_before(folder: str) -> None:
+    spare = f"{folder}0"
+    ended(spare, status=3, text="x" * 1000)
+    inode = os.stat(attempt.record_of(spare)).st_ino
+    fd = begun(folder, spare=spare)
+    assert os.stat(attempt.record_of(folder)).st_ino == inode
+    assert attempt.read_exit(folder) is None
+    assert (attempt.read_claim(folder), attempt.read_claim(spare)) == (CLAIM, None)
+    assert attempt.is_locked(folder)
+    os.close(fd)
+
+
+def test_a_spare_record_does_not_lift_a_ban(folder: str) -> None:
+    spare = f"{folder}0"
+    ended(spare, status=0)
+    assert attempt.forbid(folder)
+    assert attempt.begin(folder, CLAIM, spare) is None
+    assert attempt.read_claim(folder) == attempt.FORBIDDEN
+
+
+def test_nothing_is_left_of_what_is_removed(folder: str) -> None:
+    ended(folder, status=0)
+    os.mkdir(folder)
+    for path in (f"{folder}/log", f"{folder}.new", attempt.trouble_of(folder)):
+        Path(path).touch()
+    attempt.remove(folder)
+    assert os.listdir(os.path.dirname(folder)) == []
+    attempt.remove(folder)
+
+
+@pytest.mark.parametrize("name", ["7.1.run", "7.1.new"])
 def test_links_are_not_followed(tmp_path: Path, name: str) -> None:
     """Nobody but us may write there, and if somebody does it must not lead us elsewhere."""
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / name).symlink_to(tmp_path / "other")
-    folder = str(tmp_path / "inside")
-    if name == "claim":
-        assert attempt.claim(folder, "1 1") is False
-    elif name == "lock":
-        with pytest.raises(OSError, match="symbolic links"):
-            attempt.take_lock(folder)
-    else:
-        with pytest.raises(OSError, match="symbolic links"):
-            attempt.write_exit(folder, {}, is_synced=False)
+    fd = attempt.begin(str(tmp_path / "inside" / "7.1"), CLAIM)
+    assert (fd is None) == (name == "7.1.run")
+    if fd is not None:
+        os.close(fd)
     assert not (tmp_path / "other").exists()

@@ -94,13 +94,14 @@ def test_a_log_is_read_on_from_where_one_was(tmp_path: Path) -> None:
 
 def test_output_that_cannot_be_written_is_dropped_and_counted(tmp_path: Path) -> None:
     """A full disk loses output; it never ends the command."""
-    log = CappedLog(str(tmp_path / "gone" / "log"), CAP)
+    (tmp_path / "job").touch()  # no folder can be made in its place
+    log = CappedLog(str(tmp_path / "job" / "log"), CAP)
     log.write(b"lost")
     assert log.dropped_bytes == 4
-    (tmp_path / "gone").mkdir()
+    (tmp_path / "job").unlink()
     log.write(b"kept")
     log.close()
-    assert read_log(str(tmp_path / "gone"), "log") == b"kept"
+    assert read_log(str(tmp_path / "job"), "log") == b"kept"
 
 
 def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:

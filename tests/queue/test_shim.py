@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from grn.queue import attempt as folders
+from grn.queue.channel import MOST_SAID
 from tests.harness import is_running, wait_for
 from tests.queue.live import PLAIN, Shims, gone, pids_in
 
@@ -43,9 +44,16 @@ def test_bytes_are_kept_as_they_are(shims: Shims) -> None:
     assert (run.folder / "log").read_bytes() == bytes(range(256)) * 1000
 
 
-def test_a_silent_command_leaves_no_log(shims: Shims) -> None:
+def test_a_silent_command_leaves_its_record_alone(shims: Shims) -> None:
     run, _ = shims.ran("true")
-    assert not (run.folder / "log").exists()
+    left = run.folder.parent.glob(f"{run.folder.name}*")
+    assert [str(path) for path in left] == [folders.record_of(str(run.folder))]
+
+
+def test_the_folder_of_what_was_printed_is_the_users_own(shims: Shims) -> None:
+    run, _ = shims.ran("echo printed")
+    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run.folder / "log").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
@@ -67,9 +75,7 @@ def test_an_exit_record_is_whole(shims: Shims) -> None:
     assert 0 < record["ran_s"] < 60
     assert before - 1 <= record["ended_at"] <= time.time() + 1
     assert record["resident"] > 100 << 10
-    assert stat.S_IMODE((run.folder / "exit").stat().st_mode) == 0o600
-    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
-    assert not (run.folder / "exit.tmp").exists()
+    assert stat.S_IMODE(os.stat(folders.record_of(str(run.folder))).st_mode) == 0o600
 
 
 # --- what cannot be run --------------------------------------------------------------------
@@ -109,6 +115,13 @@ def test_too_long_a_command_says_so(shims: Shims) -> None:
     record = shims.start("/bin/sh", "-c", ": " + "x" * 200_000).ended()
     assert (record["status"], record["because"]) == (126, "not-runnable")
     assert record["text"] == "/bin/sh: Argument list too long"
+
+
+def test_a_record_too_long_to_be_said_is_read(shims: Shims) -> None:
+    run = shims.start("./" + "x" * (2 * MOST_SAID))
+    assert run.channel.is_done()
+    assert run.channel.said == b"\n"
+    assert "File name too long" in (folders.read_exit(str(run.folder)) or {})["text"]
 
 
 def test_what_cannot_be_run_leaves_nothing_open(shims: Shims, tmp_path: Path) -> None:
@@ -395,13 +408,26 @@ def test_an_attempt_is_begun_once(shims: Shims) -> None:
 
 def test_an_attempt_that_was_forbidden_does_not_begin(shims: Shims) -> None:
     order = shims.order("/bin/sh", "-c", "echo ran > count")
-    os.mkdir(order["folder"])
-    assert folders.claim(order["folder"], "queue")
+    assert folders.forbid(order["folder"])
     channel = shims.channel()
     channel.send(order)
     assert channel.is_done()
     assert folders.read_exit(order["folder"]) is None
     assert os.listdir(order["cwd"]) == []
+
+
+def test_the_record_of_another_attempt_is_used_again(shims: Shims) -> None:
+    before, _ = shims.ran("exit 3")
+    used = os.stat(folders.record_of(str(before.folder))).st_ino
+    after, record = shims.ran("exit 4", spare=str(before.folder))
+    assert record["status"] == 4
+    assert os.stat(folders.record_of(str(after.folder))).st_ino == used
+    assert folders.read_claim(str(before.folder)) is None
+
+
+def test_a_spare_that_is_gone_is_done_without(shims: Shims, tmp_path: Path) -> None:
+    _, record = shims.ran("exit 4", spare=str(tmp_path / "gone" / "7.1"))
+    assert record["status"] == 4
 
 
 def test_a_shim_outlives_its_queue_and_its_forker(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from grn.queue import attempt as attempts
 from tests.harness import Story, is_running, wait_for
 from tests.queue_faults.rig import PATIENCE_S, Rig, command_line, gone, kill, pause
 
@@ -100,7 +101,9 @@ def _after_restart(rig: Rig, *, with_lock: bool) -> list[str]:
     gone(kill(rig.services()["forker"]))
     pause(0.03)  # the time of a start is known to 10 ms only
     strangers = [Stranger(number, rig.story.folder) for number in numbers]
-    locks = [_hold(rig.folder(job) / "lock") for job in jobs] if with_lock else []
+    locks = (
+        [_hold(Path(attempts.record_of(str(rig.folder(job))))) for job in jobs] if with_lock else []
+    )
     daemon = rig.spawn()
     if locks:
         assert daemon.is_running

@@ -22,6 +22,7 @@ from typing import Any
 from grn.client import queue
 from grn.client.connection import ask_once
 from grn.errors import DaemonError, GrnError
+from grn.queue import attempt as attempts
 from tests.harness import DEADLINE_S, Story, is_running, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,21 +189,20 @@ class Rig:
         """Return the pid of the shim that has claimed an attempt, once it has."""
 
         def claim() -> str:
-            folder = self._find(job, attempt)
-            is_made = folder is not None and (folder / "claim").exists()
-            return (folder / "claim").read_text() if folder and is_made else ""
+            return attempts.read_claim(str(self.folder(job, attempt))) or ""
 
         return int(wait_for(claim, f"a claim of {job}").split()[0])
 
     def folder(self, job: int, attempt: int = 1) -> Path:
-        """Return the folder of an attempt, once there is one."""
-        found = wait_for(lambda: self._find(job, attempt), f"a folder of {job}")
+        """Return the folder of an attempt, once there is something of it."""
+        found = wait_for(lambda: self._find(job, attempt), f"files of {job}")
         assert found is not None
         return found
 
     def _find(self, job: int, attempt: int) -> Path | None:
         jobs = self.state / "queue" / "jobs"
-        return next(jobs.glob(f"*/{job // 1000}/{job}.{attempt}"), None)
+        record = next(jobs.glob(f"*/{job // 1000}/{job}.{attempt}.run"), None)
+        return None if record is None else record.with_suffix("")
 
     def marked(self, job: int) -> list[int]:
         """Return the pids of all living processes of a job."""

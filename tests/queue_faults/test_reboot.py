@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grn.queue import attempt as attempts
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig, gone, kill
@@ -43,7 +44,8 @@ def _through_a_reboot(rig: Rig) -> dict[str, dict[str, Any]]:
     assert rig.queue is not None
     rig.queue.kill()
     gate.touch()
-    wait_for((rig.folder(jobs["over"]) / "exit").exists, "one to end without a queue")
+    over = str(rig.folder(jobs["over"]))
+    wait_for(lambda: attempts.read_exit(over), "one to end without a queue")
     _reboot(rig)
     rig.ask("hold", jobs=[jobs["held"]], held=False)
     return {name: rig.ended(job) for name, job in jobs.items()}

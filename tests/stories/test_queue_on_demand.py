@@ -12,6 +12,7 @@ import pytest
 
 from grn.client.connection import ask_once
 from grn.client.daemons import who_answers
+from grn.queue import attempt as attempts
 from grn.startup import own_module
 from tests.conftest import Scripts
 from tests.harness import is_running, wait_for
@@ -74,6 +75,20 @@ def test_a_job_outlives_the_terminal_it_was_submitted_from(queue: Queue) -> None
     assert queue.log(1) == "up\nstill here\n"
 
 
+def test_short_silent_jobs_leave_one_file_and_are_told_of_all_the_same(queue: Queue) -> None:
+    jobs = []
+    for status in range(4):
+        jobs.append(queue.sh(f"exit {status}"))
+        assert queue.ended(jobs[-1])["status"] == status
+    state = queue.story.folder / "state" / "queue" / "jobs"
+    files = [path.name for path in state.rglob("*") if path.is_file()]
+    assert files == [f"{jobs[-1]}.1.run"]
+    assert [queue.job(job)["status"] for job in jobs] == [0, 1, 2, 3]
+    assert queue.fine("logs", str(jobs[0])) == ""
+    queue.fine("clean")
+    wait_for(lambda: not list(state.rglob("*.run")), "all files to be deleted")
+
+
 def test_only_its_user_can_look_inside(queue: Queue) -> None:
     queue.ended(queue.sh("echo hi", umask=0o022))
     runtime, state = queue.story.folder / "run", queue.story.folder / "state"
@@ -93,9 +108,10 @@ def test_a_killed_queue_finds_its_jobs_again(queue: Queue) -> None:
     waits = queue.sh("true", "--after", f"{goes_on}:any")
     for job in (goes_on, ends):
         queue.says(job, "up")
+    folder = queue.job(ends)["folder"]
     queue.kill()
     queue.gate("two").open()  # it ends while nobody looks
-    wait_for(lambda: list((queue.story.folder / "state").rglob("exit")), "an exit record")
+    wait_for(lambda: attempts.read_exit(folder), "an exit record")
     queue.fine("queue", "start")
     assert queue.ended(ends)["status"] == 4
     assert queue.job(goes_on)["state"] in ("starting", "running")
@@ -119,8 +135,8 @@ def test_a_killed_shim_is_lost_and_leaves_nothing_running(queue: Queue) -> None:
     job = queue.sh("echo $$; exec sleep 600", "--retry", "0")
     wait_for(lambda: queue.log(job), "its pid")
     pid = int(queue.log(job))
-    claim = Path(queue.job(job)["folder"]) / "claim"
-    os.kill(int(claim.read_text().split()[0]), signal.SIGKILL)
+    claim = attempts.read_claim(queue.job(job)["folder"]) or ""
+    os.kill(int(claim.split()[0]), signal.SIGKILL)
     row = queue.ended(job)
     assert (row["reason"], row["status"]) == ("lost", None)
     wait_for(lambda: not is_running(pid), "what it left behind to end")

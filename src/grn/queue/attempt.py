@@ -1,45 +1,79 @@
-"""The folder of one attempt: what a shim writes and what a queue reads, across restarts.
+"""The files of one attempt: what a shim writes and what a queue reads, across restarts.
 
-lock    held by the shim for its whole life: proof that it lives
-claim   made once, by the shim that begins (or by a queue that forbids it to begin)
-log     what the command printed; err its standard error alone; *.tail the end of a long one
-exit    how it ended, complete or not there
+41.2.run    made once, whole, by the shim that begins, which holds its lock for as long as it lives:
+            a line that says who, then one that says how it ended. Made empty by a queue that
+            forbids the attempt to begin.
+41.2/log    what the command printed; err its standard error alone; *.tail the end of a long one
+
+To make files is the dearest part of a short job: there is a folder only for what is printed, and
+the record of a short attempt whose end is in the journal is used again for another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import shutil
 
-FORMAT = 1
+FORMAT = 2
+FORBIDDEN = ""  # the claim of a queue: a shim's is never empty
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
 def folder_of(root: str, job: int, attempt: int) -> str:
-    """Return the folder of one attempt."""
-    return os.path.join(root, str(job // 1000), f"{job}.{attempt}")
+    """Return the folder of what one attempt prints; its record stands beside."""
+    return f"{root}/{job // 1000}/{job}.{attempt}"
 
 
-def take_lock(folder: str) -> int | None:
-    """Take the lock and return it, None when somebody holds it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(os.path.join(folder, "lock"), flags, 0o600)
+def record_of(folder: str) -> str:
+    """Return the file that tells of an attempt."""
+    return f"{folder}.run"
+
+
+def begin(folder: str, claim: str, spare: str = "") -> int | None:
+    """Make the record with a claim and its lock; None when somebody was first.
+
+    It gets its name when it is whole and locked, so whoever sees it can believe it. `spare` names
+    an attempt whose record nobody needs any more.
+    """
+    unfinished = f"{folder}.new"
+    fd = _reuse(spare, unfinished) if spare else None
+    if fd is None:
+        fd = _create(unfinished)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        _write_whole(fd, f"{claim}\n".encode())
+        os.link(unfinished, record_of(folder))
+    except FileExistsError:
         os.close(fd)
         return None
+    except OSError:  # the disk is full: nothing has begun
+        os.close(fd)
+        raise
+    finally:
+        os.unlink(unfinished)
     return fd
+
+
+def forbid(folder: str) -> bool:
+    """Forbid an attempt to begin; False when it has begun."""
+    try:
+        os.close(os.open(record_of(folder), _CREATE, 0o600))
+    except FileExistsError:
+        return False
+    return True
 
 
 def is_locked(folder: str) -> bool:
     """True while a shim lives for this attempt."""
     try:
-        fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(record_of(folder), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -51,56 +85,88 @@ def is_locked(folder: str) -> bool:
     return False
 
 
-def claim(folder: str, text: str) -> bool:
-    """Make the claim; False when it was made already. Whoever makes it decides the attempt."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        fd = os.open(os.path.join(folder, "claim"), flags, 0o600)
-    except FileExistsError:
-        return False
-    try:
-        os.write(fd, text.encode())
-    except OSError:
-        os.unlink(os.path.join(folder, "claim"))  # the disk is full: nothing has begun
-        raise
-    finally:
-        os.close(fd)
-    return True
-
-
 def read_claim(folder: str) -> str | None:
-    """Return who made the claim, None when nobody has."""
+    """Return who has begun it, FORBIDDEN when nobody may, None when nobody has."""
     try:
-        with open(os.path.join(folder, "claim")) as file:
-            return file.read()
+        with open(record_of(folder), "rb") as file:
+            return file.readline().decode(errors="replace").rstrip("\n")
     except FileNotFoundError:
         return None
 
 
-def write_exit(folder: str, record: dict[str, Any], *, is_synced: bool) -> None:
-    """Write the exit record, whole or not at all; synced when nobody else will keep it."""
-    temporary, final = os.path.join(folder, "exit.tmp"), os.path.join(folder, "exit")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(temporary, flags, 0o600)
-    try:
-        os.write(fd, json.dumps({"format": FORMAT, **record}).encode())
-        if is_synced:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, final)
+def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool) -> bytes:
+    """Add how it ended, whole or not at all, and return it as it is written.
+
+    It is synced when nobody else will keep it.
+    """
+    line = f"{json.dumps({'format': FORMAT, **record})}\n".encode()
+    _write_whole(fd, line)
     if is_synced:
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(fd)
+        directory = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
         with contextlib.suppress(OSError):
             os.fsync(directory)
         os.close(directory)
+    return line
 
 
 def read_exit(folder: str) -> dict[str, Any] | None:
-    """Return the exit record, None when there is none that can be read."""
+    """Return how it ended, None when that is not there or not whole."""
     try:
-        with open(os.path.join(folder, "exit"), "rb") as file:
-            record = json.loads(file.read())
-    except (OSError, ValueError):
+        with open(record_of(folder), "rb") as file:
+            return exit_in(file.read().partition(b"\n")[2])
+    except OSError:
+        return None
+
+
+def exit_in(line: bytes) -> dict[str, Any] | None:
+    """Return how it ended from the line that tells it, None when that is not whole."""
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def remove(folder: str) -> None:
+    """Delete all files of an attempt."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in (record_of(folder), f"{folder}.new", trouble_of(folder)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def trouble_of(folder: str) -> str:
+    """Return the file in which a shim that broke says why."""
+    return f"{folder}.trouble"
+
+
+def _reuse(spare: str, path: str) -> int | None:
+    """Use the record of another attempt again; None when that is not possible."""
+    try:
+        os.rename(record_of(spare), path)
+        return os.open(path, os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+
+
+def _create(path: str) -> int:
+    """Create a file anew: one that was left by a shim that was killed is nobody's."""
+    try:
+        return os.open(path, _CREATE, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    except FileExistsError:
+        os.unlink(path)
+    return os.open(path, _CREATE, 0o600)
+
+
+def _write_whole(fd: int, data: bytes) -> None:
+    """Write all of it at the end, or nothing."""
+    size = os.fstat(fd).st_size
+    try:
+        if os.pwrite(fd, data, size) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(fd, size)
+        raise

@@ -27,11 +27,15 @@ class Started:
         self.err = err
 
 
+def meant(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment that was spelled."""
+    return {wire.meant(name): wire.meant(value) for name, value in environment.items()}
+
+
 def start(order: dict[str, Any]) -> Started:
     """Start the command of an order; raise OSError when the system does not run it."""
     os.chdir(wire.meant(order["cwd"]))
-    own = {wire.meant(name): wire.meant(value) for name, value in order["env"].items()}
-    environment = surroundings.for_command(order["lease"], order["visible"], own)
+    environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
     argv = [wire.meant(word) for word in order["argv"]]
     program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

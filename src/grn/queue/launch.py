@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,25 +23,16 @@ from grn import processes
 from grn.errors import MachineError
 from grn.queue import attempt as folders
 from grn.queue import finish, leftovers
-from grn.queue.channel import HEADER
+from grn.queue.channel import MOST_SAID
 from grn.queue.events import EndReason, Exit, Found
 from grn.queue.rows import Command
+from grn.queue.workers import Attempt, Record, Spares, Task, Worker
 
 log = logging.getLogger(__name__)
 TAG = "GRN_JOB_TAG"
-CLAIMED_BY_QUEUE = "queue"
 IDLE_S = 2.0
-SEND_S = 5.0
 START_AGAIN_S = 0.5
 LOOK_AGAIN_S = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt, by its numbers."""
-
-    job: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +46,6 @@ class Manners:
     log_bytes: int = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """An attempt and all that a shim must know of it."""
-
-    attempt: Attempt
-    command: Command
-    lease: str
-    visible: str
-
-
-class Worker:
-    """A shim process, idle or at work on one attempt, at the other end of a channel."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self.task: Task | None = None
-        self.knows: set[int] = set()  # environments it has been given
-
-    def order(self, order: dict[str, Any]) -> bool:
-        """Send an order; False when the worker is gone."""
-        body = json.dumps(order).encode()
-        try:
-            self.channel.settimeout(SEND_S)
-            self.channel.sendall(HEADER.pack(len(body)) + body)
-            self.channel.setblocking(False)
-        except OSError:
-            return False
-        return True
-
-
 class Launcher:
     """The forker, the shims it has forked, and the pidfds of shims of earlier queues."""
 
@@ -94,7 +53,7 @@ class Launcher:
         self,
         manners: Manners,
         on_started: Callable[[Attempt], None],
-        on_gone: Callable[[Attempt], None],
+        on_gone: Callable[[Attempt, Record | None], None],
     ) -> None:
         self._manners = manners
         self._on_started = on_started
@@ -103,6 +62,8 @@ class Launcher:
         self._line: socket.socket | None = None
         self._busy: dict[Attempt, Worker] = {}
         self._idle: list[Worker] = []
+        self._spares = Spares()
+        self._is_sweeping = False
         self._adopted: dict[Attempt, int] = {}  # pidfds
 
     # --- starting ------------------------------------------------------------------------
@@ -166,6 +127,7 @@ class Launcher:
                 TAG: self.tag(attempt),
             },
             "umask": command.umask,
+            "spare": self._spares.take(),
             "lease": task.lease,
             "visible": task.visible,
             "grace_s": manners.grace_s,
@@ -213,7 +175,7 @@ class Launcher:
     def _hear(self, worker: Worker) -> None:
         """A shim says that it is done, or is gone."""
         try:
-            said = worker.channel.recv(64)
+            said = worker.channel.recv(MOST_SAID)
         except BlockingIOError:
             return
         except OSError:
@@ -224,21 +186,37 @@ class Launcher:
                 self._idle.remove(worker)
             self._drop(worker)
         elif task is not None:
+            worker.idle_since = time.monotonic()
             self._idle.append(worker)
-            asyncio.get_running_loop().call_later(IDLE_S, self._let_go, worker)
+            self._sweep_later()
         if task is None:
             return
         self._busy.pop(task.attempt, None)
         if not said and folders.read_claim(self.folder(task.attempt)) is None:
             self._start_later(task)
-        else:
-            self._on_gone(task.attempt)
+            return
+        record = folders.exit_in(said)
+        if record is not None:
+            self._spares.ended(task.attempt, record)
+        self._on_gone(task.attempt, record)
 
-    def _let_go(self, worker: Worker) -> None:
-        """End a shim that has had nothing to do for a while."""
-        if worker in self._idle and worker is self._idle[0]:
-            self._idle.remove(worker)
-            self._drop(worker)
+    def settled(self, attempt: Attempt) -> None:
+        """Note that the end of an attempt is in the journal."""
+        self._spares.settled(attempt, self.folder(attempt))
+
+    def _sweep_later(self) -> None:
+        if not self._is_sweeping:
+            self._is_sweeping = True
+            asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """End shims that have had nothing to do for a while; the last used is used first."""
+        self._is_sweeping = False
+        old = time.monotonic() - IDLE_S
+        while self._idle and self._idle[0].idle_since <= old:
+            self._drop(self._idle.pop(0))
+        if self._idle:
+            self._sweep_later()
 
     def _drop(self, worker: Worker) -> None:
         if worker.channel.fileno() >= 0:
@@ -264,7 +242,7 @@ class Launcher:
         fd = self._adopted.pop(attempt)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
-        self._on_gone(attempt)
+        self._on_gone(attempt, None)
 
     # --- finding -------------------------------------------------------------------------
 
@@ -291,16 +269,15 @@ class Launcher:
     def _look(self, attempt: Attempt, is_same_boot: bool) -> Found | None:
         """Look at an attempt once; None when it changed while we looked."""
         folder = self.folder(attempt)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         is_locked = folders.is_locked(folder)
         claim = folders.read_claim(folder)
         if claim is None and is_same_boot:
-            # Whoever makes the claim decides, even against a shim that has the lock already.
-            is_ours = folders.claim(folder, CLAIMED_BY_QUEUE)
-            return Found.NOT_BEGUN if is_ours else None
+            # Whoever makes the record decides, even against a shim that is about to.
+            return Found.NOT_BEGUN if folders.forbid(folder) else None
         result = finish.found(
-            has_claim=claim not in (None, CLAIMED_BY_QUEUE),
-            is_locked=is_locked and claim != CLAIMED_BY_QUEUE,
+            has_claim=bool(claim),
+            is_locked=is_locked and claim != folders.FORBIDDEN,
             has_exit=folders.read_exit(folder) is not None,
             is_same_boot=is_same_boot,
         )
@@ -325,9 +302,9 @@ class Launcher:
         asyncio.get_running_loop().add_reader(fd, self._adopted_gone, attempt)
         return True
 
-    def exit_of(self, attempt: Attempt) -> Exit | None:
-        """Return the exit record of an attempt, None when its shim left none."""
-        record = folders.read_exit(self.folder(attempt))
+    def exit_of(self, attempt: Attempt, said: Record | None = None) -> Exit | None:
+        """Return how an attempt ended, as its shim said or left it, None when it did neither."""
+        record = said or folders.read_exit(self.folder(attempt))
         return None if record is None else _exit(record)
 
     def end_leftovers(self, attempt: Attempt) -> int:
@@ -338,7 +315,7 @@ class Launcher:
         """Delete the folders of jobs, given how often each was tried."""
         for job, attempts in jobs:
             for number in range(1, attempts + 1):
-                shutil.rmtree(self.folder(Attempt(job, number)), ignore_errors=True)
+                folders.remove(self.folder(Attempt(job, number)))
 
 
 _FORKER_CODE = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"

@@ -14,6 +14,7 @@ from grn.queue.events import JobSpec, JobState, LeaseGranted
 
 Rank = tuple[int, int, int]
 Level = tuple[int, int]
+_STALE = 64
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Line:
         self._jobs = jobs
         self._heap: list[tuple[Rank, int]] = []  # ready and not asked; stale entries are skipped
         self._asked: set[int] = set()
+        self._asked_heap: list[tuple[Rank, int]] = []  # likewise
         self._levels: Counter[Level] = Counter()  # of those asked
 
     @property
@@ -77,13 +79,7 @@ class Line:
 
     def first(self) -> Job | None:
         """Return the first that is not asked for."""
-        while self._heap:
-            rank, job_id = self._heap[0]
-            job = self._jobs.get(job_id)
-            if job is not None and job.is_ready and not job.is_asked and job.rank == rank:
-                return job
-            heapq.heappop(self._heap)
-        return None
+        return self._first_of(self._heap, is_asked=False)
 
     def ask(self, job: Job) -> None:
         """Note that a lease is asked for; the job must be the first."""
@@ -91,6 +87,9 @@ class Line:
         job.is_asked = True
         self._asked.add(job.spec.id)
         self._levels[job.rank[:2]] += 1
+        heapq.heappush(self._asked_heap, (job.rank, job.spec.id))
+        if len(self._asked_heap) > _STALE + 2 * len(self._asked):
+            self._asked_heap = [(one.rank, one.spec.id) for one in self.all_asked()]
 
     def unask(self, job: Job) -> None:
         """Note that no lease is asked for any more."""
@@ -107,8 +106,7 @@ class Line:
 
     def first_asked(self) -> Job | None:
         """Return the first of those asked for."""
-        asked = (self._jobs[job_id] for job_id in self._asked)
-        return min(asked, key=lambda job: job.rank, default=None)
+        return self._first_of(self._asked_heap, is_asked=True)
 
     def outranked(self) -> Job | None:
         """Return the last asked for, when one that is not asked has a better level than it."""
@@ -117,11 +115,22 @@ class Line:
             return None
         return max((self._jobs[job_id] for job_id in self._asked), key=lambda job: job.rank)
 
+    def _first_of(self, heap: list[tuple[Rank, int]], *, is_asked: bool) -> Job | None:
+        while heap:
+            rank, job_id = heap[0]
+            job = self._jobs.get(job_id)
+            if job is not None and job.is_ready and job.is_asked == is_asked and job.rank == rank:
+                return job
+            heapq.heappop(heap)
+        return None
+
     def check(self) -> None:
         """Raise AssertionError when a ready job is forgotten or an asked one is not ready."""
         lined = {job_id for _, job_id in self._heap}
+        waiting = set(self._asked_heap)
         assert self._asked <= self._jobs.keys()
         for job_id, job in self._jobs.items():
             assert job.is_asked == (job_id in self._asked)
+            assert not job.is_asked or (job.rank, job_id) in waiting, "its rank has changed"
             assert not job.is_asked or job.is_ready, "asked for a job that is not ready"
             assert not job.is_ready or job.is_asked or job_id in lined, "a ready job is forgotten"

@@ -46,7 +46,7 @@ class CappedLog:
     def _room(self) -> int:
         if self._head_left > 0:
             if self._fd < 0:
-                self._fd = os.open(self._path, _FLAGS, 0o600)
+                self._fd = _open(self._path)
             return self._head_left
         if self._tail_left <= 0:
             self._begin_tail()
@@ -57,7 +57,7 @@ class CappedLog:
         if self._tails >= 2:
             with contextlib.suppress(FileNotFoundError):  # where the disk was full after this
                 os.unlink(f"{self._path}.tail{self._tails - 2}")
-        self._fd = os.open(f"{self._path}.tail{self._tails}", _FLAGS, 0o600)
+        self._fd = _open(f"{self._path}.tail{self._tails}")
         self._tails += 1
         self._tail_left = self._tail_bytes
 
@@ -66,3 +66,12 @@ class CappedLog:
             self._head_left -= count
         else:
             self._tail_left -= count
+
+
+def _open(path: str) -> int:
+    """Open a file to add to it; its folder is made for the first one."""
+    try:
+        return os.open(path, _FLAGS, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        return os.open(path, _FLAGS, 0o600)

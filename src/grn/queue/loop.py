@@ -38,6 +38,7 @@ from grn.queue.events import (
     PassAsk,
     Recovered,
     ReturnLease,
+    SaveAttemptEnd,
     Settled,
     ShimLost,
     Started,
@@ -47,8 +48,9 @@ from grn.queue.events import (
 )
 from grn.queue.finish import reason_of
 from grn.queue.journal import Journal
-from grn.queue.launch import Attempt, Launcher, Manners
+from grn.queue.launch import Launcher, Manners
 from grn.queue.leases import Leases
+from grn.queue.workers import Attempt, Record
 
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
@@ -101,7 +103,7 @@ class Loop:
         """Note a fact that can wait for the next one: both then cost the disk one write.
 
         The end of an attempt is such a one: its record is on disk already, and the grant for the
-        next job is on its way.
+        next job is on its way. So is its start, which is not written down at all.
         """
         asyncio.get_running_loop().call_later(LAZY_S, self._turn)
         self._inbox.append(event)
@@ -225,6 +227,9 @@ class Loop:
         attempt = Attempt(action.job, action.attempt)
         self.launcher.stop(attempt, action.is_now, action.is_requeue)
 
+    def _attempt_ended(self, action: SaveAttemptEnd) -> None:
+        self.launcher.settled(Attempt(action.job, action.attempt))
+
     def _tell_ended(self, action: TellEnded) -> None:
         log.debug("action=end job=%d reason=%s", action.job, action.reason.value)
         for waiter in self._waiters.pop(action.job, []):
@@ -249,14 +254,14 @@ class Loop:
     # --- shims ---------------------------------------------------------------------------
 
     def _shim_started(self, attempt: Attempt) -> None:
-        self.tell(Started(self.now(), attempt.job, attempt.number))
+        self.tell_lazily(Started(self.now(), attempt.job, attempt.number))
         job = self.engine.jobs.get(attempt.job)
         if job is not None and job.state is JobState.STOPPING:
             asyncio.get_running_loop().call_soon(self.launcher.stop, attempt, False)
 
-    def _shim_gone(self, attempt: Attempt) -> None:
-        """A shim has ended: read what it wrote, and settle the lease before the engine hears."""
-        exit = self.launcher.exit_of(attempt)
+    def _shim_gone(self, attempt: Attempt, said: Record | None = None) -> None:
+        """A shim has ended: see what it wrote, and settle the lease before the engine hears."""
+        exit = self.launcher.exit_of(attempt, said)
         lease = self._held.pop(attempt.job, "")
         if exit is None:
             killed = self.launcher.end_leftovers(attempt)
@@ -332,6 +337,7 @@ _ACTS: dict[type, Callable[[Loop, Any], None]] = {
     Stop: Loop._stop,
     TellEnded: Loop._tell_ended,
     TellEmpty: Loop._tell_empty,
+    SaveAttemptEnd: Loop._attempt_ended,
 }
 
 

@@ -94,13 +94,14 @@ def kept(row: tuple[Any, ...], texts: dict[str, str]) -> Kept:
     )  # fmt: skip
 
 
-def _save_state(db: sqlite3.Connection, action: SaveState, _boot: str, _now: float) -> None:
+def _save_state(db: sqlite3.Connection, action: SaveState, _boot: str, now: float) -> None:
+    started_at = now if action.state is JobState.STARTING else None
     db.execute(
         "UPDATE jobs SET state=?, attempt=?, tries_left=?, memory_attempt=?, is_held=?,"
-        " priority=?, place=?, spared=? WHERE id=?",
+        " priority=?, place=?, spared=?, started_at=ifnull(?, started_at) WHERE id=?",
         (
             action.state.value, action.attempt, action.tries_left, action.memory_attempt,
-            action.is_held, action.priority, action.place, action.spared, action.job,
+            action.is_held, action.priority, action.place, action.spared, started_at, action.job,
         ),
     )  # fmt: skip
 
@@ -112,7 +113,6 @@ def _save_begin(db: sqlite3.Connection, action: SaveBegin, boot: str, now: float
         " began_at) VALUES (?,?,?,?,?,?,?)",
         (action.job, action.attempt, action.lease, gpus, boot, action.reserved_bytes, now),
     )
-    db.execute("UPDATE jobs SET started_at=? WHERE id=?", (now, action.job))
 
 
 def _save_attempt_end(db: sqlite3.Connection, action: SaveAttemptEnd, _b: str, now: float) -> None:

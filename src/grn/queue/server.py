@@ -15,9 +15,9 @@ from typing import Any
 from grn.errors import GrnError, NotAllowed, UnknownJob
 from grn.queue import messages
 from grn.queue.followers import Followers
-from grn.queue.launch import Attempt
 from grn.queue.line import Job
 from grn.queue.loop import Loop
+from grn.queue.workers import Attempt
 from grn.talk import Manners, Service, Talk, Verbs
 
 DEADLINE_S = 30.0

@@ -2,8 +2,8 @@
 
 Forked from a warm process (forker.py), so it costs no interpreter start, and used again for the
 next command when one is waiting. It never waits for the queue: it writes down how the command
-ended, and leaves when the queue is gone. Order: lock, claim, start the command as the reaper of its
-orphans, wait, end what is left, write the exit record, let the lock go.
+ended, and leaves when the queue is gone. Order: make the record with claim and lock, start the
+command as the reaper of its orphans, wait, end what is left, write how it ended, let the lock go.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes  # noqa: F401 - loaded before we fork, for adopt_orphans
 import errno
 import fcntl
+import functools
 import os
 import select
 import time
@@ -45,31 +46,31 @@ class Shim:
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
         self._error_tail = b""
+        self._file = -1  # the attempt's record, and our lock
 
-    def run(self) -> None:
-        """Do all of it; return when the exit record is written."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        lock = attempt.take_lock(self._folder)
-        if lock is None:
-            return  # somebody else has begun it
+    def run(self) -> bytes:
+        """Do all of it; return the exit record when it is written."""
+        record = attempt.begin(self._folder, _identity(os.getpid()), self._order["spare"])
+        if record is None:
+            return b"\n"  # somebody else has begun it, or a queue has forbidden it
+        self._file = record
         try:
-            if attempt.claim(self._folder, f"{os.getpid()} {_started_ticks()}"):
-                self._run_claimed()
+            return self._run_claimed()
         finally:
-            os.close(lock)
+            os.close(record)
 
-    def _run_claimed(self) -> None:
+    def _run_claimed(self) -> bytes:
         began = time.monotonic()
         try:
             started = command.start(self._order)
         except OSError as error:
-            self._write_exit(command.not_started(self._order["argv"], error), began, None)
-            return
+            why = command.not_started(self._order["argv"], error)
+            return self._write_exit(why, began, None)
         self._main = started.pid
         self._hold_at = began + HOLD_AFTER_S
         status, usage = self._wait(started.out, started.err)
         self._stopping.end_leftovers(self._ended_main)
-        self._write_exit(self._record(status), began, usage)
+        return self._write_exit(self._record(status), began, usage)
 
     def _hold(self) -> None:
         """Bind the lease to the command, so that it outlives the queue; try again if need be.
@@ -176,7 +177,7 @@ class Shim:
             record["asked"] = frameworks.asked_bytes(text)
         return record
 
-    def _write_exit(self, record: dict[str, Any], began: float, usage: Any) -> None:
+    def _write_exit(self, record: dict[str, Any], began: float, usage: Any) -> bytes:
         record["ran_s"] = time.monotonic() - began
         record["ended_at"] = time.time()
         if usage is not None:
@@ -184,8 +185,7 @@ class Shim:
         while True:
             is_synced = not _is_held(self._order["queue_lock"])
             try:
-                attempt.write_exit(self._folder, record, is_synced=is_synced)
-                return
+                return attempt.write_exit(self._file, self._folder, record, is_synced=is_synced)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -205,30 +205,32 @@ def serve(fd: int) -> None:
                 os._exit(0)
             channel.wait()
         elif "folder" in order:
-            environments.update({int(name): env for name, env in order["new"].items()})
-            order["env"] = {**environments[order["base"]], **order["extra"]}
-            run(order, wake, channel)
-            channel.say_done()
+            for name, new in order["new"].items():
+                environments[int(name)] = command.meant(new)
+            order["env"] = {**environments[order["base"]], **command.meant(order["extra"])}
+            channel.say_done(run(order, wake, channel))
 
 
-def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> None:
-    """Be the shim of one attempt."""
+def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> bytes:
+    """Be the shim of one attempt; return its exit record."""
     try:
-        Shim(order, wake, channel).run()
+        return Shim(order, wake, channel).run()
     except Exception:
-        # The last edge of this process: say in the attempt's folder what broke; the queue sees a
-        # free lock without an exit record and calls the attempt lost.
+        # The last edge of this process: say beside the record what broke; the queue sees a free
+        # lock without an end and calls the attempt lost.
         import traceback
 
-        with open(os.path.join(order["folder"], "shim-error"), "w") as file:
+        with open(attempt.trouble_of(order["folder"]), "w") as file:
             traceback.print_exc(file=file)
         os._exit(1)
 
 
-def _started_ticks() -> int:
-    own = processes.look(os.getpid())
+@functools.lru_cache(maxsize=1)
+def _identity(pid: int) -> str:
+    """Return who we are: a number, and when we got it."""
+    own = processes.look(pid)
     assert own is not None
-    return own.started_ticks
+    return f"{pid} {own.started_ticks}"
 
 
 def _is_held(lock_path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grn.errors import UnknownJob, UsageError
@@ -15,16 +15,18 @@ from grn.queue.server import Peer
 
 log = logging.getLogger(__name__)
 MOST_NAMED = 20
+_TOGETHER_S = 0.005
 
 
 def wait(peer: Peer, message: messages.WaitAsked) -> None:
     """Answer once for each job, as it ends; the client counts."""
+    ends = Ends(peer, message.id)
     for job_id in message.jobs:
         if job_id in peer.loop.engine.jobs or not _end_of(peer, job_id)["reason"]:
             # The disk may not have taken its end yet.
-            peer.wait_for(job_id, _waiter(peer, message.id))
+            peer.wait_for(job_id, ends.tell)
         else:
-            _tell_end(peer, message.id, job_id)
+            ends.tell(job_id)
 
 
 def cancel(peer: Peer, message: messages.CancelAsked) -> None:
@@ -89,12 +91,30 @@ def _note(peer: Peer, verb: str, jobs: Sequence[int] = ()) -> None:
     log.info("action=%s uid=%d count=%d jobs=%s", verb, peer.uid, len(jobs), some)
 
 
-def _waiter(peer: Peer, message_id: int) -> Callable[[int], None]:
-    return lambda job_id: _tell_end(peer, message_id, job_id)
+class Ends:
+    """The ends that one client waits for: the first is told at once, what follows closely in one.
 
+    Many short jobs would else wake the client for each, at the expense of the next job.
+    """
 
-def _tell_end(peer: Peer, message_id: int, job_id: int) -> None:
-    peer.send(message_id, {"ended": _end_of(peer, job_id)})
+    def __init__(self, peer: Peer, message_id: int) -> None:
+        self._peer = peer
+        self._message_id = message_id
+        self._untold: list[dict[str, Any]] = []
+        self._is_pausing = False
+
+    def tell(self, job_id: int) -> None:
+        """Tell of the end of a job, now or in a moment."""
+        self._untold.append({"ended": _end_of(self._peer, job_id)})
+        if not self._is_pausing:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._is_pausing = bool(self._untold)
+        if self._untold:
+            self._peer.talk.send_all(self._message_id, self._untold)
+            self._untold = []
+            asyncio.get_running_loop().call_later(_TOGETHER_S, self._tell_all)
 
 
 def _end_of(peer: Peer, job_id: int) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""Shims as the queue knows them: what they are given to do, and which files they may use again."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from grn.queue.channel import HEADER
+from grn.queue.rows import Command
+
+SEND_S = 5.0
+SPARE_S, MOST_SPARES = 10.0, 64
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt, by its numbers."""
+
+    job: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An attempt and all that a shim must know of it."""
+
+    attempt: Attempt
+    command: Command
+    lease: str
+    visible: str
+
+
+class Worker:
+    """A shim process, idle or at work on one attempt, at the other end of a channel."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.task: Task | None = None
+        self.knows: set[int] = set()  # environments it has been given
+        self.idle_since = 0.0
+
+    def order(self, order: dict[str, Any]) -> bool:
+        """Send an order; False when the worker is gone."""
+        body = json.dumps(order).encode()
+        data = HEADER.pack(len(body)) + body
+        try:
+            sent = self.channel.send(data)
+            if sent < len(data):
+                self.channel.settimeout(SEND_S)
+                self.channel.sendall(data[sent:])
+                self.channel.setblocking(False)
+        except OSError:
+            return False
+        return True
+
+
+class Spares:
+    """Records that can be used again: of short attempts that we saw end, once that is written."""
+
+    def __init__(self) -> None:
+        self._ended: set[Attempt] = set()
+        self._folders: list[str] = []
+
+    def ended(self, attempt: Attempt, record: Record) -> None:
+        """Note that an attempt has ended under our eyes; of long ones the record is kept."""
+        if record["ran_s"] < SPARE_S:
+            self._ended.add(attempt)
+
+    def settled(self, attempt: Attempt, folder: str) -> None:
+        """Note that its end is in the journal: its record tells nothing new any more."""
+        if attempt in self._ended:
+            self._ended.remove(attempt)
+            if len(self._folders) < MOST_SPARES:
+                self._folders.append(folder)
+
+    def take(self) -> str:
+        """Return the folder of a record to be used again, or nothing."""
+        return self._folders.pop() if self._folders else ""

@@ -1,0 +1,74 @@
+"""Which records may be used again, and orders that do not fit into a line at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+from grn.queue.channel import HEADER
+from grn.queue.workers import MOST_SPARES, SPARE_S, Attempt, Spares, Worker
+
+FIRST, SECOND = Attempt(1, 1), Attempt(2, 1)
+SHORT = {"ran_s": 0.1}
+
+
+def test_a_record_is_spare_once_its_end_is_in_the_journal() -> None:
+    spares = Spares()
+    spares.ended(FIRST, SHORT)
+    assert spares.take() == "", "a queue that is killed now must find it"
+    spares.settled(FIRST, "one")
+    assert spares.take() == "one"
+    assert spares.take() == ""
+
+
+def test_a_record_that_nobody_saw_end_is_never_spare() -> None:
+    """It may forbid an attempt to begin, or a shim of an earlier queue may still hold it."""
+    spares = Spares()
+    spares.settled(FIRST, "one")
+    spares.ended(SECOND, SHORT)
+    spares.settled(FIRST, "one")
+    assert spares.take() == ""
+
+
+def test_the_record_of_a_long_attempt_is_kept() -> None:
+    spares = Spares()
+    spares.ended(FIRST, {"ran_s": SPARE_S})
+    spares.settled(FIRST, "one")
+    assert spares.take() == ""
+
+
+def test_only_some_records_are_kept_spare() -> None:
+    spares = Spares()
+    for number in range(2 * MOST_SPARES):
+        spares.ended(Attempt(number, 1), SHORT)
+        spares.settled(Attempt(number, 1), str(number))
+    taken = [spares.take() for _ in range(2 * MOST_SPARES)]
+    assert len({one for one in taken if one}) == MOST_SPARES
+
+
+def test_an_order_larger_than_the_line_arrives_whole() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    order = {"argv": ["x" * 5_000_000]}
+    got = bytearray()
+
+    def read() -> None:
+        while len(got) < HEADER.size + len(json.dumps(order)):
+            got.extend(theirs.recv(1 << 20))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert Worker(ours).order(order)
+    assert not ours.getblocking()
+    reader.join()
+    assert json.loads(got[HEADER.size :]) == order
+    ours.close()
+    theirs.close()
+
+
+def test_a_worker_that_is_gone_takes_no_order() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    assert not Worker(ours).order({})
+    ours.close()
