@@ -80,7 +80,7 @@ ARROWS = {
     "simulate": {"pure negotiator", "model", "errors"},
     "compat": {"grn", "client", "pure sweep", "sweep", "model", "errors"},
     "gpu_task_scheduler": {"compat"},
-    "integrations": {"grn", "client", "sweep", "errors"},
+    "integrations": {"grn", "client", "sweep", "model", "errors"},
     "hydra_plugins": {"integrations"},
     "front": {
         "grn",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from grn.model.again import MOST_MEMORY_ATTEMPTS
 from grn.queue.asks import PASS_ON_S, Limits
 from grn.queue.events import (
     Action,
@@ -28,7 +29,6 @@ from grn.queue.events import (
     TellEmpty,
     TellEnded,
 )
-from grn.queue.finish import MOST_MEMORY_ATTEMPTS
 from tests.queue.builders import (
     ALONE,
     FAILED,

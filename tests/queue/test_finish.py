@@ -6,10 +6,9 @@ import itertools
 
 import pytest
 
+from grn.model.again import MOST_MEMORY_ATTEMPTS, MOST_SPARED
 from grn.queue.events import EndReason, Exit, Found, Settled
 from grn.queue.finish import (
-    MOST_MEMORY_ATTEMPTS,
-    MOST_SPARED,
     Again,
     End,
     Tries,

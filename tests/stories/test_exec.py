@@ -280,7 +280,8 @@ def test_out_of_memory_is_read_from_what_the_command_says(
     said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
     ended = grn_exec("--", "sh", "-c", f"echo '{said}' >&2; exit 1").wait()
     assert ended.code == 1
-    assert ended.err == f"{said}\ngrn: the command ran out of GPU memory\n"
+    because = "ran out of GPU memory although it was alone on its GPU"
+    assert ended.err == f"{said}\ngrn: the command {because}\n"
     assert "outcome=oom" in here.log
 
 
@@ -308,7 +309,8 @@ def test_a_command_that_overflows_a_virtual_gpu_is_told_apart_from_other_kills(
     path = story.write("train.py", "from act import gate, take\nkept = take(600)\ngate('never')\n")
     ended = grn_exec("--", sys.executable, path).wait()
     assert ended.code == 128 + 9
-    assert ended.err == "grn: the command ran out of GPU memory\n"
+    because = "ran out of GPU memory although it was alone on its GPU"
+    assert ended.err == f"grn: the command {because}\n"
 
 
 # A negotiator in the background

@@ -117,7 +117,8 @@ def test_the_best_run_is_drawn_last_and_strongest() -> None:
     assert [row["loss"] for row in picture.rows] == [3, 2, 1]
     assert picture.levels == (0, 4, 7)
     assert [row["loss"] for row in picture.best] == [1, 2, 3]
-    assert dict(picture.counts) == {"running": 0, "finished": 3, "failed": 1, "interrupted": 0}
+    counts = {"running": 0, "finished": 3, "failed": 1, "interrupted": 0, "requeued": 0}
+    assert dict(picture.counts) == counts
 
 
 def test_parameters_that_do_not_vary_are_told_and_not_drawn() -> None:

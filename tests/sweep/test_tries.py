@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from grn.model.again import MOST_MEMORY_ATTEMPTS, MOST_SPARED
 from grn.sweep.task import Ended, Slot, Task
-from grn.sweep.tries import MORE_ROOM_TRIES, Tries
+from grn.sweep.tries import Tries, past
 
 TASK = Task(1, ("train",), "train")
 GPU = Slot("0", {})
@@ -33,7 +34,7 @@ def test_each_task_has_its_own_tries() -> None:
 
 def test_out_of_memory_beside_others_asks_for_more_room_and_costs_no_try() -> None:
     tries, task = Tries(1), TASK
-    for attempt in range(1, MORE_ROOM_TRIES + 1):
+    for attempt in range(1, MOST_MEMORY_ATTEMPTS + 1):
         again = tries.after(failed(task, is_out_of_memory=True, was_alone=False))
         assert again == task.but(attempt=attempt)
         task = again
@@ -48,3 +49,38 @@ def test_out_of_memory_alone_on_a_gpu_is_a_failure_like_others() -> None:
 
 def test_what_no_gpu_will_ever_do_is_not_tried_again() -> None:
     assert Tries(5).after(failed(slot=Slot("", {}), trouble="more than any GPU has")) is None
+
+
+def test_a_victim_is_run_again_as_it_is_so_often_and_then_with_more_room() -> None:
+    tries, task = Tries(0), TASK
+    how = {"is_out_of_memory": True, "was_alone": False, "is_victim": True, "because": "b took it"}
+    for spared in range(1, MOST_SPARED + 1):
+        again = tries.after(failed(task, **how))
+        assert again == task.but(spared=spared, past="b took it")
+        task = again
+
+    assert tries.after(failed(task, **how)) == task.but(attempt=1)
+
+
+def test_what_made_room_for_others_gets_more_room_and_costs_no_try() -> None:
+    again = Tries(0).after(failed(is_requeued=True, because="made room for b"))
+
+    assert again == TASK.but(attempt=1, past="made room for b")
+
+
+def test_what_made_room_too_late_has_run_out_of_memory() -> None:
+    how = {"is_requeued": True, "is_out_of_memory": True}
+
+    assert Tries(0).after(failed(**how, was_alone=True)) is None
+    assert Tries(0).after(failed(**how, was_alone=False, is_victim=True)) == TASK.but(spared=1)
+
+
+def test_a_failure_of_its_own_is_not_told_as_what_others_did() -> None:
+    assert Tries(1).after(failed(TASK.but(past="made room for b"))) == TASK
+
+
+def test_why_tries_were_not_enough_is_told_in_their_order() -> None:
+    first = past(failed(is_requeued=True, because="made room for b"), 1)
+    both = past(failed(is_out_of_memory=True), 2, first)
+
+    assert both == "attempt 1: requeued, made room for b; attempt 2: out-of-memory"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
     from grn.client.lease import Lease
+    from grn.model.again import Had
 
     Arguments = ParamSpec("Arguments")
     Result = TypeVar("Result", covariant=True)
@@ -66,8 +67,8 @@ def _job(
 
     `jobstr` names the job type (default: file and function). `mem` and `gpus` state a need where
     it is known; else it is learned. `retry_oom` repeats a call that ran out of GPU memory, with
-    more room, so many times. With `continue_on_server_unavailable` a call runs unmanaged when
-    there is no negotiator.
+    more room, so many times; one whose room others took is repeated as it is, which is not counted.
+    With `continue_on_server_unavailable` a call runs unmanaged when there is no negotiator.
     """
     if resource_policy not in _POLICIES:
         raise ValueError(f"resource_policy is '{resource_policy}' and must be 'spread' or 'pack'")
@@ -195,6 +196,7 @@ class _Managed:
         """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
         from grn.client.fingerprint import of_function
         from grn.client.lease import wish
+        from grn.model.again import Had
 
         names = self._names()
         if names != self._wished_as:  # the same at nearly every call
@@ -204,19 +206,21 @@ class _Managed:
                 self._wish["code"] = code
         message = dict(self._wish)
         message["args"] = _facts(self._code, args, kwargs)
-        profiler, attempt = self.profiler, None
-        for tried in range(self._retry_oom + 1 if may_retry else 1):
-            message["attempt"] = min(tried, 100)
-            is_last = not may_retry or tried == self._retry_oom
-            attempt = _Attempt(self.function, message, self._may_run_unmanaged, profiler, is_last)
+        most = self._retry_oom if may_retry else 0
+        profiler, had = self.profiler, Had()
+        while True:
+            message |= had.told()
+            retries = _Retries(had, most)
+            attempt = _Attempt(self.function, message, self._may_run_unmanaged, profiler, retries)
             yield attempt
             if attempt.is_profile:
                 attempt.warn_if_failed()
-                attempt = _Attempt(self.function, message, self._may_run_unmanaged, None, is_last)
+                attempt = _Attempt(self.function, message, self._may_run_unmanaged, None, retries)
                 yield attempt
             profiler = None
-            if not attempt.is_to_be_repeated:
+            if retries.next is None:
                 return
+            had = retries.next
 
     def _names(self) -> tuple[str, str]:
         from grn.client.lease import type_and_label
@@ -230,6 +234,22 @@ class _Managed:
         return type_and_label(self._code.co_filename, name)
 
 
+class _Retries:
+    """What a call has had of tries after memory ran out, and what follows this one."""
+
+    def __init__(self, had: Had, most: int) -> None:
+        self._had = had
+        self._most = most
+        self.next: Had | None = None  # not None once this try is to be repeated
+
+    def out_of_memory(self, is_victim: bool) -> bool:
+        """Note that a try ran out of memory; True if it is to be repeated."""
+        from grn.model.again import again
+
+        self.next = again(self._had, is_victim, self._most)
+        return self.next is not None
+
+
 class _Attempt:
     """One run under one lease: of the job, or of its stand-in if nothing is known yet."""
 
@@ -239,18 +259,17 @@ class _Attempt:
         message: dict[str, Any],
         may_run_unmanaged: bool,
         profiler: Callable[..., Any] | None,
-        is_last: bool,
+        retries: _Retries,
     ) -> None:
         from grn.client.lease import Lease
 
         self._function = function
         self._profiler = profiler
         self._may_run_unmanaged = may_run_unmanaged
-        self._is_last = is_last
+        self._retries = retries
         self._lease: Lease = Lease(dict(message))
         self._failure: BaseException | None = None
         self.is_profile = False
-        self.is_to_be_repeated = False
 
     def __enter__(self) -> Callable[..., Any]:
         from grn.errors import DaemonNotRunning
@@ -309,10 +328,10 @@ class _Attempt:
             return True
         from grn.client import frameworks
 
-        if self._is_last or not frameworks.is_out_of_memory(error):
+        is_out = frameworks.is_out_of_memory(error)
+        if not is_out or not self._retries.out_of_memory(self._lease.is_victim):
             return False
         error.__traceback__ = None  # it keeps the failed call's tensors alive
-        self.is_to_be_repeated = True
         frameworks.free_caches()
         return True
 

@@ -51,6 +51,8 @@ class Lease:
         self.is_first_run = False
         self.is_nested = False
         self.outcome = "ok"  # what `release` reports unless an exception says otherwise
+        self.is_victim = False  # after `release`: memory ran out, and others had taken too much
+        self.because = ""  # after `release`: whose fault it was, if memory ran out
 
     def __repr__(self) -> str:
         return f"<grn lease {self.id or 'not held'} on GPU {self.visible_devices or '-'}>"
@@ -180,6 +182,8 @@ class Lease:
                 connection = connection or connect()
                 answer = yield from connection.ask(dict(ending), is_eager=True)
                 IDLE.give(connection)
+                self.is_victim = bool(answer.get("victim"))
+                self.because = str(answer.get("because", ""))
                 ended: str | None = answer["ended"]
                 return ended
             except (OSError, GrnError) as error:

@@ -18,7 +18,7 @@ from grn.front.teller import Teller
 from grn.model.sizes import parse_size, show_size
 from grn.model.text import harmless
 from grn.sweep import script
-from grn.sweep.batch import Batch, Tally, Wishes
+from grn.sweep.batch import Again, Batch, Tally, Wishes
 from grn.sweep.diary import Diary, Entry, finished, id_of
 from grn.sweep.leased import LeasedSlots
 from grn.sweep.lines import Lines
@@ -176,9 +176,12 @@ class Story:
     def passed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def tell(self, now: Tally, entry: Entry | None) -> None:
+    def tell(self, now: Tally, entry: Entry | Again | None) -> None:
         """Something has begun or ended."""
-        if entry is not None and (not entry.is_ok or not self.teller.is_terminal):
+        if isinstance(entry, Again):
+            room = "with more room" if entry.has_more_room else "as it is"
+            self.teller.say(f"{_ended_line(now, entry.entry)}; runs again {room}")
+        elif entry is not None and (not entry.is_ok or not self.teller.is_terminal):
             self.teller.say(_ended_line(now, entry))
         self._now = now
         if now.running:
@@ -188,6 +191,7 @@ class Story:
 
     def waits(self, task: Task, reason: str) -> None:
         """A job waits; when all do, the reason is what people want to know."""
+        reason = "; ".join(filter(None, (task.past, reason)))
         self._reasons[task.number] = reason
         now = self._now
         if not now.running and len(self._reasons) >= now.waiting and reason != self._reason:
@@ -213,13 +217,14 @@ def _ended_line(now: Tally, entry: Entry) -> str:
     done = now.done + now.skipped
     count = f"[{done}/{now.total}]" if now.total is not None else f"[{done}]"
     where = f" on GPU {entry.gpu}" if entry.gpu else ""
-    return f"{count} line {entry.line}: {_how(entry)}, {show_time(entry.duration_s)}{where}"
+    why = f": {harmless(entry.because)}" if entry.because else ""
+    return f"{count} line {entry.line}: {_how(entry)}, {show_time(entry.duration_s)}{where}{why}"
 
 
 def _how(entry: Entry) -> str:
     if entry.trouble:
         return f"not run: {harmless(entry.trouble)}"
-    if entry.outcome in ("ok", "interrupted"):
+    if entry.outcome in ("ok", "interrupted", "requeued"):
         return entry.outcome
     text = f"exit status {entry.status}"
     if entry.status < 0:

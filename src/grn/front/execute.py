@@ -18,6 +18,7 @@ from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
 from grn.errors import GrnError
 from grn.front.cli import say_error
+from grn.model.again import Had, again
 from grn.model.text import harmless
 
 OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND = 125, 126, 127
@@ -35,7 +36,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 @click.option("--priority", type=click.IntRange(-1000, 1000), default=0, help="Higher goes first.")
 @click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
 @click.option("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
-              help="Run again with more room if GPU memory ran out, N times.")  # fmt: skip
+              help="Run again if GPU memory ran out, with more room N times.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD ...")
 def execute(
@@ -68,25 +69,33 @@ def execute(
         message["args"] = facts.of_command(command)
         message |= fingerprint.told(command)
         message["command"] = True
-        attempt = 0
-        while True:
-            message["attempt"] = attempt
-            status, ended = _run_once(command, message, quiet)
-            if ended == "oom":
-                click.echo("grn: the command ran out of GPU memory", err=True)
-            if ended != "oom" or attempt == retry_oom:
-                return status
-            attempt += 1
+        return _run(command, message, retry_oom, quiet)
     except GrnError as error:
         say_error(error)
         return OWN_TROUBLE
 
 
-def _run_once(
-    command: tuple[str, ...], message: dict[str, object], quiet: bool
-) -> tuple[int, str | None]:
+def _run(command: tuple[str, ...], message: dict[str, object], retry_oom: int, quiet: bool) -> int:
+    """Run the command, and again where memory ran out and that was asked for."""
+    had = Had()
+    while True:
+        lease = Lease({**message, **had.told()}, None if quiet else _say_why)
+        status, ended = _run_once(command, lease)
+        if ended != "oom":
+            return status
+        said = f"grn: the command {harmless(lease.because or 'ran out of GPU memory')}"
+        following = again(had, lease.is_victim, retry_oom)
+        if following is None:
+            click.echo(said, err=True)
+            return status
+        room = "with more room" if following.more > had.more else "as it is"
+        click.echo(f"{said}; it runs again {room}", err=True)
+        had = following
+
+
+def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
     """Run the command under one lease; return its status and how the lease ended."""
-    lease = Lease(dict(message), None if quiet else _say_why).acquire()
+    lease.acquire()
     environment = dict(os.environ)
     if not lease.is_nested:  # else all is set as the outer job has it
         environment = for_command(lease.id, lease.visible_devices, environment)

@@ -38,14 +38,16 @@ class Telling:
         is_end = run is not None and run.state is not State.RUNNING
         if run is not None and is_end and not self._teller.is_terminal:
             self._teller.say(_ended_line(now, run))
-        elif run is not None and run.state is State.FAILED:
-            self._teller.say(f"{harmless(run.run)}: {harmless(run.trouble)}")
+        elif run is not None and run.state in (State.FAILED, State.REQUEUED):
+            how = "requeued: " if run.state is State.REQUEUED else ""
+            self._teller.say(f"{harmless(run.run)}: {how}{harmless(run.trouble)}")
         done = now.finished + now.failed
         drawn = progress(done, now.total or done, now.failed, time.monotonic() - self._began)
         self._teller.draw(f"{drawn}  {now.running} running", at_once=done == now.total)
 
     def wait(self, task: Task, reason: str) -> None:
         """A run has no GPU yet; told when nothing else runs."""
+        reason = "; ".join(filter(None, (task.past, reason)))
         if self._now.running or reason == self._reason:
             return
         self._reason = reason

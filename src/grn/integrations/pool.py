@@ -27,6 +27,7 @@ from grn.client.facts import worth_learning
 from grn.client.fingerprint import of_function
 from grn.client.lease import type_and_label, wish
 from grn.errors import JobFailed, UsageError
+from grn.model.again import Had, again
 
 IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
 GRACE_S = 5.0
@@ -44,6 +45,16 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     named_after: Callable[..., Any] | None = None  # the function that is meant, if another
     facts: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a process says of its call before its answer, which may be unreadable."""
+
+    is_good: bool
+    is_out_of_memory: bool = False
+    is_victim: bool = False  # others had taken its room
+    text: str = ""  # the traceback of what it raised
 
 
 class RemoteTraceback(Exception):
@@ -106,13 +117,16 @@ class Pool:
         return {**message, "code": code} if code else message
 
     def _run(self, folder: str, message: dict[str, Any]) -> Any:
-        for attempt in range(self._retry_oom + 1):
-            answer = self._run_once(folder, {**message, "attempt": attempt})
+        had = Had()
+        while True:
+            answer = self._run_once(folder, {**message, **had.told()})
             if answer.is_good:
                 return answer.value
-            if attempt == self._retry_oom or not answer.is_out_of_memory:
+            is_out = answer.is_out_of_memory
+            following = again(had, answer.is_victim, self._retry_oom) if is_out else None
+            if following is None:
                 raise answer.value
-        return None
+            had = following
 
     def _run_once(self, folder: str, message: dict[str, Any]) -> _Answer:
         with open(os.path.join(folder, REQUEST_FILE), "w") as file:
@@ -173,31 +187,33 @@ def facts_of(
 class _Answer:
     """What a call gave, or what it raised."""
 
-    def __init__(self, is_good: bool, is_out_of_memory: bool, value: Any) -> None:
-        self.is_good = is_good
-        self.is_out_of_memory = is_out_of_memory
+    def __init__(self, told: Told, value: Any) -> None:
+        self.is_good = told.is_good
+        self.is_out_of_memory = told.is_out_of_memory
+        self.is_victim = told.is_victim
         self.value = value
 
 
 def _answer(folder: str, label: str, status: int) -> _Answer:
     """Read what a process has left; one that left nothing has failed."""
     path = os.path.join(folder, ANSWER_FILE)
-    text = ""
+    told = Told(False)
     try:
         with open(path, "rb") as file:
-            is_good, is_out_of_memory, text = pickle.load(file)
+            told = pickle.load(file)
             value = pickle.load(file)
         os.unlink(path)  # the next try leaves its own
     except FileNotFoundError:
         end = f"signal {-status}" if status < 0 else f"exit status {status}"
         failure = f"the process of {label} ended with {end} and gave no answer."
-        return _Answer(False, False, JobFailed(failure, status if status >= 0 else 128 - status))
+        code = status if status >= 0 else 128 - status
+        return _Answer(Told(False), JobFailed(failure, code))
     except Exception as error:  # an answer may break in any way where it is put together
-        failure = f"the answer of {label} cannot be read: {error!r}.\n{text}".strip()
-        return _Answer(False, False, JobFailed(failure, 1))
-    if text:
-        value.__cause__ = RemoteTraceback(text)
-    return _Answer(is_good, is_out_of_memory, value)
+        failure = f"the answer of {label} cannot be read: {error!r}.\n{told.text}".strip()
+        return _Answer(Told(False), JobFailed(failure, 1))
+    if told.text:
+        value.__cause__ = RemoteTraceback(told.text)
+    return _Answer(told, value)
 
 
 def _signal(process: subprocess.Popen[bytes], signum: int) -> None:

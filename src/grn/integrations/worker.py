@@ -19,7 +19,7 @@ from typing import Any
 
 from grn.client import frameworks
 from grn.client.lease import Lease
-from grn.integrations.pool import ANSWER_FILE, GRACE_S, REQUEST_FILE
+from grn.integrations.pool import ANSWER_FILE, GRACE_S, REQUEST_FILE, Told
 
 
 def main(folder: str) -> int:
@@ -31,11 +31,12 @@ def main(folder: str) -> int:
     threading.Thread(target=_follow, args=(life, folder), name="grn-life", daemon=True).start()
     with open(os.path.join(folder, REQUEST_FILE)) as file:
         message = json.load(file)
+    lease = Lease(message)
     try:
-        with Lease(message):
-            _leave(folder, (True, False, ""), _call(folder))  # what it gave may live on the GPU
+        with lease:
+            _leave(folder, Told(True), _call(folder))  # what it gave may live on the GPU
     except Exception as error:  # whatever the call raises goes back to whoever asked for it
-        _leave_failure(folder, error)
+        _leave_failure(folder, error, lease.is_victim)
         return 1
     return 0
 
@@ -48,8 +49,9 @@ def _call(folder: str) -> Any:
     return function(*args, **kwargs)
 
 
-def _leave_failure(folder: str, error: Exception) -> None:
-    told = (False, frameworks.is_out_of_memory(error), traceback.format_exc())
+def _leave_failure(folder: str, error: Exception, is_victim: bool) -> None:
+    is_out = frameworks.is_out_of_memory(error)
+    told = Told(False, is_out, is_victim, traceback.format_exc())
     error.__cause__ = error.__context__ = error.__traceback__ = None  # the text tells of them
     try:
         _leave(folder, told, error)
@@ -57,7 +59,7 @@ def _leave_failure(folder: str, error: Exception) -> None:
         _leave(folder, told, RuntimeError(repr(error)))
 
 
-def _leave(folder: str, told: tuple[bool, bool, str], answer: object) -> None:
+def _leave(folder: str, told: Told, answer: object) -> None:
     import cloudpickle
 
     temporary = os.path.join(folder, ANSWER_FILE + ".tmp")

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grn.model.again import Had, again
 from grn.queue.events import EndReason, Exit, Found, Settled
-
-MOST_MEMORY_ATTEMPTS = 4
-MOST_SPARED = 3  # so often is a victim of others tried again with the same room
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,10 @@ def after_exit(exit: Exit, settled: Settled, tries: Tries, is_stopping: bool) ->
     if reason is EndReason.REQUEUED:
         return Again(reason, is_counted=False, needs_more_memory=True)
     is_our_fault = reason is EndReason.OUT_OF_MEMORY and not settled.was_alone
-    if is_our_fault and settled.is_victim and tries.spared < MOST_SPARED:
-        return Again(reason, is_counted=False, is_spared=True)
-    if is_our_fault and tries.memory < MOST_MEMORY_ATTEMPTS:
-        return Again(reason, is_counted=False, needs_more_memory=True)
+    room = again(Had(tries.memory, tries.spared), settled.is_victim) if is_our_fault else None
+    if room is not None:
+        is_spared = room.spared > tries.spared
+        return Again(reason, False, needs_more_memory=not is_spared, is_spared=is_spared)
     may_retry = reason in (EndReason.FAILED, EndReason.OUT_OF_MEMORY)
     if may_retry and tries.left > 0:
         return Again(reason, is_counted=True)

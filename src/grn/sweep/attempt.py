@@ -52,7 +52,9 @@ def judged(plan: Plan, folder: str, run: Run, ended: Ended) -> Run:
         peak_bytes=ended.peak_bytes,
     )
     if ended.status != 0:
-        return replace(run, trouble=_trouble(folder, ended))
+        is_requeued = ended.is_requeued and not ended.is_out_of_memory
+        state = State.REQUEUED if is_requeued else State.FAILED
+        return replace(run, state=state, trouble=_trouble(folder, ended))
     try:
         result = _result(plan, folder)
     except results.NoResult as error:
@@ -64,7 +66,9 @@ def _trouble(folder: str, ended: Ended) -> str:
     if ended.trouble:
         return ended.trouble
     if ended.is_out_of_memory:
-        return "it ran out of GPU memory"
+        return f"it {ended.because}" if ended.because else "it ran out of GPU memory"
+    if ended.is_requeued:
+        return ended.because
     if ended.status < 0:
         return f"it was ended by signal {-ended.status}"
     said = results.last_line(os.path.join(folder, LOG_FILE))

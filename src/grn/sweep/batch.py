@@ -1,7 +1,7 @@
 """Runs a batch: lines become jobs on negotiated GPUs, and the diary keeps what came of them.
 
-The source and the listener of its crew. A job that ran out of memory beside others runs again with
-more room; one that failed for another reason runs again as often as was asked for.
+The source and the listener of its crew. A job that ran out of memory beside others, or made room
+for them, runs again unasked; one that failed for another reason as often as was asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grn.sweep.lines import Lines, shell_argv
 from grn.sweep.roles import Slots
 from grn.sweep.script import Job, Script
 from grn.sweep.task import Ended, Needs, Slot, Task
-from grn.sweep.tries import Tries
+from grn.sweep.tries import Tries, past, uncounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ class Tally:
     waiting: int = 0  # for a GPU
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A try that was not enough by the doing of others: the job runs once more, unasked."""
+
+    entry: Entry  # of that try
+    has_more_room: bool
+
+
 class Batch:
     """One batch while it runs."""
 
@@ -50,7 +58,7 @@ class Batch:
         lines: Lines,
         diary: Diary,
         wishes: Wishes,
-        on_change: Callable[[Tally, Entry | None], None],
+        on_change: Callable[[Tally, Entry | Again | None], None],
         total: int | None = None,
     ) -> None:
         self._lines = lines
@@ -61,6 +69,7 @@ class Batch:
         self._finished: dict[str, Entry] = {}
         self._jobs: dict[int, Job] = {}  # that wait or run, by the number of their task
         self._starts: dict[int, int] = {}
+        self._past: dict[int, str] = {}  # why earlier tries were not enough
         self._tries = Tries(wishes.retries)
         self._count = 0
         self._has_all = False
@@ -153,7 +162,7 @@ class Batch:
         again = None if ended.status == 0 or crew.is_draining else self._tries.after(ended)
         if again is not None:
             crew.again(again)
-            self._change(running=-was_running)
+            self._change(self._again(ended, again), running=-was_running)
             return
         entry = self._entry(ended, crew.is_stopping)
         del self._jobs[number]
@@ -164,14 +173,25 @@ class Batch:
         if is_bad and self._wishes.is_fail_fast:
             crew.drain()
 
+    def _again(self, ended: Ended, task: Task) -> Again | None:
+        """Note a try that is made good unasked; what else fails is told when it was the last."""
+        if uncounted(ended) is None:
+            return None
+        number, entry = task.number, self._entry(ended, is_stopping=False)
+        if ended.is_requeued and not ended.is_out_of_memory:
+            entry = replace(entry, outcome="requeued")
+        self._past[number] = past(ended, entry.attempts, self._past.get(number, ""))
+        return Again(entry, has_more_room=task.attempt > ended.task.attempt)
+
     def _entry(self, ended: Ended, is_stopping: bool) -> Entry:
         job = self._jobs[ended.task.number]
         outcome = "ok" if ended.status == 0 else "oom" if ended.is_out_of_memory else "failed"
+        is_cut_short = is_stopping or (ended.is_requeued and outcome == "failed")
         return Entry(
             id=id_of(job),
             line=job.line,
             command=os.fsencode(ended.task.label).decode("utf-8", "backslashreplace"),
-            outcome="interrupted" if is_stopping and ended.status else outcome,
+            outcome="interrupted" if is_cut_short and ended.status else outcome,
             status=ended.status,
             gpu=ended.slot.name,
             started_at=round(ended.started_at, 3),
@@ -180,11 +200,13 @@ class Batch:
             peak_bytes=ended.peak_bytes,
             log=ended.task.log_path or "",
             trouble=ended.trouble,
+            because=ended.because,
+            past=self._past.get(ended.task.number, ""),
         )
 
     def _change(
         self,
-        entry: Entry | None = None,
+        entry: Entry | Again | None = None,
         *,
         done: int = 0,
         failed: int = 0,

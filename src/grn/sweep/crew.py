@@ -14,6 +14,7 @@ import time
 
 from grn import processes
 from grn.sweep.guard import Guard
+from grn.sweep.leaving import GIVE_UP_S, KILL_AGAIN_S, LOOK_S, Leaving
 from grn.sweep.signals import StopSignals
 from grn.sweep.spawn import NOT_RUNNABLE, NotStarted, Spawner
 from grn.sweep.task import Ended, Slot
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from grn.sweep.task import Grant, Task
 
 GRACE_S = 5.0
-_KILL_AGAIN_S = 0.1
-_LOOK_S = 0.02
-_GIVE_UP_S = 5.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
 _BURY_S = 1.0
 
 
@@ -68,6 +66,7 @@ class Crew:
         self._groups: set[int] = set()  # of all our commands, if there is a mark
         self._again: list[Task] = []
         self._runs: dict[int, _Run] = {}  # by pidfd
+        self._leaving = Leaving(self._trees, grace_s)
         self._pending = 0  # asked for and not granted yet
         self._unsettled = 0  # given back, and not all is known yet
         self._kill_at: float | None = None
@@ -161,8 +160,10 @@ class Crew:
     def _patience_ms(self) -> float | None:
         now = time.monotonic()
         times = [at for at in (self._kill_at, self._slots.wake_at) if at is not None]
+        if (leaves_at := self._leaving.wake_at) is not None:
+            times.append(max(leaves_at, now + LOOK_S))
         if self.is_stopping and not self._runs:
-            times.append(now + _LOOK_S)  # no word comes of the ends of those that left their tree
+            times.append(now + LOOK_S)  # no word comes of the ends of those that left their tree
         return max(0.0, (min(times) - now) * 1000 + 1) if times else None
 
     def _keep_time(self) -> None:
@@ -171,12 +172,13 @@ class Crew:
             self._slots.hear()
         if self._kill_at is not None and now >= self._kill_at:
             if self._give_up_at is None:
-                self._give_up_at = now + _GIVE_UP_S
+                self._give_up_at = now + GIVE_UP_S
             self._signal_trees(signal.SIGKILL)
-            self._kill_at = now + _KILL_AGAIN_S
+            self._kill_at = now + KILL_AGAIN_S
+        self._make_room(now)
 
     def _is_finished(self) -> bool:
-        if self._runs or self._unsettled:
+        if self._runs or self._leaving or self._unsettled:
             return False
         if self.is_stopping:
             has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
@@ -261,9 +263,20 @@ class Crew:
         status = os.waitstatus_to_exitcode(raw)
         took_s = time.monotonic() - run.began
         ended = Ended(run.task, run.slot, status, run.started_at, took_s)
-        self._give(ended, max(1, usage.ru_maxrss * 1024))
+        resident_bytes = max(1, usage.ru_maxrss * 1024)
+        if not self._leaving.over(run.pid, ended, resident_bytes):
+            self._give(ended, resident_bytes)
         if time.monotonic() >= self._bury_at:
             self._bury_orphans()
+
+    def _make_room(self, now: float) -> None:
+        """End what is to make room for others; its place is given back when nothing is left."""
+        for wanted in self._slots.wanted():
+            for run in self._runs.values():
+                if run.slot.lease == wanted.lease:
+                    self._leaving.begin(run.pid, wanted.lease, wanted.because, now)
+        for ended, resident_bytes in self._leaving.keep_time(now):
+            self._give(ended, resident_bytes)
 
     def _give(self, ended: Ended, resident_bytes: int | None) -> None:
         self._unsettled += 1
@@ -318,7 +331,7 @@ class Crew:
                 os.waitpid(pid, os.WNOHANG)
 
     def _stop_at_once(self) -> None:
-        deadline = time.monotonic() + _GIVE_UP_S
+        deadline = time.monotonic() + GIVE_UP_S
         while self._trees() and time.monotonic() < deadline:
             self._signal_trees(signal.SIGKILL)
             time.sleep(0.01)

@@ -36,6 +36,8 @@ class Entry:
     peak_bytes: int | None
     log: str
     trouble: str = ""
+    because: str = ""  # whose fault it was that memory ran out, if it did
+    past: str = ""  # why earlier tries were not enough, where that was not its own doing
 
     @property
     def is_ok(self) -> bool:

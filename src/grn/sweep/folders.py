@@ -30,6 +30,7 @@ class State(str, Enum):
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    REQUEUED = "requeued"  # it made room for others and is about to run again
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Run:
     attempt: int = 1
     status: int | None = None  # exit status, or minus the signal
     trouble: str = ""  # why it failed, in words
+    past: str = ""  # why earlier attempts were not enough, where that was not their own doing
     started_at: float | None = None
     ended_at: float | None = None
     duration_s: float | None = None

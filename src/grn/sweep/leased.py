@@ -18,7 +18,7 @@ from grn.errors import GrnError
 from grn.sweep.conversation import Conversation
 from grn.sweep.nested import Nested
 from grn.sweep.request import request
-from grn.sweep.task import Ended, Grant, Slot, Task
+from grn.sweep.task import Ended, Grant, Slot, Task, Wanted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class LeasedSlots:
         self._held: dict[str, _Held] = {}  # by lease
         self._settling: dict[int, _Settling] = {}
         self._ends: list[Ended] = []
+        self._wanted: list[Wanted] = []
         self._unheard: list[Message] = []  # ends that nobody has heard of yet
         self._has_called = False
         self._call_at: float | None = None
@@ -149,6 +150,11 @@ class LeasedSlots:
         """Return the ends of which all is known that we will know."""
         ends, self._ends = self._ends, []
         return ends
+
+    def wanted(self) -> list[Wanted]:
+        """Return what is to make room for others."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
 
     def withdraw(self) -> None:
         """Take all requests back."""
@@ -306,6 +312,8 @@ class LeasedSlots:
             self._settle(self._settling.pop(number).ended, {} if error else message)
         elif number in self._questions:
             self._answered(number, message)
+        elif message.get("ev") == "wanted":
+            self._wanted.append(Wanted(message["lease"], message["text"]))
         elif number == self._gpus_asked and not error:
             self._gpus = len(message["status"]["gpus"])
         elif message.get("ev") == "granted" and not message["nested"]:
@@ -348,8 +356,14 @@ class LeasedSlots:
 
     def _settle(self, ended: Ended, answer: Message) -> None:
         is_oom = ended.is_out_of_memory or (bool(ended.status) and answer.get("ended") == "oom")
-        peak, alone = answer.get("peak"), bool(answer.get("alone", True))
-        self._ends.append(ended.but(is_out_of_memory=is_oom, peak_bytes=peak, was_alone=alone))
+        seen = {
+            "is_out_of_memory": is_oom,
+            "peak_bytes": answer.get("peak"),
+            "was_alone": bool(answer.get("alone", True)),
+            "is_victim": bool(answer.get("victim")),
+            "because": answer.get("because") or ended.because,
+        }
+        self._ends.append(ended.but(**seen))
 
 
 def _size(path: str | None) -> int:

@@ -79,7 +79,7 @@ def _figures(picture: Picture) -> str:
         ("finished", str(counts["finished"]), ""),
         ("failed", str(counts["failed"]), "bad" if counts["failed"] else ""),
     ]
-    left = counts["interrupted"] + counts["running"]
+    left = counts["interrupted"] + counts["requeued"] + counts["running"]
     tiles += [("not finished", str(left), "")] if left else []
     tiles += [(name, value, "fixed") for name, value in picture.fixed]
     made = [

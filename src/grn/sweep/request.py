@@ -7,6 +7,7 @@ import shlex
 
 from grn.client import facts, fingerprint
 from grn.client.lease import wish
+from grn.model.again import Had
 from grn.sweep.task import Task
 
 TYPE_CHECKING = False
@@ -28,8 +29,9 @@ def request(task: Task) -> Message:
     message["key"] = os.urandom(12).hex()
     message["args"] = facts.of_command(words)
     message |= fingerprint.told(words, task.folder or "")
-    message["attempt"] = task.attempt
+    message |= Had(task.attempt, task.spared).told()
     message["command"] = True
+    message["yields"] = True  # what makes room for others is run again by whoever asks
     outer = os.environ.get("GRN_LEASE")
     if outer:
         message["within"] = outer

@@ -19,7 +19,7 @@ LINE_BYTES = 4096
 MOST_LETTERS = 200
 LARGEST_BYTES = 64 << 20
 OWN = ("run", "state")  # the first columns
-AFTER = ("duration_s", "gpu", "peak_bytes", "attempt", "status", "trouble")
+AFTER = ("duration_s", "gpu", "peak_bytes", "attempt", "status", "trouble", "past")
 
 
 class NoResult(Exception):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from grn.sweep.crew import Crew
-from grn.sweep.task import Ended, Grant, Slot, Task
+from grn.sweep.task import Ended, Grant, Slot, Task, Wanted
 
 
 class Source(Protocol):
@@ -56,6 +56,9 @@ class Slots(Protocol):
 
     def settled(self) -> Sequence[Ended]:
         """Return the ends of which all is known now; each once."""
+
+    def wanted(self) -> Sequence[Wanted]:
+        """Return the leases whose tasks are to be ended, to make room for others; each once."""
 
     def withdraw(self) -> None:
         """Forget all that was asked for and not granted."""

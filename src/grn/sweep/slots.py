@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grn.sweep.held import Hold
-    from grn.sweep.task import Ended, Task
+    from grn.sweep.task import Ended, Task, Wanted
 
 
 class FixedSlots:
@@ -94,6 +94,10 @@ class FixedSlots:
         """All is known at once."""
         ends, self._ends = self._ends, []
         return ends
+
+    def wanted(self) -> tuple[Wanted, ...]:
+        """Nobody else has a claim to them."""
+        return ()
 
     def withdraw(self) -> None:
         """Forget the line."""

@@ -25,10 +25,10 @@ from grn.sweep.results import Table
 from grn.sweep.roles import Slots
 from grn.sweep.space import Point
 from grn.sweep.task import Ended, Slot, Task
-from grn.sweep.tries import Tries
+from grn.sweep.tries import Tries, past, uncounted
 
 WRITE_EVERY_S = 2.0
-
+_UNDER_WAY = (State.RUNNING, State.REQUEUED)
 
 _MARK = "GRN_SWEEP"  # by which all processes of one sweep are known
 
@@ -114,7 +114,7 @@ class Study:
         self.folder.write_about(self._about(about))
         self.read()
         for run in list(self._known.values()):
-            if run.state is State.RUNNING:  # whoever ran it is gone: we have the lock
+            if run.state in _UNDER_WAY:  # whoever ran it is gone: we have the lock
                 self._keep(replace(run, state=State.INTERRUPTED))
 
     def read(self) -> None:
@@ -152,7 +152,7 @@ class Study:
         finally:
             self.stopped_by = crew.stopped_by
             for run in self._in_flight.values():  # nothing of ours runs any more
-                if run.state is State.RUNNING:
+                if run.state in _UNDER_WAY:
                     self._keep(replace(run, state=State.INTERRUPTED))
             self._write_table()
 
@@ -210,15 +210,13 @@ class Study:
         run = self._in_flight[ended.task.number]
         was_running = run.state is State.RUNNING
         run = attempt.judged(self.plan, self.folder.run_dir(run.run), run, ended)
-        if crew.is_stopping:
+        if crew.is_stopping or (crew.is_draining and run.state is State.REQUEUED):
             run = replace(run, state=State.INTERRUPTED)
-        again = None if run.state is not State.FAILED else self._tries.after(ended)
+        is_bad = run.state in (State.FAILED, State.REQUEUED)
+        again = self._tries.after(ended) if is_bad else None
         if again is not None and not crew.is_draining:
-            self._keep(run)
-            attempt.set_aside(self.plan, self.folder.run_dir(run.run), run.attempt)
-            self._in_flight[ended.task.number] = replace(run, attempt=run.attempt + 1)
             crew.again(again)
-            self._change(run, running=-was_running)
+            self._change(self._to_run_again(run, ended), running=-was_running)
             return
         del self._in_flight[ended.task.number]
         run = self._feed.heard(run)
@@ -230,6 +228,15 @@ class Study:
             crew.drain()
         if time.monotonic() >= self._write_at:
             self._write_table()
+
+    def _to_run_again(self, run: Run, ended: Ended) -> Run:
+        """Keep how an attempt ended and clear the place for the next; return it."""
+        if uncounted(ended) is not None:
+            run = replace(run, past=past(ended, run.attempt, run.past))
+        self._keep(run)
+        attempt.set_aside(self.plan, self.folder.run_dir(run.run), run.attempt)
+        self._in_flight[ended.task.number] = replace(run, attempt=run.attempt + 1)
+        return run
 
     # --- runs ----------------------------------------------------------------------------
 

@@ -65,7 +65,10 @@ NO_CHANGES: Mapping[str, str] = {}
 class Task(_Value):
     """One command to run. The environment is put on top of ours, the slot's on top of both."""
 
-    __slots__ = ("argv", "attempt", "environment", "folder", "label", "log_path", "needs", "number")
+    __slots__ = (
+        *("argv", "attempt", "environment", "folder", "label", "log_path", "needs", "number"),
+        *("past", "spared"),
+    )
 
     def __init__(
         self,
@@ -77,6 +80,8 @@ class Task(_Value):
         log_path: str | None = None,
         needs: Needs = ONE_GPU,
         attempt: int = 0,
+        spared: int = 0,
+        past: str = "",
     ) -> None:
         self.number: Final = number  # from 1, in the order of the input
         self.argv: Final = argv
@@ -85,7 +90,9 @@ class Task(_Value):
         self.folder: Final = folder  # None: where we are
         self.log_path: Final = log_path  # both outputs go there; None: to ours
         self.needs: Final = needs
-        self.attempt: Final = attempt  # how often it ran out of memory before
+        self.attempt: Final = attempt  # how often it was given more room than before
+        self.spared: Final = spared  # how often others took its room, so that memory ran out
+        self.past: Final = past  # why the last try was not enough, unless that was its own doing
 
 
 class Slot(_Value):
@@ -103,8 +110,8 @@ class Ended(_Value):
     """How a task ended. A command that could not be started has the status 126 or 127."""
 
     __slots__ = (
-        *("duration_s", "is_out_of_memory", "peak_bytes", "slot", "started_at", "status", "task"),
-        *("trouble", "was_alone"),
+        *("because", "duration_s", "is_out_of_memory", "is_requeued", "is_victim", "peak_bytes"),
+        *("slot", "started_at", "status", "task", "trouble", "was_alone"),
     )
 
     def __init__(
@@ -118,6 +125,9 @@ class Ended(_Value):
         peak_bytes: int | None = None,
         trouble: str = "",
         was_alone: bool = True,
+        is_victim: bool = False,
+        is_requeued: bool = False,
+        because: str = "",
     ) -> None:
         self.task: Final = task
         self.slot: Final = slot
@@ -128,6 +138,19 @@ class Ended(_Value):
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
         self.was_alone: Final = was_alone  # it shared its GPUs with nobody: more room is of no use
+        self.is_victim: Final = is_victim  # it ran out of memory by no fault of its own
+        self.is_requeued: Final = is_requeued  # it was ended to make room for others
+        self.because: Final = because  # whose fault that was, or for whom it made room
+
+
+class Wanted(_Value):
+    """A lease that is wanted back: what runs under it is to be ended and run again later."""
+
+    __slots__ = ("because", "lease")
+
+    def __init__(self, lease: str, because: str) -> None:
+        self.lease: Final = lease
+        self.because: Final = because  # for whom it makes room
 
 
 class Grant(_Value):

@@ -45,6 +45,7 @@ class Gpus:
         self.unused = self._slots.unused
         self.give = self._slots.give
         self.settled = self._slots.settled
+        self.wanted = self._slots.wanted
         self.withdraw = self._slots.withdraw
         self.spared = self._slots.spared
         self.fileno = self._slots.fileno

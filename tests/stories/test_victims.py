@@ -1,0 +1,202 @@
+"""Jobs that ran out of memory since others took their room, and first runs that make room."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Negotiators, Scripts
+from tests.harness import Job, Negotiator, Story, wait_for
+
+MiB = 1 << 20
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 MiB."
+ONCE = f"""\
+echo try >> tries
+[ $(wc -l < tries) = 1 ] && echo '{OOM}' >&2 && exit 1
+echo '{{"fine": 1}}'
+"""
+CALL = f"""
+    import os, sys
+    import grn
+    from act import say
+
+    def train():
+        say("try")
+        if open(os.environ["STORY"] + "/said").read().count("try") < 2:
+            raise RuntimeError("{OOM}")
+        return "trained"
+"""
+
+
+@pytest.fixture
+def beside(story: Story, negotiator: Negotiators) -> Negotiator:
+    """Start a negotiator with one GPU, where a job has more than it reserved."""
+    here = negotiator("virtual:1x512MiB", GRN_FLAT_S="0.2")
+    story.hold("offender", type="offender", mem="40MiB", take=160)
+    story.hear("offender runs")
+    wait_for(lambda: (here.leases()[0]["used_bytes"] or 0) > 150 * MiB, "its memory to be seen")
+    story.write("once.sh", ONCE)
+    return here
+
+
+def given(here: Negotiator, label: str) -> list[int]:
+    """Return what each try of a type was given."""
+    found = re.findall(rf"action=grant lease=\w+ type='{label}' gpus=0 reserved=(\d+)", here.log)
+    return [int(size) for size in found]
+
+
+def test_a_victim_in_a_batch_runs_again_as_it_is(
+    story: Story, beside: Negotiator, script: Scripts
+) -> None:
+    line = "[mem=100MiB type=victim] sh once.sh"
+    job = story.start(script("grn"), "batch", story.write("jobs", line), cwd=story.folder)
+    ended = job.ended_well()
+
+    assert given(beside, "victim") == [100 * MiB] * 2
+    assert "beside it grew beyond what it had" in ended.err
+    assert "; runs again as it is\n" in ended.err
+    (row,) = json.loads((story.folder / "jobs.grn/report.json").read_text())["jobs"]
+    assert (row["outcome"], row["attempts"], row["because"]) == ("ok", 2, "")
+    assert row["past"].startswith("attempt 1: out-of-memory, ran out of memory because offender")
+    story.gate("offender").open()
+
+
+def test_a_victim_in_a_sweep_runs_again_as_it_is(
+    story: Story, beside: Negotiator, script: Scripts
+) -> None:
+    words = ["sweep", "sh once.sh {x}", "-p", "x", "1", "--mem", "100MiB", "--type", "victim"]
+    words += ["--out", "out"]
+    ended = story.start(script("grn"), *words, cwd=story.folder).ended_well()
+
+    assert given(beside, "victim") == [100 * MiB] * 2
+    assert "failed: it ran out of memory because offender" in ended.err
+    row = json.loads((story.folder / "out/results.jsonl").read_text())
+    assert (row["state"], row["attempt"], row["fine"]) == ("finished", 2, 1)
+    assert row["past"].startswith("attempt 1: out-of-memory, ran out of memory because offender")
+    story.gate("offender").open()
+
+
+def test_a_victim_of_exec_runs_again_as_it_is_and_is_not_counted(
+    story: Story, beside: Negotiator, script: Scripts
+) -> None:
+    command = ["exec", "--retry-oom", "1", "--mem", "100MiB", "--type", "victim", "--", "sh"]
+    text = ONCE.replace("= 1 ]", "-lt 3 ]")
+    ended = story.start(script("grn"), *command, story.write("twice.sh", text)).ended_well()
+
+    assert given(beside, "victim") == [100 * MiB] * 3
+    assert ended.err.count("grew beyond what it had") == 2
+    assert ended.err.count("; it runs again as it is\n") == 2
+    story.gate("offender").open()
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_call_that_was_a_victim_is_repeated_as_it_is_if_asked_for(
+    story: Story, beside: Negotiator, retries: int
+) -> None:
+    text = CALL + f'    print(grn.job("victim", mem="100MiB", retry_oom={retries})(train)())\n'
+    ended = story.start_script(text, name="call.py").wait()
+
+    assert given(beside, "victim") == [100 * MiB] * (1 + retries)
+    assert ended.out == "trained\n" * retries
+    story.gate("offender").open()
+
+
+def test_a_call_of_a_pool_that_was_a_victim_is_made_again_as_it_is(
+    story: Story, beside: Negotiator
+) -> None:
+    pytest.importorskip("cloudpickle")
+    text = """
+    from grn.integrations.pool import Call, Pool
+
+    if __name__ == "__main__":
+        pool = Pool(1, mem="100MiB", retry_oom=1)
+        print(pool.submit(Call(train)).result())
+        pool.stop()
+    """
+    assert story.start_script(CALL + text, name="call.py").ended_well().out == "trained\n"
+
+    assert given(beside, "call.py::train") == [100 * MiB] * 2
+    story.gate("offender").open()
+
+
+# --- making room ---------------------------------------------------------------------------
+
+# Grows until it is asked to end, which takes it a moment, and behind the back of its shell.
+GROWING = """\
+import os, signal, sys, time
+
+def leave(*_):
+    open("left", "w").close()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, leave)
+held = []
+for size in range(360):
+    held.append(b"x" * (1 << 20))
+    if size > 280 and not os.path.exists("left"):
+        time.sleep(0.04)
+print('{"grown": 1}', flush=True)
+"""
+LINE = f"{sys.executable} grow.py; exit $?"
+
+
+@pytest.fixture
+def shared(story: Story, negotiator: Negotiators) -> Negotiator:
+    """Start a negotiator with one GPU, of which somebody has a third."""
+    here = negotiator("virtual:1x512MiB", GRN_REQUEUE_S="3")
+    story.hold("sharer", type="sharer", mem="180MiB", take=160)
+    story.hear("sharer runs")
+    story.write("grow.py", GROWING)
+    return here
+
+
+def until_it_waits(here: Negotiator, job: Job) -> dict[str, Any]:
+    """Wait until a first run has made room and is in line again."""
+    wait_for(lambda: "made room" in job.err and here.waiting(), lambda: job.err + here.log)
+    (row,) = here.waiting()
+    return row
+
+
+@pytest.mark.slow
+def test_a_first_run_of_a_batch_makes_room_and_runs_again(
+    story: Story, shared: Negotiator, script: Scripts, tmp_path: Path
+) -> None:
+    story.write("jobs", f"[type=grows] {LINE}")
+    job = story.start(script("grn"), "batch", "jobs", cwd=story.folder)
+    assert until_it_waits(shared, job)["attempt"] == 1
+    assert (story.folder / "left").exists(), "it was asked kindly, also behind its shell"
+    assert "line 1: requeued, " in job.err
+    assert "made room: it grew to" in job.err
+    assert [row["label"] for row in shared.leases()] == ["sharer"]
+
+    story.gate("sharer").open()
+    ended = job.ended_well()
+    assert "1 ok, 0 failed" in ended.out
+    (row,) = json.loads((story.folder / "jobs.grn/report.json").read_text())["jobs"]
+    assert (row["outcome"], row["attempts"]) == ("ok", 2)
+    assert row["past"].startswith("attempt 1: requeued, made room: it grew to")
+    outcomes = [run["outcome"] for run in shared.history()]
+    assert sorted(outcomes) == ["ok", "ok", "requeued"]
+
+
+@pytest.mark.slow
+def test_a_first_run_of_a_sweep_makes_room_and_runs_again(
+    story: Story, shared: Negotiator, script: Scripts
+) -> None:
+    words = ["sweep", "--shell", f"{LINE} {{x}}", "-p", "x", "0", "--type", "grows"]
+    job = story.start(script("grn"), *words, "--out", "out", cwd=story.folder)
+    assert until_it_waits(shared, job)["attempt"] == 1
+    assert "requeued: made room: it grew to" in job.err
+    (run,) = (story.folder / "out/runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["state"] == "requeued"
+
+    story.gate("sharer").open()
+    job.ended_well()
+    row = json.loads((story.folder / "out/results.jsonl").read_text())
+    assert (row["state"], row["attempt"], row["grown"]) == ("finished", 2, 1)
+    assert row["past"].startswith("attempt 1: requeued, made room: it grew to")
