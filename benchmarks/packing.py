@@ -56,8 +56,8 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="?", type=Path, help="a folder with carma_jobs.csv")
-    parser.add_argument("--seeds", type=int, default=3, help="of each workload (3)")
-    parser.add_argument("--jobs", type=int, default=200, help="in each that is drawn (200)")
+    parser.add_argument("--seeds", type=int, default=5, help="of each workload (5)")
+    parser.add_argument("--jobs", type=int, default=300, help="in each that is drawn (300)")
     parser.add_argument("--policy", action="append", choices=list(POLICIES))
     parser.add_argument("--gpus", action="append", help="of generated workloads")
     parser.add_argument("--clashing", type=float, default=0.0, help="share of pairs that clash (0)")

@@ -30,7 +30,15 @@ def test_the_table_names_the_policies_the_bound_and_what_was_assumed(
     assert grn("--gpus", "2x24GiB", "--jobs", jobs_file) == 0
     shown = capsys.readouterr().out
 
-    for word in ("exclusive", "first-run", "fifo-gate", "clairvoyant", "lower bound", "assumed:"):
+    for word in (
+        "exclusive",
+        "first-run",
+        "fifo-gate",
+        "clairvoyant",
+        "all-knowing",
+        "lower bound",
+        "assumed:",
+    ):
         assert word in shown
     assert "GPU 1 " in shown
 

@@ -117,13 +117,24 @@ def test_a_slow_gpu_takes_longer() -> None:
     assert lower_bound_s([job], parse_gpus("1x8GB@0.5"), Assumptions()) == pytest.approx(2000)
 
 
-def test_a_clairvoyant_keeps_types_apart_that_clash() -> None:
+def test_one_who_knows_all_keeps_types_apart_that_clash() -> None:
     jobs = [Job(f"{n}", "same", 0.0, 1000.0, 10**9, load=0.4) for n in range(2)]
     clashing = Assumptions(clashing=1.0, clash=2.5)
-    found = play("clairvoyant", jobs, parse_gpus("1x8GB"), clashing)
+    found = play("all-knowing", jobs, parse_gpus("1x8GB"), clashing)
 
     assert found.makespan_s == pytest.approx(2000, abs=20)
-    assert play("clairvoyant", jobs, parse_gpus("1x8GB"), Assumptions()).makespan_s < 1100
+    assert play("all-knowing", jobs, parse_gpus("1x8GB"), Assumptions()).makespan_s < 1100
+
+
+def test_a_clairvoyant_knows_jobs_and_not_how_gpus_share() -> None:
+    jobs = [Job(f"{n}", f"{n}", 0.0, 1000.0, 10**9, load=0.7) for n in range(3)]
+    spans = {
+        policy: play(policy, jobs, parse_gpus("1x8GB"), Assumptions(beta=0.0)).makespan_s
+        for policy in ("clairvoyant", "all-knowing")
+    }
+
+    assert spans["all-knowing"] == pytest.approx(1000, abs=20), "all three at once"
+    assert spans["clairvoyant"] == pytest.approx(2000, abs=20), "two, up to a load of 1.8"
 
 
 @pytest.mark.parametrize("text", ["2x8GB@fast", "2x8GB@0", "2x8GB@-1"])

@@ -12,7 +12,7 @@ from grn.model.profile import Profile, Run
 from grn.negotiator.ledger import Guard
 from grn.negotiator.rules import Rules
 from grn.simulate.replay import Replayed, World
-from grn.simulate.schedulers import OfEngine, Scheduler, Simple, Truth
+from grn.simulate.schedulers import OfEngine, Scheduler, Simple, ToldLoads, ToldSharing, Truth
 from grn.simulate.workload import Assumptions, Job
 
 POLICIES: Mapping[str, str] = {
@@ -22,7 +22,10 @@ POLICIES: Mapping[str, str] = {
     "grn": "the engine of grn, which knows nothing at first",
     "grn-warm": "the engine of grn, which has seen three runs of each type",
     "clairvoyant": "the engine of grn, told the memory, load and time of every job",
+    "all-knowing": "the same, told as well how GPUs share their time among jobs",
 }
+
+_TOLD = {"clairvoyant": ToldLoads, "all-knowing": ToldSharing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def play(
 ) -> Figures:
     """Replay a workload under one policy."""
     scheduler = _scheduler(policy, jobs, gpus, assumed, chosen or Rules())
-    told = [_by_name(job) for job in jobs] if policy == "clairvoyant" else jobs
+    told = [_by_name(job) for job in jobs] if policy in _TOLD else jobs
     replayed = World(told, gpus, scheduler, assumed).run()
     probes = scheduler.probe_s if isinstance(scheduler, OfEngine) else []
     return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
@@ -73,8 +76,9 @@ def _scheduler(
     if policy in modes:
         return Simple(gpus, assumed, modes[policy])
     models = {gpu.model for gpu in gpus}
-    if policy == "clairvoyant":
-        return OfEngine(gpus, chosen, told=Truth([_by_name(job) for job in jobs], assumed))
+    if policy in _TOLD:
+        truth = Truth([_by_name(job) for job in jobs], assumed)
+        return OfEngine(gpus, chosen, told=(truth, _TOLD[policy](truth)))
     if policy == "grn-warm":
         by_type: dict[str, list[Job]] = {}
         for job in jobs:

@@ -66,7 +66,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a clairvoyant is told: jobs that are each a type of their own, and how they share."""
+    """What there is to be told: jobs that are each a type of their own, and how they share."""
 
     jobs: Sequence[Job]
     assumed: Assumptions
@@ -90,25 +90,36 @@ class Told(Memory):
 
 
 class ToldLoads(Loads):
-    """Loads that are known beforehand."""
+    """Loads and times that are known beforehand; how GPUs share is not, and is not learned."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__()
         self._jobs = {job.name: job for job in truth.jobs}
         self._assumed = truth.assumed
-        self._beside: dict[str, dict[str, float]] = {}
 
     def of(self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()) -> float | None:
         """Return the truth."""
         return self._jobs[job_type].load
 
-    def cap(self, model: str) -> float:
-        """Return what the truth leads to."""
-        return cap_of(self._assumed.beta)
-
     def alone_s(self, request: Request, model: str) -> float | None:
         """Return the truth."""
         return self._jobs[request.job_type].solo_s / speed_of_model(model)
+
+    def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
+        """Learn nothing: all is known."""
+        return run
+
+
+class ToldSharing(ToldLoads):
+    """How GPUs share their time is known as well."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self._beside: dict[str, dict[str, float]] = {}
+
+    def cap(self, model: str) -> float:
+        """Return what the truth leads to."""
+        return cap_of(self._assumed.beta)
 
     def power(self, model: str) -> float:
         """Return the truth."""
@@ -127,10 +138,6 @@ class ToldLoads(Loads):
             }
         return self._beside[job_type]
 
-    def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
-        """Learn nothing: all is known."""
-        return run
-
 
 class OfEngine:
     """The real engine, told in virtual time what a negotiator would be told."""
@@ -140,9 +147,9 @@ class OfEngine:
         gpus: Sequence[Gpu],
         rules: Rules,
         profiles: Sequence[Profile] = (),
-        told: Truth | None = None,
+        told: tuple[Truth, Loads] | None = None,
     ) -> None:
-        self.engine = Engine(rules, Told(told), ToldLoads(told)) if told else Engine(rules)
+        self.engine = Engine(rules, Told(told[0]), told[1]) if told else Engine(rules)
         self.refused: list[str] = []
         self.wanted: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
