@@ -22,13 +22,13 @@ PURE_FILES = {
     "queue": "__init__ events engine lifecycle line roll asks finish",
     "simulate": "__init__ workload bound schedulers replay policies show",
     "sweep": "__init__ task grid script space condition names nested template tries",
-    "front": "__init__ render account metrics board draw view screen",
+    "front": "__init__ render table job_text account metrics board draw view screen",
     "gpus": "__init__ visible",
     "compat": "__init__ tasks tasks.names tasks.config",
 }
 PURE_STDLIB = (
     "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
-    "heapq itertools json math operator posixpath re shlex statistics struct typing"
+    "heapq itertools json math operator posixpath re shlex statistics struct textwrap typing"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 

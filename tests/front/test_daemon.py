@@ -65,7 +65,7 @@ def test_stop_says_how_many_jobs_go_on(grn: Shell, story: Story, background: int
 
         ended = grn("stop")
 
-        assert ended.err.endswith("; 1 running job(s) go on\n")
+        assert ended.err.endswith("; 1 running job goes on\n")
 
 
 def test_it_can_be_started_again_at_once_and_has_forgotten_nothing(

@@ -100,8 +100,8 @@ def test_show_tells_all_of_a_job(queue: Queue) -> None:
     queue.ended(job)
     out = queue.fine("show", str(job))
     assert out.startswith(f"job {job}  mine\n  state     failed: exit status 3\n")
-    assert "attempt 1 on GPU" in out
-    assert "attempt 2 on GPU" in out
+    assert "attempt   1 on GPU" in out
+    assert "attempt   2 on GPU" in out
     assert "AAA" in out
     assert "hush" not in out, "values are nobody's business"
     row = queue.json("show", str(job))["job"]
@@ -140,7 +140,7 @@ def test_logs_of_what_never_ran_say_so(queue: Queue) -> None:
     (ran,) = queue.shs("true")
     queue.ended(ran)
     ended = queue("logs", str(ran), "--attempt", "2")
-    assert (ended.code, ended.err) == (2, f"error: job {ran} was tried 1 time(s).\n")
+    assert (ended.code, ended.err) == (2, f"error: job {ran} was tried 1 time.\n")
 
 
 def test_a_log_is_followed_through_attempts_to_the_end(queue: Queue) -> None:
@@ -414,9 +414,9 @@ def test_clean_forgets_what_has_ended(queue: Queue) -> None:
     (job,) = queue.shs("echo hi")
     folder = queue.ended(job)["folder"]
     ended = queue("clean", "--older-than", "1h")
-    assert (ended.code, ended.err) == (0, "0 job(s) forgotten\n")
+    assert (ended.code, ended.err) == (0, "0 jobs forgotten\n")
     assert queue.job(job)["reason"] == "ok"
-    assert queue("clean").err.endswith("job(s) forgotten\n")
+    assert queue("clean").err.endswith(" forgotten\n")
     assert queue("show", str(job)).code == 2
     wait_for(lambda: not Path(folder).exists(), "its files to go")
     (following,) = queue.shs("true")
@@ -438,7 +438,7 @@ def test_drain_starts_nothing_and_says_what_still_runs(queue: Queue) -> None:
     (runs,) = queue.shs("echo up; gate drained")
     queue.says(runs, "up")
     ended = queue("drain")
-    assert ended.err == "draining: 1 job(s) still run; `grn drain --off` goes on\n"
+    assert ended.err == "draining: 1 job still runs; `grn drain --off` goes on\n"
     (waits,) = queue.shs("true")
     assert queue.job(waits)["why"] == "the queue is drained: `grn drain --off` goes on"
     queue.gate("drained").open()
@@ -464,7 +464,7 @@ def test_queue_status_start_and_stop(queue: Queue) -> None:
     said = queue.json("queue", "status")
     assert (said["pid"], said["counts"]["running"], said["trouble"]) == (pid, 1, "")
     ended = queue("queue", "stop")
-    assert ended.err == "queue stopped; 1 running job(s) go on\n"
+    assert ended.err == "queue stopped; 1 running job goes on\n"
     ended = queue("queue", "status")
     assert ended.code == 3
     assert ended.err.startswith("error: no grn queue answers at ")

@@ -128,7 +128,7 @@ def test_a_log_is_followed_and_a_job_explained(queue: Queue) -> None:
         await pilot.press("q")
         await until(app, lambda text: "RUNNING" in text)
         await pilot.press("e")
-        text = await until(app, lambda text: "attempt 1 on GPU" in text)
+        text = await until(app, lambda text: "attempt   1 on GPU" in text)
         assert "job 1  runner" in text
         await pilot.press("q")
         await until(app, lambda text: "RUNNING" in text)

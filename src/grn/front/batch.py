@@ -13,7 +13,8 @@ from dataclasses import asdict
 import click
 
 from grn.errors import MachineError, UsageError
-from grn.front.render import progress, show_time, table
+from grn.front.render import progress, show_time
+from grn.front.table import table
 from grn.front.teller import Teller
 from grn.model.sizes import parse_size, show_size
 from grn.model.text import harmless

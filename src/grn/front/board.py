@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from grn.front.render import shown_command
+from grn.front.job_text import shown_command
 from grn.model.text import harmless
 
 Facts = Mapping[str, Any]

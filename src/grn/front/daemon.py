@@ -11,6 +11,7 @@ import click
 from grn.client.connection import ask_once
 from grn.client.daemons import negotiator_argv, start_aside, who_answers
 from grn.errors import DaemonError
+from grn.front.job_text import going_on
 
 STOP_S = 10.0
 
@@ -46,7 +47,6 @@ def stop() -> int:
         if time.monotonic() > deadline:
             raise DaemonError(f"the negotiator (pid {answer['pid']}) does not end.")
         time.sleep(0.02)
-    left = stopped["leases"]
-    note = f"; {left} running job(s) go on" if left else ""
+    note = going_on(stopped["leases"])
     click.echo(f"negotiator stopped (pid {answer['pid']}){note}", err=True)
     return 0

@@ -27,6 +27,7 @@ from grn.errors import GrnError, MachineError
 from grn.front import render
 from grn.front.daemon import STOP_S
 from grn.front.look import user_name
+from grn.front.table import table
 
 VIRTUAL = "2x512MiB"
 PACE_S = 0.2
@@ -154,7 +155,7 @@ def _tell(demo: Demo, console: Console, learned: list[dict[str, Any]], took_s: f
         for result in sorted(demo.results, key=lambda result: (result["gpu"], result["began_at"]))
     ]
     console.print("[bold]where each ran[/]")
-    console.print(Text(render.table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
+    console.print(Text(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
     console.print("\n[bold]what was learned[/]")
     console.print(Text(render.profiles(learned)))
     spent = sum(result["ended_at"] - result["began_at"] for result in demo.results)

@@ -5,15 +5,16 @@ Pure. Everything can be told apart without colour, and in plain ASCII.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from grn.front.board import Part, Row, letters
-from grn.front.render import show_time
+from grn.front.render import short_model, show_time
 from grn.model.sizes import short_size
+from grn.model.text import columns_of
+from grn.model.text import cut as text_cut
 
 Piece = tuple[str, str]  # text, style
 Line = list[Piece]
@@ -78,28 +79,13 @@ def curve(values: Sequence[int | None], size: int, marks: Marks) -> str:
 
 def cut(text: str, size: int, marks: Marks) -> str:
     """Fit a text into so many columns, with a mark where something is left out."""
-    if size <= 0:
-        return ""
-    if _columns(text) <= size:
-        return text + " " * (size - _columns(text))
-    kept, used = "", 0
-    for char in text:
-        used += _columns(char)
-        if used > size - 1:
-            break
-        kept += char
-    return kept + marks.cut + " " * (size - 1 - _columns(kept))
+    shown = text_cut(text, size, marks.cut)
+    return shown + " " * (size - columns_of(shown))
 
 
 def width_of(line: Iterable[Piece]) -> int:
     """Return how many columns a line takes."""
-    return sum(_columns(text) for text, _ in line)
-
-
-def _columns(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return len(text) + len(_WIDE.findall(text)) - len(_JOINED.findall(text))
+    return sum(columns_of(text) for text, _ in line)
 
 
 # --- a GPU ---------------------------------------------------------------------------------
@@ -117,7 +103,7 @@ class GpuColumns:
     def of(width: int) -> GpuColumns:
         """Share what is left of a line beside its fixed parts."""
         left = max(24, width - _GPU_FIXED)
-        model = min(26, left // 5)
+        model = min(26, max(12, left // 5))
         past = min(60, (left - model) // 4)
         return GpuColumns(left - model - past, past, model)
 
@@ -142,13 +128,6 @@ def gpu_line(gpu: Facts, leases: Mapping[str, Facts], loads: Sequence[float | No
         (spark(loads, columns.spark, 100.0, marks), "spark"),
         model,
     ]
-
-
-def short_model(name: str) -> str:
-    """Leave out what all GPUs of a maker are called."""
-    for word in ("NVIDIA ", "GeForce ", "Tesla "):
-        name = name.removeprefix(word)
-    return name
 
 
 def bar(gpu: Facts, leases: Mapping[str, Facts], size: int, marks: Marks) -> Line:
@@ -253,8 +232,8 @@ def clipped(line: Line, width: int, marks: Marks) -> Line:
     for text, style in line:
         if left <= 0:
             break
-        size = min(left, _columns(text))
-        out.append((text if _columns(text) <= left else cut(text, left, marks), style))
+        size = min(left, columns_of(text))
+        out.append((text if columns_of(text) <= left else cut(text, left, marks), style))
         left -= size
     return [*out, (" " * left, "plain")] if left > 0 else out
 
@@ -332,8 +311,3 @@ _SICK = {
     "lost": "the driver says that this GPU is gone",
 }
 # Characters that take two columns, and those that join the one before them.
-_WIDE = re.compile(
-    "[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f"
-    "\uff00-\uff60\uffe0-\uffe6\U0001f300-\U0001f64f\U0001f900-\U0001f9ff\U00020000-\U0003fffd]"
-)
-_JOINED = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]")

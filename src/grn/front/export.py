@@ -11,6 +11,7 @@ import click
 from grn.client.connection import ask_once
 from grn.client.facts import of_command
 from grn.errors import GrnError, MachineError
+from grn.model.text import counted
 from grn.simulate.files import write_jobs
 from grn.simulate.workload import Job
 
@@ -31,7 +32,9 @@ def write(rows: Sequence[dict[str, Any]], path: str) -> int:
         except OSError as error:
             raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
     left = len(rows) - len(good)
-    click.echo(f"{len(good)} job(s) written, {left} left out (failed or not measured)", err=True)
+    click.echo(
+        f"{counted(len(good), 'job')} written, {left} left out (failed or not measured)", err=True
+    )
     return 0
 
 

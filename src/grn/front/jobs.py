@@ -15,9 +15,9 @@ from grn.client import logs as job_logs
 from grn.client import queue
 from grn.client.submit import exit_code_of, is_id, seconds
 from grn.errors import GrnError, UnknownJob, UsageError
-from grn.front import render
+from grn.front import job_text, render
 from grn.front.look import print_json, width
-from grn.model.text import harmless
+from grn.model.text import counted, harmless
 
 FOLLOW_S = 0.1
 _json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
@@ -38,7 +38,14 @@ def submit(words: tuple[str, ...]) -> int:
 
 
 @click.command()
-@click.option("-n", "most", type=click.IntRange(1), default=50, help="So many at the most.")
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1),
+    default=50,
+    metavar="N",
+    help="So many at the most; 50 if not given.",
+)
 @click.option("-a", "--all", "everything", is_flag=True, help="Also what has ended.")
 @click.option("--state", "states", multiple=True, metavar="STATE",
               help="Only these: queued, held, running, ok, failed, ... (repeatable).")  # fmt: skip
@@ -71,9 +78,10 @@ def ls(
         return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
     if quiet:
         return _print_ids([row["id"] for row in rows])
-    click.echo(render.jobs(rows, time.time(), width()))
+    click.echo(job_text.jobs(rows, time.time(), width()))
     if not rows or len(rows) == most:
-        click.echo(render.counts(answer["counts"]), err=True)
+        note = f" ({most} shown: -n shows more)" if rows else ""
+        click.echo(job_text.counts(answer["counts"]) + note, err=True)
     return 0
 
 
@@ -83,15 +91,22 @@ def ls(
 def show(job: str, as_json: bool) -> int:
     """Tell all of one job: command, folder, attempts, how it ended."""
     (job_id,) = _resolve([job])
-    row = _meant(queue.ask({"op": "show", "job": job_id})["job"])
+    (row,) = _with_memory([_meant(queue.ask({"op": "show", "job": job_id})["job"])])
     if as_json:
         return print_json({"schema": 1, "job": row})
-    click.echo(render.job(row, time.time()))
+    click.echo(job_text.job(row, time.time(), width()))
     return 0
 
 
 @click.command()
-@click.option("-n", "most", type=click.IntRange(1), default=50, help="So many at the most.")
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1),
+    default=50,
+    metavar="N",
+    help="So many at the most; 50 if not given.",
+)
 @click.option("--export", "file", metavar="FILE",
               help="Write all that ended well as a workload for `grn simulate`.")  # fmt: skip
 @_json_flag
@@ -106,7 +121,7 @@ def history(most: int, file: str | None, as_json: bool) -> int:
     rows = [_meant(row) for row in answer["jobs"]]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
-    click.echo(render.history(rows, time.time(), width()))
+    click.echo(job_text.history(rows, time.time(), width()))
     return 0
 
 
@@ -114,7 +129,7 @@ def history(most: int, file: str | None, as_json: bool) -> int:
 @click.argument("job", metavar="ID")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--stderr", is_flag=True, help="Standard error alone.")
-@click.option("--attempt", type=click.IntRange(1), help="Of an earlier attempt.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
 def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     """Print what a job has printed."""
     (job_id,) = _resolve([job])
@@ -127,7 +142,7 @@ def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
         why = (row["why"] or row["reason"]).rstrip(".")
         raise UsageError(f"job {job_id} {when}: {why}.")
     if attempt is not None and attempt > row["attempt"]:
-        raise UsageError(f"job {job_id} was tried {row['attempt']} time(s).")
+        raise UsageError(f"job {job_id} was tried {counted(row['attempt'], 'time')}.")
     sys.stdout.flush()
     folder = _folder_of(row, attempt or row["attempt"])
     sys.stdout.buffer.write(job_logs.read_log(folder, name))
@@ -200,7 +215,12 @@ def release(jobs: tuple[str, ...]) -> int:
 
 @click.command()
 @_ids
-@click.option("--priority", type=click.IntRange(-1000, 1000), help="Higher goes first; 0 is usual.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    metavar="N",
+    help="Higher goes first; 0 is usual.",
+)
 @click.option("--front", "front", flag_value="front", help="Before all others of its priority.")
 @click.option("--back", "front", flag_value="back", help="Behind all others of its priority.")
 def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
@@ -230,7 +250,8 @@ def drain(off: bool) -> int:
     """Start nothing more and let what runs finish; --off goes on."""
     running = queue.ask({"op": "drain", "drained": not off})["running"]
     if not off:
-        click.echo(f"draining: {running} job(s) still run; `grn drain --off` goes on", err=True)
+        text = f"{counted(running, 'job')} still {'runs' if running == 1 else 'run'}"
+        click.echo(f"draining: {text}; `grn drain --off` goes on", err=True)
     return 0
 
 
@@ -240,7 +261,7 @@ def clean(older_than: str) -> int:
     """Forget jobs that have ended, with their logs."""
     older_s = 0.0 if older_than in ("0", "0s") else seconds(older_than)
     cleaned = queue.ask({"op": "clean", "older_than_s": older_s})["cleaned"]
-    click.echo(f"{cleaned} job(s) forgotten", err=True)
+    click.echo(f"{counted(cleaned, 'job')} forgotten", err=True)
     return 0
 
 
@@ -254,14 +275,14 @@ def queue_command(what: str, as_json: bool) -> int:
     """
     if what == "stop":
         said = queue.ask({"op": "stop"}, may_start=False)
-        click.echo(f"queue stopped; {said['running']} running job(s) go on", err=True)
+        click.echo(f"queue stopped{job_text.going_on(said['running'])}", err=True)
         return 0
     said = queue.ask({"op": "ping"}, may_start=what == "start")
     counts = queue.ask({"op": "count"})["counts"]
     if as_json:
         said.pop("id")
         return print_json({"schema": 1, **said, "counts": counts})
-    click.echo(f"queue {said['version']} answers (pid {said['pid']}): {render.counts(counts)}")
+    click.echo(f"queue {said['version']} answers (pid {said['pid']}): {job_text.counts(counts)}")
     if said["trouble"]:
         click.echo(f"warning: {said['trouble']}", err=True)
     return 0

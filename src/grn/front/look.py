@@ -14,6 +14,7 @@ import click
 from grn.client.connection import ask_once
 from grn.errors import UnknownJob, UsageError
 from grn.front import render
+from grn.front.table import table
 from grn.model.text import harmless
 
 _json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
@@ -61,7 +62,7 @@ def shares(as_json: bool) -> int:
     status = ask_once({"op": "status"})["status"]
     if as_json:
         return print_json({key: status[key] for key in ("schema", "version", "shares")})
-    click.echo(render.shares(status["shares"], user_name))
+    click.echo(render.shares(status["shares"], user_name, width()))
     return 0
 
 
@@ -81,7 +82,14 @@ def why(job: str, as_json: bool) -> int:
 
 
 @click.command()
-@click.option("-n", "most", type=click.IntRange(1, 100_000), default=50, help="How many; 50.")
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1, 100_000),
+    default=50,
+    metavar="N",
+    help="So many at the most; 50 if not given.",
+)
 @_json_flag
 def audit(most: int, as_json: bool) -> int:
     """Show who changed what belongs to others, or tried to.
@@ -104,7 +112,7 @@ def audit(most: int, as_json: bool) -> int:
     ]
     headers = ("WHEN", "USER", "PID", "VERB", "OBJECT", "RESULT")
     none = "nothing yet: nobody was refused, forgot a profile or stopped the negotiator"
-    click.echo(render.table(headers, lines, width()) or none)
+    click.echo(table(headers, lines, width(), elastic=("OBJECT",), spare=("PID",)) or none)
     return 0
 
 
@@ -132,7 +140,7 @@ def profiles_show(job_type: str, as_json: bool) -> int:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
-    click.echo("\n\n".join(render.profile(row, is_ascii()) for row in rows))
+    click.echo("\n\n".join(render.profile(row, is_ascii(), width()) for row in rows))
     return 0
 
 

@@ -14,7 +14,7 @@ from grn import wire
 from grn.client import logs, queue
 from grn.client.connection import ask_once
 from grn.errors import GrnError
-from grn.front import draw, render, screen
+from grn.front import draw, job_text, render, screen
 from grn.front.board import Part, Row
 from grn.front.draw import Line, Marks
 from grn.front.look import user_name
@@ -121,7 +121,7 @@ def _explanation(row: Row, marks: Marks) -> list[str]:
         job = queue.ask({"op": "show", "job": row.job}, may_start=False)["job"]
         job["argv"] = [wire.meant(word) for word in job["argv"]]
         job["cwd"] = wire.meant(job["cwd"])
-        lines += render.job(job, time.time()).splitlines()
+        lines += job_text.job(job, time.time()).splitlines()
     if row.lease is not None and row.part is not Part.ENDED:
         lines += ["", *_negotiators_word(row.lease)]
     if row.lease is not None and row.part is not Part.WAITING:

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from grn.front.table import labelled, table
 from grn.model.sizes import show_size
-from grn.model.text import harmless
 
 Row = dict[str, Any]
 UserName = Callable[[int], str]
 
 BLOCKS = ("█", "▒", "░", "·")
 ASCII_BLOCKS = ("#", "=", "x", ".")
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> str:
-    """Align columns; the last one is cut to the width of the terminal, 0 for no limit."""
-    if not rows:
-        return ""
-    sizes = [max(len(line[i]) for line in [headers, *rows]) for i in range(len(headers))]
-    lines = []
-    for line in [headers, *rows]:
-        cells = [cell.ljust(size) for cell, size in zip(line, sizes, strict=True)]
-        text = "  ".join(cells).rstrip()
-        lines.append(text if not width or len(text) <= width else text[: width - 1] + "…")
-    return "\n".join(lines)
+BAR, SHORTEST_BAR = 20, 8
+_WIDE_FROM = 100  # columns of a terminal
 
 
 def gpus(status: Row, width: int = 0, is_ascii: bool = False) -> str:
     """Draw one line for each GPU."""
-    rows = [_gpu_row(gpu, is_ascii) for gpu in status["gpus"]]
     used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     legend = f"{used} used by jobs  {reserved} reserved  {strangers} others and guard"
     headers = ("GPU", "MODEL", "MEMORY", "USED", "RESERVED", "FREE", "TOTAL", "LOAD", "JOBS")
-    return "\n".join((table(headers, rows, width), legend, *_links(status["gpus"])))
+    rows = [_gpu_row(gpu, BAR, is_ascii) for gpu in status["gpus"]]
+    if width:
+        rows = [(index, short_model(model), *rest) for index, model, *rest in rows]
+        over = len(table(headers, rows).partition("\n")[0]) - width
+        size = min(BAR, max(SHORTEST_BAR, BAR - over))
+        bars = [bar(gpu, size, is_ascii) for gpu in status["gpus"]]
+        rows = [(*row[:2], drawn, *row[3:]) for row, drawn in zip(rows, bars, strict=True)]
+    drawn = table(headers, rows, width, elastic=("MODEL",), spare=("TOTAL", "MEMORY", "LOAD"))
+    legends = [legend] if "MEMORY" in drawn else []
+    return "\n".join((drawn, *legends, *_links(status["gpus"])))
+
+
+def short_model(name: str) -> str:
+    """Leave out what all GPUs of a maker are called."""
+    for word in ("NVIDIA ", "GeForce ", "Tesla "):
+        name = name.removeprefix(word)
+    return name
 
 
 def _links(gpus: Sequence[Row]) -> list[str]:
@@ -74,7 +77,7 @@ def ps(status: Row, user_name: UserName, width: int = 0) -> str:
     if not rows:
         return "nothing runs and nothing waits"
     headers = ("ID", "STATE", "USER", "PID", "GPU", "USED/RESERVED", "FOR", "TYPE", "WHY")
-    return table(headers, rows, width)
+    return table(headers, rows, width, elastic=("TYPE", "WHY"), spare=("PID", "USED/RESERVED"))
 
 
 def why(rows: Sequence[Row], user_name: UserName) -> str:
@@ -82,7 +85,7 @@ def why(rows: Sequence[Row], user_name: UserName) -> str:
     return "\n".join(_explained(row, user_name) for row in rows)
 
 
-def shares(rows: Sequence[Row], user_name: UserName) -> str:
+def shares(rows: Sequence[Row], user_name: UserName, width: int = 0) -> str:
     """List users by whose turn it is."""
     if not rows:
         return "nobody has used a GPU lately"
@@ -98,7 +101,7 @@ def shares(rows: Sequence[Row], user_name: UserName) -> str:
         )
         for row in rows
     ]
-    return table(("USER", "WEIGHT", "GPU HOURS", "SHARE", "GPUS NOW", "WAITS"), lines)
+    return table(("USER", "WEIGHT", "GPU HOURS", "SHARE", "GPUS NOW", "WAITS"), lines, width)
 
 
 def profiles(rows: Sequence[Row], width: int = 0) -> str:
@@ -117,36 +120,44 @@ def profiles(rows: Sequence[Row], width: int = 0) -> str:
         for row in rows
     ]
     headers = ("TYPE", "GPU MODEL", "RUNS", "LARGEST", "ESTIMATE", "USUAL TIME")
-    return table(headers, lines, width)
+    return table(headers, lines, width, elastic=("TYPE", "GPU MODEL"), spare=("USUAL TIME",))
 
 
-def profile(row: Row, is_ascii: bool = False) -> str:
+def profile(row: Row, is_ascii: bool = False, width: int = 0) -> str:
     """Explain one profile in words and draw the peaks of its runs beside the estimate."""
+    notes = [*row.get("by_arguments", ()), *row.get("notes", ())]
     lines = [
-        f"{row['label']} on {row['model']}",
-        f"  type      {row['type']}",
-        f"  estimate  {show_size(row['estimate_bytes'])}: {row['because']}",
-        *(f"            {text}" for text in [*row.get("by_arguments", ()), *row.get("notes", ())]),
+        ("type", row["type"]),
+        ("estimate", f"{show_size(row['estimate_bytes'])}: {row['because']}"),
+        *(("", text) for text in notes),
         *_load_lines(row),
-        f"  runs      {row['runs']}, the last {len(row['history'])}:",
+        ("runs", f"{row['runs']}, the last {len(row['history'])}:"),
+        *_run_lines(row, 12 if 0 < width < _WIDE_FROM else 24, is_ascii),
     ]
+    head = f"{row['label']} on {row['model']}"
+    return "\n".join([head, *(labelled(label, text, width) for label, text in lines)])
+
+
+def _run_lines(row: Row, size: int, is_ascii: bool) -> Iterator[tuple[str, str]]:
+    """Draw each run, and the estimate for the next."""
     most = max([row["estimate_bytes"] or 0, *(run["peak_bytes"] for run in row["history"])]) or 1
     solid, reserved, faint, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     for run in row["history"]:
         block = faint if run.get("outdated") else solid
-        lines.append(f"  {run['outcome']:9} {_peak(run['peak_bytes'], most, block)} {_told(run)}")
+        peak = run["peak_bytes"]
+        drawn = f"{_peak(peak / most, size, block)} {show_size(peak):>9}"
+        yield run["outcome"], f"{drawn} {_told(run)}"
         if run.get("note"):
-            lines.append(f"            {run['note']}")
+            yield "", run["note"]
     if row["estimate_bytes"] and row["history"]:
-        drawn = _peak(row["estimate_bytes"], most, reserved)
+        estimate = row["estimate_bytes"]
+        drawn = f"{_peak(estimate / most, size, reserved)} {show_size(estimate):>9}"
         which = " where its arguments tell nothing" if row.get("by_arguments") else ""
-        lines.append(f"  {'next':9} {drawn} as estimated{which}")
-    return "\n".join(line.rstrip() for line in lines)
+        yield "next", f"{drawn} as estimated{which}"
 
 
-def _peak(size: int, most: int, block: str) -> str:
-    bar = block * max(1, round(24 * size / most))
-    return f"{bar:24} {show_size(size):>9}"
+def _peak(share: float, size: int, block: str) -> str:
+    return (block * max(1, round(size * share))).ljust(size)
 
 
 def _told(run: Row) -> str:
@@ -157,15 +168,15 @@ def _told(run: Row) -> str:
     return f"in {show_time(run['duration_s']):>6} {facts}{note}"
 
 
-def _load_lines(row: Row) -> Iterator[str]:
+def _load_lines(row: Row) -> Iterator[tuple[str, str]]:
     """Say how busy a type keeps a GPU, and beside whom it takes longer."""
     if row.get("load"):
-        text = f"  load      {row['load']:.0%} of a GPU's time"
+        text = f"{row['load']:.0%} of a GPU's time"
         if row.get("load_cap"):
             text += f"; shared up to {row['load_cap']:.0%} ({row['load_cap_because']})"
-        yield text
+        yield "load", text
     for other, slower in row.get("slower_beside", {}).items():
-        yield f"  beside    {other}: {slower:.1f} times as long as load tells"
+        yield "beside", f"{other}: {slower:.1f} times as long as load tells"
 
 
 def show_time(seconds: float | None) -> str:
@@ -200,13 +211,13 @@ def _cells(part: int, total: int, size: int) -> int:
     return min(size, max(1, round(size * part / total)) if part else 0)
 
 
-def _gpu_row(gpu: Row, is_ascii: bool) -> tuple[str, ...]:
+def _gpu_row(gpu: Row, size: int, is_ascii: bool) -> tuple[str, ...]:
     load = "?" if gpu["load_pct"] is None else f"{gpu['load_pct']:.0f}%"
     health = "" if gpu["health"] == "ok" else f" ({gpu['health']})"
     return (
         str(gpu["index"]),
         gpu["model"] + health,
-        bar(gpu, 20, is_ascii),
+        bar(gpu, size, is_ascii),
         show_size(gpu["used_bytes"]),
         show_size(gpu["reserved_bytes"]),
         show_size(gpu["free_bytes"]),
@@ -255,81 +266,6 @@ def _value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def jobs(rows: Sequence[Row], now: float, width: int = 0) -> str:
-    """List jobs of the queue."""
-    if not rows:
-        return "no jobs"
-    lines = [
-        (
-            str(row["id"]),
-            shown_state(row),
-            ",".join(map(str, row["gpus"])) if row["state"] not in ("queued", "held") else "",
-            _job_memory(row),
-            show_time(now - _since(row)),
-            shown_command(row),
-            "" if row["state"] in ("running", "starting") else harmless(row["why"]),
-        )
-        for row in rows
-    ]
-    return table(("ID", "STATE", "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"), lines, width)
-
-
-def history(rows: Sequence[Row], now: float, width: int = 0) -> str:
-    """List jobs that have ended."""
-    if not rows:
-        return "nothing has ended yet"
-    lines = [
-        (
-            str(row["id"]),
-            row["reason"],
-            _exit_text(row),
-            show_time(row["ran_s"]),
-            show_size(row["peak_bytes"]),
-            ",".join(map(str, row["gpus"])),
-            str(row["attempt"]),
-            show_time(now - row["ended_at"]) + " ago",
-            shown_command(row),
-        )
-        for row in rows
-    ]
-    headers = ("ID", "ENDED", "EXIT", "RAN", "PEAK", "GPU", "TRIES", "WHEN", "COMMAND")
-    return table(headers, lines, width)
-
-
-def job(row: Row, now: float) -> str:
-    """Tell all of one job."""
-    lines = [
-        f"job {row['id']}  {harmless(row['name'])}".rstrip(),
-        f"  state     {shown_state(row)}" + (f": {harmless(row['why'])}" if row["why"] else ""),
-        f"  command   {shown_command(row)}",
-        f"  folder    {harmless(row['cwd'])}",
-        f"  type      {harmless(row['label'])}",
-        f"  asks for  {row['gpus_asked']} GPU(s), {_asked_memory(row)}"
-        + (", to itself" if row["is_exclusive"] else ""),
-        f"  submitted {show_time(now - row['submitted_at'])} ago, priority {row['priority']}",
-    ]
-    if row["after"]:
-        after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row["after"])
-        lines.append(f"  after     {after}")
-    if row["folder"]:
-        lines.append(f"  files     {row['folder']}")
-    for one in row["attempts"]:
-        where = f"GPU {','.join(map(str, one['gpus']))}" if one["gpus"] else "no GPU"
-        how = one["reason"] or "under way"
-        facts = f"{show_time(one['ran_s'])}, peak {show_size(one['peak_bytes'])}"
-        lines.append(f"  attempt {one['attempt']} on {where}: {how}, {facts}")
-        if one.get("text"):
-            lines.append(f"    {harmless(one['text'])}")
-    names = harmless(", ".join(row["environment"]))
-    lines.append(f"  variables {names if len(names) < 400 else names[:400] + '…'}")
-    return "\n".join(lines)
-
-
-def counts(numbers: dict[str, int]) -> str:
-    """Say how many jobs are in each state."""
-    return f"{numbers['running']} running, {numbers['queued']} queued, {numbers['ended']} ended"
-
-
 def progress(done: int, total: int, failed: int, passed_s: float, size: int = 24) -> str:
     """Draw one line: how many are done, how many failed, the rate and the time left."""
     filled = round(size * done / total) if total else size
@@ -338,40 +274,3 @@ def progress(done: int, total: int, failed: int, passed_s: float, size: int = 24
     bad = f", {failed} failed" if failed else ""
     bar_text = "#" * filled + "." * (size - filled)
     return f"[{bar_text}] {done}/{total}{bad}  {rate:.1f}/s  {left} left"
-
-
-def shown_state(row: Row) -> str:
-    """Name the state of a job, or how it ended."""
-    return str(row["reason"]) if row["state"] == "ended" else str(row["state"])
-
-
-def shown_command(row: Row) -> str:
-    """Spell the command of a job as one would type it."""
-    argv = row["argv"]
-    text = argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else shlex.join(argv)
-    return harmless(f"{row['name']}: {text}" if row["name"] else text)
-
-
-def _since(row: Row) -> float:
-    if row["state"] == "ended":
-        return float(row["ended_at"])
-    if row["state"] in ("queued", "held"):
-        return float(row["submitted_at"])
-    return float(row["started_at"] or row["submitted_at"])
-
-
-def _job_memory(row: Row) -> str:
-    if row["state"] in ("queued", "held") or row["reserved_bytes"] is None:
-        return ""
-    used = row["peak_bytes"] if row["state"] == "ended" else row.get("used_bytes")
-    return f"{show_size(used)}/{show_size(row['reserved_bytes'])}"
-
-
-def _asked_memory(row: Row) -> str:
-    return show_size(row["mem_bytes"]) if row["mem_bytes"] else "memory as learned"
-
-
-def _exit_text(row: Row) -> str:
-    if row["signal"]:
-        return f"signal {row['signal']}"
-    return "" if row["status"] is None else str(row["status"])

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from grn.front.render import progress, show_time, table
+from grn.front.render import progress, show_time
+from grn.front.table import table
 from grn.front.teller import Teller
 from grn.model.sizes import show_size
 from grn.model.text import harmless
