@@ -44,6 +44,7 @@ from grn.negotiator.memory import CHANCE, Memory
 from grn.negotiator.order import Waiting
 from grn.negotiator.place import Need, pinned
 from grn.negotiator.refuse import refusal
+from grn.negotiator.returning import Returning
 from grn.negotiator.rules import Rules
 from grn.negotiator.runs import Runs
 from grn.negotiator.shares import Shares, class_of
@@ -80,7 +81,7 @@ class Engine:
         self.first_runs = self._holdings.first_runs
         self._sequence = 0
         self._saved: set[str] = set()  # keys that are written down as waiting
-        self._returning: dict[str, int] = {}  # key -> old place of a request before a restart
+        self._returning = Returning(self.waitlist)
         self._grace_until = _NEVER
         self._residue_until = _NEVER
 
@@ -184,9 +185,9 @@ class Engine:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
         for book in self.books.values():
             book.read(book.reading)  # again, now that it is known whose memory it shows
-        self._returning = dict(event.waiting)
+        self._returning.expect(event.waiting)
         self._sequence = max((place + 1 for _, place in event.waiting), default=0)
-        self._saved = set(self._returning)
+        self._saved = {key for key, _ in event.waiting}
         if self.books:
             self._granter.guess()  # drawn from all profiles: not while somebody waits for an answer
         if event.waiting:
@@ -206,7 +207,7 @@ class Engine:
         if not len(self.waitlist) and self._grace_until == _NEVER:
             lease = self._granter.at_once(request, event.at)
             if lease is not None:
-                self._returning.pop(request.key, None)
+                self._returning.take(request.key)
                 yield from self._given(lease)
                 return
         waiting = self._enqueue(request, event.at)
@@ -235,7 +236,8 @@ class Engine:
                 self._shares.gave_up(before)
                 waiting = self._shares.join(waiting, at)
         else:
-            sequence = self._returning.pop(request.key, self._sequence)
+            old = self._returning.take(request.key)
+            sequence = self._sequence if old is None else old
             self._sequence = max(self._sequence, sequence + 1)
             waiting = self._placed(request, sequence, at)
         self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
@@ -253,26 +255,18 @@ class Engine:
         cost_h = request.gpus * min(1.0, share) * (USUAL_S if usual_s is None else usual_s) / 3600
         were_several = self._shares.are_several()
         waiting = Waiting(request, sequence, at, is_short, cost_h)
-        waiting = self._shares.join(waiting, at, self._place_before(waiting))
+        waiting = self._shares.join(waiting, at, self._returning.place_before(waiting))
+        self._returning.came(waiting)
         if self._shares.are_several() and not were_several:
             self._move_users(at)  # until now nobody had to know where the first stood
         return waiting
-
-    def _place_before(self, waiting: Waiting) -> float | None:
-        """Return the place of one that comes back before others of its user, None for others."""
-        if waiting.sequence + 1 >= self._sequence:
-            return None
-        user, alike = waiting.request.user, class_of(waiting)
-        later = (w for w in self.waitlist if w.sequence > waiting.sequence)
-        places = (w.place_h for w in later if w.request.user == user and class_of(w) == alike)
-        return min(places, default=None)
 
     def _move_users(self, at: float) -> None:
         """Let those who have had more than was thought go after others, and the other way."""
         self.waitlist.move(self._shares.update(at), _MOST_MOVED)
 
     def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
-        self._returning.pop(event.key, None)
+        self._returning.take(event.key)
         yield from self._unsave(event.key)
         waiting = self.waitlist.pop(event.key)
         if waiting is not None:
@@ -324,9 +318,8 @@ class Engine:
         yield from self._runs.look(event.at)
         yield from self._account(event.at)
         if event.at >= self._grace_until:
-            for key in self._returning:
+            for key in self._returning.give_up():
                 yield from self._unsave(key)
-            self._returning.clear()
         yield from self._schedule(event.at)
         if self.wants_look(event.at):
             yield LookSoon()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from grn.model.job import Request
@@ -42,14 +43,31 @@ class Group:
     """Requests that are interchangeable but for their age; the oldest is first."""
 
     kind: Kind
-    members: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
+    members: dict[str, Waiting] = field(default_factory=dict)  # by key, in no order
     refused: Refused | None = None  # the latest no to its head
     number: int = 0  # to tell groups apart
     turn: Turn = (0, 0, 0, 0.0, 0)  # of its head, as it was when it was last sorted in
+    line: list[tuple[int, str]] = field(default_factory=list)  # sequences and keys, in order
 
     @property
     def head(self) -> Waiting:
-        return next(iter(self.members.values()))
+        return self.members[self.line[0][1]]
+
+    def in_line(self) -> Iterator[Waiting]:
+        """Go through them, the oldest first."""
+        return (self.members[key] for _, key in self.line)
+
+    def put(self, waiting: Waiting) -> None:
+        """Put a request behind those that are older."""
+        key = waiting.request.key
+        self.members[key] = waiting
+        insort(self.line, (waiting.sequence, key))
+
+    def take(self, key: str) -> Waiting:
+        """Take a request out."""
+        waiting = self.members.pop(key)
+        del self.line[bisect_left(self.line, (waiting.sequence, key))]
+        return waiting
 
 
 def turn(waiting: Waiting, is_over: bool = False, level: float = 0.0) -> Turn:

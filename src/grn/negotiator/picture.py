@@ -143,7 +143,7 @@ class Picture:
         self._said[group.kind] = said
         first = self._waiting[group.head.request.lease][1]
         has_moved = first["turn"] != list(group.turn)  # then all of them have
-        for one in group.members.values():
+        for one in group.in_line():
             row = self._waiting[one.request.lease][1]
             if has_moved or row["why"] != said[1] or row["reason"] != said[0]:
                 turn = list(self._engine.turn(one)) if has_moved else row["turn"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -43,18 +42,14 @@ class Waitlist:
 
     def __iter__(self) -> Iterator[Waiting]:
         for group in self._groups.values():
-            yield from group.members.values()
+            yield from group.in_line()
 
     def add(self, waiting: Waiting, is_pinned: bool) -> Group:
         """Put a request behind its like, or among them where its old place was."""
         kind = _kind(waiting.request, is_pinned)
         group = self._groups.get(kind) or self._begin(kind, waiting.request)
         self._take_turn(group)
-        newest = next(reversed(group.members.values()), None)
-        group.members[waiting.request.key] = waiting
-        if newest is not None and newest.sequence > waiting.sequence:
-            ranked = sorted(group.members.items(), key=lambda item: item[1].sequence)
-            group.members = OrderedDict(ranked)
+        group.put(waiting)
         self._kind_of[waiting.request.key] = kind
         pid = _own_pid(waiting.request)
         if pid is not None:
@@ -70,7 +65,7 @@ class Waitlist:
             return None
         group = self._groups[kind]
         self._take_turn(group)
-        waiting = group.members.pop(key)
+        waiting = group.take(key)
         self._give_turn(group)
         if not group.members:
             self._end(group, waiting.request)
@@ -149,6 +144,11 @@ class Waitlist:
         if not self._of_user[like.user]:
             del self._of_user[like.user]
 
+    def find(self, key: str) -> Waiting | None:
+        """Return a request that waits."""
+        group = self.group_of(key)
+        return None if group is None else group.members[key]
+
     def group_of(self, key: str) -> Group | None:
         """Return the group a request waits in."""
         kind = self._kind_of.get(key)
@@ -158,8 +158,8 @@ class Waitlist:
         """Return since when somebody waits; infinity when nobody does."""
         while self._since:
             since, key = self._since[0]
-            group = self.group_of(key)
-            if group is not None and group.members[key].since == since:
+            waiting = self.find(key)
+            if waiting is not None and waiting.since == since:
                 return since
             heapq.heappop(self._since)
         return math.inf
