@@ -55,9 +55,10 @@ class DaemonNotRunning(DaemonError, ConnectionError):
             super().__init__(f"no grn queue answers at {where}.", "`grn submit` starts one.")
             return
         super().__init__(
-            f"GPU Master is not available. No grn negotiator answers at {where}.",
+            f"no grn negotiator answers at {where}.",
             "Start one with `grn start` (without a GPU: `grn start --virtual 2x2GiB`).",
         )
+        self.args = (f"GPU Master is not available. N{self.args[0][1:]}",)  # as older scripts know
 
 
 class NotTrusted(DaemonNotRunning):

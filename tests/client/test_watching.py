@@ -126,7 +126,7 @@ def test_watching_starts_nothing_and_says_why_there_is_nothing_to_see() -> None:
     assert {event.source for event in first} == {NEGOTIATOR, QUEUE}
     assert {event.name for event in first} == {"lost"}
     assert again == [], "the same trouble is told once"
-    assert "No grn negotiator answers" in watch.picture.trouble[NEGOTIATOR]
+    assert "no grn negotiator answers" in watch.picture.trouble[NEGOTIATOR]
 
 
 def test_it_can_be_awaited_beside_other_things(here: Negotiator) -> None:

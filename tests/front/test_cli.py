@@ -52,11 +52,39 @@ def test_help_lists_every_command_in_a_line(grn: Shell) -> None:
     assert "grn start --virtual 2x2GiB" in " ".join(ended.out.split())
 
 
-def test_no_command_at_all_teaches_too(grn: Shell) -> None:
-    ended = grn()
+def test_each_command_is_in_one_section_of_the_help() -> None:
+    listed = [name for names in cli.SECTIONS.values() for name in names.split()]
 
-    assert "Commands:" in ended.out + ended.err
-    assert ended.code in (0, 2)
+    assert sorted(listed) == sorted(cli.COMMANDS)
+
+
+def test_no_command_at_all_teaches_too(grn: Shell) -> None:
+    assert grn() == grn("--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "where"),
+    [
+        (("subimt",), "no such command 'subimt'. Did you mean submit?", "grn"),
+        (("exec",), "missing argument '-- CMD ...'.", "grn exec"),
+        (("ls", "-n", "0"), "invalid value for '-n': 0 is not in the range x>=1.", "grn ls"),
+        (("submit", "--foo", "--", "x"), "unrecognized arguments: --foo.", "grn submit"),
+    ],
+)
+def test_a_misuse_is_two_lines_what_is_wrong_and_where_to_read(
+    grn: Shell, words: tuple[str, ...], said: str, where: str
+) -> None:
+    ended = grn(*words)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines() == [f"error: {said}", f"hint: See `{where} --help`."]
+
+
+def test_a_bad_size_is_told_before_anything_is_started(grn: Shell) -> None:
+    ended = grn("exec", "--mem", "much", "--", "true")
+
+    assert (ended.code, ended.err.splitlines()[0]) == (125, "error: 'much' is not a size.")
+    assert grn("ps").code == DaemonNotRunning.exit_code
 
 
 @pytest.mark.parametrize("words", ALL)
@@ -108,7 +136,7 @@ def test_a_command_that_is_none_is_answered_with_the_nearest(
     ended = grn(typed)
 
     assert ended.code == 2
-    assert f"No such command '{typed}'" in ended.err
+    assert f"no such command '{typed}'" in ended.err
     assert not meant or re.search(rf"Did you mean .*\b{meant}\b", ended.err)
 
 
@@ -154,7 +182,7 @@ def test_without_a_negotiator_the_way_to_start_one_is_named(grn: Shell, words: l
     assert ended.code == 3
     assert ended.out == ""
     error, hint = ended.err.splitlines()
-    assert error.startswith("error: GPU Master is not available. No grn negotiator answers at ")
+    assert error.startswith("error: no grn negotiator answers at ")
     assert hint.startswith("hint: Start one with `grn start`")
 
 

@@ -110,6 +110,21 @@ def test_show_tells_all_of_a_job(queue: Queue) -> None:
     assert "hush" not in json.dumps(row["environment"])
 
 
+def test_why_knows_jobs_by_the_ids_that_ls_prints(queue: Queue) -> None:
+    gate = queue.gate("why")
+    first = queue.sh("gate why")
+    second = queue.sh("true", "--after", str(first))
+    wait_for(lambda: "runs on GPU" in queue("why", str(first)).out, "the first one's start")
+
+    assert "queued for" in queue.fine("why", str(second))
+    assert f"comes after {first}" in queue.fine("why", str(second))
+    both = queue.json("why", str(first))
+    assert [row["label"] for row in both["jobs"]] == [both["job"]["label"]]
+    gate.open()
+    queue.ended(second)
+    assert "ago, ok\n" in queue.fine("why", str(second))
+
+
 def test_history_is_newest_first(queue: Queue) -> None:
     one, two = queue.shs("exit 0", "exit 5")
     queue.ended(one)

@@ -19,7 +19,7 @@ def test_without_a_negotiator_both_say_so_and_exit_three(story: Story) -> None:
     for command in ("metrics", "events"):
         ended = Shell(story)(command)
         assert (ended.code, ended.out) == (3, "")
-        assert "No grn negotiator answers" in ended.err
+        assert "no grn negotiator answers" in ended.err
 
 
 def test_events_are_lines_of_json_that_end_unless_followed(

@@ -194,7 +194,7 @@ def test_a_smaller_window_is_drawn_anew(queue: Queue) -> None:
 def test_without_anybody_it_says_what_to_do_and_starts_nothing() -> None:
     async def script(app: Top, pilot: Pilot[Any]) -> None:
         text = await until(app, lambda text: "grn start" in text)
-        assert "! No grn negotiator answers: `grn start` starts one." in text
+        assert "! no grn negotiator answers: `grn start` starts one." in text
 
     play(script)
 

@@ -19,7 +19,9 @@ from grn import __version__
 from grn.errors import GrnError, MachineError
 from grn.model.text import harmless
 
-EPILOG = """\b
+EPILOG = """
+`grn COMMAND --help` has its options and examples.
+
 Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator or queue, 4 impossible on this machine.
 `grn exec` returns the command's own status (128 + signal), 125 for grn's own trouble,
 126/127 for a command that cannot be run or found; `grn run` that of the first that failed.
@@ -51,7 +53,7 @@ COMMANDS = {
     "top": ("grn.front.top:top", "Watch GPUs and jobs on one screen."),
     "gpus": ("grn.front.look:gpus", "Show the GPUs: memory used, reserved, free."),
     "ps": ("grn.front.look:ps", "Show what runs and what waits, and why."),
-    "why": ("grn.front.look:why", "Explain why a job waits, or where it runs."),
+    "why": ("grn.front.why:why", "Explain why a job waits, or where it runs."),
     "shares": ("grn.front.look:shares", "Show what users have had of the GPUs lately."),
     "events": ("grn.front.stream:events", "Print what happens, as JSON lines."),
     "metrics": ("grn.front.stream:metrics", "Print numbers for Prometheus."),
@@ -63,6 +65,16 @@ COMMANDS = {
     "demo": ("grn.front.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
     "doctor": ("grn.front.doctor:doctor", "Check this machine and say what to do."),
     "completion": ("grn.front.doctor:completion", "Print the shell completion script."),
+}
+
+# What `grn --help` lists together.
+SECTIONS = {
+    "Run now": "exec run select batch sweep",
+    "Submit and walk away": "submit ls show logs wait cancel retry hold release move drain history "
+    "clean queue service",
+    "Look": "top web gpus ps why profiles shares report events metrics",
+    "The negotiator": "start stop audit",
+    "Try and set up": "demo simulate doctor completion",
 }
 
 # Those that are not here have examples among their own text.
@@ -92,7 +104,7 @@ EXAMPLES = {
     "ps": ("grn ps", "grn ps --json"),
     "metrics": ("grn metrics",),
     "shares": ("grn shares", "grn shares --json"),
-    "why": ("grn why 264f", "grn why train.py::fit"),
+    "why": ("grn why 41", "grn why 264f", "grn why train.py::fit"),
     "audit": ("grn audit", "grn audit -n 500 --json"),
     "profiles": ("grn profiles", "grn profiles show train.py", "grn profiles forget train.py"),
     "demo": ("grn demo",),
@@ -129,19 +141,25 @@ class LazyGroup(click.Group):
             raise click.UsageError(text, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        longest = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(n.ljust(longest), COMMANDS[n][1]) for n in names.split()])
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, epilog=EPILOG, invoke_without_command=True,
+             context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
 @click.version_option(__version__, "-V", "--version", prog_name="grn")
-def grn() -> None:
+@click.pass_context
+def grn(ctx: click.Context) -> None:
     """Share the GPUs of this machine among many jobs.
 
     Start the negotiator once (`grn start`, or `grn start --virtual 2x2GiB` without a GPU), then
     run scripts with @grn.job functions, any command with `grn exec -- CMD`, or hand commands to
     your queue with `grn submit -- CMD` and walk away.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
@@ -159,7 +177,7 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     except click.exceptions.Abort:
         status = 130
     except click.ClickException as error:
-        error.show()
+        say_error(_in_our_words(error))
         status = error.exit_code
     except GrnError as error:
         say_error(error)
@@ -187,6 +205,14 @@ def start_main() -> None:
 def run_main() -> None:
     """Be `grn-run` and `glb-run`."""
     main(prefix=["run"])
+
+
+def _in_our_words(error: click.ClickException) -> GrnError:
+    """Tell of a misuse as of all other trouble: what is wrong, and where to read on."""
+    text = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"See `{context.command_path} --help`." if context else ""
+    return GrnError(text[:1].lower() + text[1:], hint)
 
 
 def say_error(error: GrnError) -> None:

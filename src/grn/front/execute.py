@@ -29,11 +29,17 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--gpus", type=click.IntRange(1), default=1, help="How many GPUs.")
+@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="How many GPUs.")
 @click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; learned if not given.")
 @click.option("--type", "job_type", metavar="NAME", help="Job type; the program if not given.")
 @click.option("--exclusive", is_flag=True, help="GPUs to itself.")
-@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, help="Higher goes first.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    default=0,
+    metavar="N",
+    help="Higher goes first.",
+)
 @click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
 @click.option("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
               help="Run again if GPU memory ran out, with more room N times.")  # fmt: skip
@@ -60,12 +66,12 @@ def execute(
     the background if none runs.
     """
     try:
-        ensure_negotiator(IDLE_EXIT_S)
         full, label = facts.command_type(command)
         message = wish(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
+        ensure_negotiator(IDLE_EXIT_S)
         message["args"] = facts.of_command(command)
         message |= fingerprint.told(command)
         message["command"] = True

@@ -81,6 +81,17 @@ def job(row: Row, now: float, width: int = 0) -> str:
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines if text)])
 
 
+def explained(row: Row, now: float) -> str:
+    """Say in a line or two what a job waits for, or that it does not wait."""
+    head = f"job {row['id']}  {shown_command(row)}"
+    state, since = shown_state(row), show_time(now - _since(row))
+    if row["state"] == "ended":
+        why = f": {harmless(row['why'])}" if row["why"] else ""
+        return f"{head}\n  ended {since} ago, {state}{why}"
+    why = harmless(row["why"]) if row["why"] != row["state"] else ""
+    return f"{head}\n  {state} for {since}{f': {why}' if why else ''}"
+
+
 def _attempt(one: Row, row: Row, now: float) -> Iterator[tuple[str, str]]:
     """Say where a try was made and how it went, as far as that is known."""
     ran_s = one["ran_s"]

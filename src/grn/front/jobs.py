@@ -16,11 +16,10 @@ from grn.client import queue
 from grn.client.submit import exit_code_of, is_id, seconds
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.front import job_text, render
-from grn.front.look import print_json, width
+from grn.front.look import json_flag, print_json, width
 from grn.model.text import counted, harmless
 
 FOLLOW_S = 0.1
-_json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
 
 
@@ -52,7 +51,7 @@ def submit(words: tuple[str, ...]) -> int:
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--type", "job_type", help="Only jobs of this type.")
 @_quiet
-@_json_flag
+@json_flag
 def ls(
     most: int,
     everything: bool,
@@ -87,7 +86,7 @@ def ls(
 
 @click.command()
 @click.argument("job", metavar="ID")
-@_json_flag
+@json_flag
 def show(job: str, as_json: bool) -> int:
     """Tell all of one job: command, folder, attempts, how it ended."""
     (job_id,) = _resolve([job])
@@ -109,7 +108,7 @@ def show(job: str, as_json: bool) -> int:
 )
 @click.option("--export", "file", metavar="FILE",
               help="Write all that ended well as a workload for `grn simulate`.")  # fmt: skip
-@_json_flag
+@json_flag
 def history(most: int, file: str | None, as_json: bool) -> int:
     """Show what has ended: run times, peaks, exit codes; newest first."""
     if file is not None:
@@ -267,7 +266,7 @@ def clean(older_than: str) -> int:
 
 @click.command("queue")
 @click.argument("what", type=click.Choice(["status", "start", "stop"]), default="status")
-@_json_flag
+@json_flag
 def queue_command(what: str, as_json: bool) -> int:
     """Show, start or stop your queue. Stopping it harms no running job.
 

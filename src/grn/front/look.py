@@ -1,4 +1,4 @@
-"""Commands that only look: gpus, ps, why, shares, audit, profiles. Each can speak JSON."""
+"""Commands that only look: gpus, ps, shares, audit, profiles. Each can speak JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from grn.front import render
 from grn.front.table import table
 from grn.model.text import harmless
 
-_json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
 
 
 @click.command()
 @click.option("-w", "--watch", "is_watched", is_flag=True, help="Go on, until Ctrl-C.")
-@_json_flag
+@json_flag
 def gpus(is_watched: bool, as_json: bool) -> int:
     """Show each GPU: its memory by who has it, its load, its jobs."""
     if is_watched and as_json:
@@ -43,7 +43,7 @@ def gpus(is_watched: bool, as_json: bool) -> int:
 
 
 @click.command()
-@_json_flag
+@json_flag
 def ps(as_json: bool) -> int:
     """Show the jobs of all users: what runs, what waits, and why it waits."""
     status = ask_once({"op": "status"})["status"]
@@ -56,28 +56,13 @@ def ps(as_json: bool) -> int:
 
 
 @click.command()
-@_json_flag
+@json_flag
 def shares(as_json: bool) -> int:
     """Show what each user has had of the GPUs lately: who has had the least is next in turn."""
     status = ask_once({"op": "status"})["status"]
     if as_json:
         return print_json({key: status[key] for key in ("schema", "version", "shares")})
     click.echo(render.shares(status["shares"], user_name, width()))
-    return 0
-
-
-@click.command()
-@click.argument("job")
-@_json_flag
-def why(job: str, as_json: bool) -> int:
-    """Explain why JOB waits, or where it runs.
-
-    JOB is the beginning of an id from `grn ps`, a pid, or a job type.
-    """
-    rows = ask_once({"op": "why", "name": job})["why"]
-    if as_json:
-        return print_json({"schema": 1, "jobs": rows})
-    click.echo(render.why(rows, user_name))
     return 0
 
 
@@ -90,7 +75,7 @@ def why(job: str, as_json: bool) -> int:
     metavar="N",
     help="So many at the most; 50 if not given.",
 )
-@_json_flag
+@json_flag
 def audit(most: int, as_json: bool) -> int:
     """Show who changed what belongs to others, or tried to.
 
@@ -117,7 +102,7 @@ def audit(most: int, as_json: bool) -> int:
 
 
 @click.group(invoke_without_command=True)
-@_json_flag
+@json_flag
 @click.pass_context
 def profiles(ctx: click.Context, as_json: bool) -> int:
     """Show what was learned of job types: runs, peaks, and the estimate for the next run."""
@@ -132,7 +117,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
 
 @profiles.command("show")
 @click.argument("job_type", metavar="TYPE")
-@_json_flag
+@json_flag
 def profiles_show(job_type: str, as_json: bool) -> int:
     """Explain what is believed of TYPE and why, run by run."""
     rows = ask_once({"op": "profiles", "type": job_type})["profiles"]

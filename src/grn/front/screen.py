@@ -163,7 +163,7 @@ def _title(picture: Picture, board: Board, view: View, look: Look, now: float) -
 def _troubles(picture: Picture, look: Look) -> list[Line]:
     texts = []
     if picture.trouble["negotiator"]:
-        why = picture.trouble["negotiator"].removeprefix("GPU Master is not available. ")
+        why = picture.trouble["negotiator"]
         texts.append(f"{why.partition(' at /')[0].rstrip('.')}: `grn start` starts one.")
     elif picture.negotiator.get("trouble"):
         texts.append(f"negotiator: {picture.negotiator['trouble']}")

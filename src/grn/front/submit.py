@@ -11,27 +11,37 @@ from grn.errors import GrnError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 MOST_ARRAY = 100_000
 
 DESCRIPTION = """\
-Hand CMD to your queue and return at once with its id. It runs when its turn comes and a GPU has
-room, with this environment and in this folder, whatever happens to this terminal."""
+Hand CMD to your queue and return at once with its id. It runs when its turn
+comes and a GPU has room, with this environment and in this folder, whatever
+happens to this terminal."""
 EPILOG = """\
 examples:
   grn submit -- python train.py --lr 0.1
-  grn submit --gpus 2 --mem 12GiB --retry 2 -- torchrun --nproc-per-node=gpu train.py
+  grn submit --gpus 2 --mem 12GiB -- torchrun --nproc-per-node=gpu train.py
+  grn submit --retry 2 --time-limit 12h -- python train.py
   grn submit --after 41 --shell -- 'python eval.py > eval.txt'
   grn submit --array 0-9 --shell -- 'python train.py --seed $GRN_ARRAY_INDEX'
   grep -v skip commands.txt | grn submit --lines -
 
-See the jobs with `grn ls`, their output with `grn logs ID`, wait with `grn wait ID`."""
+See the jobs with `grn ls`, their output with `grn logs ID`, wait for them
+with `grn wait ID`."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells of a misuse as grn tells of all trouble."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", f"See `{self.prog} --help`.")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `grn submit`."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="grn submit",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -64,9 +74,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Submit and print the ids, one a line."""
-    options = parser().parse_args(argv)
     try:
-        ids = _submit(options)
+        ids = _submit(parser().parse_args(argv))
     except (GrnError, ValueError, TypeError) as error:
         message = error.message if isinstance(error, GrnError) else str(error)
         print(f"error: {message}", file=sys.stderr)

@@ -52,6 +52,10 @@ class WithValues(click.Command):
         ctx.params["param"] = given
         return left
 
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Leave `run` out, as everybody does."""
+        formatter.write_usage("grn sweep", " ".join(self.collect_usage_pieces(ctx)))
+
 
 def take_values(args: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """Take each `-p NAME VALUES...` out of the words of a command line."""
@@ -101,11 +105,12 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
         click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
         click.option("--name", help="What to call it; made of the command if not given."),
-        click.option("-n", "--gpus", type=size, help="How many GPUs for each run."),
+        click.option("-n", "--gpus", type=size, metavar="N", help="How many GPUs for each run."),
         click.option("--mem", metavar="SIZE", help="Memory per GPU; learned if not given."),
         click.option("--exclusive", is_flag=True, default=None, help="GPUs to itself."),
         click.option("--type", "type", metavar="NAME", help="Job type; the program if not given."),
-        click.option("--priority", type=click.IntRange(-1000, 1000), help="Higher goes first."),
+        click.option("--priority", type=click.IntRange(-1000, 1000), metavar="N",
+                     help="Higher goes first."),
         click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
         click.option("--retry", type=number, metavar="N", help="Run again so often if it fails."),
         click.option("--keep-going/--fail-fast", "keep_going", default=None,
@@ -262,7 +267,12 @@ def _looked_at(
 @_metric
 @_direction
 @click.option(
-    "-n", "most", type=click.IntRange(0), default=MOST_SHOWN, help="So many rows; 0 for all."
+    "-n",
+    "most",
+    type=click.IntRange(0),
+    default=MOST_SHOWN,
+    metavar="N",
+    help="So many rows; 0 for all.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")

@@ -21,7 +21,9 @@ LEAST_SECRET = 16
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 for any that is free.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="0 for any that is free."
+)
 @click.option("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
 @click.option("--metrics-token", metavar="FILE",
               help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
