@@ -119,6 +119,30 @@ def test_a_pair_that_does_not_clash_any_more_is_forgiven() -> None:
     assert overlaps.slower_beside("heavy a", "card") is None
 
 
+def test_what_was_believed_of_a_pair_that_is_kept_apart_fades() -> None:
+    """Not soon, and not by the doing of others; then it is tried once more."""
+    overlaps, passed = clashing(1.6), 0
+    while overlaps.slower_beside("heavy a", "card") and passed < 200:
+        passed += 1
+        overlaps.learn("light", "card", a_run(500, 0.4))
+        for one in ("heavy a", "heavy b"):
+            overlaps.learn(one, "card", a_run(1000, 0.9))
+
+    assert 40 <= passed <= 120
+    assert overlaps.slower_beside("heavy b", "card") is None
+
+
+def test_a_pair_that_clashes_still_is_soon_known_for_it_again() -> None:
+    overlaps = clashing(1.6)
+    for one in ("heavy a", "heavy b") * 120:
+        overlaps.learn(one, "card", a_run(1000, 0.9))
+    assert overlaps.slower_beside("heavy a", "card") is None
+    for one, other in (("heavy a", "heavy b"), ("heavy b", "heavy a")):
+        overlaps.learn(one, "card", a_run(2880, 1.8, {other: 1.0}))
+
+    assert overlaps.slower_beside("heavy a", "card")
+
+
 @pytest.mark.parametrize(
     ("load", "more", "slower", "power", "is_good"),
     [

@@ -85,7 +85,7 @@ class Model:
 
     def learn(self, run: Shared) -> None:
         """Take in one more run, and look again at an older group: beliefs have moved since."""
-        run.alike.runs.append(run)
+        run.alike.add(run)
         for pair, _ in run.pairs:
             pair.runs.append(run)
         for _ in range(_SWEEPS if run.pairs else 1):
@@ -181,6 +181,7 @@ class Overlaps:
         known.learn(Shared(math.log(run.duration_s), run.crowd, pairs, alike))
         for other, _ in run.beside:
             self.pairs.judge(model, job_type, other)
+        self.pairs.fade(job_type, model, known.power)
 
 
 def _telling(arguments: Iterable[Argument]) -> tuple[Argument, ...]:

@@ -1,7 +1,8 @@
 """What pairs of job types do to each other on one GPU, beyond what their loads tell.
 
 Runs alike are compared: who took longer than its like, and beside whom? Each belief is shrunk to
-"nothing" while few runs speak for it. Nothing is granted or refused here.
+"nothing" while few runs speak for it, and when those that did are long past: who is kept apart
+could never show that it has changed. Nothing is granted or refused here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _NOISE = 0.15**2  # of ln of time between runs alike
 _SPREAD = 0.3**2  # of ln of what pairs add, before any was seen
 _PRIOR = _NOISE / _SPREAD
 _OUTLIER = 0.6  # in ln of time: further off says nothing more
+_HALF = 20  # newer runs like it after which a run tells half as much of its pairs
 _SURE = 0.1  # a pair slows at least by this, less its doubt, before that counts
 
 PairKey = tuple[str, str, str]  # GPU model, and two types in order
@@ -27,7 +29,7 @@ class Pair:
     """What two types take longer beside each other than their load tells, as a logarithm."""
 
     more: float = 0.0
-    weight: float = 0.0  # squares of the shares of time of the runs that tell
+    weight: float = 0.0  # squares of the shares of time of the runs that tell, the fresher the more
     runs: deque[Shared] = field(default_factory=lambda: deque(maxlen=_LAST))
 
     @property
@@ -40,9 +42,9 @@ class Pair:
         total = self.weight = 0.0
         for run in self.runs:
             if len(run.alike.runs) > 1:  # a run unlike any other tells nothing
-                share = run.share_of(self)
-                total += share * (run.miss(power) + share * self.more)
-                self.weight += share * share
+                share, fresh = run.share_of(self), run.freshness()
+                total += fresh * share * (run.miss(power) + share * self.more)
+                self.weight += fresh * share * share
         self.more = max(0.0, total / (self.weight + _PRIOR) - self.doubt)
 
 
@@ -54,6 +56,11 @@ class Shared:
     crowd: float
     pairs: list[tuple[Pair, float]]
     alike: Alike
+    number: int = 0  # of the runs like it
+
+    def freshness(self) -> float:
+        """Return how much it still tells, from 1 down: runs like it have come since."""
+        return float(0.5 ** ((self.alike.count - self.number) / _HALF))
 
     def added(self) -> float:
         """Return what its neighbours are believed to have added to ln of its time."""
@@ -83,6 +90,13 @@ class Alike:
     squares: float = 0.0
     products: float = 0.0
     runs: deque[Shared] = field(default_factory=lambda: deque(maxlen=_LAST))
+    count: int = 0  # of all there ever were
+
+    def add(self, run: Shared) -> None:
+        """Take in one more."""
+        self.count += 1
+        run.number = self.count
+        self.runs.append(run)
 
     def settle(self, power: float) -> None:
         """Work all that out anew from what is believed now."""
@@ -127,6 +141,12 @@ class Pairs:
             return
         for a, b in {(one, other), (other, one)}:
             self._beside.setdefault((model, a), {})[b] = math.exp(more)
+
+    def fade(self, job_type: str, model: str, power: float) -> None:
+        """Look again at what a type is believed to clash with: one more run of it has ended."""
+        for other in tuple(self._beside.get((model, job_type), ())):
+            self._pairs[_key(model, job_type, other)].settle(power)
+            self.judge(model, job_type, other)
 
     def forget(self, job_type: str) -> None:
         """Forget all pairs of a type."""
