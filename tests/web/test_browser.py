@@ -93,6 +93,9 @@ def test_the_other_views_show_what_was(page, submit, server, story):
     page.wait_for_selector("svg.gantt rect[tabindex]")
     bar, said = "svg.gantt rect[tabindex]", "#tip:has-text('peak')"
     wait_for(lambda: page.hover(bar) or page.is_visible(said), "a bar, which moves with the time")
+    page.set_viewport_size({"width": 390, "height": 844})
+    scale = "document.querySelector('svg.gantt')?.getScreenCTM().a"
+    wait_for(lambda: (page.evaluate(scale) or 0) > 0.9, "a drawing one can read on a phone")
     page.goto(f"{server.url}/#/profiles")
     page.wait_for_selector("section.card")
     page.goto(f"{server.url}/#/sweeps")
@@ -124,6 +127,15 @@ def test_sizes_and_times_are_spelled_as_the_terminal_spells_them(page):
     assert page.evaluate(spelled, ["span", [9.96, 59.7, 119.8, 3599.7, 86399.9]]) == [
         *("10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "1 d 0 h")
     ]
+
+
+def test_the_first_few_names_have_colours_of_their_own(page):
+    found = "async (all) => all.map((await import('/dom.js')).colour)"
+    names = [f"kind {number}" for number in range(8)]
+
+    colours = page.evaluate(found, names)
+    assert len(set(colours)) == len(names)
+    assert page.evaluate(found, names) == colours
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -158,6 +170,7 @@ def test_a_job_that_runs_shows_its_memory_and_how_busy_its_gpu_is(page, submit, 
     page.wait_for_selector("svg[aria-label='memory over time']")
     page.wait_for_selector("svg[aria-label='how busy its GPUs were']")
     assert "reserved" in page.text_content("svg[aria-label='memory over time']")
+    page.wait_for_selector("dd:has-text('used, ')")
     gate.open()
     page.wait_for_selector("h1:has-text('ok')")
 

@@ -322,7 +322,7 @@ def _print_ids(ids: Sequence[int]) -> int:
 
 
 def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add what running jobs use now, as the negotiator sees it."""
+    """Add what running jobs use and reserve now, as the negotiator sees it."""
     if not any(row["lease"] and row["state"] == "running" for row in rows):
         return rows
     from grn.client.connection import ask_once
@@ -334,7 +334,7 @@ def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         lease = leases.get(row["lease"])
         if lease is not None and row["state"] == "running":
-            row["used_bytes"] = lease["used_bytes"]
+            row |= {key: lease[key] for key in ("used_bytes", "reserved_bytes")}
     return rows
 
 

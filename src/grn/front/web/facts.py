@@ -119,8 +119,10 @@ class Facts:
         """Return all of one job, with the curve of its last attempt."""
         row = readable(queue.ask({"op": "show", "job": number}, may_start=False)["job"])
         row["curve"] = self._curve(row["lease"]) if row["lease"] else []
-        is_running = row["lease"] in picture.leases
-        row["loads"] = recent_loads(picture, row["gpus"]) if is_running else []
+        lease = picture.leases.get(row["lease"])
+        row["loads"] = recent_loads(picture, row["gpus"]) if lease else []
+        if lease:  # a run gives back what it does not need
+            row |= {key: lease[key] for key in ("used_bytes", "reserved_bytes")}
         return row
 
     def lease(self, picture: Picture, name: str) -> Row | None:

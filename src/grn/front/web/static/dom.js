@@ -84,11 +84,20 @@ export function tip(node, text) {
 }
 
 const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
+const given = new Map(); // the same text has the same colour on all views, and the first few differ
 export function colour(text) {
-  let sum = 0;
-  for (const char of String(text)) sum = (sum * 31 + char.codePointAt(0)) >>> 0;
-  return COLOURS[sum % COLOURS.length];
+  if (!given.has(text)) {
+    let sum = 0;
+    for (const char of String(text)) sum = (sum * 31 + char.codePointAt(0)) >>> 0;
+    const taken = new Set(given.values());
+    const from = COLOURS.map((_, at) => COLOURS[(sum + at) % COLOURS.length]);
+    given.set(text, from.find((one) => !taken.has(one)) || from[0]);
+  }
+  return given.get(text);
 }
+
+// How wide a drawing may be, so that its text is as large as all other text.
+export const room = () => Math.max(280, Math.min(1120, document.querySelector("main").clientWidth - 64));
 
 export const style = (node, properties) => {
   for (const [name, value] of Object.entries(properties)) node.style.setProperty(name, value);

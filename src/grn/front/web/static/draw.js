@@ -1,5 +1,5 @@
 // Charts as SVG: lines, dots, axes with round numbers.
-import { svg, size, span, plain, tip, colour } from "./dom.js";
+import { svg, size, span, plain, tip, colour, room } from "./dom.js";
 
 export function ticks(low, high, count = 5) {
   const raw = (high - low || 1) / count;
@@ -10,24 +10,32 @@ export function ticks(low, high, count = 5) {
   return found;
 }
 
+// Marks for sizes: 1, 2 or 4 of something that has a name.
+function sizeTicks(most) {
+  const step = 2 ** Math.ceil(Math.log2(most / 4));
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, at) => at * step);
+}
 
 const axisText = (x, y, text, anchor = "end") => svg("text", { x, y, "text-anchor": anchor }, text);
 
 // Memory over time against its reservation; load as a thin line below.
 export function memoryChart(points, reserved, title) {
-  const [width, height, left, right, top, bottom] = [720, 240, 64, 12, 12, 26];
+  const [width, height, left, right, top, bottom] = [room(), 220, 60, 12, 20, 24];
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   if (points.length < 2) return null;
   const from = points[0][0], to = points[points.length - 1][0] || from + 1;
   const most = Math.max(reserved || 0, ...points.map((one) => one[1] || 0)) * 1.08 || 1;
   const x = (at) => left + ((at - from) / (to - from || 1)) * (width - left - right);
   const y = (bytes) => height - bottom - (bytes / most) * (height - top - bottom);
-  for (const mark of ticks(0, most / 2 ** 20, 4)) {
-    const at = y(mark * 2 ** 20);
+  for (const mark of sizeTicks(most)) {
+    const at = y(mark);
     root.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--line)" }));
-    root.append(axisText(left - 6, at + 4, size(mark * 2 ** 20)));
+    root.append(axisText(left - 6, at + 4, size(mark)));
   }
-  for (const mark of ticks(0, to - from, 6)) root.append(axisText(x(from + mark), height - 8, span(mark), "middle"));
+  for (const mark of ticks(0, to - from, Math.min(6, width / 110))) {
+    const at = x(from + mark);
+    root.append(axisText(at, height - 8, span(mark), at > width - right - 30 ? "end" : "middle"));
+  }
   const known = points.filter((one) => one[1] !== null);
   if (known.length) {
     const line = known.map((one) => `${x(one[0]).toFixed(1)},${y(one[1]).toFixed(1)}`);
@@ -44,7 +52,7 @@ export function memoryChart(points, reserved, title) {
 
 // How busy GPUs were of late, one line for each.
 export function loadChart(loads) {
-  const [width, height, left, right, top, bottom] = [720, 120, 64, 12, 10, 22];
+  const [width, height, left, right, top, bottom] = [room(), 120, 60, 12, 10, 22];
   const long = Math.max(0, ...loads.map((one) => one.load_pct.length));
   if (long < 2) return null;
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "how busy its GPUs were" });
@@ -71,10 +79,10 @@ export function peaksChart(runs, estimate) {
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "memory peaks of past runs" });
   const most = Math.max(estimate || 0, ...runs.map((run) => Math.max(run.peak_bytes, 0))) * 1.1 || 1;
   const y = (bytes) => height - bottom - (bytes / most) * (height - top - bottom);
-  for (const mark of ticks(0, most / 2 ** 20, 4)) {
-    const at = y(mark * 2 ** 20);
+  for (const mark of sizeTicks(most)) {
+    const at = y(mark);
     root.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--line)" }));
-    root.append(axisText(left - 6, at + 4, size(mark * 2 ** 20)));
+    root.append(axisText(left - 6, at + 4, size(mark)));
   }
   const wide = Math.min(26, (width - left - right) / Math.max(runs.length, 1));
   runs.forEach((run, place) => {
@@ -114,7 +122,7 @@ export function dots(rows, parameter, metric) {
   for (const mark of marks.slice(0, 8)) root.append(axisText(x(mark), height - 18, isNumber ? String(+(isLog ? 10 ** mark : mark).toPrecision(3)) : plain(words[mark]).slice(0, 12), "middle"));
   root.append(axisText((left + width) / 2, height - 3, plain(parameter), "middle"));
   shown.forEach((row, at) => {
-    const dot = svg("circle", { cx: x(xs[at]), cy: y(ys[at]), r: 4.5, tabindex: 0, fill: colour(row.run), opacity: 0.8 });
+    const dot = svg("circle", { cx: x(xs[at]), cy: y(ys[at]), r: 4.5, tabindex: 0, fill: "var(--accent)", opacity: 0.7 });
     root.append(tip(dot, () => `${plain(row.run)}\n${plain(metric)} ${ys[at]}`));
   });
   return root;

@@ -3,7 +3,7 @@ import { el, plain, size, span, clock, pill, table, command } from "./dom.js";
 import { ask, trouble } from "./app.js";
 
 export function historyView(root) {
-  const filter = el("input", { type: "search", placeholder: "filter by command or outcome", "aria-label": "filter" });
+  const filter = el("input", { type: "search", size: 26, placeholder: "filter by command or outcome", "aria-label": "filter" });
   const more = el("select", { "aria-label": "how many" }, [200, 1000, 10000].map((count) => el("option", { value: count }, `last ${count}`)));
   const box = el("div", {}, el("p", { class: "soft" }, "Looking…"));
   root.append(el("h1", {}, "History"), el("div", { class: "tools" }, filter, more), box);
@@ -14,7 +14,7 @@ export function historyView(root) {
     box.replaceChildren(table([
       { name: "Id", kind: "num", of: (row) => el("a", { href: `#/job/${row.id}` }, row.id) },
       { name: "Command", kind: "name", of: (row) => el("a", { href: `#/job/${row.id}` }, row.name ? `${plain(row.name)}: ` : "", command(row.argv)) },
-      { name: "Ended", of: (row) => clock(row.ended_at) },
+      { name: "Ended", kind: "when", of: (row) => clock(row.ended_at) },
       { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
       { name: "Peak", kind: "num", of: (row) => (row.peak_bytes === null ? "" : size(row.peak_bytes)) },
       { name: "Outcome", of: (row) => pill(row.reason) },

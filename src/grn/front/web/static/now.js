@@ -50,7 +50,7 @@ function card(gpu) {
     el("div", { class: "top" }, el("b", {}, `GPU ${gpu.index}`), el("small", {}, plain(gpu.model))),
     el("div", { class: "bar" }, bar(gpu, here)),
     el("div", { class: "top" }, el("small", {}, free), el("small", {}, load)),
-    el("div", { class: "legend" }, here.map((lease) => el("span", {}, style(el("i"), { background: colour(lease.type) }), el("a", { href: `#/lease/${lease.id}` }, plain(lease.label))))));
+    el("div", { class: "legend" }, here.map((lease) => el("span", {}, style(el("i"), { background: colour(lease.label) }), el("a", { href: `#/lease/${lease.id}` }, plain(lease.label))))));
 }
 
 // Full colour: used. Striped: reserved and not used. Grey: others. Lines: the guard, never promised.
@@ -68,7 +68,7 @@ function bar(gpu, leases) {
   };
   for (const lease of leases) {
     const used = Math.max(0, lease.used_bytes || 0);
-    const tone = colour(lease.type);
+    const tone = colour(lease.label);
     const stripes = `stripes-${gpu.index}-${lease.id}`;
     defs.append(svg("pattern", { id: stripes, width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
       svg("rect", { width: 8, height: 8, fill: tone, opacity: 0.22 }), svg("rect", { width: 3, height: 8, fill: tone, opacity: 0.55 })));

@@ -1,8 +1,8 @@
 // Who was on which GPU and when. Wheel or + and - zoom, arrows and dragging move.
-import { el, svg, plain, size, span, clock, now, colour, tip } from "./dom.js";
+import { el, svg, plain, size, span, clock, now, colour, tip, room, style } from "./dom.js";
 import { state, ask, trouble } from "./app.js";
 
-const LEFT = 62, RIGHT = 10, ROW = 16, GAP = 10, WIDTH = 1100;
+const LEFT = 62, RIGHT = 10, ROW = 16, GAP = 10, MOST_NAMED = 8;
 
 export function timelineView(root) {
   let spans = [], length = 3600, end = null, timer = 0, isFitted = false;
@@ -46,8 +46,14 @@ export function timelineView(root) {
       });
   }
 
+  function legend(from, to) {
+    const seen = [...new Set(spans.filter((one) => (one.ended_at ?? to) >= from && one.from <= to).map((one) => one.label))];
+    const more = seen.length > MOST_NAMED ? [el("span", {}, `and ${seen.length - MOST_NAMED} more`)] : [];
+    return el("div", { class: "legend" }, seen.slice(0, MOST_NAMED).map((label) => el("span", {}, style(el("i"), { background: colour(label) }), plain(label))), more);
+  }
+
   function draw() {
-    const to = end ?? now(), from = to - length;
+    const to = end ?? now(), from = to - length, WIDTH = room(), parts = WIDTH < 600 ? 2 : 5;
     const indices = [...new Set([...state.gpus.map((gpu) => gpu.index), ...spans.flatMap((one) => one.gpus)])].sort((a, b) => a - b);
     if (!indices.length) return box.replaceChildren(el("p", { class: "soft" }, "Nothing has run yet that this page has seen."));
     const x = (at) => LEFT + ((Math.min(to, Math.max(from, at)) - from) / length) * (WIDTH - LEFT - RIGHT);
@@ -67,11 +73,11 @@ export function timelineView(root) {
       }
       y += tall + GAP;
     }
-    for (let part = 0; part <= 5; part++) {
-      const at = from + (length * part) / 5;
-      shapes.push(svg("text", { x: x(at), y: y + 8, "text-anchor": part === 5 ? "end" : part ? "middle" : "start" }, new Date(at * 1000).toLocaleTimeString([], length > 86400 ? { weekday: "short", hour: "2-digit", minute: "2-digit" } : {})));
+    for (let part = 0; part <= parts; part++) {
+      const at = from + (length * part) / parts;
+      shapes.push(svg("text", { x: x(at), y: y + 8, "text-anchor": part === parts ? "end" : part ? "middle" : "start" }, new Date(at * 1000).toLocaleTimeString([], length > 86400 ? { weekday: "short", hour: "2-digit", minute: "2-digit" } : {})));
     }
-    box.replaceChildren(svg("svg", { class: "gantt", viewBox: `0 0 ${WIDTH} ${y + 16}`, role: "img", "aria-label": "what ran on which GPU" }, shapes));
+    box.replaceChildren(svg("svg", { class: "gantt", viewBox: `0 0 ${WIDTH} ${y + 16}`, role: "img", "aria-label": "what ran on which GPU" }, shapes), legend(from, to));
   }
 
   const load = () => ask(`/api/timeline?since=${Math.floor(now() - Math.max(length, 86400))}`).then((said) => { spans = said.spans; fit(); draw(); }, (error) => box.replaceChildren(trouble(error)));
