@@ -63,6 +63,8 @@ def test_snakemake_trains_on_gpus_with_room(example: Example, runs: Runs) -> Non
 @pytest.mark.timeout(240)
 def test_two_jobs_of_two_gpus_each_meet_at_ports_of_their_own(example: Example, runs: Runs) -> None:
     folder = example("torchrun")
+    script = folder / "train.py"  # both stay until both are there, however long each takes to start
+    script.write_text(script.read_text().replace("    if rank == 0:\n", STAY_FOR_THE_OTHER))
     ended = runs(
         folder,
         "grn exec --gpus 2 -- torchrun --standalone --nproc-per-node=2 train.py",
@@ -76,6 +78,16 @@ def test_two_jobs_of_two_gpus_each_meet_at_ports_of_their_own(example: Example, 
     assert sorted(gpus for gpus, _, _ in found) == ["0,1", "2,3"]
     assert len({port for _, port, _ in found} - {"29500"}) == 2
     assert all(float(loss) < 1 for _, _, loss in found)  # it starts at about 8
+
+
+STAY_FOR_THE_OTHER = """\
+    if rank == 0:
+        import pathlib, time
+        pathlib.Path(f"here-{os.environ['MASTER_PORT']}").touch()
+        until = time.monotonic() + 120
+        while len(list(pathlib.Path().glob("here-*"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+"""
 
 
 def outputs(notebook: Path) -> list[str]:
