@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from grn.front import cli
+from grn.simulate import show
+from grn.simulate.policies import Figures
+from grn.simulate.replay import Replayed
+from grn.simulate.workload import Assumptions
 
 
 def grn(*words: str) -> int:
@@ -78,3 +82,24 @@ def test_a_mistake_is_one_line_and_status_2(
 ) -> None:
     assert grn(*words) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("makespan_s", "shown"), [(45.0, "45.00 s"), (600.0, "10.00 min"), (7200.0, "2.00 h")]
+)
+def test_times_have_the_unit_that_the_longest_needs(makespan_s: float, shown: str) -> None:
+    assert shown in show.table([a_figure(makespan_s)], makespan_s)
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_table_and_its_words_fit_the_terminal(width: int) -> None:
+    drawn = show.table([a_figure(7200.0)], 7200.0, width)
+    words = show.legend(Assumptions(), ["grn"], width)
+
+    assert max(len(line) for line in [*drawn.splitlines(), *words.splitlines()]) <= width
+    assert drawn.split()[:2] == ["policy", "makespan"]
+    assert ("first runs" in drawn) is (width == 200)
+
+
+def a_figure(makespan_s: float) -> Figures:
+    return Figures("grn", makespan_s, makespan_s, makespan_s, 0, 0, 0.1, 1.0, 5.0, Replayed())

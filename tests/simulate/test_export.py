@@ -38,4 +38,4 @@ def test_what_has_run_can_be_replayed(queue: Queue, tmp_path: Path) -> None:
     assert len({job.job_type for job in jobs}) == 1
     assert all(job.peak_bytes > 30 << 20 and job.solo_s >= 0.6 for job in jobs)
     told = queue.fine("simulate", "--gpus", "1x8GiB", "--jobs", str(path), "--policy", "grn")
-    assert "2 jobs of 1 types" in told
+    assert "2 jobs of 1 type" in told

@@ -69,7 +69,7 @@ def demo() -> int:
     """
     console = Console(highlight=False)
     console.print(
-        f"[bold]grn demo[/]: {len(BATCH)} jobs of 3 kinds on virtual GPUs ({VIRTUAL}). "
+        f"[bold]grn demo[/]: {len(BATCH)} jobs of 3 kinds on virtual GPUs ({VIRTUAL}).\n"
         "The first of each kind is measured, the rest is packed.\n"
     )
     demo = Demo()
@@ -160,7 +160,7 @@ def _tell(demo: Demo, console: Console, learned: list[dict[str, Any]], took_s: f
     console.print(Text(render.profiles(learned)))
     spent = sum(result["ended_at"] - result["began_at"] for result in demo.results)
     console.print(
-        f"\n[bold]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/]; "
+        f"\n[bold]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/];\n"
         f"one at a time on each GPU they would take at least {spent / 2:.1f} s."
     )
     for failure in demo.failed:

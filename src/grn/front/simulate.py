@@ -11,7 +11,7 @@ import click
 
 from grn import settings
 from grn.errors import MachineError, UsageError
-from grn.front.look import print_json
+from grn.front.look import print_json, width
 from grn.model.gpu import Gpu
 from grn.simulate import files, show
 from grn.simulate.bound import lower_bound_s
@@ -76,10 +76,10 @@ def simulate(
     if save is not None:
         _write(save, files.write_jobs(jobs))
     played = [each.policy for each in figures]
-    text = f"{show.table(figures, bound_s)}\n\n{show.legend(assumed, played)}"
     drawn = next((each for each in figures if each.policy == "grn"), figures[-1])
     if picture is not None:
         svg = show.picture(drawn.replayed.stays, len(gpus), f"{drawn.policy} on {gpus_text}")
+        text = f"{show.table(figures, bound_s)}\n\n{show.legend(assumed, played)}"
         _write(picture, svg if picture.endswith(".svg") else show.page(svg, text))
     if as_json:
         rows = [_plain(each) for each in figures]
@@ -87,7 +87,8 @@ def simulate(
                            "assumed": assumed.sentences()})  # fmt: skip
     source = os.path.basename(jobs_file) if jobs_file else f"generated, seed {seed}"
     click.echo(f"{show.workload(jobs, source)}; on {gpus_text}\n")
-    click.echo(text)
+    click.echo(f"{show.table(figures, bound_s, width())}\n")
+    click.echo(show.legend(assumed, played, width()))
     click.echo(f"\njobs at once on each GPU over time, {drawn.policy}:")
     click.echo(show.timeline(drawn.replayed.stays, len(gpus)))
     return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from grn.model.sizes import show_size
+from grn.model.text import counted
 from grn.simulate.policies import POLICIES, Figures
 from grn.simulate.replay import Stay
 from grn.simulate.workload import Assumptions, Job
@@ -15,42 +17,50 @@ _HEADERS = (
 )
 
 
-def table(figures: Sequence[Figures], bound_s: float) -> str:
-    """Draw the policies side by side; ratios are against the first of them."""
+def table(figures: Sequence[Figures], bound_s: float, width: int = 0) -> str:
+    """Draw the policies side by side; ratios are against the first of them.
+
+    What does not fit into `width` columns of a terminal is left out, the last first.
+    """
     base = figures[0]
-    rows = [_row(each, base) for each in figures]
+    unit = _unit(max(each.makespan_s for each in figures))
+    rows = [_row(each, base, unit) for each in figures]
     least = bound_s / base.makespan_s if base.makespan_s else 0.0
-    rows.append(("lower bound", _hours(bound_s), f"{least:.2f}", *[""] * 8))
+    rows.append(("lower bound", _time(bound_s, unit), f"{least:.2f}", *[""] * 8))
     sizes = [max(len(line[i]) for line in [_HEADERS, *rows]) for i in range(len(_HEADERS))]
+    while width and sum(sizes) + 2 * (len(sizes) - 1) > width and len(sizes) > 2:
+        sizes.pop()
     lines = []
     for line in [_HEADERS, *rows]:
         cells = [line[0].ljust(sizes[0])]
-        cells += [cell.rjust(size) for cell, size in zip(line[1:], sizes[1:], strict=True)]
+        cells += [cell.rjust(size) for cell, size in zip(line[1:], sizes[1:], strict=False)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def legend(assumed: Assumptions, names: Sequence[str]) -> str:
+def legend(assumed: Assumptions, names: Sequence[str], width: int = 0) -> str:
     """Say what the columns and the policies mean and what was assumed."""
     lines = [f"{name}: {POLICIES[name]}" for name in names]
     lines += [
-        "ratio: against the first row; mean, p95: hours from arrival to end; deaths: out of "
+        "ratio: against the first row; mean, p95: time from arrival to end; deaths: out of "
         "memory (known: of types seen before)",
         "waste: memory reserved and not used, for each byte used; fair: Jain's index of the users' "
         "stretch; first runs: the longest measuring of one",
         *(f"assumed: {sentence}" for sentence in assumed.sentences()),
     ]
+    if width:
+        lines = [textwrap.fill(line, max(20, width), subsequent_indent="  ") for line in lines]
     return "\n".join(lines)
 
 
-def _row(each: Figures, base: Figures) -> tuple[str, ...]:
+def _row(each: Figures, base: Figures, unit: str) -> tuple[str, ...]:
     return (
         each.policy,
-        _hours(each.makespan_s),
+        _time(each.makespan_s, unit),
         f"{each.makespan_s / base.makespan_s:.2f}" if base.makespan_s else "-",
-        _hours(each.mean_s),
+        _time(each.mean_s, unit),
         f"{each.mean_s / base.mean_s:.2f}" if base.mean_s else "-",
-        _hours(each.p95_s),
+        _time(each.p95_s, unit),
         str(each.deaths),
         str(each.known_deaths),
         "-" if each.waste is None else f"{each.waste:.2f}",
@@ -59,8 +69,13 @@ def _row(each: Figures, base: Figures) -> tuple[str, ...]:
     )
 
 
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2f} h"
+def _unit(most_s: float) -> str:
+    """Choose one unit for all, so that columns can be compared."""
+    return "h" if most_s >= 2 * 3600 else "min" if most_s >= 2 * 60 else "s"
+
+
+def _time(seconds: float, unit: str) -> str:
+    return f"{seconds / {'h': 3600, 'min': 60, 's': 1}[unit]:.2f} {unit}"
 
 
 def workload(jobs: Sequence[Job], source: str) -> str:
@@ -68,9 +83,10 @@ def workload(jobs: Sequence[Job], source: str) -> str:
     types = {job.job_type for job in jobs}
     users = {job.user for job in jobs}
     most = max(job.peak_bytes for job in jobs)
-    hours = sum(job.solo_s * job.gpus for job in jobs) / 3600
-    text = f"{source}: {len(jobs)} jobs of {len(types)} types and {len(users)} users"
-    return f"{text}, {hours:.1f} GPU hours alone, the largest {show_size(most)}"
+    alone_s = sum(job.solo_s * job.gpus for job in jobs)
+    text = f"{source}: {counted(len(jobs), 'job')} of {counted(len(types), 'type')}"
+    text += f" and {counted(len(users), 'user')}"
+    return f"{text}, {_time(alone_s, _unit(alone_s))} on a GPU alone, the largest {show_size(most)}"
 
 
 def timeline(stays: Sequence[Stay], gpus: int, width: int = 72) -> str:
@@ -89,13 +105,14 @@ def timeline(stays: Sequence[Stay], gpus: int, width: int = 72) -> str:
             count = sum(s.began_at <= middle < s.ended_at for s in here)
             cells.append("x" if died else "." if not count else str(count) if count < 10 else "+")
         lines.append(f"GPU {gpu:<3} {''.join(cells)}")
-    lines.append(f"{'':7} 0{_hours(end):>{width - 1}}")
+    lines.append(f"{'':7} 0{_time(end, _unit(end)):>{width - 1}}")
     return "\n".join(lines)
 
 
 def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
     """Draw the runs as SVG: a band for each GPU, a bar for each run, deaths in red."""
     end = max((stay.ended_at for stay in stays), default=1.0) or 1.0
+    unit = _unit(end)
     lanes = [_lanes([stay for stay in stays if gpu in stay.gpus]) for gpu in range(gpus)]
     parts, top, width = [], 30.0, 1000.0
     for gpu, placed in enumerate(lanes):
@@ -106,7 +123,7 @@ def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
             wide = max(1.0, width * (stay.ended_at - stay.began_at) / end - 0.5)
             color = "#d33" if stay.died else _color(stay.job.job_type)
             tip = f"{stay.job.job_type} {stay.job.name}, {show_size(stay.job.peak_bytes)}, "
-            tip += f"{_hours(stay.began_at)} to {_hours(stay.ended_at)}"
+            tip += f"{_time(stay.began_at, unit)} to {_time(stay.ended_at, unit)}"
             box = f'x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="12" fill="{color}"'
             parts.append(f"<rect {box}><title>{_safe(tip)}</title></rect>")
         top += 14 * depth + 8
@@ -114,7 +131,7 @@ def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
     head += 'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>'
     texts = [f'<text x="4" y="16" font-size="13">{_safe(title)}</text>']
     texts.append(f'<text x="60" y="{top + 12:.0f}">0</text>')
-    texts.append(f'<text x="1060" y="{top + 12:.0f}" text-anchor="end">{_hours(end)}</text>')
+    texts.append(f'<text x="1060" y="{top + 12:.0f}" text-anchor="end">{_time(end, unit)}</text>')
     return "\n".join([head, *texts, *parts, "</svg>\n"])
 
 

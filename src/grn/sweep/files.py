@@ -67,7 +67,7 @@ def _yaml(data: bytes) -> Any:
     except ImportError as error:
         raise UsageError(
             "PyYAML is not installed.",
-            "Install it (pip install 'gpu-resource-negotiator[sweep]'), or use TOML or JSON.",
+            "Install it (pip install pyyaml), or use TOML or JSON.",
         ) from error
     try:
         return yaml.safe_load(data)

@@ -11,7 +11,7 @@ from grn.sweep.condition import number_or_text
 from grn.sweep.names import spelled
 from grn.sweep.picture import LEVELS, Axis, Picture, number_text
 
-HOW_TO_DRAW = "matplotlib is not installed; pip install 'gpu-resource-negotiator[plot]'"
+HOW_TO_DRAW = "matplotlib is not installed; pip install matplotlib"
 COLOURS = (
     *("#ccd5e2", "#b4c5dd", "#97b3d9", "#769fd3", "#558ac9", "#3a74ba", "#245da4", "#134787"),
 )

@@ -31,7 +31,7 @@ class OptunaFeed:
         except ImportError as error:
             raise UsageError(
                 "Optuna is not installed.",
-                "Install it: pip install 'gpu-resource-negotiator[optuna]'",
+                "Install it: pip install optuna",
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
