@@ -30,6 +30,11 @@ def test_characters_that_take_two_columns_do_not_push_the_next_aside() -> None:
     assert columns_of(first[: first.index("1")]) == second.index("2")
 
 
+@pytest.mark.parametrize("width", [0, 80])
+def test_columns_of_the_same_name_are_all_shown(width: int) -> None:
+    assert table(("gpu", "gpu"), [("a", "b")], width).splitlines() == ["gpu  gpu", "a    b"]
+
+
 @pytest.mark.parametrize("width", [1, 2, 10, 20, 61])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     text = table(("A", "B"), [("x" * 30, "y" * 30), ("1", "2")], width)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 import click
 
 from grn.errors import MachineError, UsageError
+from grn.front.look import width
 from grn.front.render import progress, show_time
 from grn.front.table import table
 from grn.front.teller import Teller
@@ -225,6 +226,8 @@ class Story:
 def _ended_line(now: Tally, entry: Entry) -> str:
     done = now.done + now.skipped
     count = f"[{done}/{now.total}]" if now.total is not None else f"[{done}]"
+    if entry.trouble:
+        return f"{count} line {entry.line}: {_how(entry)}"
     where = f" on GPU {entry.gpu}" if entry.gpu else ""
     why = f": {harmless(entry.because)}" if entry.because else ""
     return f"{count} line {entry.line}: {_how(entry)}, {show_time(entry.duration_s)}{where}{why}"
@@ -265,7 +268,9 @@ def _summarise(running: Batch, passed_s: float, path: str, *, is_terse: bool) ->
     parts += [f"{left} not run"] if left else []
     if failed and not is_terse:
         rows = [_row(entry) for entry in failed[:MOST_FAILURES]]
-        click.echo(table(("LINE", "HOW", "TOOK", "PEAK", "LOG", "COMMAND"), rows))
+        headers = ("LINE", "HOW", "TOOK", "PEAK", "LOG", "COMMAND")
+        spare = ("PEAK", "TOOK", "LOG")
+        click.echo(table(headers, rows, width(), elastic=("HOW", "COMMAND"), spare=spare))
         for entry in failed[:MOST_FAILURES]:
             if last := _last_words(entry.log):
                 click.echo(f"line {entry.line} said at last: {harmless(last)}")

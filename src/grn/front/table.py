@@ -28,15 +28,15 @@ def table(
     """
     if not rows:
         return ""
-    columns = dict(zip(headers, zip(*rows, strict=True), strict=True))
-    sizes = {name: max(map(columns_of, (name, *cells))) for name, cells in columns.items()}
+    columns = [list(cells) for cells in zip(headers, *rows, strict=True)]
+    sizes = {place: max(map(columns_of, cells)) for place, cells in enumerate(columns)}
     if width:
-        for name in elastic:
-            if not any(columns[name]):
-                del sizes[name]
-        _fit(sizes, width, elastic, spare)
-    cells = [[_padded(cell, size) for cell in (name, *columns[name])]
-             for name, size in sizes.items()]  # fmt: skip
+        soft = [place for place, name in enumerate(headers) if name in elastic]
+        for place in soft:
+            if not any(columns[place][1:]):
+                del sizes[place]
+        _fit(sizes, width, soft, [headers.index(name) for name in spare])
+    cells = [[_padded(cell, size) for cell in columns[place]] for place, size in sizes.items()]
     lines = (_GAP.join(line).rstrip() for line in zip(*cells, strict=True))
     return "\n".join(cut(line, width) if width else line for line in lines)
 
@@ -53,22 +53,21 @@ def labelled(label: str, text: str, width: int = 0) -> str:
     return "\n".join(lines) or head.rstrip()
 
 
-def _fit(sizes: dict[str, int], width: int, elastic: Collection[str], spare: Sequence[str]) -> None:
+def _fit(sizes: dict[int, int], width: int, soft: Sequence[int], spare: Sequence[int]) -> None:
     """Leave columns out and make others smaller, until the line fits or nothing gives way."""
-    for name in spare:
-        if sum(min(s, _LEAST) if n in elastic else s for n, s in sizes.items()) <= _room(
-            sizes, width
-        ):
+    for place in spare:
+        least = sum(min(size, _LEAST) if at in soft else size for at, size in sizes.items())
+        if least <= _room(sizes, width):
             break
-        sizes.pop(name, None)
+        sizes.pop(place, None)
     for _ in range(sum(sizes.values()) - _room(sizes, width)):
-        large = [name for name in elastic if sizes.get(name, 0) > _LEAST]
+        large = [place for place in soft if sizes.get(place, 0) > _LEAST]
         if not large:
             break
-        sizes[max(large, key=lambda name: sizes[name])] -= 1
+        sizes[max(large, key=lambda place: sizes[place])] -= 1
 
 
-def _room(sizes: dict[str, int], width: int) -> int:
+def _room(sizes: dict[int, int], width: int) -> int:
     return width - len(_GAP) * (len(sizes) - 1)
 
 
