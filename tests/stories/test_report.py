@@ -35,9 +35,14 @@ def test_jobs_of_the_period_are_in_it_and_hostile_names_are_only_text(
     assert re.search(r"<b>1</b>failed", text)
     assert "http" not in re.sub(r"http-equiv", "", text)
 
+    assert ended.err == ""
+    story.start(script("grn"), "queue", "stop").ended_well()
+    assert report("--since", "1h").err.startswith("warning: Your queue does not run")
+
 
 def test_without_anything_it_is_a_report_all_the_same(story, report):
-    assert report().code == 0
+    ended = report()
+    assert (ended.code, ended.err) == (0, "")
     assert "None." in (story.folder / "grn-report.html").read_text()
 
 

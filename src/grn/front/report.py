@@ -9,8 +9,9 @@ import time
 
 import click
 
+from grn import places
 from grn.client.watching import Watch
-from grn.errors import MachineError, UsageError
+from grn.errors import DaemonError, MachineError, UsageError
 from grn.front.account import Period, inside
 from grn.front.report_page import page
 from grn.front.web.facts import Facts, settle
@@ -47,6 +48,7 @@ def _of_period(since: str) -> str:
     now = time.time()
     period = Period(now - int(found[1]) * UNITS[found[2]], now)
     facts, began = Facts(), time.monotonic()
+    _warn_of_gaps(facts)
     with Watch() as watch:
         while not settle(watch.picture, began):
             watch.wait(0.1)
@@ -56,6 +58,16 @@ def _of_period(since: str) -> str:
     past = {index for span in spans for index in span["gpus"]} - known
     rows = [*gpus, *({"index": index} for index in sorted(past))]
     return page(spans, rows, period, socket.gethostname())
+
+
+def _warn_of_gaps(facts: Facts) -> None:
+    """Say when a queue was used here and cannot be asked: its jobs would seem not to have run."""
+    if not os.path.isdir(os.path.join(places.state_dir(), "queue")):
+        return
+    try:
+        facts.history(1)
+    except DaemonError as error:
+        click.echo(f"warning: {error.message} {error.hint}", err=True)
 
 
 def _of_sweep(path: str) -> str:
