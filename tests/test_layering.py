@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn load arguments shelf memory "
-    "links usage shares waitlist lines rules holdings keep grant runs refuse report explain "
+    "times links usage shares waitlist lines rules holdings keep grant runs refuse report explain "
     "history picture overlap pairs by_arguments change fit known margin "
     "blame growth room returning",
     "queue": "__init__ events engine lifecycle line roll asks finish",

@@ -207,19 +207,44 @@ def test_a_run_that_may_still_grow_to_what_others_had_keeps_room_for_that():
     assert story.reserved("a") > 8 * GiB
 
 
+BATCH_4 = (("batch", 4.0),)
+
+
+@pytest.mark.parametrize("others", [[], [a_run(2 * GiB, arguments=(("batch", 1.0),))]])
+def test_a_run_with_other_arguments_than_all_before_it_is_fitted_to_what_it_has(others):
+    story = Story(profiles=(a_profile(*others, a_run(9 * GiB, arguments=BATCH_4)),))
+    story.asks("a", arguments=(("batch", 3.0),))
+    assert story.reserved("a") > 9 * GiB
+    story.memory["a"] = 5 * GiB
+
+    story.passes(100)
+    assert 5.5 * GiB < story.reserved("a") < 6.2 * GiB
+
+
+def test_who_is_flat_for_long_is_fitted_again_and_then_no_more():
+    story = Story()
+    story.asks("a")
+    story.memory["a"] = 10 * GiB
+
+    story.passes(100)
+    first = story.reserved("a")
+    assert 11.4 * GiB < first < 12 * GiB
+    story.passes(180)
+    assert story.reserved("a") == first
+    story.passes(60)
+    second = story.reserved("a")
+    assert 11 * GiB < second < 11.4 * GiB
+    story.passes(1000)
+    assert story.reserved("a") == second
+
+
 @pytest.mark.parametrize(
     ("changes", "runs"),
     [
         ({"mem_bytes": 10 * GiB}, [4 * GiB]),
         ({"attempt": 1}, [4 * GiB]),
         ({}, [4 * GiB, a_run(4 * GiB, Outcome.OUT_OF_MEMORY)]),
-        (
-            {"arguments": (("batch", 3.0),)},
-            [
-                a_run(2 * GiB, arguments=(("batch", 1.0),)),
-                a_run(9 * GiB, arguments=(("batch", 4.0),)),
-            ],
-        ),
+        ({"arguments": (("batch", 3.0),)}, [a_run(9 * GiB, arguments=BATCH_4, grown=0.5)]),
     ],
 )
 def test_a_run_keeps_what_was_stated_or_what_nobody_can_tell_to_be_too_much(changes, runs):

@@ -2,7 +2,7 @@
 
 from grn.model.gpu import GpuHealth
 from grn.model.sizes import GiB
-from grn.negotiator.events import WaitReason
+from grn.negotiator.events import ProfileForgotten, WaitReason
 from grn.negotiator.rules import Rules
 from tests.builders import NO_GUARD, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
@@ -100,6 +100,54 @@ def test_a_type_known_to_be_short_goes_before_a_long_one():
     story.asks("c", job_type="long", priority=1, **BIG)
 
     assert [story.ends("x"), story.ends("c"), story.ends("b")] == [["c"], ["b"], ["a"]]
+
+
+def with_epochs(number):
+    return {"arguments": (("epochs", float(number)),), **BIG}
+
+
+def test_of_one_type_the_call_with_few_epochs_goes_first():
+    known = a_profile(a_run(GiB, duration_s=1200.0, arguments=(("epochs", 20.0),)))
+    story = a_full_gpu(profiles=(known,))
+    story.asks("a", **with_epochs(50))
+    story.asks("b", **with_epochs(5))
+
+    assert [story.ends("x"), story.ends("b")] == [["b"], ["a"]]
+
+
+def test_one_that_waits_goes_before_others_once_its_like_have_shown_to_be_short():
+    story = Story(some_gpus(2))
+    story.asks("x", job_type="x.py", **BIG)
+    story.asks("first", job_type="new.py", **BIG)
+    story.asks("a", job_type="a.py", **BIG)
+    story.asks("later", job_type="new.py", **BIG)
+    story.asks("again", job_type="new.py", **BIG)
+    order = []
+    for last in ("first", "later", "again"):
+        order += story.ends(last, after_s=60, peak_bytes=GiB)
+
+    assert order == ["later", "again", "a"]
+
+
+def test_one_that_turns_out_to_be_long_goes_back_among_the_others():
+    known = a_profile(a_run(GiB, duration_s=800.0), job_type="new.py")
+    story = Story(some_gpus(2), profiles=(known,))
+    story.asks("x", job_type="x.py", **BIG)
+    story.asks("first", job_type="new.py", **BIG)
+    story.asks("a", job_type="a.py", **BIG)
+    story.asks("later", job_type="new.py", **BIG)
+
+    assert story.ends("first", after_s=8000, peak_bytes=GiB) == ["a"]
+
+
+def test_a_type_that_was_forgotten_is_not_short_any_more():
+    known = a_profile(a_run(GiB, duration_s=60.0), job_type="new.py")
+    story = a_full_gpu(profiles=(known,))
+    story.asks("a", job_type="a.py", **BIG)
+    story.asks("b", job_type="new.py", **BIG)
+    story.tell(ProfileForgotten(story.at, "new.py"))
+
+    assert story.ends("x") == ["a"]
 
 
 def test_one_that_fits_passes_an_older_one_that_does_not():

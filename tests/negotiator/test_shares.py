@@ -211,3 +211,21 @@ def test_fair_shares_leave_no_gpu_idle():
     story.asks("b", user=BOB, **BIG)
     assert story.asks("a", user=ADA, **BIG) == ["a"]
     assert story.ends("a", Outcome.OK) == []
+
+
+def test_one_that_turns_out_to_be_short_leaves_the_line_of_the_others():
+    shares, _ = some_shares()
+    waiting = [joined(shares, str(n), ADA, sequence=n) for n in range(4)]
+    waiting[2] = shares.becomes(waiting[2], is_short=True)
+    others = [joined(shares, "b", BOB, cost_h=0.5, sequence=9)]
+
+    assert in_turn(shares, waiting + others) == ["2", "0", "b", "1", "3"]
+
+
+def test_the_only_one_of_its_user_may_turn_out_to_be_short():
+    shares, _ = some_shares(ada=3.0)
+    alone = shares.becomes(joined(shares, "a", ADA), is_short=True)
+    shares.gave_up(alone)
+
+    assert not shares.are_several()
+    assert shares.before(ADA, 0.0) == 0

@@ -64,7 +64,7 @@ class Engine:
         self.usage = Usage(self.rules.share_half_life_s, self.rules.weights)
         self._shares = Shares(self.rules, self.usage)
         self.turn = self._shares.turn
-        self.waitlist = Waitlist(self.turn)
+        self.waitlist = Waitlist(self.turn, self._judged)
         self._holdings = Holdings(self.rules, self.memory, self.loads)
         self._runs = Runs(self.rules, self.memory, self.loads, self._holdings)
         self._granter = Granter(
@@ -247,7 +247,7 @@ class Engine:
         """Give a new request its place among those of its user, and that among those of others."""
         usual = [self.memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
         usual_s = min((each for each in usual if each is not None), default=None)
-        is_short = usual_s is not None and usual_s <= self.rules.short_s
+        is_short = self._granter.is_short(request)
         share = max(
             max(need.need_bytes / self._holdings.sizes()[model].capacity_bytes, need.load or 0.0)
             for model, need in self.needs(request).items()
@@ -260,6 +260,11 @@ class Engine:
         if self._shares.are_several() and not were_several:
             self._move_users(at)  # until now nobody had to know where the first stood
         return waiting
+
+    def _judged(self, waiting: Waiting) -> Waiting:
+        """Let one that turns out to be short, or not to be, stand with its like."""
+        is_short = self._granter.is_short(waiting.request)
+        return waiting if is_short is waiting.is_short else self._shares.becomes(waiting, is_short)
 
     def _move_users(self, at: float) -> None:
         """Let those who have had more than was thought go after others, and the other way."""
@@ -288,6 +293,7 @@ class Engine:
             return
         self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
+        self.waitlist.learned(lease.request.job_type, _MOST_MOVED)
         yield from self._runs.drop(lease)
         if not all(self.books[uuid].is_virtual for uuid in lease.gpus):
             # The process lives on and may keep its memory a moment longer than its lease.
@@ -302,6 +308,7 @@ class Engine:
             return
         self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
+        self.waitlist.learned(lease.request.job_type, _MOST_MOVED)
         draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=event.outcome)
         self._holdings.replace(draining)
         yield SaveLease(draining)
@@ -328,6 +335,7 @@ class Engine:
         self.loads.forget(event.job_type)
         if self.memory.forget(event.job_type):
             yield DropProfile(event.job_type)
+            self.waitlist.learned(event.job_type, _MOST_MOVED)
             yield from self._schedule(event.at)
 
     # --- what users have had -------------------------------------------------------------
@@ -344,6 +352,7 @@ class Engine:
                 self.usage.follow(lease.id, self._holdings.share_of(lease), at)
         if self._shares.are_several():
             self._move_users(at)
+        self.waitlist.sort(_MOST_MOVED)
         yield from self.usage.to_save(at)
 
     # --- what follows from an event ------------------------------------------------------

@@ -40,13 +40,14 @@ class Granter:
         shares: Shares,
         usage: Usage,
     ) -> None:
+        self._short_s = rules.short_s
         self._memory = memory
         self._loads = loads
         self._holdings = holdings
         self._waitlist = waitlist
         self._shares = shares
         self._usage = usage
-        self._keeper = Keeper(rules, memory, holdings, waitlist, self.needs)
+        self._keeper = Keeper(rules, holdings, waitlist, self.needs, self.alone_s)
         self._least_guess = (-1, 0)  # the version of our memory, and the guess it leads to
 
     def needs(self, request: Request) -> dict[str, Need]:
@@ -79,6 +80,18 @@ class Granter:
             self._least_guess = (self._memory.version, least)
         return self._least_guess[1]
 
+    def is_short(self, request: Request) -> bool:
+        """True when runs like this are known to take little time."""
+        for model in self._holdings.sizes():
+            alone_s = self.alone_s(request, model)
+            if alone_s is not None and alone_s <= self._short_s:
+                return True
+        return False
+
+    def alone_s(self, request: Request, model: str) -> float | None:
+        """Return how long runs like this take alone on a GPU model, None when nobody knows."""
+        return self._memory.alone_s(request, model, self._loads.power(model))
+
     # --- to whom -------------------------------------------------------------------------
 
     def to_all(self, at: float) -> Iterator[Lease]:
@@ -109,7 +122,7 @@ class Granter:
     def to_newcomer(self, waiting: Waiting, at: float) -> Iterator[Lease]:
         """Offer to a newcomer alone: for all others nothing has changed."""
         group = self._waitlist.group_of(waiting.request.key)
-        if group is not None and group.head is waiting:
+        if group is not None and group.head.request.key == waiting.request.key:
             lease = self._offer(group, at, self._keeper.closed(at))
             if lease is not None:
                 yield lease

@@ -9,7 +9,6 @@ from functools import partial
 from grn.model.job import Request
 from grn.negotiator.holdings import Holdings
 from grn.negotiator.ledger import Book
-from grn.negotiator.memory import Memory
 from grn.negotiator.order import Group
 from grn.negotiator.place import Need, allowed, to_keep
 from grn.negotiator.rules import Rules
@@ -26,16 +25,16 @@ class Keeper:
     def __init__(
         self,
         rules: Rules,
-        memory: Memory,
         holdings: Holdings,
         waitlist: Waitlist,
         needs: Callable[[Request], dict[str, Need]],
+        alone_s: Callable[[Request, str], float | None],
     ) -> None:
         self._rules = rules
-        self._memory = memory
         self._holdings = holdings
         self._waitlist = waitlist
         self._needs = needs
+        self._alone_s = alone_s
         self._kept: dict[str, int] = {}  # GPU -> for whom it was last kept free
         self._until = _NEVER  # when those GPUs will be ready for the one they are kept for
         self.job_type = ""  # of that one
@@ -70,9 +69,9 @@ class Keeper:
         left_s = self._until - at
         if left_s <= 0:
             return False
-        job_type = group.head.request.job_type
-        usual = [self._memory.usual_s(job_type, model) for model in self._holdings.sizes()]
-        return all(each is not None and _LATE * each <= left_s for each in usual)
+        request = group.head.request
+        alone = [self._alone_s(request, model) for model in self._holdings.sizes()]
+        return all(each is not None and _LATE * each <= left_s for each in alone)
 
     def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
         """Return how long a GPU takes to have room; one that is kept already stays so."""
@@ -84,7 +83,7 @@ class Keeper:
         """Return when enough jobs of a GPU will have ended; infinity when nobody knows."""
         free, ends = book.free_bytes, []
         for lease in book.leases.values():
-            usual_s = self._memory.usual_s(lease.request.job_type, book.gpu.model)
+            usual_s = self._alone_s(lease.request, book.gpu.model)
             passed_s = at - lease.granted_at
             late = usual_s is None or passed_s > usual_s
             left_s = math.inf if usual_s is None else passed_s / 4 if late else usual_s - passed_s

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from grn.model.job import Argument
 from grn.model.profile import Estimate, Profile, Run
 from grn.negotiator import arguments, learn
 from grn.negotiator.by_arguments import ByArguments
 from grn.negotiator.margin import Margin
+from grn.negotiator.times import Times
 
 _FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
 _COUNTED_EVERY = 5  # runs of sizes seen before: whether memory has changed shows in no fewer
@@ -18,7 +20,7 @@ class Known:
 
     __slots__ = (  # there are thousands of these, and the garbage collector looks at each
         "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_telling",
-        "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile", "unweighed",
+        "_times", "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile", "unweighed",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
@@ -33,6 +35,7 @@ class Known:
         self._usual_s: float | None = None
         self._is_timed = False  # that was looked up
         self._untimed = 0  # runs since then
+        self._times: Times | None = None
         self._other_codes: dict[str, Known] | None = None
 
     @property
@@ -91,6 +94,15 @@ class Known:
             self._untimed = 0
         return self._usual_s
 
+    def alone_s(self, given: tuple[Argument, ...], power: float) -> float | None:
+        """Return how long a run with these arguments takes alone, None when nobody knows.
+
+        `power` tells how much longer runs took beside others.
+        """
+        if self._times is None:
+            self._times = Times(self.profile.runs, power)
+        return self._times.alone_s(given)
+
     def add(self, run: Run) -> None:
         """Count one more run. While runs are alike most of what was drawn stays as it is."""
         before, after = self.profile, learn.add_run(self.profile, run)
@@ -99,6 +111,7 @@ class Known:
         is_expected = run.code == self.code and drawn is not None and drawn.covers(run)
         self.profile, self._telling, self._peaks, self._by_arguments = after, None, None, None
         self._untimed += 1
+        self._times = None
         if self._untimed > len(after.runs) // _STEADY:  # a few of many do not move the middle far
             self._is_timed = False
         self.outdate()

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import GiB, MiB, show_size
-from grn.negotiator.arguments import are_spread, mattering
+from grn.negotiator.arguments import mattering
 from grn.negotiator.change import LAST, counted
 from grn.negotiator.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
 
 RUNS_KEPT = 100
+STILL_S = 300.0  # who is flat for so long is fitted again, more tightly
 TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
 ALIKE_HEADROOM = 0.05  # over the largest of those
 GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
@@ -37,7 +38,7 @@ class Watch:
     rose_at: float | None = None  # None until the first sample with memory in it
     blanks: int = 0  # good samples before that, which showed nothing
     rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
-    is_settled: bool = False  # since then, what is reserved for it was fitted to what it has
+    fitted: int = 0  # how often what is reserved for it was fitted to what it has since then
     rises: tuple[tuple[float, int], ...] = ()  # the last ones: when, and to how much
 
     def seen(self, at: float, used_bytes: int) -> Watch:
@@ -214,14 +215,15 @@ def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
 
 
 def most_of_alike(profile: Profile, given: Sequence[Argument]) -> int | None:
-    """Return the most that runs with the same arguments have used, None when nobody can tell."""
-    full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
+    """Return the most that runs with the same arguments have used, 0 when there were none.
+
+    None when nobody can tell.
+    """
     if any(run.outcome is Outcome.OUT_OF_MEMORY for run in profile.runs):
         return None
-    if full and are_spread([run.peak_bytes for run in full]):
-        alike = mattering(given)
-        full = [run for run in full if mattering(run.arguments) == alike]
-    return max((run.peak_bytes for run in full), default=None)
+    alike = mattering(tuple(given))
+    full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
+    return max((run.peak_bytes for run in full if mattering(run.arguments) == alike), default=0)
 
 
 def guess_bytes(

@@ -204,11 +204,16 @@ class Memory:
         known = self._types.get((job_type, model))
         return known.usual_s() if known else None
 
+    def alone_s(self, request: Request, model: str, power: float) -> float | None:
+        """Return how long a run with these arguments takes alone, None when nobody knows."""
+        known = self._types.get((request.job_type, model))
+        return known.alone_s(request.arguments, power) if known else None
+
     def most_of_alike(self, request: Request, model: str) -> int | None:
-        """Return the most that runs like this one have used, None when nobody can tell."""
+        """Return the most that runs like this one have used, 0 if none, None if nobody can tell."""
         known = self._types.get((request.job_type, model))
         if known is None:
-            return None
+            return 0
         return learn.most_of_alike(known.of_code(request.code).telling, request.arguments)
 
     def refresh(self) -> None:

@@ -142,18 +142,19 @@ class Runs:
             return  # a driver that does not say what a process uses does not say that it uses none
         watch = self._holdings.watches[lease.id].seen(at, used)
         self._holdings.watches[lease.id] = watch
-        if watch.is_settled:
+        if watch.fitted > 1:
             return
-        if not watch.is_flat(at, self._rules.flat_s):
-            yield from self._follow(lease, watch, at)
+        if not watch.is_flat(at, learn.STILL_S if watch.fitted else self._rules.flat_s):
+            if not watch.fitted:
+                yield from self._follow(lease, watch, at)
             return
-        self._holdings.watches[lease.id] = replace(watch, is_settled=True)
+        self._holdings.watches[lease.id] = replace(watch, fitted=watch.fitted + 1)
         if lease.request.is_exclusive:
             return
         if lease.is_probe:
             yield from self._settle(lease, watch, at)
         elif lease.request.mem_bytes is None and not lease.request.attempt:
-            yield from self._trim(lease, watch)
+            yield from self._trim(lease, watch, at)
 
     def _settle(self, lease: Lease, watch: learn.Watch, at: float) -> Iterator[Action]:
         """Let a first run keep what it has shown to need, and a little more."""
@@ -185,14 +186,17 @@ class Runs:
             self._holdings.replace(grown)
             yield SaveLease(grown)
 
-    def _trim(self, lease: Lease, watch: learn.Watch) -> Iterator[Action]:
-        """Take back what a run seems not to need: it is flat where runs like it were."""
+    def _trim(self, lease: Lease, watch: learn.Watch, at: float) -> Iterator[Action]:
+        """Take back what a run seems not to need: it is flat, where runs like it were if any."""
         model = self._holdings.books[lease.gpus[0]].gpu.model
-        most = self._memory.most_of_alike(lease.request, model)
-        if most is None:
-            return
         capacity = self._holdings.sizes()[model].capacity_bytes
-        keep = learn.trimmed_bytes(watch, most, capacity)
+        most = self._memory.most_of_alike(lease.request, model)
+        if most:
+            keep = learn.trimmed_bytes(watch, most, capacity)
+        elif most is None or self._memory.is_grower(lease.request.job_type):
+            return
+        else:  # nobody was given the same: as after a first run
+            keep = learn.shrunk_bytes(watch, at, capacity)
         trimmed = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
         if trimmed != lease:
             self._holdings.replace(trimmed)

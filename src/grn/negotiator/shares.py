@@ -72,6 +72,12 @@ class Shares:
         elif waiting.place_h >= chain.served_h:
             chain.served_h += waiting.cost_h
 
+    def becomes(self, waiting: Waiting, is_short: bool) -> Waiting:
+        """Let one stand last of its user's short ones, or of the others, after all."""
+        moved = self.join(replace(waiting, is_short=is_short), waiting.since)
+        self.gave_up(waiting)
+        return moved
+
     def turn(self, waiting: Waiting) -> Turn:
         """Return the turn of a request, as users stand."""
         request = waiting.request

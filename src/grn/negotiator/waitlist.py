@@ -15,13 +15,19 @@ from grn.model.job import Request
 from grn.negotiator.arguments import mattering
 from grn.negotiator.lines import Entry, Lines, Offer, turn_of
 from grn.negotiator.order import Group, Kind, Refused, Turn, Waiting, turn
+from grn.negotiator.times import lasting
 
 
 class Waitlist:
     """All waiting requests."""
 
-    def __init__(self, rank: Callable[[Waiting], Turn] = turn) -> None:
+    def __init__(
+        self,
+        rank: Callable[[Waiting], Turn] = turn,
+        judge: Callable[[Waiting], Waiting] = lambda waiting: waiting,
+    ) -> None:
         self._rank = rank
+        self._judge = judge  # brings up to date what is believed of one that may be next
         self._groups: dict[Kind, Group] = {}
         self._kind_of: dict[str, Kind] = {}
         self._of_process: dict[int, set[str]] = {}  # pid -> keys of what it asks for itself
@@ -107,6 +113,15 @@ class Waitlist:
         """Sort in anew what users wait for; of very many groups the rest at the next times."""
         for user in users:
             self._misplaced.update(self._of_user.get(user, {}))
+        self.sort(most)
+
+    def learned(self, job_type: str, most: int) -> None:
+        """Sort in anew those of a type; of very many groups the rest at the next times."""
+        self._misplaced.update(self._of_type.get(job_type, {}))
+        self.sort(most)
+
+    def sort(self, most: int) -> None:
+        """Sort in anew some of those whose turns may have changed."""
         for number in list(islice(self._misplaced, most)):
             group = self._misplaced.pop(number)
             self._take_turn(group)
@@ -175,7 +190,9 @@ class Waitlist:
 
     def _give_turn(self, group: Group) -> None:
         if group.members:
-            group.turn = self._rank(group.head)
+            head = self._judge(group.head)
+            group.members[head.request.key] = head
+            group.turn = self._rank(head)
             insort(self._turns, (group.turn, group), key=turn_of)
             self._lines.join(group)
 
@@ -201,5 +218,6 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         request.is_spared,
         request.holder.pid if is_pinned and request.holder else None,
         mattering(request.arguments) if request.arguments else (),
+        lasting(request.arguments) if request.arguments else (),
         request.code,
     )

@@ -88,6 +88,14 @@ class Told(Memory):
         """Return the truth."""
         return self._jobs[job_type].solo_s
 
+    def alone_s(self, request: Request, model: str, power: float) -> float | None:
+        """Return the truth."""
+        return self._jobs[request.job_type].solo_s
+
+    def most_of_alike(self, request: Request, model: str) -> int | None:
+        """Let nobody take back what is known to be needed later."""
+        return None
+
 
 class ToldLoads(Loads):
     """Loads and times that are known beforehand; how GPUs share is not, and is not learned."""
