@@ -18,7 +18,6 @@ from grn.negotiator.change import LAST, counted
 from grn.negotiator.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
 
 RUNS_KEPT = 100
-STILL_S = 300.0  # who is flat for so long is fitted again, more tightly
 TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
 ALIKE_HEADROOM = 0.05  # over the largest of those
 GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
@@ -38,7 +37,7 @@ class Watch:
     rose_at: float | None = None  # None until the first sample with memory in it
     blanks: int = 0  # good samples before that, which showed nothing
     rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
-    fitted: int = 0  # how often what is reserved for it was fitted to what it has since then
+    is_settled: bool = False  # since then, what is reserved for it was fitted to what it has
     rises: tuple[tuple[float, int], ...] = ()  # the last ones: when, and to how much
 
     def seen(self, at: float, used_bytes: int) -> Watch:

@@ -212,8 +212,8 @@ class Memory:
     def most_of_alike(self, request: Request, model: str) -> int | None:
         """Return the most that runs like this one have used, 0 if none, None if nobody can tell."""
         known = self._types.get((request.job_type, model))
-        if known is None:
-            return 0
+        if known is None or not learn.is_known(known.profile):
+            return None
         return learn.most_of_alike(known.of_code(request.code).telling, request.arguments)
 
     def refresh(self) -> None:

@@ -142,13 +142,12 @@ class Runs:
             return  # a driver that does not say what a process uses does not say that it uses none
         watch = self._holdings.watches[lease.id].seen(at, used)
         self._holdings.watches[lease.id] = watch
-        if watch.fitted > 1:
+        if watch.is_settled:
             return
-        if not watch.is_flat(at, learn.STILL_S if watch.fitted else self._rules.flat_s):
-            if not watch.fitted:
-                yield from self._follow(lease, watch, at)
+        if not watch.is_flat(at, self._rules.flat_s):
+            yield from self._follow(lease, watch, at)
             return
-        self._holdings.watches[lease.id] = replace(watch, fitted=watch.fitted + 1)
+        self._holdings.watches[lease.id] = replace(watch, is_settled=True)
         if lease.request.is_exclusive:
             return
         if lease.is_probe:
