@@ -120,8 +120,9 @@ def test_a_full_disk_refuses_with_the_reason_and_loses_nothing(rig: Rig) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_full_disks_lose_nothing(rig: Rig) -> None:
-    assert not _fill_and_empty(rig, 200)
+def test_two_hundred_full_disks_lose_nothing(rigs: Rigs) -> None:
+    for _ in range(20):  # ten times each: then what was accepted begins to fill so small a disk
+        assert not _fill_and_empty(rigs(), 10)
 
 
 def test_the_queue_starts_on_a_full_disk_and_adopts_its_jobs(rig: Rig) -> None:
