@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ SLOTS = 4
 COMMANDS = 1000
 ROUNDS = 3
 GAPS = 60
+PAUSE_S = 0.025
 SHELL_SUBMITS = 15
 SHORT, LONG = 100, 100_000
 
@@ -73,17 +75,21 @@ def _gap() -> rig.Figure:
 def _gap_ms() -> float:
     """From the end of one command to the start of the next, both told by the commands.
 
-    The start of their interpreter is in it.
+    The start of their interpreter is in it. They take unequal times: four interpreters that start
+    at once on two cores would be measured instead of us.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "times")
         code = (
             "import os, sys, time; began = time.monotonic(); "
-            "time.sleep(0.06); fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT); "
+            "time.sleep(float(sys.argv[2])); "
+            "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT); "
             "os.write(fd, f'{began} {time.monotonic()}\\n'.encode()); os._exit(0)"
         )
+        draw = random.Random("gaps")
         argv = [sys.executable, "-S", "-E", "-c", code, log]
-        handles = submit_many([argv] * GAPS, exclusive=True, type="gap", priority=10)
+        all_argv = [[*argv, f"{draw.uniform(0.05, 0.15):.3f}"] for _ in range(GAPS)]
+        handles = submit_many(all_argv, exclusive=True, type="gap", priority=10)
         queue.ask({"op": "drain", "drained": False})
         for _ in queue.ends([handle.id for handle in handles]):
             pass
@@ -165,10 +171,14 @@ def _run_all(count: int) -> None:
 
 
 def _bare_start_s() -> float:
-    """Return what the interpreter of a measured command takes until it looks at a clock."""
-    code = "import time; print(time.monotonic())"
+    """Return what the interpreter of a measured command takes until it looks at a clock.
+
+    With pauses, as the commands start: one after the other without them it is a tenth faster.
+    """
+    code = "import os, sys, time; print(time.monotonic())"
     took = []
-    for _ in range(9):
+    for _ in range(15):
+        time.sleep(PAUSE_S)
         began = time.monotonic()
         said = subprocess.check_output([sys.executable, "-S", "-E", "-c", code])
         took.append(float(said) - began)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grn.model.job import Argument
 from grn.model.profile import Estimate, Profile, Run
-from grn.negotiator import arguments, learn
+from grn.negotiator import arguments, learn, times
 from grn.negotiator.by_arguments import ByArguments
 from grn.negotiator.margin import Margin
 from grn.negotiator.times import Times
@@ -12,6 +12,7 @@ from grn.negotiator.times import Times
 _FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
 _COUNTED_EVERY = 5  # runs of sizes seen before: whether memory has changed shows in no fewer
 _STEADY = 20  # the usual time is looked up anew after one run in so many
+_TIMED_EVERY = 6  # times by arguments are fitted anew after one run in so many of those that count
 _MOST_CODES = 8  # of one type that are thought of at once
 
 
@@ -20,7 +21,8 @@ class Known:
 
     __slots__ = (  # there are thousands of these, and the garbage collector looks at each
         "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_telling",
-        "_times", "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile", "unweighed",
+        "_times", "_times_age", "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile",
+        "unweighed",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
@@ -36,6 +38,7 @@ class Known:
         self._is_timed = False  # that was looked up
         self._untimed = 0  # runs since then
         self._times: Times | None = None
+        self._times_age = 0  # runs since then
         self._other_codes: dict[str, Known] | None = None
 
     @property
@@ -100,7 +103,7 @@ class Known:
         `power` tells how much longer runs took beside others.
         """
         if self._times is None:
-            self._times = Times(self.profile.runs, power)
+            self._times, self._times_age = Times(self.profile.runs, power), 0
         return self._times.alone_s(given)
 
     def add(self, run: Run) -> None:
@@ -111,7 +114,9 @@ class Known:
         is_expected = run.code == self.code and drawn is not None and drawn.covers(run)
         self.profile, self._telling, self._peaks, self._by_arguments = after, None, None, None
         self._untimed += 1
-        self._times = None
+        self._times_age += 1
+        if self._times_age > min(len(after.runs), times.RUNS) // _TIMED_EVERY:
+            self._times = None
         if self._untimed > len(after.runs) // _STEADY:  # a few of many do not move the middle far
             self._is_timed = False
         self.outdate()
