@@ -12,7 +12,7 @@ from grn.negotiator.times import Times
 _FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
 _COUNTED_EVERY = 5  # runs of sizes seen before: whether memory has changed shows in no fewer
 _STEADY = 20  # the usual time is looked up anew after one run in so many
-_TIMED_EVERY = 6  # times by arguments are fitted anew after one run in so many of those that count
+_TIMED_EVERY = 15  # times by arguments are fitted anew after one run in so many of those that count
 _MOST_CODES = 8  # of one type that are thought of at once
 
 
