@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
@@ -43,10 +42,7 @@ def _telling(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
     return (*mattering(arguments), *sorted(goes_on, key=lambda one: one[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    telling: tuple[Argument, ...]
-    log_s: float
+_Groups = dict[tuple[Argument, ...], list[float]]  # by what tells of time: its logarithms
 
 
 class Times:
@@ -56,15 +52,19 @@ class Times:
 
     def __init__(self, runs: Sequence[Run], power: float) -> None:
         good = [run for run in runs if run.outcome is Outcome.OK and run.duration_s > 0][-RUNS:]
-        seen = [_Seen(_telling(run.arguments), _alone_log(run, power)) for run in good]
+        seen: _Groups = {}
+        for run in good:
+            seen.setdefault(_telling(run.arguments), []).append(_alone_log(run, power))
         self._said: dict[tuple[Argument, ...], float] = {}
         self._slopes = _slopes(seen)
-        rests = [one.log_s - self._on_line(one.telling) for one in seen]
-        self._base = median(rests) if rests else None  # one that ended at once says little
-        self._left: dict[tuple[Argument, ...], list[float]] = {}
-        for one, rest in zip(seen, rests, strict=True):
-            for key in dict.fromkeys((one.telling, _words(one.telling))):
-                self._left.setdefault(key, []).append(rest - (self._base or 0.0))
+        rests = {telling: _less(logs, self._on_line(telling)) for telling, logs in seen.items()}
+        every = [rest for each in rests.values() for rest in each]
+        self._base = median(every) if every else None  # one that ended at once says little
+        self._left: _Groups = {}
+        for telling, each in rests.items():
+            left = _less(each, self._base or 0.0)
+            for key in dict.fromkeys((telling, _words(telling))):
+                self._left.setdefault(key, []).extend(left)
 
     def alone_s(self, arguments: tuple[Argument, ...]) -> float | None:
         """Return how long a run with these arguments takes alone, None when nobody knows."""
@@ -99,11 +99,15 @@ def _words(telling: Iterable[Argument]) -> tuple[Argument, ...]:
     return tuple(one for one in telling if isinstance(one[1], str))
 
 
-def _slopes(seen: Sequence[_Seen]) -> dict[str, float]:
+def _less(values: Sequence[float], by: float) -> list[float]:
+    return [value - by for value in values]
+
+
+def _slopes(seen: _Groups) -> dict[str, float]:
     """Return how time grows with each number: as they say until runs tell otherwise."""
-    if not seen:
-        return {}
-    given = [dict(one.telling) for one in seen]
+    if not any(seen):
+        return {}  # there are no runs, or none was given anything
+    given = [dict(telling) for telling, logs in seen.items() for _ in logs]
     names = [
         name for name in given[0] if all(_number(values.get(name)) is not None for values in given)
     ]
@@ -113,7 +117,7 @@ def _slopes(seen: Sequence[_Seen]) -> dict[str, float]:
         (name for name in names if any(columns[name])),
         key=lambda name: not _GOES_ON.fullmatch(name),
     )[:MOST_COLUMNS]
-    ys = _away([one.log_s for one in seen])
+    ys = _away([log for logs in seen.values() for log in logs])
     for name in varying:
         ys = [y - first[name] * x for y, x in zip(ys, columns[name], strict=True)]
     square = [[_dot(columns[a], columns[b]) + _PULL * (a == b) for b in varying] for a in varying]
