@@ -282,6 +282,13 @@ def test_a_wait_for_room_says_what_is_needed_and_what_there_is():
         assert part in answer.text
 
 
+@pytest.mark.parametrize(("count", "where"), [(1, "GPU 0"), (2, "any GPU")])
+def test_a_wait_where_all_is_promised_says_so_in_words(count, where):
+    books = [a_filled_book(index, 24) for index in range(count)]
+
+    assert place(a_request(), needs(6), books).text.endswith(f"nothing is free on {where}")
+
+
 def test_a_wait_for_room_names_the_memory_of_strangers():
     book = a_book(reading=a_reading(0, a_use(9, 20 * GiB)))
 

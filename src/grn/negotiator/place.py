@@ -340,7 +340,9 @@ def _why(
     best = max(usable, key=lambda book: book.free_bytes)
     need = needs[best.gpu.model]
     room = f"GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
-    if best.is_closed:
+    if best.free_bytes <= 0:
+        room = f"nothing is free on {'any GPU' if len(usable) > 1 else f'GPU {best.gpu.index}'}"
+    elif best.is_closed:
         room += "; it is closed while a job there outgrows what it reserved"
     strangers = best.strangers_bytes + best.unexplained_bytes
     if strangers > best.guard_bytes:
