@@ -61,7 +61,8 @@ def _nothing(size_bytes: int | None) -> str:
 def _spelled(size_bytes: int) -> tuple[str, str]:
     """Choose the unit by the rounded number: what would be 1024 of one is 1 of the next."""
     for name, unit in _SHOWN_UNITS.items():
-        number = f"{size_bytes / unit:.{unit >= GiB:d}f}"
-        if abs(float(number)) < KiB or unit == TiB:
-            return number, name
+        if abs(size_bytes) < unit * KiB or unit == TiB:  # else it is one of the next for sure
+            number = f"{size_bytes / unit:.{unit >= GiB:d}f}"
+            if abs(float(number)) < KiB or unit == TiB:
+                return number, name
     raise AssertionError("the last unit takes all")

@@ -51,16 +51,18 @@ class Times:
     __slots__ = ("_base", "_left", "_said", "_slopes")
 
     def __init__(self, runs: Sequence[Run], power: float) -> None:
-        good = [run for run in runs if run.outcome is Outcome.OK and run.duration_s > 0][-RUNS:]
         seen: _Groups = {}
-        for run in good:
-            seen.setdefault(_telling(run.arguments), []).append(_alone_log(run, power))
+        for run in _good(runs):
+            telling = _telling(run.arguments) if run.arguments else ()
+            seen.setdefault(telling, []).append(_alone_log(run, power))
         self._said: dict[tuple[Argument, ...], float] = {}
         self._slopes = _slopes(seen)
         rests = {telling: _less(logs, self._on_line(telling)) for telling, logs in seen.items()}
         every = [rest for each in rests.values() for rest in each]
         self._base = median(every) if every else None  # one that ended at once says little
         self._left: _Groups = {}
+        if len(rests) == 1:
+            return  # all are alike: in the middle nothing is left
         for telling, each in rests.items():
             left = _less(each, self._base or 0.0)
             for key in dict.fromkeys((telling, _words(telling))):
@@ -87,8 +89,20 @@ class Times:
         )
 
 
+def _good(runs: Sequence[Run]) -> list[Run]:
+    """Return the last that ended well, the latest first."""
+    good: list[Run] = []
+    for run in reversed(runs):
+        if run.outcome is Outcome.OK and run.duration_s > 0:
+            good.append(run)
+            if len(good) == RUNS:
+                break
+    return good
+
+
 def _alone_log(run: Run, power: float) -> float:
-    return math.log(run.duration_s) - power * (run.crowd or 0.0)
+    alone = math.log(run.duration_s)
+    return alone - power * run.crowd if run.crowd else alone
 
 
 def _number(value: float | str | None) -> float | None:
