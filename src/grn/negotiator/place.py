@@ -342,8 +342,8 @@ def _why(
     room = f"GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
     if best.free_bytes <= 0:
         room = f"nothing is free on {'any GPU' if len(usable) > 1 else f'GPU {best.gpu.index}'}"
-    elif best.is_closed:
-        room += "; it is closed while a job there outgrows what it reserved"
+    if best.is_closed:
+        room += f"; GPU {best.gpu.index} is closed while a job there outgrows what it reserved"
     strangers = best.strangers_bytes + best.unexplained_bytes
     if strangers > best.guard_bytes:
         room += f" ({show_size(strangers)} is used by processes without a lease)"
