@@ -98,7 +98,8 @@ def test_an_end_is_read_as_it_was_written(folder: str, is_synced: bool) -> None:
     fd = begun(folder)
     assert attempt.read_exit(folder) is None
     line = attempt.write_exit(fd, folder, {"status": 3, "text": "é\n"}, is_synced=is_synced)
-    assert attempt.read_exit(folder) == {"format": attempt.FORMAT, "status": 3, "text": "é\n"}
+    told = {"format": attempt.FORMAT, "of": "7.1", "status": 3, "text": "é\n"}
+    assert attempt.read_exit(folder) == told
     assert attempt.exit_in(line) == attempt.read_exit(folder)
     assert attempt.read_claim(folder) == CLAIM
     os.close(fd)
@@ -155,6 +156,13 @@ def test_a_spare_record_is_used_again_and_tells_nothing_of_before(folder: str) -
     assert (attempt.read_claim(folder), attempt.read_claim(spare)) == (CLAIM, None)
     assert attempt.is_locked(folder)
     os.close(fd)
+
+
+def test_the_end_of_another_attempt_in_a_record_is_none(folder: str) -> None:
+    """As a power cut may leave it, where a file was used again and not yet written."""
+    ended(f"{folder}0", status=0)
+    os.rename(attempt.record_of(f"{folder}0"), attempt.record_of(folder))
+    assert attempt.read_exit(folder) is None
 
 
 def test_a_spare_record_does_not_lift_a_ban(folder: str) -> None:

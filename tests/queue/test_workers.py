@@ -67,6 +67,22 @@ def test_an_order_larger_than_the_line_arrives_whole() -> None:
     theirs.close()
 
 
+def test_a_line_that_is_full_is_not_gone() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    while True:
+        try:
+            ours.send(b"x" * 65536)
+        except BlockingIOError:
+            break
+    reader = threading.Timer(0.05, theirs.recv, [1 << 24])
+    reader.start()
+    assert Worker(ours).order({"stop": "x"})
+    reader.join()
+    ours.close()
+    theirs.close()
+
+
 def test_a_worker_that_is_gone_takes_no_order() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()

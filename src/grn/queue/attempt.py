@@ -99,7 +99,8 @@ def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool)
 
     It is synced when nobody else will keep it.
     """
-    line = f"{json.dumps({'format': FORMAT, **record})}\n".encode()
+    whole = {"format": FORMAT, "of": os.path.basename(folder), **record}
+    line = f"{json.dumps(whole)}\n".encode()
     _write_whole(fd, line)
     if is_synced:
         os.fsync(fd)
@@ -111,12 +112,16 @@ def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool)
 
 
 def read_exit(folder: str) -> dict[str, Any] | None:
-    """Return how it ended, None when that is not there or not whole."""
+    """Return how it ended, None when that is not there, not whole, or of another attempt.
+
+    A power cut may bring back what stood in a file that was used again.
+    """
     try:
         with open(record_of(folder), "rb") as file:
-            return exit_in(file.read().partition(b"\n")[2])
+            found = exit_in(file.read().partition(b"\n")[2])
     except OSError:
         return None
+    return found if found and found.get("of") == os.path.basename(folder) else None
 
 
 def exit_in(line: bytes) -> dict[str, Any] | None:

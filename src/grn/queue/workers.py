@@ -47,7 +47,7 @@ class Worker:
         body = json.dumps(order).encode()
         data = HEADER.pack(len(body)) + body
         try:
-            sent = self.channel.send(data)
+            sent = self._send_some(data)
             if sent < len(data):
                 self.channel.settimeout(SEND_S)
                 self.channel.sendall(data[sent:])
@@ -55,6 +55,13 @@ class Worker:
         except OSError:
             return False
         return True
+
+    def _send_some(self, data: bytes) -> int:
+        """Send what the line takes at once: all, but for very long orders."""
+        try:
+            return self.channel.send(data)
+        except BlockingIOError:  # it is full, and not gone
+            return 0
 
 
 class Spares:
