@@ -14,7 +14,7 @@ help:
 	@echo 'make docs         the pages as a site, in site/'
 	@echo 'make bench        the benchmarks'
 	@echo 'make bench-packing  packing by replay, policies side by side (ARGS=PATH: traces too)'
-	@echo 'make soak         kill the queue a thousand times (ARGS=--sweeps: all long fault tests)'
+	@echo 'make soak         the fault campaigns in their long form, about an hour (ARGS=--only WORD)'
 	@echo 'make clean        remove the environments and caches'
 
 bootstrap:

@@ -1,7 +1,8 @@
-"""Kill the queue, its forker and the negotiator at random for a long time, while clients submit.
+"""Run the fault campaigns in their long form and print one line of figures for each.
 
-The campaign is that of tests/queue_faults/test_kills.py, with more kills. Exit code 1 when a job
-was lost, run twice, killed or misreported.
+First the queue, its forker and the negotiator are killed at random while clients submit
+(tests/queue_faults/campaign.py), then every test marked `slow` in tests/queue_faults runs. Exit
+code 1 when a promise was broken anywhere. docs/trust.md publishes the figures.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -19,11 +22,13 @@ from tests.harness import FOREIGN, Story
 from tests.queue_faults.campaign import Campaign, Result
 from tests.queue_faults.rig import Rig
 
-ROUND = 200  # kills before the folder of the queue is made anew
+ROOT = Path(__file__).resolve().parents[1]
+KILLS_PER_ROUND = 200  # then the queue's folder is made anew
+NOISE = ("repeat with:", "----")
 
 
 def one_round(kills: int, seed: int) -> Result:
-    """Run one campaign in a folder of its own; keep the folder when something was wrong."""
+    """Run one campaign in a folder of its own; keep the folder when a promise was broken."""
     story = Story.begin()
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
@@ -42,33 +47,61 @@ def one_round(kills: int, seed: int) -> Result:
     return result
 
 
-def sweeps() -> int:
-    """Run the sweeps that are too long for `make test`: power cuts, failing calls, full disks."""
-    pytest = [sys.executable, "-m", "pytest", "tests/queue_faults", "-m", "slow", "-s"]
-    environment = {**os.environ, "GRN_SWEEPS": "1"}
-    return subprocess.call(pytest, cwd=Path(__file__).resolve().parents[1], env=environment)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--sweeps", action="store_true", help="also all other long fault tests")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
-    options = parser.parse_args()
-    print(
-        f"repeat with: make soak ARGS='--kills {options.kills} --seed {options.seed}'", flush=True
-    )
-    seeds = random.Random(options.seed)
+def kill_campaign(wanted: int, seed: int) -> bool:
+    """Kill daemons at random until the wanted number of kills is reached; True if all held."""
+    seeds = random.Random(seed)
     kills = jobs = violations = 0
-    while kills < options.kills:
-        result = one_round(min(ROUND, options.kills - kills), seeds.getrandbits(32))
+    while kills < wanted:
+        result = one_round(min(KILLS_PER_ROUND, wanted - kills), seeds.getrandbits(32))
         print(result, flush=True)
         kills += result.kills.total()
         jobs += result.jobs
         violations += len(result.complaints)
-    print(f"{kills} kills over {jobs} accepted jobs: {violations} violations")
-    code = sweeps() if options.sweeps else 0
-    return 1 if violations else code
+    print(f"{kills} kills over {jobs} accepted jobs: {violations} violations", flush=True)
+    return violations == 0
+
+
+def long_campaigns(seed: int, keyword: str) -> bool:
+    """Run the long form of every other campaign, two at a time; True if all held."""
+    with tempfile.TemporaryDirectory(prefix="grn-soak") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "tests/queue_faults", "-m", "slow"]
+        command += ["-n", "2", "--dist", "worksteal", f"--junitxml={report}"]
+        command += ["-o", "junit_logging=system-out"]
+        command += ["-k", keyword] if keyword else []
+        environment = {**os.environ, "GRN_SWEEPS": "1", "GRN_SEED": str(seed)}
+        code = subprocess.call(command, cwd=ROOT, env=environment)
+        for line in figures(report):
+            print(line, flush=True)
+    return code == 0
+
+
+def figures(report: Path) -> list[str]:
+    """Return one line for each campaign in pytest's report: result, minutes, name, figures."""
+    lines = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = case.find("failure") is not None or case.find("error") is not None
+        result = "BROKEN" if bad else "skipped" if case.find("skipped") is not None else "held"
+        minutes = float(case.get("time", "0")) / 60
+        printed = (case.findtext("system-out") or "").splitlines()
+        said = "; ".join(one.strip() for one in printed if one and not one.startswith(NOISE))
+        name = str(case.get("name")).removeprefix("test_").replace("_", " ")
+        lines.append(f"{result:8}{minutes:5.1f} min  {name}: {said or 'no figures'}")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1000, help="0 leaves the kills out")
+    parser.add_argument("--only", default="", metavar="WORD", help="only campaigns so named")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    options = parser.parse_args()
+    kills = 0 if options.only else options.kills
+    again = f"--kills {kills} --seed {options.seed}"
+    again += f" --only {options.only!r}" if options.only else ""
+    print(f'repeat with: make soak ARGS="{again}"', flush=True)
+    killed = not kills or kill_campaign(kills, options.seed)
+    return 0 if long_campaigns(options.seed, options.only) and killed else 1
 
 
 if __name__ == "__main__":
