@@ -2,11 +2,13 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test check-fast format bench bench-packing soak bootstrap clean faults mnist docs
+.PHONY: help demo test test-unit test-versions check-fast format bench bench-packing soak bootstrap clean faults mnist docs
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
-	@echo 'make test         all checks and tests, also on other Python versions (ARGS=--fast: not)'
+	@echo 'make test         all checks and tests on this Python version'
+	@echo 'make test-unit    only the tests that run in one process: a minute or less'
+	@echo 'make test-versions  the core tests on the other Python versions found'
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
 	@echo 'make faults       only the fault campaigns of the queue: kills, full disks, power cuts'
@@ -20,11 +22,18 @@ help:
 bootstrap:
 	@$(PYTHON) tools/bootstrap.py
 
-demo: bootstrap
+demo:
+	@$(PYTHON) tools/bootstrap.py --no-test
 	@.venv/bin/grn demo $(ARGS)
 
 test: bootstrap
 	@.venv/bin/python tools/check.py $(ARGS)
+
+test-unit: bootstrap
+	@.venv/bin/python tools/check.py --unit $(ARGS)
+
+test-versions: bootstrap
+	@.venv/bin/python tools/check.py --versions $(ARGS)
 
 check-fast: bootstrap
 	@.venv/bin/python tools/check.py --no-tests

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,12 +20,47 @@ from tests.harness import FOREIGN, TWO_SMALL, Negotiator, Story, hang_up
 __all__ = ["libraries"]
 NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
 
+# What a test that starts processes has: one of these fixtures, or one of these modules.
+PROCESS_FIXTURES = {"story", "rigs", "libraries", "chromium", "script"}
+PROCESS_MODULES = ("subprocess", "multiprocessing", "tests.harness", "tests.negotiator.live")
+SPAWNING = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "os.system")
+
 Negotiators = Callable[..., Negotiator]
 Scripts = Callable[[str], Path]
 
 # A busy machine makes no example wrong: none has a deadline.
 settings.register_profile("grn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("grn")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start processes, so that `make test-unit` can leave them out."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & PROCESS_FIXTURES or _starts_processes(getattr(item, "module", None)):
+            item.add_marker("process")
+
+
+@cache
+def _starts_processes(module: ModuleType | None) -> bool:
+    """True when a test module has imported something that starts processes."""
+    owners = set()
+    for one in vars(module).values() if module else ():
+        owner = one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", None)
+        owners.add(owner if isinstance(owner, str) else None)
+    return not owners.isdisjoint(PROCESS_MODULES)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a test that starts a process unmarked fail in a run without processes."""
+    if "not process" in str(config.option.markexpr):
+        sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, _arguments: object) -> None:
+    if event in SPAWNING and "PYTEST_CURRENT_TEST" in os.environ:
+        raise AssertionError(f"this test starts a process ({event}) and is not marked so")
 
 
 @pytest.fixture(autouse=True)

@@ -73,8 +73,9 @@ def write_stamp(venv, text):
         file.write(text)
 
 
-def is_ready(venv, wanted):
-    return read(venv, STAMP) == wanted and os.access(venv + "/bin/python", os.X_OK)
+def is_ready(venv, *wanted):
+    """True when the environment is finished and has one of the wanted stamps."""
+    return read(venv, STAMP) in wanted and os.access(venv + "/bin/python", os.X_OK)
 
 
 def empty(venv):
@@ -133,8 +134,11 @@ def main(argv=None):
     own = sys.executable if sys.prefix == sys.base_prefix else os.path.realpath(sys.executable)
     asked = options.python and os.path.abspath(shutil.which(options.python) or options.python)
     python, version = choose(asked, own, sys.version_info[:3], os.get_exec_path())
-    wanted = wanted_stamp(read(ROOT, "pyproject.toml"), version, extras)
-    if is_ready(venv, wanted):
+    pyproject = read(ROOT, "pyproject.toml")
+    wanted = wanted_stamp(pyproject, version, extras)
+    # An environment with the test tools also serves those who do not need them.
+    larger = wanted_stamp(pyproject, version, "[" + options.extra + "]")
+    if is_ready(venv, wanted, larger if options.no_test else wanted):
         return
     with open(venv + ".lock", "w") as lock:
         os.set_inheritable(lock.fileno(), True)

@@ -1,4 +1,4 @@
-"""Run every check behind `make test`: format, lint, types, tests; then the tests on other Pythons.
+"""Run the checks behind `make test`, `make test-unit` and `make test-versions`.
 
 Stops at the first failure with its exit code. The environment it runs in is made by bootstrap.py.
 """
@@ -147,22 +147,25 @@ def check_others(versions: list[str], is_asked: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fast", action="store_true", help="leave out other Python versions")
-    parser.add_argument("--no-tests", action="store_true", help="format, lint and types only")
-    parser.add_argument("--only", choices=VERSIONS, help="the tests on this Python version only")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--no-tests", action="store_true", help="format, lint and types only")
+    which.add_argument("--unit", action="store_true", help="only tests that start no process")
+    which.add_argument("--versions", action="store_true", help="core tests on other versions")
+    which.add_argument("--only", choices=VERSIONS, help="core tests on this version only")
     options = parser.parse_args()
-    if not options.only:
+    if options.unit:
+        run_tests(CURRENT, sys.executable, "-m", "not process and not gpu")
+    elif options.versions:
+        check_others([version for version in VERSIONS if version != CURRENT], is_asked=False)
+    elif options.only:
+        check_others([options.only], is_asked=True)
+    else:
         for tool in LINT:
             step(CURRENT, sys.executable, *tool)
-    if options.no_tests:
-        return
-    if options.only in (None, CURRENT):
-        bring_a_browser()
-        bring_packages()
-        run_tests(CURRENT, sys.executable)
-    if options.only != CURRENT and not options.fast:
-        wanted = [options.only] if options.only else [v for v in VERSIONS if v != CURRENT]
-        check_others(wanted, is_asked=bool(options.only))
+        if not options.no_tests:
+            bring_a_browser()
+            bring_packages()
+            run_tests(CURRENT, sys.executable)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def queue() -> Iterator[Queue]:
         queue.end()
 
 
+@pytest.mark.process
 def test_what_has_run_can_be_replayed(queue: Queue, tmp_path: Path) -> None:
     script, path = tmp_path / "hungry.py", tmp_path / "past.csv"
     script.write_text(HUNGRY)

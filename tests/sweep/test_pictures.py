@@ -152,12 +152,14 @@ def test_text_of_users_cannot_become_part_of_the_page() -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.process
 def test_one_run_and_no_varying_parameter_still_make_a_page(tmp_path: Path) -> None:
     picture = a_picture([{"x": 1}])
     read(page(picture))
     assert write_png(picture, str(tmp_path / "p.png"))
 
 
+@pytest.mark.process
 def test_a_png_is_written_whole(tmp_path: Path) -> None:
     points = [{"lr": 10.0**-n, EVIL: o, "z": None} for n in range(5) for o in (EVIL, "adam")]
     picture = a_picture(points, name=EVIL)
@@ -180,6 +182,7 @@ def test_a_huge_sweep_makes_a_page_of_a_sane_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_a_sweep_of_many_parameters_is_still_drawn(tmp_path: Path) -> None:
     many = a_picture([{f"p{k}": n * k % 7 for k in range(1, 40)} for n in range(3000)])
     write_page(many, str(tmp_path / "m.html"))

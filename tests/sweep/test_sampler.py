@@ -111,6 +111,7 @@ def test_conditions_hold_for_searches_too() -> None:
         OptunaFeed(a_plan(**{"if": "x > 50"}), [], lambda: 1).next_point()
 
 
+@pytest.mark.process
 def test_trials_run_fail_and_are_taken_up_again(tmp_path: Path) -> None:
     code = f"import sys; sys.exit('bad') if float(sys.argv[1]) < 0 else None; {CODE}"
 
