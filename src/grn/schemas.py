@@ -5,8 +5,6 @@ The part that negotiator and queue share; each lists its own messages.
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -62,11 +60,6 @@ class Reader(Generic[Kind]):
             raise self._rejected(body, error) from error
         if message.v != wire.PROTOCOL:
             raise Rejected(message.id, self._mismatch(message.v))
-        try:
-            if not _has_no_like_names(body):
-                _repeats.decode(body.decode())
-        except _Repeated as error:
-            raise Rejected(message.id, ProtocolError(f"a message says {error} twice.")) from error
         return message
 
     def _rejected(self, body: bytes, error: Exception) -> Rejected:
@@ -85,31 +78,4 @@ class Reader(Generic[Kind]):
         )
 
 
-class _Repeated(Exception):
-    """A key stands twice in one object: two readers could take it for different messages."""
-
-
-def _has_no_like_names(body: bytes) -> bool:
-    """True when there are as many keys as names: no need to look at each object then.
-
-    Where nothing is escaped and no blank follows a quote, `":` ends a key and nothing else.
-    """
-    if b"\\" in body or _BLANK.search(body):
-        return False
-    found: dict[str, object] = _plain.decode(body)
-    names = len(found) + sum(len(value) for value in found.values() if type(value) is dict)
-    return body.count(b'":') == names
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise _Repeated(repr(name))
-        seen.add(name)
-
-
-_BLANK = re.compile(rb'"\s')
-_plain: msgspec.json.Decoder[dict[str, object]] = msgspec.json.Decoder(dict[str, object])
 _envelope = msgspec.json.Decoder(_Envelope)
-_repeats = json.JSONDecoder(object_pairs_hook=_without_repeats)

@@ -158,29 +158,6 @@ def test_a_wrong_shape_is_refused_to_the_message_it_came_with(message: dict[str,
     assert "\n" not in found.error.message
 
 
-@pytest.mark.parametrize(
-    ("body", "name"),
-    [
-        (b'{"op":"ping","id":7,"id":8}', "id"),
-        (b'{"op":"ping","op":"stop","id":7}', "op"),
-        (b'{"op":"hold","id":7,"lease":"abababab","lease":"cdcdcdcd"}', "lease"),
-        (b'{"op":"ping","id":7,"\\u0069d":7}', "id"),
-    ],
-)
-def test_a_key_that_stands_twice_is_refused(body: bytes, name: str) -> None:
-    """Two readers could take such a frame for two different messages."""
-    found = rejected(body)
-
-    assert type(found.error) is ProtocolError
-    assert name in found.error.message
-
-
-def test_an_argument_that_stands_twice_is_refused() -> None:
-    body = json.dumps(LEASE | {"args": {"lr": 1}}).replace('"lr": 1', '"lr": 1, "lr": 2')
-
-    assert "'lr'" in rejected(body.encode()).error.message
-
-
 @pytest.mark.parametrize("version", [0, 2, 99, 1 << 31])
 @pytest.mark.parametrize("rest", [{"op": "ping"}, {"op": "brand-new", "unheard": 1}])
 def test_another_version_is_named_even_when_the_rest_is_not_understood(
@@ -212,16 +189,3 @@ def test_every_message_has_a_place_in_the_table_of_verbs() -> None:
 
     assert len(tags) == len(kinds)
     assert all(isinstance(tag, str) and tag.isalpha() for tag in tags)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"op":"ping","id":7,"v" :1,"id":7}',
-        b'{"op":"ping","id":7, "v":1,"id" :7}',
-        b'{"op":"ping","id":7,"id"\n:7}',
-        b'{"op":"ping","v":1,"v"\t:1,"id":7}',
-    ],
-)
-def test_a_key_that_stands_twice_is_seen_behind_blanks_too(body: bytes) -> None:
-    assert "twice" in rejected(body).error.message
