@@ -7,6 +7,7 @@ something has happened and never because time has passed.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 import grn
 from grn.client.connection import IDLE, ask_once
@@ -58,6 +61,23 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@functools.cache
+def unshare(*spaces: str) -> tuple[str, ...]:
+    """Return the command that runs another in namespaces of its own; skip where none may."""
+    tried = ""
+    probe = ("mount", "-t", "tmpfs", "none", "/mnt") if "--mount" in spaces else ("true",)
+    for rights in ((), ("--user", "--map-root-user")):
+        command = ("unshare", *rights, *spaces)
+        try:
+            done = subprocess.run([*command, *probe], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no `unshare` here")
+        if done.returncode == 0:
+            return command
+        tried = done.stderr.strip()
+    pytest.skip(f"namespaces are not permitted here: {tried}")
 
 
 def hang_up() -> None:

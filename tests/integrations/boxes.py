@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
-from tests.harness import SOURCES, Job, Story
+from tests.harness import SOURCES, Job, Story, unshare
 
 OWN = {"proc", "sys", "tmp", "run"}  # what a container has for itself
 SPACES = ("--pid", "--fork", "--kill-child", "--mount", "--net", "--ipc", "--uts")
-
-
-@functools.cache
-def unshare() -> tuple[str, ...]:
-    """Return the command that runs another in namespaces of its own; skip where none may."""
-    tried = ""
-    for rights in ((), ("--user", "--map-root-user")):
-        command = ("unshare", *rights, *SPACES)
-        try:
-            test = [*command, "mount", "-t", "tmpfs", "none", "/mnt"]
-            done = subprocess.run(test, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            pytest.skip("there is no `unshare` here")
-        if done.returncode == 0:
-            return command
-        tried = done.stderr.strip()
-    pytest.skip(f"namespaces are not permitted here: {tried}")
 
 
 def contain(
@@ -51,7 +30,9 @@ def contain(
     inner = f"mount -t proc proc /proc; cd {folder}; exec {shlex.join(command)}"
     lines.append(f"exec chroot {root} /bin/sh -ec {shlex.quote(inner)}")
     bare = {name: None for name in story.env if name.startswith("GRN_")}
-    return story.start(*unshare(), "/bin/sh", "-c", "\n".join(lines), env={**bare, **(env or {})})
+    return story.start(
+        *unshare(*SPACES), "/bin/sh", "-c", "\n".join(lines), env={**bare, **(env or {})}
+    )
 
 
 def _needed() -> dict[str, str]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Negotiators
-from tests.harness import Story, wait_for
+from tests.harness import Story, unshare, wait_for
 
 MiB = 1 << 20
+PIDS = ("--pid", "--fork", "--kill-child", "--mount-proc")
 JOB = """
     import os
     import grn
@@ -28,29 +25,13 @@ JOB = """
 """
 
 
-@functools.cache
-def namespace() -> tuple[str, ...]:
-    """Return the command that runs another in a new pid namespace; skip where none may."""
-    tried = ""
-    for rights in ((), ("--user", "--map-root-user")):
-        command = ("unshare", *rights, "--pid", "--fork", "--kill-child", "--mount-proc")
-        try:
-            done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            pytest.skip("there is no `unshare` here")
-        if done.returncode == 0:
-            return command
-        tried = done.stderr.strip()
-    pytest.skip(f"namespaces are not permitted here: {tried}")
-
-
 def test_a_contained_job_is_leased_by_uuid_and_measured(
     story: Story, negotiator: Negotiators
 ) -> None:
     here = negotiator()
     story.gate("job")
     path = story.write("job.py", JOB)
-    job = story.start(*namespace(), sys.executable, path)
+    job = story.start(*unshare(*PIDS), sys.executable, path)
     wait_for(story.said)
     inner_pid, visible = story.said()[0].split()
     (lease,) = here.leases()
@@ -68,7 +49,7 @@ def test_a_contained_job_that_is_killed_frees_its_gpu(
 ) -> None:
     here = negotiator("virtual:1x512MiB")
     story.gate("job")
-    job = story.start(*namespace(), sys.executable, story.write("job.py", JOB))
+    job = story.start(*unshare(*PIDS), sys.executable, story.write("job.py", JOB))
     wait_for(story.said)
     job.kill()
     here.wait_for_leases(0)
@@ -79,7 +60,7 @@ def test_a_contained_job_that_is_killed_frees_its_gpu(
 def test_a_contained_job_is_adopted_after_a_restart(story: Story, negotiator: Negotiators) -> None:
     here = negotiator()
     story.gate("job")
-    job = story.start(*namespace(), sys.executable, story.write("job.py", JOB))
+    job = story.start(*unshare(*PIDS), sys.executable, story.write("job.py", JOB))
     wait_for(story.said)
     (before,) = here.leases()
     here.kill()
