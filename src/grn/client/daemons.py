@@ -64,7 +64,7 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
     reader, writer = os.pipe()
     with os.fdopen(log_fd, "ab") as log, os.fdopen(reader, "rb") as said:
         process = subprocess.Popen(
-            [*argv, "--ready-fd", str(writer)],
+            [*argv, "--log", log_path, "--ready-fd", str(writer)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -65,7 +65,7 @@ def unit_text() -> str:
 def cron_line() -> str:
     """Return the line that starts the queue after a reboot without systemd."""
     log = os.path.join(places.state_dir(), "queue.log")
-    words = [*_kept_variables(), *own_module("grn.queue"), log]
+    words = [*_kept_variables(), *own_module("grn.queue"), "--log", log, log]
     *command, log = [shlex.quote(word).replace("%", r"\%") for word in words]
     return f"@reboot env {' '.join(command)} >> {log} 2>&1"
 

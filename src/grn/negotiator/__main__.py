@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from grn import __version__, settings
+from grn import __version__, daemon_log, settings
 from grn.errors import GrnError
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory
@@ -50,7 +50,7 @@ BANNER = r"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the negotiator until it is told to stop."""
     arguments = _parse(argv)
-    _log_to_stderr(arguments.debug)
+    _log_to_stderr(arguments.log, arguments.debug)
     try:
         chosen = settings.load({"gpus": arguments.gpus, "idle_exit_s": arguments.idle_exit_s})
         with Ground() as ground:
@@ -121,6 +121,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m grn.negotiator")
     parser.add_argument("--gpus", help="nvml, or virtual:4x8GiB")
     parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
+    parser.add_argument("--log", help="the file that standard error is, to be kept small")
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
@@ -200,13 +201,8 @@ async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event
     stopped.set()
 
 
-def _log_to_stderr(is_debug: bool) -> None:
-    logging.basicConfig(
-        level=logging.DEBUG if is_debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+def _log_to_stderr(path: str | None, is_debug: bool) -> None:
+    daemon_log.begin(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     # What no line of ours shows is not looked up for each of them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from grn import __version__, places, settings
+from grn import __version__, daemon_log, places, settings
 from grn.errors import GrnError
 from grn.ground import Ground, boot_id, mounts, state_folder
 from grn.queue.asks import Limits
@@ -37,9 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grn.queue")
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    parser.add_argument("--log", help="the file that standard error is, to be kept small")
+    daemon_log.begin(arguments.log)
     os.environ.pop(TAG, None)  # a job may have started us, but what we start is no part of it
     try:
         chosen = settings.load()

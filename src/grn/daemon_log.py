@@ -1,0 +1,51 @@
+"""The log of a daemon: lines to standard error, and a cap on the file that this goes to.
+
+A full file is copied and emptied, not renamed: the processes a daemon starts have it open as well,
+and whatever a crash prints must still arrive there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+
+MAX_LOG_BYTES = 8 << 20  # of one file; the one before is kept as well
+MAX_LINE_CHARS = 2000
+_STDERR = 2
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def begin(path: str | None, level: int = logging.INFO, datefmt: str | None = None) -> None:
+    """Log to standard error; `path` names the file that it is, to be kept below the cap."""
+    handler = CappedHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class CappedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not generic before 3.11
+    """Writes lines of a limited length, and empties the file when it is full."""
+
+    def __init__(self, path: str | None) -> None:
+        super().__init__(sys.stderr)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; names of job types come from users and may be long."""
+        text = record.getMessage()
+        if len(text) > MAX_LINE_CHARS:
+            record.msg, record.args = f"{text[:MAX_LINE_CHARS]}...", None
+        super().emit(record)
+        if self._path is not None and os.fstat(_STDERR).st_size >= MAX_LOG_BYTES:
+            with contextlib.suppress(OSError):  # a full disk keeps no copy
+                _copy(f"{self._path}.1")
+            with contextlib.suppress(OSError):
+                os.ftruncate(_STDERR, 0)
+
+
+def _copy(path: str) -> None:
+    fd = os.open(path, _FLAGS, 0o600)
+    with os.fdopen(fd, "wb") as copy, open(f"/proc/self/fd/{_STDERR}", "rb") as log:
+        shutil.copyfileobj(log, copy, 1 << 20)
