@@ -1,28 +1,42 @@
 """The ground a service stands on: its lock, its socket file, and a local folder for its state.
 
-One lock decides who the negotiator of a machine is, or the queue of a user; it is held for life
-and taken before the socket is touched, so a stale socket is never a live one's.
+Two locks decide who the negotiator of a machine is, or the queue of a user: an abstract socket,
+which no file operation can remove, and a lock file. Both are held for life and taken before the
+socket is touched, so a stale socket is never a live one's. Files that are removed are made again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
+import hashlib
+import logging
 import os
+import pwd
 import re
 import socket
 import stat
+import struct
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from grn import places
 from grn.errors import AlreadyRunning, MachineError
 
+log = logging.getLogger(__name__)
 LOCK_PATIENCE_S = 2.0
+RELOCK_PATIENCE_S = 0.2  # a shim that asks whether its queue lives shares the lock for a moment
+LOOK_S = 2.0
 FRESH_S = 3600.0
+_CREDENTIALS = struct.Struct("3i")
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel spells blanks in names
 _REMOTE = ("nfs", "cifs", "smb", "fuse.", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs")
+
+FileId = tuple[int, int]  # device and inode
 
 
 class Ground:
@@ -34,6 +48,11 @@ class Ground:
         self._folder = os.path.dirname(self.socket_path)
         self.lock_path = os.path.join(self._folder, "lock")
         self._lock_fd = -1
+        self._lock_file: FileId | None = None
+        self._name_lock: socket.socket | None = None
+        self._socket_file: FileId | None = None
+        self._server: asyncio.Server | None = None
+        self._connection: Callable[[], asyncio.BaseProtocol] = asyncio.Protocol
 
     def __enter__(self) -> Ground:
         if len(os.fsencode(self.socket_path)) > 107:
@@ -41,15 +60,12 @@ class Ground:
                 f"the socket path {self.socket_path} is longer than the system allows.",
                 "Name a shorter folder in GRN_RUNTIME_DIR.",
             )
+        self._name_lock = self._take_name()
         try:
-            self._make_folder()
-            self._lock_fd = self._open_lock()
-        except OSError as error:
-            raise MachineError(
-                f"the folder {self._folder} cannot be used: {error.strerror}.",
-                "Make it writable, or name another in GRN_RUNTIME_DIR.",
-            ) from error
-        self._take_lock()
+            self._take_lock(LOCK_PATIENCE_S)
+        except BaseException:
+            self._free_name()
+            raise
         return self
 
     def __exit__(
@@ -58,10 +74,13 @@ class Ground:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None or not issubclass(kind, AlreadyRunning):
+        if self._socket_file is not None and _file_at(self.socket_path) == self._socket_file:
             with contextlib.suppress(OSError):
                 os.unlink(self.socket_path)
         os.close(self._lock_fd)
+        self._free_name()
+
+    # --- the socket ----------------------------------------------------------------------
 
     def listen(self) -> socket.socket:
         """Make the socket."""
@@ -78,15 +97,152 @@ class Ground:
                 "Name another folder in GRN_RUNTIME_DIR.",
             ) from error
         listener.listen(1024)
+        self._socket_file = _file_at(self.socket_path)
         return listener
 
-    async def keep_fresh(self) -> None:
-        """Touch our files now and then: cleaners of /tmp remove what looks old."""
+    async def serve(self, connection: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Accept connections on a new socket; those of an earlier socket stay open."""
+        before, self._connection = self._server, connection
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(connection, sock=self.listen())
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    # --- looking after the files ---------------------------------------------------------
+
+    async def look_after(self, leave: Callable[[], None]) -> None:
+        """Make a removed lock or socket again; leave when another process holds the lock.
+
+        The files are also touched now and then: cleaners of /tmp remove what looks old.
+        """
+        trouble, touched_at = "", -FRESH_S
         while True:
-            for path in (self.socket_path, self.lock_path):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
-            await asyncio.sleep(FRESH_S)
+            if time.monotonic() - touched_at >= FRESH_S:
+                touched_at = time.monotonic()
+                self._touch()
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._look()
+            except AlreadyRunning as error:
+                log.error("action=leave reason=%r", error.message)
+                leave()
+                return
+            except MachineError as error:  # a full disk, perhaps: the next look tries again
+                if error.message != trouble:
+                    log.error("action=look-after result=failed reason=%r", error.message)
+                trouble = error.message
+            else:
+                trouble = ""
+
+    async def _look(self) -> None:
+        self._hang_up()
+        self.hold()
+        if _file_at(self.socket_path) != self._socket_file:
+            log.warning("action=listen-again socket=%s", self.socket_path)
+            await self.serve(self._connection)
+
+    def _touch(self) -> None:
+        for path in (self.socket_path, self.lock_path):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+    # --- the locks -----------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Take the lock again if its file was removed or replaced; raise if another holds it."""
+        if _file_at(self.lock_path) == self._lock_file:
+            return
+        log.warning("action=lock-again path=%s", self.lock_path)
+        before = self._lock_fd
+        self._take_lock(RELOCK_PATIENCE_S)
+        os.close(before)
+
+    def _take_lock(self, patience_s: float) -> None:
+        """Lock the file; a lock can outlive a killed owner by a moment, so try for a while."""
+        deadline = time.monotonic() + patience_s
+        while not self._is_locked_now():
+            if time.monotonic() > deadline:
+                raise self._already_running()
+            time.sleep(0.05)
+
+    def _is_locked_now(self) -> bool:
+        """Try to take the lock; True when it is ours."""
+        try:
+            self._make_folder()
+            fd = self._open_lock()
+        except OSError as error:
+            raise MachineError(
+                f"the folder {self._folder} cannot be used: {error.strerror}.",
+                "Make it writable, or name another in GRN_RUNTIME_DIR.",
+            ) from error
+        try:
+            lock(fd, self._folder, "GRN_RUNTIME_DIR")
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        locked = _file_id(os.fstat(fd))
+        if _file_at(self.lock_path) != locked:  # removed before we had it: nobody else sees it
+            os.close(fd)
+            return False
+        self._lock_fd, self._lock_file = fd, locked
+        return True
+
+    def _take_name(self) -> socket.socket | None:
+        """Bind an abstract socket: nobody can remove it, and it is seen from every /tmp."""
+        deadline = time.monotonic() + LOCK_PATIENCE_S
+        name_lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name_lock.setblocking(False)
+        while True:
+            try:
+                name_lock.bind(self._name())
+                name_lock.listen(8)  # the kernel tells who connects who we are
+                return name_lock
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:  # a sandbox forbids it: the file has to do
+                    log.warning("action=lock-name result=failed reason=%r", str(error))
+                    name_lock.close()
+                    return None
+                if time.monotonic() > deadline:
+                    name_lock.close()
+                    raise self._already_running() from None
+            time.sleep(0.05)
+
+    def _name(self) -> bytes:
+        kind, place = "negotiator", self._folder
+        if self._is_private:
+            # The queue in a container that shares the host's network is another queue.
+            kind, place = "queue", f"{_mount_namespace()} {self._folder}"
+        return f"\0grn-{kind}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}".encode()
+
+    def _free_name(self) -> None:
+        if self._name_lock is not None:
+            self._name_lock.close()
+
+    def _hang_up(self) -> None:
+        """Close the connections of those who asked who holds the name."""
+        with contextlib.suppress(OSError):
+            while self._name_lock is not None:
+                self._name_lock.accept()[0].close()
+
+    def _holder(self) -> tuple[int, int] | None:
+        """Return pid and user of who holds the name, None when the kernel does not say."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                sock.connect(self._name())
+                raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            except OSError:
+                return None
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        return pid, uid
 
     def _make_folder(self) -> None:
         if self._is_private:
@@ -109,25 +265,55 @@ class Ground:
             raise OSError(0, f"{path} is not a file", path)
         return fd
 
-    def _take_lock(self) -> None:
-        """Take the lock; it can outlive a killed owner by a moment, so try for a while."""
-        deadline = time.monotonic() + LOCK_PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(self._lock_fd)
-                    raise self._already_running() from None
-                time.sleep(0.05)
-
     def _already_running(self) -> AlreadyRunning:
+        where, stop = self._folder, "`grn queue stop`" if self._is_private else "`grn stop`"
+        hint = f"Use it as it is, or end it first with {stop}"
+        holder = self._holder()
+        if holder is not None and holder[0] not in (0, os.getpid()):
+            where += f", process {holder[0]} of user {_user(holder[1])}"
+            hint += f"; if that does not reach it, with `kill {holder[0]}`"
         if self._is_private:
-            text = f"a queue of this user already runs ({self._folder})."
-            return AlreadyRunning(text, "Use it as it is, or end it first with `grn queue stop`.")
-        text = f"a negotiator already runs on this machine ({self._folder})."
-        return AlreadyRunning(text, "Use it as it is, or end it first with `grn stop`.")
+            return AlreadyRunning(f"a queue of this user already runs ({where}).", f"{hint}.")
+        return AlreadyRunning(f"a negotiator already runs on this machine ({where}).", f"{hint}.")
+
+
+def _file_id(found: os.stat_result) -> FileId:
+    return found.st_dev, found.st_ino
+
+
+def _file_at(path: str) -> FileId | None:
+    """Return which file a path names, None when it names none."""
+    try:
+        return _file_id(os.lstat(path))
+    except OSError:
+        return None
+
+
+def lock(fd: int, folder: str, variable: str) -> None:
+    """Lock a file, or raise BlockingIOError; say so where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise MachineError(
+                f"the file system of {folder} has no locks: {error.strerror}.",
+                f"Name a folder on a local disk in {variable}.",
+            ) from error
+        raise
+
+
+def _mount_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return ""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _make_shared(folder: str) -> None:

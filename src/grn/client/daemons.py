@@ -11,6 +11,13 @@ from grn.client.connection import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
 from grn.startup import own_module
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Answer = TypeVar("Answer")
+
 _TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
 READY_S = 30.0  # a driver that was not in use takes seconds to come up
 
@@ -89,24 +96,25 @@ def start_or_find_negotiator(argv: list[str]) -> Started | None:
     """Start a negotiator aside; None when somebody else was faster, once theirs answers."""
     try:
         return start_aside("negotiator", argv, is_detached=True)
-    except AlreadyRunning:
-        deadline = time.monotonic() + READY_S
-        while not _is_answered():
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    except AlreadyRunning as held:
+        until_answered(lambda: ask_once({"op": "ping"}), held)
     return None
 
 
-def _is_answered() -> bool:
-    """True when a negotiator answers; one that is not trusted will not be another soon."""
-    try:
-        ask_once({"op": "ping"})
-    except NotTrusted:
-        raise
-    except DaemonNotRunning:
-        return False
-    return True
+def until_answered(ask: Callable[[], Answer], held: AlreadyRunning) -> Answer:
+    """Ask until there is an answer; raise what the second process said when there is none.
+
+    Who holds the lock is about to be ready, or makes a socket again that was removed.
+    """
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        try:
+            return ask()
+        except NotTrusted:  # it will not be another soon
+            raise
+        except DaemonNotRunning:
+            time.sleep(0.05)
+    raise held
 
 
 def ensure_negotiator(idle_exit_s: float | None) -> None:

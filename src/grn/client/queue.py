@@ -12,7 +12,14 @@ import socket
 from grn import places
 from grn.client.connection import ANSWER_S, Connection, drive
 from grn.client.trust import user_of
-from grn.errors import DaemonError, DaemonNotRunning, GrnError, MachineError, NotAllowed
+from grn.errors import (
+    AlreadyRunning,
+    DaemonError,
+    DaemonNotRunning,
+    GrnError,
+    MachineError,
+    NotAllowed,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,11 +38,13 @@ def connect(*, may_start: bool = True) -> Connection:
     except DaemonNotRunning:
         if not may_start:
             raise
-    from grn.client.daemons import start_aside
+    from grn.client.daemons import start_aside, until_answered
     from grn.startup import own_module
 
     try:
         start_aside("queue", own_module("grn.queue"), is_detached=True)
+    except AlreadyRunning as held:
+        return until_answered(_connect_now, held)
     except GrnError:
         try:
             return _connect_now()  # somebody else was faster

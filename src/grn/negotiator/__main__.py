@@ -99,17 +99,16 @@ async def _serve_gpus(
     with contextlib.suppress(GrnError):
         await loop.look()
     _calm_collector()
-    listener = await asyncio.get_running_loop().create_unix_server(
-        server.connection, sock=ground.listen()
-    )
+    await ground.serve(server.connection)
     _announce(inventory, ground, folder, note, arguments)
-    tasks = [asyncio.create_task(loop.observe()), asyncio.create_task(ground.keep_fresh())]
+    tasks = [asyncio.create_task(loop.observe())]
+    tasks.append(asyncio.create_task(ground.look_after(stopped.set)))
     tasks.append(asyncio.create_task(_tidy_when_quiet(server)))
     if chosen.idle_exit_s:
         tasks.append(asyncio.create_task(_leave_when_idle(server, chosen.idle_exit_s, stopped)))
     await stopped.wait()
     print("[GPUMaster] Cleaning up...", file=sys.stderr, flush=True)
-    listener.close()
+    ground.close()
     for task in tasks:
         task.cancel()
     server.close()
@@ -121,8 +120,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m grn.negotiator")
     parser.add_argument("--gpus", help="nvml, or virtual:4x8GiB")
     parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
-    parser.add_argument("--log", help="the file that standard error is, to be kept small")
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
+    parser.add_argument("--log", help="the file that standard error is, to be kept small")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
 

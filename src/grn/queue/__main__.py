@@ -14,12 +14,13 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
 from grn import __version__, daemon_log, places, settings
 from grn.errors import GrnError
-from grn.ground import Ground, boot_id, mounts, state_folder
+from grn.ground import Ground, boot_id, lock, mounts, state_folder
 from grn.queue.asks import Limits
 from grn.queue.engine import Engine
 from grn.queue.journal import Journal
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the queue until it is told to stop."""
     parser = argparse.ArgumentParser(prog="python -m grn.queue")
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
-    arguments = parser.parse_args(argv)
     parser.add_argument("--log", help="the file that standard error is, to be kept small")
+    arguments = parser.parse_args(argv)
     daemon_log.begin(arguments.log)
     os.environ.pop(TAG, None)  # a job may have started us, but what we start is no part of it
     try:
@@ -56,6 +57,7 @@ async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None
     folder = os.path.join(state, "queue")
     if note:
         log.warning(note)
+    _check_locks(folder)
     journal = Journal(folder, boot_id(), time.time)
     loop = Loop(
         Engine(Limits(running=chosen.queue_running)),
@@ -65,29 +67,35 @@ async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
     stopped = asyncio.Event()
-    server = Server(loop, VERBS, __version__, stopped.set)
+    server = Server(loop, VERBS, __version__, stopped.set, ground.hold)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     _raise_limits()
     await loop.start()
     gc.freeze()  # what lives for ever need not be walked at every collection
-    listener = await asyncio.get_running_loop().create_unix_server(
-        server.connection, sock=ground.listen()
-    )
+    await ground.serve(server.connection)
     tasks = [
         asyncio.create_task(loop.leases.keep_connected()),
-        asyncio.create_task(ground.keep_fresh()),
+        asyncio.create_task(ground.look_after(stopped.set)),
         asyncio.create_task(_keep_copies(journal)),
     ]
     log.info("action=ready jobs=%d folder=%s", len(loop.engine.jobs), folder)
     _say(ready_fd, "ready")
     await stopped.wait()
-    listener.close()
+    ground.close()
     for task in tasks:
         task.cancel()
     loop.leases.close()
     loop.launcher.close()
     journal.close()
+
+
+def _check_locks(folder: str) -> None:
+    """Refuse a folder without locks: the record of an attempt is locked while its shim lives."""
+    with contextlib.suppress(OSError):  # a full disk is not the question here
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            lock(file.fileno(), folder, "GRN_STATE_DIR")
 
 
 def _manners(chosen: settings.Settings, root: str, journal: Journal, lock_path: str) -> Manners:

@@ -18,6 +18,7 @@ MOST_QUEUED = 1_000_000
 
 def submit(peer: Peer, message: messages.SubmitAsked) -> None:
     """Accept new jobs, all or none."""
+    peer.server.hold()
     if _is_known(peer, message.id, message.key, len(message.jobs)):
         return
     messages.check_words(message)
@@ -32,6 +33,7 @@ def submit(peer: Peer, message: messages.SubmitAsked) -> None:
 
 def retry(peer: Peer, message: messages.RetryAsked) -> None:
     """Accept jobs once more that have ended."""
+    peer.server.hold()
     if _is_known(peer, message.id, message.key, len(message.jobs)):
         return
     jobs: list[NewJob] = []

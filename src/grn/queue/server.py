@@ -28,10 +28,18 @@ _CREDENTIALS = struct.Struct("3i")
 class Server:
     """What all clients share."""
 
-    def __init__(self, loop: Loop, verbs: Verbs, version: str, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        verbs: Verbs,
+        version: str,
+        stop: Callable[[], None],
+        hold: Callable[[], None],
+    ) -> None:
         self.loop = loop
         self.version = version
         self.stop = stop
+        self.hold = hold  # raises when another process is this user's queue now
         self.followers = Followers(loop, self)
         self.connections = 0
         manners = Manners("queue", messages.read, verbs, MOST_REQUEST_BYTES, DEADLINE_S)

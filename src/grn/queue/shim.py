@@ -243,6 +243,8 @@ def _is_held(lock_path: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # no locks there: not known
+        return False
     finally:
         os.close(fd)
     return False
