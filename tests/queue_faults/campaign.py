@@ -1,16 +1,22 @@
 """Random kills of the queue, its forker and the negotiator while clients submit: G1, G3 and G5.
 
-The same code runs for a minute in the tests and for an hour by `make soak`.
+Their sockets, locks and folders can be removed as well. The same code runs for a minute in the
+tests and for an hour by `make soak`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from grn import places
 from grn.errors import GrnError
 from tests.harness import wait_for
 from tests.queue_faults.ledger import Ledger
@@ -20,8 +26,10 @@ EARLIEST_S, LATEST_S = 0.03, 0.35
 CLIENTS = 3
 JOBS_PER_KILL = 6
 HEAL_S = 60.0
+REACH_S = 30.0
+Blows = tuple[tuple[tuple[str, ...], int], ...]
 # Who is struck together, and how often.
-BLOWS = (
+BLOWS: Blows = (
     (("queue",), 35),
     (("negotiator",), 15),
     (("forker",), 15),
@@ -29,6 +37,15 @@ BLOWS = (
     (("queue", "forker"), 10),
     (("queue", "forker", "negotiator"), 5),
 )
+# What can be removed under a living service.
+FILES: dict[str, Callable[[], str]] = {
+    "queue socket": places.queue_socket,
+    "queue lock": lambda: os.path.join(os.path.dirname(places.queue_socket()), "lock"),
+    "queue folder": lambda: os.path.dirname(places.queue_socket()),
+    "negotiator socket": places.own_socket,
+    "negotiator lock": lambda: os.path.join(places.runtime_dir(), "lock"),
+    "runtime folder": places.runtime_dir,
+}
 
 
 @dataclass
@@ -40,13 +57,16 @@ class Result:
     jobs: int = 0
     sent_again: int = 0
     took_s: float = 0.0
+    unreachable_s: float = 0.0  # at the most, after files were removed
     complaints: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         kills = ", ".join(f"{count} {name}" for name, count in sorted(self.kills.items()))
+        blows = "blows" if self.kills.keys() & FILES.keys() else "kills"
+        reached = f" reachable after {self.unreachable_s:.1f} s," if blows == "blows" else ""
         head = (
-            f"seed {self.seed}: {self.kills.total()} kills ({kills}) over {self.jobs} jobs,"
-            f" {self.sent_again} submits sent again, {len(self.complaints)} violations,"
+            f"seed {self.seed}: {self.kills.total()} {blows} ({kills}) over {self.jobs} jobs,"
+            f" {self.sent_again} submits sent again,{reached} {len(self.complaints)} violations,"
             f" {self.took_s:.0f} s"
         )
         return "\n".join([head, *self.complaints[:40]])
@@ -55,8 +75,10 @@ class Result:
 class Campaign:
     """One campaign against one rig."""
 
-    def __init__(self, rig: Rig, seed: int) -> None:
+    def __init__(self, rig: Rig, seed: int, blows: Blows = BLOWS, reach_s: float = REACH_S) -> None:
         self._rig = rig
+        self._blows = blows
+        self._reach_s = reach_s
         self._random = random.Random(seed)
         self._ledger = Ledger(rig.story.folder / "ledger")
         self._result = Result(seed)
@@ -96,19 +118,45 @@ class Campaign:
             if chance.random() < 0.8:  # else it is struck while it gets ready
                 daemon.line()
         pause(chance.uniform(EARLIEST_S, LATEST_S))
-        victims = chance.choices([who for who, _ in BLOWS], [weight for _, weight in BLOWS])[0]
+        blows, weights = zip(*self._blows, strict=True)
+        victims = chance.choices(blows, weights)[0]
         pids = self._rig.services()
         for who in victims:
+            if who in FILES:
+                self._result.kills[who] += remove(FILES[who]())
+                continue
             for pid in kill(pids[who]):
                 self._result.kills[who] += 1
                 if pid == daemon.pid:
                     daemon.kill()  # to reap it
+        if FILES.keys() & set(victims) and daemon.is_running and chance.random() < 0.6:
+            self._reach()  # else the next blow finds it in the midst of its repair
+
+    def _reach(self) -> None:
+        """Wait until what still runs can be reached again."""
+        began = time.monotonic()
+        try:
+            wait_for(self._is_reachable, "an answer", self._reach_s)
+        except AssertionError:
+            self._result.complaints.append(f"not reachable within {self._reach_s:.0f} s")
+        self._result.unreachable_s = max(self._result.unreachable_s, time.monotonic() - began)
+
+    def _is_reachable(self) -> bool:
+        serving = self._rig.serving()
+        if len(serving) > 1:
+            self._result.complaints.append(f"two negotiators serve: {serving}")
+        is_there = self._rig.leases() is not None or not self._rig.services()["negotiator"]
+        return is_there and self._rig.is_answering()
 
     def _heal(self) -> None:
         """End the faults: all that was asked for must now come to its end."""
         rig = self._rig
         if rig.queue is None or not rig.queue.is_running:
             rig.start()
+        if not rig.is_answering():
+            self._reach()
+            if not rig.is_answering():
+                rig.restart()
         self._is_over.set()
         try:
             wait_for(self._is_settled, "all jobs to end", HEAL_S)
@@ -120,7 +168,10 @@ class Campaign:
     def _is_settled(self) -> bool:
         with self._lock:
             is_told = len(self._ledger.told) == len(self._ledger.wanted)
-        return is_told and not self._rig.ask("list", which="alive", most=1)["jobs"]
+        try:
+            return is_told and not self._rig.ask("list", which="alive", most=1)["jobs"]
+        except GrnError:  # its socket is being made again
+            return False
 
     # --- the clients ---------------------------------------------------------------------
 
@@ -170,8 +221,19 @@ class Campaign:
     def _check(self) -> None:
         rig, result = self._rig, self._result
         result.jobs = len(self._ledger.told)
-        result.complaints = self._ledger.check(rig.rows())
+        result.complaints += self._ledger.check(rig.rows())
         if len(self._ledger.told) != len(self._ledger.wanted):
             result.complaints.append("some submits were never answered")
         if not rig.no_lease_left():
             result.complaints.append(f"the negotiator still has leases: {rig.leases()}")
+
+
+def remove(path: str) -> bool:
+    """Remove a file or a folder under whoever uses it; False when it was not there."""
+    was_there = os.path.lexists(path)
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)  # its user may be making files in it
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return was_there

@@ -6,6 +6,7 @@ to be put where the rule is kept.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from grn import ground
 from grn.errors import MachineError
 from grn.queue import __main__ as service
 from grn.queue import attempt as folders
@@ -139,7 +141,18 @@ def same_boot() -> None:
     )
 
 
+def never_look() -> None:
+    """Do not look whether socket and lock are still there."""
+
+    async def rest(_self: Any, _leave: Any) -> None:
+        await asyncio.Event().wait()
+
+    ground.Ground.look_after = rest  # type: ignore[method-assign]
+    ground.Ground.hold = lambda _self: None  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
+    "never-look": never_look,
     "commit-late": commit_late,
     "run-again": run_again,
     "kill-at-start": kill_at_start,

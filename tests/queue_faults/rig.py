@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,18 @@ class Rig:
                 found["queue"].append(pid)
         return found
 
+    def serving(self) -> list[int]:
+        """Return the negotiators that listen at a socket, whether its file is there or not."""
+        run = self.story.env["GRN_RUNTIME_DIR"]
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        # Flags 00010000: it listens. The last two words are its inode and its path.
+        heard = {
+            f"socket:[{words[-2]}]"
+            for words in lines
+            if words[3] == "00010000" and os.path.dirname(words[-1]) == run
+        }
+        return [pid for pid in self.services()["negotiator"] if heard & set(_open_files(pid))]
+
     def forker(self) -> int:
         """Return the pid of the forker."""
         return wait_for(lambda: self.services()["forker"], "a forker")[0]
@@ -300,6 +312,16 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for name in names:
+        with suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def _parent(pid: int) -> int:
