@@ -32,7 +32,6 @@ RELOCK_PATIENCE_S = 0.2  # a shim that asks whether its queue lives shares the l
 LOOK_S = 2.0
 FRESH_S = 3600.0
 _CREDENTIALS = struct.Struct("3i")
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel spells blanks in names
 _REMOTE = ("nfs", "cifs", "smb", "fuse.", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs")
 
@@ -102,6 +101,7 @@ class Ground:
 
     async def serve(self, connection: Callable[[], asyncio.BaseProtocol]) -> None:
         """Accept connections on a new socket; those of an earlier socket stay open."""
+        self.hold()  # a driver may have taken long to start
         before, self._connection = self._server, connection
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(connection, sock=self.listen())
@@ -132,17 +132,18 @@ class Ground:
                 log.error("action=leave reason=%r", error.message)
                 leave()
                 return
-            except MachineError as error:  # a full disk, perhaps: the next look tries again
-                if error.message != trouble:
-                    log.error("action=look-after result=failed reason=%r", error.message)
-                trouble = error.message
+            except (MachineError, OSError) as error:  # a full disk: the next look tries again
+                if str(error) != trouble:
+                    log.error("action=look-after result=failed reason=%r", str(error))
+                trouble = str(error)
             else:
                 trouble = ""
 
     async def _look(self) -> None:
         self._hang_up()
         self.hold()
-        if _file_at(self.socket_path) != self._socket_file:
+        found = _file_at(self.socket_path)
+        if found is None or found != self._socket_file:
             log.warning("action=listen-again socket=%s", self.socket_path)
             await self.serve(self._connection)
 
@@ -293,13 +294,13 @@ def lock(fd: int, folder: str, variable: str) -> None:
     """Lock a file, or raise BlockingIOError; say so where the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            raise MachineError(
-                f"the file system of {folder} has no locks: {error.strerror}.",
-                f"Name a folder on a local disk in {variable}.",
-            ) from error
+    except BlockingIOError:
         raise
+    except OSError as error:
+        raise MachineError(
+            f"files in {folder} cannot be locked: {error.strerror}.",
+            f"Name a folder on a local disk in {variable}.",
+        ) from error
 
 
 def _mount_namespace() -> str:

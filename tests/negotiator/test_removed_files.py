@@ -77,7 +77,8 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_all(path: Path) -> None:
-    shutil.rmtree(os.environ["GRN_RUNTIME_DIR"])
+    shutil.rmtree(os.environ["GRN_RUNTIME_DIR"], ignore_errors=True)
+    shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def is_locked(path: Path) -> bool:
@@ -137,8 +138,8 @@ def test_a_removed_lock_is_taken_again_before_anything_is_promised(run: Path) ->
 @pytest.mark.parametrize("is_private", [False, True])
 def test_without_its_files_it_still_keeps_a_second_one_out(run: Path, is_private: bool) -> None:
     socket_path = places.queue_socket() if is_private else None
-    with Ground(socket_path, is_private=is_private):
-        shutil.rmtree(run)
+    with Ground(socket_path, is_private=is_private) as ground:
+        shutil.rmtree(os.path.dirname(ground.socket_path))
 
         with pytest.raises(AlreadyRunning):
             Ground(socket_path, is_private=is_private).__enter__()
@@ -249,6 +250,6 @@ def test_a_file_system_without_locks_is_one_clear_line(
     ).wait()
 
     assert ended.code == 4
-    assert "has no locks" in ended.err
+    assert "cannot be locked: No locks available" in ended.err
     assert variable in ended.err
     assert "Traceback" not in ended.err

@@ -6,7 +6,7 @@ import pytest
 
 from grn import places
 from tests.conftest import Scripts
-from tests.queue_faults.campaign import Blows, Campaign, remove
+from tests.queue_faults.campaign import FILES, Blows, Campaign, remove
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig
 
@@ -58,7 +58,7 @@ def test_a_command_waits_until_the_queue_is_reachable_again(
     rig: Rig, script: Scripts, name: str
 ) -> None:
     daemon = rig.start()
-    remove(places.queue_socket() if name == "socket" else places.runtime_dir())
+    remove(FILES[f"queue {name}"]())
 
     ended = rig.story.start(script("grn"), "submit", "--", "true").ended_well()
 
