@@ -72,4 +72,4 @@ def test_a_command_waits_until_the_negotiator_is_reachable_again(rig: Rig, scrip
 
     rig.story.start(script("grn"), "exec", "--", "true").ended_well()
 
-    assert rig.services()["negotiator"] == [daemon.pid]
+    assert rig.serving() == [daemon.pid]
