@@ -166,21 +166,21 @@ class Ground:
     def _take_lock(self, patience_s: float) -> None:
         """Lock the file; a lock can outlive a killed owner by a moment, so try for a while."""
         deadline = time.monotonic() + patience_s
-        while not self._is_locked_now():
-            if time.monotonic() > deadline:
-                raise self._already_running()
-            time.sleep(0.05)
-
-    def _is_locked_now(self) -> bool:
-        """Try to take the lock; True when it is ours."""
         try:
             self._make_folder()
-            fd = self._open_lock()
+            while not self._is_locked_now():
+                if time.monotonic() > deadline:
+                    raise self._already_running()
+                time.sleep(0.05)
         except OSError as error:
             raise MachineError(
                 f"the folder {self._folder} cannot be used: {error.strerror}.",
                 "Make it writable, or name another in GRN_RUNTIME_DIR.",
             ) from error
+
+    def _is_locked_now(self) -> bool:
+        """Try to take the lock; True when it is ours."""
+        fd = self._open_lock()
         try:
             lock(fd, self._folder, "GRN_RUNTIME_DIR")
         except BlockingIOError:
