@@ -22,17 +22,29 @@ def own_socket() -> str:
 
 
 def sockets_to_try() -> list[str]:
-    """Return where a negotiator may answer: one's own, root's, the folder owner's, then others'."""
-    if os.environ.get("GRN_SOCKET"):
-        return [own_socket()]
+    """Return where a negotiator may answer: one's own, root's, the folder owner's, then others'.
+
+    The others come by number, so that every client asks in the same order.
+    """
     own = own_socket()
+    if os.environ.get("GRN_SOCKET"):
+        return [own]
+    folder = runtime_dir()
     try:
-        keepers = ("0.sock", f"{os.stat(runtime_dir()).st_uid}.sock")
-        names = sorted(os.listdir(runtime_dir()), key=lambda name: (name not in keepers, name))
+        keepers = ("0", str(os.stat(folder).st_uid))
+        names = [name[:-5] for name in os.listdir(folder) if name.endswith(".sock")]
     except OSError:
         names = []
-    others = [os.path.join(runtime_dir(), name) for name in names if name.endswith(".sock")]
-    return [own] + [path for path in others if path != own]
+    names.sort(key=lambda name: (_position(name, keepers), len(name), name))
+    paths = [os.path.join(folder, f"{name}.sock") for name in names]
+    return [own] + [path for path in paths if path != own]
+
+
+def _position(name: str, keepers: tuple[str, ...]) -> int:
+    """Sort root and the folder's owner first, and names that are no user's number last."""
+    if name in keepers:
+        return keepers.index(name)
+    return len(keepers) if name.isdecimal() else len(keepers) + 1
 
 
 def state_dir() -> str:

@@ -104,3 +104,54 @@ def test_who_keeps_the_folder_is_asked_before_others(folder: Path) -> None:
 
     names = [Path(path).stem for path in places.sockets_to_try()]
     assert names == ["0", str(OTHER_UID), "1", "2"]
+
+
+def test_all_others_are_asked_in_the_order_of_their_numbers(folder: Path) -> None:
+    for name in ("1002", "998", "70000", "x", "12"):
+        (folder / f"{name}.sock").touch()
+
+    names = [Path(path).stem for path in places.sockets_to_try()]
+    assert names == [str(os.getuid()), "12", "998", "1002", "70000", "x"]
+
+
+CONNECTS = """
+import os, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+if sys.argv[2:]:
+    os.chroot(sys.argv[2])
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def a_client(listener: socket.socket, *words: str) -> Iterator[socket.socket]:
+    """Return our end of a line to another process, which lives as long as the block."""
+    command = [sys.executable, "-c", CONNECTS, listener.getsockname(), *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == b"up\n"
+        with listener.accept()[0] as line:
+            yield line
+        process.communicate()
+
+
+def test_a_process_beside_us_shares_our_world(story: Story) -> None:
+    with a_listener(story.folder / "x.sock") as listener, a_client(listener) as line:
+        assert trust.apart(line) is None
+
+
+@needs_root
+def test_a_process_under_another_root_does_not(story: Story) -> None:
+    folder = str(story.folder)
+    with a_listener(story.folder / "x.sock") as listener, a_client(listener, folder) as line:
+        assert "different containers" in str(trust.apart(line))
+
+
+def test_a_process_that_has_ended_is_a_lost_connection(story: Story) -> None:
+    with a_listener(story.folder / "x.sock") as listener:
+        with a_client(listener) as line:
+            kept = line.dup()
+        with kept, pytest.raises(ConnectionError):
+            trust.apart(kept)
