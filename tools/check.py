@@ -33,6 +33,7 @@ ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))
 USERS_SIDE = ("tests/client", "tests/compat", "tests/sweep", "tests/test_public_api.py")
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ENGINES = ("podman runc",)
 WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
 
 
@@ -75,21 +76,27 @@ def failed_tests() -> list[str]:
         return []
 
 
-def bring_a_browser() -> None:
-    """Install Chromium for the tests of the page where that is possible; else they are skipped."""
-    if any(shutil.which(name) for name in BROWSERS):
+def bring(what: str, programs: tuple[str, ...], debian: tuple[str, ...]) -> None:
+    """Install Debian packages that some tests need, where that is possible; else they are skipped.
+
+    `programs` are alternatives, each one word or several that are needed together.
+    """
+    if is_there(programs):
         return
     apt = shutil.which("apt-get")
     if apt and os.geteuid() == 0:
-        print("\n== installing chromium for the tests of the page", flush=True)
+        print(f"\n== installing {' and '.join(debian)} for tests", flush=True)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for words in (
-            ("update", "-qq"),
-            ("install", "-y", "-qq", "--no-install-recommends", "chromium"),
-        ):
-            subprocess.call([apt, *words], stdout=subprocess.DEVNULL, env=environment)
-    if not any(shutil.which(name) for name in BROWSERS):
-        print("\n== NO BROWSER: the tests of the page are skipped; install chromium", flush=True)
+        for words in (("update",), ("install", "-y", "--no-install-recommends", *debian)):
+            command = [apt, "-qq", *words]
+            subprocess.call(command, stdout=subprocess.DEVNULL, env=environment)
+    if not is_there(programs):
+        print(f"\n== NO {what}: its tests are skipped; install {' and '.join(debian)}", flush=True)
+
+
+def is_there(programs: tuple[str, ...]) -> bool:
+    """True when one of the alternatives can be run."""
+    return any(all(map(shutil.which, words.split())) for words in programs)
 
 
 def bring_packages() -> None:
@@ -163,7 +170,8 @@ def main() -> None:
         for tool in LINT:
             step(CURRENT, sys.executable, *tool)
         if not options.no_tests:
-            bring_a_browser()
+            bring("BROWSER", BROWSERS, ("chromium",))
+            bring("CONTAINER ENGINE", ENGINES, ("podman", "runc"))
             bring_packages()
             run_tests(CURRENT, sys.executable)
 

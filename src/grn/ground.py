@@ -247,7 +247,7 @@ class Ground:
 
     def _make_folder(self) -> None:
         if self._is_private:
-            _make_shared(os.path.dirname(self._folder))
+            os.makedirs(os.path.dirname(self._folder), exist_ok=True)
             make_own(self._folder, "runtime", "GRN_RUNTIME_DIR")
         else:
             _make_shared(self._folder)
@@ -368,6 +368,11 @@ def make_own(folder: str, what: str = "state", variable: str = "GRN_STATE_DIR") 
         raise MachineError(
             f"the {what} folder {folder} was made by another user.",
             f"Name a folder of your own on a local disk in {variable}.",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise MachineError(
+            f"others may write into the {what} folder {folder}.",
+            f"`chmod 700 {folder}`, or name another in {variable}.",
         )
 
 

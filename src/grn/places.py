@@ -66,5 +66,18 @@ def settings_file() -> str:
 
 
 def queue_socket() -> str:
-    """Return the socket of this user's queue, in a folder that only this user can enter."""
+    """Return the socket of this user's queue, in a folder that only this user can enter.
+
+    The folder is beside the runtime folder, which containers mount, never in it.
+    """
+    folder = runtime_dir().rstrip("/") or "/"
+    own = f"{folder}-{os.getuid()}"
+    parent = os.path.dirname(own) or "."
+    if not os.access(parent, os.W_OK) and os.path.isdir(parent) and not os.path.isdir(own):
+        own = f"{SHARED_RUNTIME_DIR}-{os.getuid()}"  # beside /run/grn only root can make one
+    return os.path.join(own, "queue.sock")
+
+
+def former_queue_socket() -> str:
+    """Return where queues of older versions listen: in the runtime folder."""
     return os.path.join(runtime_dir(), f"user-{os.getuid()}", "queue.sock")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from grn import places
+from grn.client import trust
 from grn.client.connection import ask_once, connect
 from grn.errors import DaemonNotRunning, NotTrusted
 from tests.client.test_connection import a_listener

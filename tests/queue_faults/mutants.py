@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from grn import ground
+from grn import ground, places
+from grn.client import trust
 from grn.errors import MachineError
 from grn.queue import __main__ as service
 from grn.queue import attempt as folders
@@ -49,6 +50,17 @@ def commit_late() -> None:
 def run_again() -> None:
     """Start anew whatever was running when the queue was killed, as if nothing had begun."""
     launch.Launcher.find = lambda *_: Found.NOT_BEGUN  # type: ignore[method-assign]
+
+
+def believe_number() -> None:
+    """Take everybody with this user's number for this user, containers included."""
+    trust.apart = lambda _: None
+
+
+def listen_below() -> None:
+    """Listen in the runtime folder, as older queues did."""
+    places.queue_socket = places.former_queue_socket
+    service.end_former = lambda: None
 
 
 def kill_at_start() -> None:
@@ -153,6 +165,8 @@ def never_look() -> None:
 
 MUTANTS: dict[str, Callable[[], None]] = {
     "never-look": never_look,
+    "believe-number": believe_number,
+    "listen-below": listen_below,
     "commit-late": commit_late,
     "run-again": run_again,
     "kill-at-start": kill_at_start,

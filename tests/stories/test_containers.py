@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.conftest import Negotiators
 from tests.harness import Story, unshare, wait_for
+from tests.queue.daemon import GRN
 
 MiB = 1 << 20
 PIDS = ("--pid", "--fork", "--kill-child", "--mount-proc")
@@ -69,3 +70,14 @@ def test_a_contained_job_is_adopted_after_a_restart(story: Story, negotiator: Ne
     story.gate("job").open()
     job.ended_well()
     assert here.leases() == []
+
+
+def test_who_is_contained_cannot_stop_the_negotiator(story: Story, negotiator: Negotiators) -> None:
+    """Root of a container has the number of root, and only that."""
+    here = negotiator()
+    for words in (("stop",), ("audit",)):
+        ended = story.start(*unshare(*PIDS), *GRN, *words).wait()
+        assert ended.code == 2, ended
+        assert "not in a container" in ended.err
+    assert here.is_answering()
+    assert "stop" in story.start(*GRN, "audit").ended_well().out  # that it was refused is noted

@@ -91,8 +91,8 @@ def test_short_silent_jobs_leave_one_file_and_are_told_of_all_the_same(queue: Qu
 
 def test_only_its_user_can_look_inside(queue: Queue) -> None:
     queue.ended(queue.sh("echo hi", umask=0o022))
-    runtime, state = queue.story.folder / "run", queue.story.folder / "state"
-    own = runtime / f"user-{os.getuid()}"
+    state = queue.story.folder / "state"
+    own = queue.story.folder / f"run-{os.getuid()}"
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (own, own / "queue.sock", state)}
     assert modes == {own: 0o700, own / "queue.sock": 0o600, state: 0o700}
     assert stat.S_IMODE((state / "queue").stat().st_mode) == 0o700

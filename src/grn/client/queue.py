@@ -1,7 +1,7 @@
 """The line to this user's queue, which is started when nobody answers.
 
 A submit carries the environment, which may hold secrets: it is sent only to a process of the same
-user, as the kernel says.
+user in the same namespaces, as the kernel says.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import socket
 
 from grn import places
+from grn.client import trust
 from grn.client.connection import ANSWER_S, Connection, drive
-from grn.client.trust import user_of
 from grn.errors import (
     AlreadyRunning,
     DaemonError,
@@ -37,7 +37,10 @@ def connect(*, may_start: bool = True) -> Connection:
         return _connect_now()
     except DaemonNotRunning:
         if not may_start:
-            raise
+            former = _former()
+            if former is None:
+                raise
+            return former
     from grn.client.daemons import start_aside, until_answered
     from grn.startup import own_module
 
@@ -108,16 +111,46 @@ def ends(jobs: list[int]) -> Iterator[Message]:
             connection.close()
 
 
-def _connect_now() -> Connection:
-    path = places.queue_socket()
+def end_former() -> None:
+    """Stop the queue of an older grn, which listens in the runtime folder: ours replaces it."""
+    former = _former()
+    if former is None:
+        return
+    try:
+        drive(former.ask({"op": "stop"}))
+        drive(former.receive(ANSWER_S))  # it says no more, and hangs up when it is gone
+    except (OSError, GrnError):
+        pass  # the journal is locked while it runs, and that is told in words
+    finally:
+        former.close()
+
+
+def _former() -> Connection | None:
+    """Return a line to the queue of an older grn; whoever else listens there is not heard."""
+    try:
+        return _connect_now(places.former_queue_socket())
+    except (DaemonNotRunning, NotAllowed):
+        return None
+
+
+def _connect_now(path: str = "") -> Connection:
+    path = path or places.queue_socket()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(ANSWER_S)
     try:
         sock.connect(path)
+        doubt = _doubt(sock, path)
     except OSError:
         sock.close()
         raise DaemonNotRunning(path, "queue") from None
-    if user_of(sock) != os.getuid():
+    if doubt is not None:
         sock.close()
-        raise NotAllowed(f"{path} is answered by another user.", "Set GRN_RUNTIME_DIR elsewhere.")
+        raise doubt
     return Connection(sock)
+
+
+def _doubt(sock: socket.socket, path: str) -> NotAllowed | None:
+    """Return why nothing is said to the one who answers, or None."""
+    if trust.user_of(sock) != os.getuid():
+        return NotAllowed(f"{path} is answered by another user.", "Set GRN_RUNTIME_DIR elsewhere.")
+    return trust.apart(sock)

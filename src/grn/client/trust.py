@@ -1,25 +1,92 @@
-"""Who answers at a negotiator's socket, as the kernel says, and whether that is who should.
+"""Who is at the other end of a socket, as the kernel says, and whether that is who should be.
 
-In a folder where all users meet anybody can make a socket and give it any name.
+In a folder where all users meet anybody can make a socket and give it any name. A user number alone
+proves little: containers share it with their host.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import struct
 
-from grn.errors import NotTrusted
+from grn.errors import NotAllowed, NotTrusted
 
+SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
+_WORLD = ("ns/mnt", "ns/user", "root")  # of a process, in /proc
 _UNMAPPED = 65534  # how a user shows who is not known in a container's user namespace
 
 
 def user_of(sock: socket.socket) -> int:
-    """Return whose process listens at the other end."""
+    """Return whose process is at the other end."""
+    return _credentials(sock)[1]
+
+
+def apart(sock: socket.socket) -> NotAllowed | None:
+    """Return an error unless the kernel shows the peer in our namespaces and under our root.
+
+    For client and queue alike: a queue that ran commands for a confined client would free it.
+    Raise ConnectionError when the peer has ended meanwhile.
+    """
+    if _shares_our_world(sock):
+        return None
+    return NotAllowed(
+        "the queue and its client are in different containers, mount namespaces or roots,"
+        " or the kernel does not show one to the other.",
+        "Submit from where the queue runs, or use a queue of your own: set GRN_RUNTIME_DIR.",
+    )
+
+
+def _shares_our_world(sock: socket.socket) -> bool:
+    pid = _credentials(sock)[0]
+    if pid <= 0:  # a process of a pid namespace that we cannot see
+        return False
+    pidfd = _pidfd_of(sock, pid)
+    try:
+        theirs = _world(str(pid))
+        is_shared = theirs is not None and theirs == _world("self")
+        if _has_ended(pidfd):  # after a look at what may be another process by then
+            raise ConnectionResetError("the process at the other end has ended")
+        return is_shared
+    finally:
+        os.close(pidfd)
+
+
+def _pidfd_of(sock: socket.socket, pid: int) -> int:
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise ConnectionResetError("the process at the other end has ended") from error
+    try:
+        return os.pidfd_open(pid)  # a kernel before 6.5: its number is all there is
+    except OSError as error:
+        raise ConnectionResetError("the process at the other end has ended") from error
+
+
+def _world(process: str) -> list[tuple[int, int]] | None:
+    """Return what a process takes for the machine, None where it is not shown to us."""
+    try:
+        found = [os.stat(f"/proc/{process}/{name}") for name in _WORLD]
+    except OSError:
+        return None
+    return [(one.st_dev, one.st_ino) for one in found]
+
+
+def _has_ended(pidfd: int) -> bool:
+    ready = select.poll()
+    ready.register(pidfd, select.POLLIN)
+    return bool(ready.poll(0))
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return the process, user and group of whoever connected, or called listen."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(raw)[1]
-    return user
+    pid, user, group = _CREDENTIALS.unpack(raw)
+    return pid, user, group
 
 
 def doubt(sock: socket.socket, path: str) -> NotTrusted | None:

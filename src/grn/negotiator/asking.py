@@ -96,7 +96,7 @@ def watch(peer: Peer, message: messages.WatchAsked) -> None:
 def cancel(peer: Peer, message: messages.CancelAsked) -> None:
     """Take a request back, granted or not."""
     if peer.owner_of(message.key) not in (None, peer.uid):
-        if peer.uid != 0:
+        if not peer.is_root:
             raise NotAllowed("this request belongs to another user.")
         peer.note("cancel", message.key)
     lease = peer.held_by_key(message.key)

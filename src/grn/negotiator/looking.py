@@ -10,6 +10,8 @@ from grn.negotiator import messages, picture, report
 from grn.negotiator.events import ProfileForgotten
 from grn.negotiator.server import Peer
 
+KEEPERS = "the user who started the negotiator, or root, and not in a container,"
+
 
 def status(peer: Peer, message: messages.StatusAsked) -> None:
     """Show GPUs, leases and who waits."""
@@ -55,8 +57,8 @@ def profiles(peer: Peer, message: messages.ProfilesAsked) -> None:
 
 def audit(peer: Peer, message: messages.AuditAsked) -> None:
     """Show who changed what belongs to others, or tried to."""
-    if not peer.server.may_change(peer.uid, os.getuid()):
-        raise NotAllowed("only the user who started the negotiator, or root, may read this.")
+    if not peer.is_keeper:
+        raise NotAllowed(f"only {KEEPERS} may read this.")
     peer.send(message.id, {"audit": peer.server.audit.last(message.most)})
 
 
@@ -75,7 +77,7 @@ def forget(peer: Peer, message: messages.ForgetAsked) -> None:
     ]
     if not known:
         raise UnknownJob(f"no job type '{message.type}' is known.", "See `grn profiles`.")
-    if not all(peer.server.may_change(peer.uid, profile.owner) for profile in known):
+    if not all(peer.is_keeper or peer.uid == profile.owner for profile in known):
         raise NotAllowed("this profile was learned from another user's jobs.")
     for job_type in {profile.job_type for profile in known}:
         peer.loop.tell(ProfileForgotten(peer.loop.now(), job_type))
@@ -85,8 +87,8 @@ def forget(peer: Peer, message: messages.ForgetAsked) -> None:
 
 def stop(peer: Peer, message: messages.StopAsked) -> None:
     """Leave; all leases go on."""
-    if not peer.server.may_change(peer.uid, os.getuid()):
-        raise NotAllowed("only the user who started the negotiator, or root, can stop it.")
+    if not peer.is_keeper:
+        raise NotAllowed(f"only {KEEPERS} can stop it.")
     peer.note("stop", "")
     peer.send(message.id, {"ok": True, "leases": len(peer.loop.engine.leases)})
     peer.server.stop()

@@ -111,10 +111,6 @@ class Server:
             os.sched_yield()  # others first
             asyncio.get_running_loop().call_soon(self._linger)
 
-    def may_change(self, uid: int, owner: int) -> bool:
-        """True for the owner, root, and whoever runs the negotiator."""
-        return uid in (owner, 0, os.getuid())
-
 
 class Peer:
     """One client: who it is, what it waits for, and what it was granted."""
@@ -213,7 +209,7 @@ class Peer:
         if lease is None:
             raise UnknownJob(f"there is no lease {lease_id}.", "See `grn ps`.")
         if lease.request.user != self.uid:
-            if self.uid != 0:
+            if not self.is_root:
                 raise NotAllowed(f"lease {lease_id} belongs to another user.")
             self.note(verb, lease_id)
         return lease
@@ -233,12 +229,27 @@ class Peer:
         group = self.loop.engine.waitlist.group_of(key)
         return group.members[key].request.user if group is not None else None
 
-    def wants_uuids(self) -> bool:
-        """Inside a container the numbers of GPUs may differ from ours; their UUIDs do not."""
+    @property
+    def is_contained(self) -> bool:
+        """True in a pid namespace below ours, or where the kernel does not show the process."""
         if self._is_contained is None:
             pids = trees.inner_pids(self.holder.pid) if self.holder else []
             self._is_contained = not pids or len(pids) > self.server.namespaces
-        return self._is_contained or self.loop.has_shifted
+        return self._is_contained
+
+    @property
+    def is_root(self) -> bool:
+        """True for root of the machine; root of a container may do what any user may."""
+        return self.uid == 0 and not self.is_contained
+
+    @property
+    def is_keeper(self) -> bool:
+        """True for root and for whoever runs the negotiator, outside of containers."""
+        return self.uid in (0, os.getuid()) and not self.is_contained
+
+    def wants_uuids(self) -> bool:
+        """Inside a container the numbers of GPUs may differ from ours; their UUIDs do not."""
+        return self.is_contained or self.loop.has_shifted
 
 
 def nobody_cares(_settled: Settled) -> None:

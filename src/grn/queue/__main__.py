@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from grn import __version__, daemon_log, places, settings
+from grn.client.queue import end_former
 from grn.errors import GrnError
 from grn.ground import Ground, boot_id, lock, mounts, state_folder
 from grn.queue.asks import Limits
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen = settings.load()
         with Ground(places.queue_socket(), is_private=True) as ground:
+            end_former()
             asyncio.run(_serve(chosen, ground, arguments.ready_fd))
     except GrnError as error:
         _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())

@@ -82,6 +82,12 @@ class Disk:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             self.db = self._open_or_begin_anew()
         except (OSError, sqlite3.Error) as error:
+            if "locked" in str(error):  # for as long as a queue runs
+                raise MachineError(
+                    f"another queue of this user has the journal {self.path} open.",
+                    "It was started with another GRN_RUNTIME_DIR, or in a container:"
+                    " end it there with `grn queue stop`.",
+                ) from error
             raise MachineError(
                 f"the queue's folder {folder} cannot be used: {error}.",
                 "Make it writable, or name another in GRN_STATE_DIR.",

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
-from grn.errors import GrnError, NotAllowed, UnknownJob
+from grn.client import trust
+from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.queue import messages
 from grn.queue.followers import Followers
 from grn.queue.line import Job
@@ -22,7 +22,6 @@ from grn.talk import Manners, Service, Talk, Verbs
 
 DEADLINE_S = 30.0
 MOST_REQUEST_BYTES = 32 << 20
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Server:
@@ -101,7 +100,7 @@ class Server:
 
 
 class Peer:
-    """One client: this user or root, and the jobs whose ends it waits for."""
+    """One client of this user's, and the jobs whose ends it waits for."""
 
     def __init__(self, server: Server, talk: Talk, connection: socket.socket) -> None:
         self.server = server
@@ -110,11 +109,11 @@ class Peer:
         self.send = talk.send
         self.follows = False
         self._waits: list[tuple[int, Callable[[int], None]]] = []
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.uid: int = _CREDENTIALS.unpack(raw)[1]
+        self.uid = trust.user_of(connection)
         server.connections += 1
-        if self.uid not in (os.getuid(), 0):
-            talk.turn_away(NotAllowed("this queue belongs to another user."))
+        doubt = _doubt(self.uid, connection)
+        if doubt is not None:
+            talk.turn_away(doubt)
 
     def lost(self) -> None:
         """Forget what it waited for; jobs do not notice."""
@@ -138,6 +137,16 @@ class Peer:
         if not rows:
             raise UnknownJob(f"there is no job {job}.", "See `grn ls`.")
         return rows[0]
+
+
+def _doubt(uid: int, connection: socket.socket) -> GrnError | None:
+    """Return why a client is not heard, or None."""
+    if uid != os.getuid():
+        return NotAllowed("this queue belongs to another user.")
+    try:
+        return trust.apart(connection)
+    except ConnectionError as error:
+        return DaemonError(f"{error}.")
 
 
 def numbers(text: str | None) -> list[int]:
