@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import pwd
 import re
 import socket
 import stat
@@ -271,7 +270,7 @@ class Ground:
         hint = f"Use it as it is, or end it first with {stop}"
         holder = self._holder()
         if holder is not None and holder[0] not in (0, os.getpid()):
-            where += f", process {holder[0]} of user {_user(holder[1])}"
+            where += f", process {holder[0]} of user {places.user_name(holder[1])}"
             hint += f"; if that does not reach it, with `kill {holder[0]}`"
         if self._is_private:
             return AlreadyRunning(f"a queue of this user already runs ({where}).", f"{hint}.")
@@ -310,18 +309,36 @@ def _mount_namespace() -> str:
         return ""
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def _make_shared(folder: str) -> None:
     """Make a folder like /tmp itself: anyone may serve there, nobody removes another's files."""
-    with contextlib.suppress(FileExistsError):
+    _refuse_distrusted(folder)
+    try:
         os.makedirs(folder)
-        os.chmod(folder, 0o1777)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+        _refuse_distrusted(folder)  # it may be there since a moment only
+    fd = os.open(os.path.realpath(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(fd)
+        is_open = found.st_uid == os.getuid() and found.st_mode & stat.S_IWOTH
+        if is_new or (is_open and not found.st_mode & stat.S_ISVTX):
+            os.fchmod(fd, 0o1777)
+    finally:
+        os.close(fd)
+    other = places.owner_apart(folder)
+    if other:
+        log.warning("%s belongs to user %s, who can remove lock and socket", folder, other)
+
+
+def _refuse_distrusted(folder: str) -> None:
+    trouble = places.distrust(folder)
+    if trouble:
+        raise MachineError(
+            f"the runtime folder is not to be trusted: {trouble}",
+            "Remove it, or let root own it with the rights of /tmp (`chown root`, `chmod 1777`),"
+            " or name another in GRN_RUNTIME_DIR.",
+        )
 
 
 def boot_id() -> str:

@@ -1,11 +1,12 @@
-"""Where grn keeps its socket and its files on this machine.
+"""Where grn keeps its sockets and its files on this machine, and whose these places are.
 
-Only names of places; making folders and checking them is left to those who use them.
+Only looks; making folders and refusing them is left to those who use them.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
 SHARED_RUNTIME_DIR = "/tmp/grn"
 
@@ -13,6 +14,60 @@ SHARED_RUNTIME_DIR = "/tmp/grn"
 def runtime_dir() -> str:
     """Return the folder where all users of this machine meet: lock and sockets."""
     return os.environ.get("GRN_RUNTIME_DIR") or SHARED_RUNTIME_DIR
+
+
+def distrust(folder: str) -> str:
+    """Return why no negotiator of this user's may stand in a shared folder, or nothing.
+
+    Who owns a folder, or a link to it, can put other files in the place of lock and socket.
+    """
+    link = _link_of_another(os.path.abspath(folder))
+    if link:
+        return f"{link} is a link that user {user_name(os.lstat(link).st_uid)} made."
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return ""
+    is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    if is_open and found.st_uid != os.getuid():
+        return f"anybody can remove anything in {folder}: it is not sticky."
+    other = owner_apart(folder)
+    if other and os.getuid() == 0:
+        return f"{folder} belongs to user {other}, who could remove root's lock and socket."
+    return ""
+
+
+def owner_apart(folder: str) -> str:
+    """Return the name of a folder's owner if that is neither root nor this user, or nothing."""
+    try:
+        owner = os.stat(folder).st_uid
+    except OSError:
+        return ""
+    return "" if owner in (0, os.getuid()) else user_name(owner)
+
+
+def _link_of_another(path: str) -> str:
+    """Return the first link on the way to a path that neither root nor this user made."""
+    way = ""
+    for name in path.split("/")[1:]:
+        way = f"{way}/{name}"
+        try:
+            found = os.lstat(way)
+        except OSError:
+            return ""
+        if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.getuid()):
+            return way
+    return ""
+
+
+def user_name(user: int) -> str:
+    """Return what a user is called; the number where there is no name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
 
 
 def own_socket() -> str:

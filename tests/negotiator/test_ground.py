@@ -208,6 +208,8 @@ def test_users_take_turns_in_one_folder_whatever_their_umask(story: Story) -> No
     try:
         for uid in (OTHER_UID, OWN_UID, None):
             story.env["GRN_STATE_DIR"] = str(story.folder / f"state-{uid}")
+            if uid is None:
+                os.chown(story.folder / "run", 0, 0)
             begun = begin(story, negotiator_of(uid, *VIRTUAL))
             assert begun.is_ready, begun
             assert ask_once({"op": "ping"})["uid"] == (uid or 0)
@@ -258,6 +260,98 @@ def test_a_runtime_folder_that_cannot_be_written_is_one_clear_line(story: Story)
     assert code == 4
     assert "Permission denied" in begun.first_line
     assert "Traceback" not in said
+
+
+# --- whose the folder is -------------------------------------------------------------------
+
+
+def refused(story: Story, uid: int | None) -> str:
+    """Start a negotiator, which must refuse in one line; return it."""
+    begun = begin(story, negotiator_of(uid, *VIRTUAL))
+    code, said = begun.end()
+    assert code == 4, said
+    assert "Traceback" not in said
+    assert "GRN_RUNTIME_DIR" in said
+    return begun.first_line
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [None, OWN_UID])
+@pytest.mark.parametrize("where", ["run", "link/run"])
+def test_a_link_of_another_user_is_not_followed(story: Story, uid: int | None, where: str) -> None:
+    """Root would make its lock and its socket wherever the link leads."""
+    story.folder.chmod(0o1777)
+    target = story.folder / "target"
+    target.mkdir()
+    target.chmod(0o1777)
+    link = story.folder / where.partition("/")[0]
+    link.symlink_to(target)
+    os.chown(link, OTHER_UID, -1, follow_symlinks=False)
+    story.env["GRN_RUNTIME_DIR"] = str(story.folder / where)
+
+    assert f"{link} is a link that user {OTHER_UID} made" in refused(story, uid)
+    assert list(target.iterdir()) == []
+
+
+@needs_root
+def test_a_link_that_leads_nowhere_makes_no_folder_there(story: Story) -> None:
+    link = story.folder / "run"
+    link.symlink_to(story.folder / "nowhere")
+    os.chown(link, OTHER_UID, -1, follow_symlinks=False)
+
+    assert "is a link" in refused(story, None)
+    assert not (story.folder / "nowhere").exists()
+
+
+def test_ones_own_link_is_followed(run: Path) -> None:
+    elsewhere = run.with_name("elsewhere")
+    elsewhere.mkdir()
+    run.symlink_to(elsewhere)
+
+    with Ground() as ground, ground.listen():
+        assert (elsewhere / "lock").exists()
+
+
+@needs_root
+def test_root_does_not_stand_in_the_folder_of_another(story: Story) -> None:
+    run = story.folder / "run"
+    run.mkdir()
+    run.chmod(0o1777)
+    os.chown(run, OTHER_UID, -1)
+
+    assert f"belongs to user {OTHER_UID}" in refused(story, None)
+    assert list(run.iterdir()) == []
+
+
+@needs_root
+def test_a_user_in_the_folder_of_another_is_warned(story: Story) -> None:
+    story.folder.chmod(0o777)
+    run = story.folder / "run"
+    run.mkdir()
+    run.chmod(0o1777)
+    os.chown(run, OTHER_UID, -1)
+
+    begun = begin(story, negotiator_of(OWN_UID, *VIRTUAL))
+    assert begun.is_ready
+    assert f"{run} belongs to user {OTHER_UID}, who can remove lock" in begun.end()[1]
+
+
+@needs_root
+def test_a_folder_that_is_not_sticky_is_refused(story: Story) -> None:
+    story.folder.chmod(0o777)
+    run = story.folder / "run"
+    run.mkdir()
+    run.chmod(0o777)
+
+    assert "it is not sticky" in refused(story, OWN_UID)
+
+
+def test_ones_own_folder_is_made_sticky(run: Path) -> None:
+    run.mkdir()
+    run.chmod(0o777)
+
+    with Ground():
+        assert mode_of(run) == 0o1777
 
 
 def test_whoever_holds_the_lock_file_without_being_one_is_told_of(story: Story) -> None:

@@ -13,6 +13,7 @@ import socket
 import struct
 
 from grn.errors import NotAllowed, NotTrusted
+from grn.places import user_name
 
 SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
@@ -96,16 +97,16 @@ def doubt(sock: socket.socket, path: str) -> NotTrusted | None:
         return None
     trusted = os.environ.get("GRN_TRUSTED_USERS")
     if trusted is not None and not _is_among(user, trusted):
-        return NotTrusted(path, _name(user), "a user that GRN_TRUSTED_USERS names")
+        return NotTrusted(path, user_name(user), "a user that GRN_TRUSTED_USERS names")
     named = os.path.basename(path).removesuffix(".sock")
     if named.isdecimal() and int(named) != user and not _is_hidden(user):
-        return NotTrusted(path, _name(user), f"{_name(int(named))}, whom it is named after")
+        return NotTrusted(path, user_name(user), f"{user_name(int(named))}, whom it is named after")
     return None
 
 
 def _is_among(user: int, trusted: str) -> bool:
     words = {word.strip() for word in trusted.split(",")}
-    return str(user) in words or _name(user) in words
+    return str(user) in words or user_name(user) in words
 
 
 def _is_hidden(user: int) -> bool:
@@ -114,12 +115,3 @@ def _is_hidden(user: int) -> bool:
         return False
     with open("/proc/self/uid_map") as file:
         return file.read().split() != ["0", "0", "4294967295"]
-
-
-def _name(user: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)

@@ -71,6 +71,7 @@ def _examine() -> Iterator[Finding]:
     yield _driver()
     yield from _settings()
     yield _folder("runtime folder", places.runtime_dir())
+    yield from _whose(places.runtime_dir())
     yield _folder("state folder", places.state_dir())
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         text = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} restricts `grn start`"
@@ -122,6 +123,15 @@ def _folder(what: str, path: str) -> Finding:
     if free_bytes < 16 << 20:
         return Finding(BAD, f"{what} {path}: only {show_size(free_bytes)} left on its disk")
     return Finding(FINE, f"{what} {path}")
+
+
+def _whose(folder: str) -> Iterator[Finding]:
+    trouble, other = places.distrust(folder), places.owner_apart(folder)
+    if trouble:
+        yield Finding(BAD, f"no negotiator of yours can start here: {trouble} Set GRN_RUNTIME_DIR")
+    elif other:
+        text = f"{folder} belongs to user {other}, who can remove the negotiator's lock and socket"
+        yield Finding(NOTE, f"{text}: let root own it")
 
 
 def _queue() -> Iterator[Finding]:
