@@ -1,5 +1,6 @@
 """Frames and messages: whatever comes in is a message or a ProtocolError."""
 
+import contextlib
 import json
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grn.errors import ProtocolError
-from grn.wire import HEADER, MAX_REQUEST_BYTES, Frames, decode, encode
+from grn.wire import HEADER, MAX_REQUEST_BYTES, Frames, decode, decode_reply, encode
 
 HELLO = {"verb": "acquire", "text": "grün ✓ \ud800", "numbers": [1, 2.5, None, True], "in": {}}
 
@@ -137,3 +138,34 @@ def test_a_frame_is_plain_ascii_json_after_its_length(message):
     assert HEADER.unpack(data[: HEADER.size]) == (len(data) - HEADER.size,)
     assert data[HEADER.size :].isascii()
     assert json.loads(data[HEADER.size :]) == message
+
+
+# --- what a negotiator says ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mark", ["\x1b[2J", "\x07", "\n", "\r", "\x7f", "\x9b", "\u202e", "\ud800"]
+)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_no_text_of_a_reply_can_drive_a_terminal(mark: str, is_ascii: bool) -> None:
+    message = {"id": 1, "rows": [{"why": f"a{mark}b", f"k{mark}": [mark]}]}
+    body = json.dumps(message, ensure_ascii=is_ascii or mark == "\ud800").encode()
+
+    ((why, [other]),) = [row.values() for row in decode_reply(body)["rows"]]
+    assert why.isprintable()
+    assert other.isprintable()
+    assert (why[0], why[-1]) == ("a", "b")
+    assert all(name.isprintable() for name in decode_reply(body)["rows"][0])
+
+
+def test_a_harmless_reply_is_as_it_was_sent() -> None:
+    message = {"id": 1, "why": "GPU 0 → „voll“ …", "spelled": r"\x1b[2J \u202e", "mem": [1.5, None]}
+    for is_ascii in (True, False):
+        body = json.dumps(message, ensure_ascii=is_ascii).encode()
+        assert decode_reply(body) == message
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_reply_that_is_nested_deeply_breaks_nothing(depth: int) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode_reply(b'{"a":' + b"[" * depth + rb'"\n"' + b"]" * depth + b"}")

@@ -42,6 +42,32 @@ def decode(body: bytes) -> Message:
     return message
 
 
+def decode_reply(body: bytes) -> Message:
+    """Read what a negotiator says, who may be anybody: none of its text can drive a terminal."""
+    message = decode(body)
+    text = body.decode()
+    # JSON spells controls with a backslash; all else stands in the text as it is.
+    if text.isprintable() and "\\" not in text:
+        return message
+    try:
+        made: Message = _made_harmless(message)
+    except RecursionError as error:
+        raise ProtocolError("a frame is nested too deeply") from error
+    return made
+
+
+def _made_harmless(value: Any) -> Any:
+    from grn.model.text import harmless
+
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, list):
+        return [_made_harmless(one) for one in value]
+    if isinstance(value, dict):
+        return {harmless(name): _made_harmless(one) for name, one in value.items()}
+    return value
+
+
 def spelled(argument: str) -> str:
     """Spell a word of the system's that is no text, so that it can travel: NUL, then its bytes."""
     try:

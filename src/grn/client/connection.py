@@ -14,11 +14,18 @@ import time
 
 from grn import places, wire
 from grn.client import trust
-from grn.errors import DaemonError, DaemonNotRunning, NotTrusted, from_code
+from grn.errors import (
+    DaemonError,
+    DaemonNotRunning,
+    GrnError,
+    NotTrusted,
+    ProtocolError,
+    from_code,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from typing import Any, TypeVar
 
     from grn.wire import Message
@@ -34,8 +41,11 @@ EAGER_S = 0.0003
 class Connection:
     """One socket to the negotiator, with the messages received but not read yet."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self, sock: socket.socket, decode: Callable[[bytes], Message] = wire.decode_reply
+    ) -> None:
         self.sock = sock
+        self.decode = decode
         self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
         self._ready: list[bytes] = []
         self._last_id = 0
@@ -61,10 +71,10 @@ class Connection:
             if not data:
                 raise ConnectionResetError("the negotiator closed the connection")
             self._ready = self._frames.feed(data)
-        message = wire.decode(self._ready.pop(0))
+        message = self.decode(self._ready.pop(0))
         error = message.get("error")
         if error is not None:
-            raise from_code(error["code"], error["message"], error["hint"])
+            raise told(error)
         return message
 
     def ask(
@@ -106,6 +116,33 @@ class _Idle:
 IDLE = _Idle()
 
 
+def told(error: object) -> GrnError:
+    """Return the error that a reply tells of."""
+    if not isinstance(error, dict):
+        return ProtocolError("a reply tells of an error in no form of grn's.")
+    return from_code(*(str(error.get(name, "")) for name in ("code", "message", "hint")))
+
+
+# What a reply without its fields leads to, in whoever reads it.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+_others: list[tuple[str, int]] = []  # the last negotiator that is another user's: where, whose
+
+
+def garbled() -> ProtocolError | None:
+    """Return what to tell of a malformed reply, if a negotiator of another user's has answered.
+
+    One's own and root's say what they should: with these it is a bug, and not to be hidden.
+    """
+    if not _others:
+        return None
+    path, user = _others[0]
+    return ProtocolError(
+        f"the negotiator at {path} (user {places.user_name(user)})"
+        " does not speak the protocol of this grn.",
+        "It may be of another version, or none of grn's: see GRN_TRUSTED_USERS.",
+    )
+
+
 def connect() -> Connection:
     """Connect to the negotiator of this machine."""
     return Connection(call())
@@ -123,6 +160,8 @@ def call() -> socket.socket:
             continue
         doubt = trust.doubt(sock, path)
         if doubt is None:
+            user = trust.user_of(sock)
+            _others[:] = [] if user in (0, os.getuid()) else [(path, user)]
             return sock
         doubts = doubts or doubt
         sock.close()

@@ -13,9 +13,9 @@ import sys
 import warnings
 
 from grn.client import frameworks
-from grn.client.connection import IDLE, Connection, connect, drive, drive_async
+from grn.client.connection import IDLE, Connection, connect, drive, drive_async, garbled
 from grn.client.surroundings import SURROUNDINGS
-from grn.errors import DaemonNotRunning, GrnError, UsageError
+from grn.errors import DaemonNotRunning, GrnError, ProtocolError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,16 +139,21 @@ class Lease:
             yield from connection.send(dict(message))
             answer = yield from connection.receive(None, is_eager=True)
             is_heard = True
-            while answer["ev"] == "waiting":
+            while answer.get("ev") == "waiting":
                 if self._on_wait is not None:
-                    self._on_wait(answer["text"])
+                    self._on_wait(str(answer.get("text")))
                 answer = yield from connection.receive(None)
+            if not _is_grant(answer):
+                raise garbled() or ProtocolError("the negotiator granted nothing in its reply.")
         except ConnectionError:
             connection.close()
             if idle is None or is_heard:
                 raise
             answer = yield from self._ask_here(message)  # the kept one was stale: a new one
             return answer
+        except ProtocolError:
+            connection.close()
+            raise
         except GrnError:
             IDLE.give(connection)
             raise
@@ -184,8 +189,8 @@ class Lease:
                 IDLE.give(connection)
                 self.is_victim = bool(answer.get("victim"))
                 self.because = str(answer.get("because", ""))
-                ended: str | None = answer["ended"]
-                return ended
+                ended = answer.get("ended")
+                return ended if isinstance(ended, str) else None
             except (OSError, GrnError) as error:
                 if connection is not None:
                     connection.close()
@@ -328,6 +333,20 @@ def _type_and_label(file: str, name: str, folder: str) -> tuple[str, str]:
     short = os.path.relpath(os.path.abspath(file))
     shown = full if short.startswith("..") else short
     return f"{full}::{name}", f"{shown}::{name}"
+
+
+def _is_grant(answer: Message) -> bool:
+    """True when a reply has all that a lease is made of."""
+    gpus = answer.get("gpus")
+    texts = (answer.get("lease"), answer.get("visible"))
+    if not isinstance(gpus, list) or not all(isinstance(text, str) for text in texts):
+        return False
+    return isinstance(answer.get("nested"), bool) and all(
+        isinstance(gpu, dict)
+        and isinstance(gpu.get("index"), int)
+        and isinstance(gpu.get("uuid"), str)
+        for gpu in gpus
+    )
 
 
 def _running_on() -> str:

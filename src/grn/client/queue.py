@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from grn import places
+from grn import places, wire
 from grn.client import trust
 from grn.client.connection import ANSWER_S, Connection, drive
 from grn.errors import (
@@ -146,7 +146,7 @@ def _connect_now(path: str = "") -> Connection:
     if doubt is not None:
         sock.close()
         raise doubt
-    return Connection(sock)
+    return Connection(sock, wire.decode)  # words of this user's own, as they were typed
 
 
 def _doubt(sock: socket.socket, path: str) -> NotAllowed | None:

@@ -199,6 +199,7 @@ class _Line:
         self.sock: socket.socket | None = None
         self.heard_at = 0.0
         self._connect = connect
+        self._decode: Callable[[bytes], Row] = wire.decode_reply
         self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
         self.try_at = 0.0
 
@@ -206,9 +207,10 @@ class _Line:
         """Connect and ask to follow; return why not, or nothing."""
         self.try_at = now + RETRY_S
         try:
-            sock = self._connect().sock
+            line = self._connect()
         except GrnError as error:
             return error.message
+        sock, self._decode = line.sock, line.decode
         try:
             sock.settimeout(connection.ANSWER_S)
             sock.sendall(wire.encode({"op": "follow", "id": 1, "v": wire.PROTOCOL}))
@@ -227,10 +229,10 @@ class _Line:
         try:
             while data := self.sock.recv(1 << 18):
                 self.heard_at = now
-                messages += map(wire.decode, self._frames.feed(data))
-                refused = next((m["error"]["message"] for m in messages if "error" in m), None)
+                messages += map(self._decode, self._frames.feed(data))
+                refused = next((m["error"] for m in messages if "error" in m), None)
                 if refused is not None:
-                    return str(refused)
+                    return connection.told(refused).message
         except BlockingIOError:
             return messages
         except (OSError, ProtocolError) as error:
@@ -331,7 +333,14 @@ class Watch:
             return self.picture.lost(line.name, heard)
         if not heard and now - line.heard_at > self._silent_s:
             return self.picture.lost(line.name, f"the {line.name} has been silent for a while.")
-        return [event for one in heard for event in self.picture.take(line.name, one)]
+        try:
+            return [event for one in heard for event in self.picture.take(line.name, one)]
+        except connection.MALFORMED:
+            garbled = connection.garbled() if line.name == NEGOTIATOR else None
+            if garbled is None:
+                raise
+            line.close()
+            return self.picture.lost(line.name, garbled.message)
 
     def _sockets(self) -> list[socket.socket]:
         return [line.sock for line in self._lines if line.sock is not None]

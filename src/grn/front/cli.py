@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import click
 
 from grn import __version__
+from grn.client.connection import MALFORMED, garbled
 from grn.errors import GrnError, MachineError
 from grn.model.text import harmless
 
@@ -188,6 +189,12 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
         if sys.stdout is stdout:
             raise
         status = 0  # click has muted it and leaves: nobody reads on, and that is fine
+    except MALFORMED:
+        blamed = garbled()
+        if blamed is None:
+            raise
+        say_error(blamed)
+        status = blamed.exit_code
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -25,6 +25,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from grn.client.connection import MALFORMED, garbled
 from grn.client.watching import Picture, Watch
 from grn.errors import GrnError, UsageError
 from grn.front import board as boards
@@ -111,6 +112,7 @@ class Top(App[None]):
     def __init__(self, watch: Watch, marks: Marks, has_colour: bool = True) -> None:
         super().__init__(ansi_color=True)
         self.canvas = Canvas(has_colour)
+        self.garbled: GrnError | None = None  # why it has left by itself
         self.view = View()
         self._watch = watch
         self._marks = marks
@@ -139,8 +141,14 @@ class Top(App[None]):
 
     def tick(self) -> None:
         """Take in what has changed and draw it."""
-        self._watch.take()
-        self.draw()
+        try:
+            self._watch.take()
+            self.draw()
+        except MALFORMED:
+            self.garbled = garbled()
+            if self.garbled is None:
+                raise
+            self.exit()
 
     def draw(self) -> None:
         """Draw what there is; what has not changed is not touched."""
@@ -280,5 +288,8 @@ def top(as_ascii: bool | None) -> int:
     marks = draw.ASCII if plain else draw.UNICODE
     with Watch() as watch, contextlib.suppress(KeyboardInterrupt):
         watch.look(FIRST_LOOK_S)
-        Top(watch, marks, has_colour).run()
+        app = Top(watch, marks, has_colour)
+        app.run()
+        if app.garbled is not None:
+            raise app.garbled
     return 0

@@ -199,7 +199,7 @@ class Leases(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
-                self._hear(wire.decode(body))
+                self._hear(wire.decode_reply(body))
         except ProtocolError:
             log.exception("action=listen result=failed")
             self.close()

@@ -90,7 +90,7 @@ class Conversation:
                 data = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
                 if not data:
                     self.close()
-                messages += [wire.decode(body) for body in self._frames.feed(data)]
+                messages += [wire.decode_reply(body) for body in self._frames.feed(data)]
         except BlockingIOError:
             pass
         except (OSError, ProtocolError):
