@@ -11,7 +11,7 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUICK_LOOKS = 50
@@ -133,9 +133,9 @@ def has_children() -> bool:
     return True
 
 
-def kill_children() -> None:
+def kill_children(spared: Collection[int] = ()) -> None:
     """Kill our children quicker than they fork: whose parent ends is our child from then on."""
-    killed: set[int] = set()
+    killed: set[int] = set(spared)
     for _ in range(_QUICK_LOOKS):
         for pid in children():
             if pid not in killed:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from grn import startup
 from grn.client.surroundings import Surroundings, for_command
 from tests.harness import Story
 
@@ -88,3 +89,21 @@ def test_for_a_forked_child_the_lease_of_its_parent_is_one_from_outside(story: S
         """
     )
     assert ended.out == "parents\nNone\n"
+
+
+def test_a_service_gets_nothing_of_the_job_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("GRN_GPUS", "virtual:1x1GiB")
+    found = startup.service_environment("queue")
+    assert found["GRN_GPUS"] == "virtual:1x1GiB"
+    assert found["GRN_SERVICE"] == "queue"
+    assert not {"GRN_JOB_TAG", "GRN_LEASE", "CUDA_VISIBLE_DEVICES"} & found.keys()
+
+
+def test_gpus_that_a_user_has_chosen_without_a_lease_are_kept_for_a_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GRN_LEASE", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert startup.service_environment("negotiator")["CUDA_VISIBLE_DEVICES"] == "1"

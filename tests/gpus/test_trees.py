@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grn import processes
 from grn.gpus import trees
 from grn.gpus.probe import Placement
 from grn.gpus.trees import Process, Trees
@@ -176,6 +177,7 @@ def test_a_process_of_another_user_is_left_alone_and_the_rest_is_ended() -> None
         pytest.skip("only root can be another user: run the tests as root for this one")
     code = """
 import os, signal, subprocess
+from grn import processes
 from grn.gpus import trees
 other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # root's
 os.setresuid(54321, 54321, 54321)
@@ -335,3 +337,22 @@ def test_another_user_cannot_make_its_memory_count_for_somebody_elses_lease() ->
         assert found(user=1000) == {}
     finally:
         process.communicate()
+
+
+def test_a_daemon_inside_a_job_and_what_it_runs_are_not_the_jobs() -> None:
+    """Its environment is read from a real process; the holder above it is this one."""
+    environment = {**os.environ, "GRN_SERVICE": "queue"}
+    shell = ["/bin/sh", "-c", "cat & wait"]
+    daemon = subprocess.Popen(shell, stdin=subprocess.PIPE, env=environment)
+    try:
+        wait_for(lambda: processes.listed_children(daemon.pid), "its child")
+        (child,) = processes.listed_children(daemon.pid) or ()
+        me = trees.holder_of(ME)
+        found = Trees().members(trees.read_all(), [Placement("L", me, ("GPU-0",))])
+        assert found[ME] == ("L",)
+        assert daemon.pid not in found
+        assert child not in found
+    finally:
+        for pid in (*(processes.listed_children(daemon.pid) or ()), daemon.pid):
+            os.kill(pid, signal.SIGKILL)
+        daemon.communicate()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from grn import ground, places
+from grn import ground, places, services
 from grn.client import trust
 from grn.errors import MachineError
 from grn.queue import __main__ as service
@@ -213,7 +213,14 @@ def wall_clock() -> None:
     time.monotonic = time.time
 
 
+def end_daemons() -> None:
+    """End also the daemons that a command has started."""
+    services.spared = lambda *_: set()
+    services.is_service = lambda _: False
+
+
 FORKER_MUTANTS: dict[str, Callable[[], None]] = {
+    "end-daemons": end_daemons,
     "end-group": end_group,
     "no-cap": no_cap,
     "wall-clock": wall_clock,

@@ -9,7 +9,7 @@ import time
 from grn import places
 from grn.client.connection import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
-from grn.startup import own_module
+from grn.startup import own_module, service_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
             stderr=log,
             pass_fds=[writer],
             start_new_session=is_detached,
+            env=service_environment(what),
         )
         os.close(writer)
         try:

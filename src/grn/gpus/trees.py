@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from grn.gpus.probe import Placement
 from grn.model.job import Holder
+from grn.startup import SERVICE
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SMALL_FILE_BYTES = 1 << 16  # in `status` a long list of groups comes before what we look for
 _FILES_KEPT = 32
 _TAG = b"GRN_LEASE="
+_SERVICE = SERVICE + "="  # never the name of a lease
 _NUMBERS = re.compile(rb"^NSpid:([\s\d]+)$", re.MULTILINE)
 
 
@@ -229,23 +231,25 @@ class Trees:
                 leases = ()
             else:
                 path.append(pid)
-                own = self._known(processes[pid], live)
-                leases = own or None
+                leases = self._known(processes[pid], live)
                 pid = processes[pid].parent
         for member in path:
             answers[member] = leases
         return leases
 
-    def _known(self, process: Process, live: Mapping[str, int | None]) -> tuple[str, ...]:
+    def _known(self, process: Process, live: Mapping[str, int | None]) -> tuple[str, ...] | None:
+        """Return the leases of a process, none for a daemon, None when its parent decides."""
         holder = Holder(process.pid, process.started_ticks)
         kept = tuple(lease for lease in self._remembered.get(holder, ()) if lease in live)
         if kept or not live:
-            return kept
+            return kept or None
         if holder not in self._tags:
             self._tags[holder] = _tag_of(process.pid)
         tag, user = self._tags[holder]
+        if tag == _SERVICE:
+            return ()  # it may have been started inside a job, and serves others as well
         # Anybody can write any lease into an environment; only its own user's word counts.
-        return (tag,) if tag in live and live[tag] in (None, user) else ()
+        return (tag,) if tag in live and live[tag] in (None, user) else None
 
     def _remember(
         self, processes: Mapping[int, Process], answers: Mapping[int, tuple[str, ...]]
@@ -297,9 +301,10 @@ def _tag_of(pid: int) -> tuple[str, int]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
             user = os.fstat(environ.fileno()).st_uid
-            for entry in environ.read(1 << 20).split(b"\0"):
-                if entry.startswith(_TAG):
-                    return entry[len(_TAG) :].decode("ascii", "replace"), user
+            entries = environ.read(1 << 20).split(b"\0")
     except OSError:
-        pass  # it is gone, or another user's
-    return "", -1
+        return "", -1  # it is gone, or another user's
+    if any(entry.startswith(_SERVICE.encode()) for entry in entries):
+        return _SERVICE, user
+    tags = [entry[len(_TAG) :] for entry in entries if entry.startswith(_TAG)]
+    return (tags[0].decode("ascii", "replace"), user) if tags else ("", -1)

@@ -25,10 +25,11 @@ from grn.ground import Ground, boot_id, lock, mounts, state_folder
 from grn.queue.asks import Limits
 from grn.queue.engine import Engine
 from grn.queue.journal import Journal
-from grn.queue.launch import TAG, Manners
+from grn.queue.launch import Manners
 from grn.queue.loop import Hooks, Loop
 from grn.queue.server import Server
 from grn.queue.verbs import VERBS
+from grn.startup import SERVICE
 
 log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", help="the file that standard error is, to be kept small")
     arguments = parser.parse_args(argv)
     daemon_log.begin(arguments.log)
-    os.environ.pop(TAG, None)  # a job may have started us, but what we start is no part of it
+    os.environ.pop(SERVICE, None)  # what our hooks start is no service
     try:
         chosen = settings.load()
         with Ground(places.queue_socket(), is_private=True) as ground:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from grn import processes
+from grn import processes, services
 from grn.errors import MachineError
 from grn.queue import attempt as folders
 from grn.queue import finish, leftovers
@@ -27,9 +27,9 @@ from grn.queue.channel import MOST_SAID
 from grn.queue.events import EndReason, Exit, Found
 from grn.queue.rows import Command
 from grn.queue.workers import Attempt, Record, Spares, Task, Worker
+from grn.startup import SERVICE
 
 log = logging.getLogger(__name__)
-TAG = "GRN_JOB_TAG"
 IDLE_S = 2.0
 START_AGAIN_S = 0.5
 LOOK_AGAIN_S = 0.001
@@ -76,6 +76,7 @@ class Launcher:
                 [sys.executable, "-S", "-E", "-c", _FORKER_CODE, *sys.path],
                 stdin=theirs.fileno(),
                 start_new_session=True,
+                env={**os.environ, SERVICE: "shims"},
             )
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class Launcher:
                 **command.extra,
                 "GRN_JOB_ID": str(attempt.job),
                 "GRN_ATTEMPT": str(attempt.number),
-                TAG: self.tag(attempt),
+                services.TAG: self.tag(attempt),
             },
             "umask": command.umask,
             "spare": self._spares.take(),
@@ -309,7 +310,7 @@ class Launcher:
 
     def end_leftovers(self, attempt: Attempt) -> int:
         """Kill what a killed shim left behind; return how many processes that were."""
-        return leftovers.end_all(f"{TAG}={self.tag(attempt)}".encode())
+        return leftovers.end_all(self.tag(attempt))
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the folders of jobs, given how often each was tried."""

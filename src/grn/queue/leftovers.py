@@ -1,7 +1,8 @@
 """What a killed shim leaves behind: all processes with the mark of its attempt, and their kin.
 
 Kin of a marked process is whoever descends from it or shares a session that the job itself has
-begun: a child with an emptied environment has no mark of its own.
+begun: a child with an emptied environment has no mark of its own. Daemons of grn's that the job has
+started are no leftovers.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import os
 import signal
 
-from grn import processes
+from grn import processes, services
 from grn.processes import Process
 
 MOST_LOOKS = 20
 
 
-def end_all(mark: bytes) -> int:
+def end_all(tag: str) -> int:
     """Kill all that is left; return how many there were. Who forks meanwhile is met again."""
     killed: set[tuple[int, int]] = set()
     for _ in range(MOST_LOOKS):
-        left = _left(mark)
+        left = _left(tag)
         if not left:
             break
         for one in left:
@@ -28,8 +29,9 @@ def end_all(mark: bytes) -> int:
     return len(killed)
 
 
-def _left(mark: bytes) -> list[Process]:
+def _left(tag: str) -> list[Process]:
     """Return what is left now; never ourselves, whom a job may have started."""
+    mark = f"{services.TAG}={tag}".encode()
     everyone = [one for one in processes.everyone() if one.pid != os.getpid()]
     living = {one.pid for one in everyone}
     marked = {one.pid for one in everyone if _has(one.pid, mark)}
@@ -42,7 +44,9 @@ def _left(mark: bytes) -> list[Process]:
     doomed = marked | {one.pid for one in everyone if one.session in sessions}
     while kin := {one.pid for one in everyone if one.parent in doomed} - doomed:
         doomed |= kin
-    return [one for one in everyone if one.pid in doomed]
+    left = [one for one in everyone if one.pid in doomed]
+    spared = services.spared(left, tag)
+    return [one for one in left if one.pid not in spared]
 
 
 def _has(pid: int, mark: bytes) -> bool:

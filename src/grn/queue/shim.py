@@ -209,6 +209,8 @@ def serve(fd: int) -> None:
                 environments[int(name)] = command.meant(new)
             order["env"] = {**environments[order["base"]], **command.meant(order["extra"])}
             channel.say_done(run(order, wake, channel))
+            if processes.has_children():  # a daemon that the command has started: not our tree
+                os._exit(0)
 
 
 def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> bytes:

@@ -1,6 +1,7 @@
 """How a command is ended: who asked for it, how long it gets, and that nothing of it is left.
 
-Signals go to every process below the shim, so this is for the shim alone.
+Signals go to every process below the shim, so this is for the shim alone. Daemons of grn's that
+the command has started, and what other attempts have started, are left alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import signal
 import time
 
-from grn import processes
+from grn import processes, services
 from grn.queue.channel import Channel, read_some
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ class Stopping:
     def __init__(self, order: dict[str, Any], wake: int, channel: Channel | None) -> None:
         self.why = ""  # cancelled, requeued, timed-out
         self._folder: str = order["folder"]
+        self._tag: str = order["extra"].get(services.TAG, "")
         self._grace_s: float = order["grace_s"]
         self._limit_s: float | None = order["time_limit_s"]
         self._began = time.monotonic()
@@ -88,7 +90,7 @@ class Stopping:
         """End what the command left behind: orphans are our children now."""
         deadline = time.monotonic() + LEFTOVER_S
         step = "wait"
-        while processes.has_children():
+        while processes.has_children() and not self._are_all_spared():
             self.hear_signals()
             self.hear_queue()
             now = time.monotonic()
@@ -107,7 +109,17 @@ class Stopping:
 
     def signal_all(self, signum: int) -> None:
         """Signal every process below us; those that fork meanwhile are met at the next look."""
-        for process in processes.below(os.getpid()):
-            processes.send(process, signum)  # false when it changed its user: not ours any more
+        found = processes.below(os.getpid())
+        spared = services.spared(found, self._tag)
+        for process in found:
+            if process.pid not in spared:
+                processes.send(process, signum)  # false when it changed its user: not ours any more
         if signum == signal.SIGKILL:
-            processes.kill_children()
+            processes.kill_children(spared)
+
+    def _are_all_spared(self) -> bool:
+        """True when nothing but daemons and other attempts is left below us."""
+        return all(
+            services.is_service(pid) or services.is_of_another(pid, self._tag)
+            for pid in processes.children()
+        )

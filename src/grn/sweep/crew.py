@@ -12,7 +12,7 @@ import select
 import signal
 import time
 
-from grn import processes
+from grn import processes, services
 from grn.sweep.guard import Guard
 from grn.sweep.leaving import GIVE_UP_S, KILL_AGAIN_S, LOOK_S, Leaving
 from grn.sweep.signals import StopSignals
@@ -308,7 +308,8 @@ class Crew:
                 continue
             elif one.parent in found or self._is_ours(one):
                 found[one.pid] = one
-        return list(found.values())
+        served = services.spared(found.values())  # daemons serve others as well
+        return [one for one in found.values() if one.pid not in served]
 
     def _is_ours(self, one: processes.Process) -> bool:
         """True of what our commands have started; without a mark nobody else starts anything."""

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-from grn import processes
+from grn import processes, services
 from grn.sweep.orphans import Orphans
 
 TYPE_CHECKING = False
@@ -197,4 +197,5 @@ def _alive(known: dict[int, Process], groups: set[int], session: int) -> dict[in
         if one.pid not in found and not one.is_over:
             found[one.pid] = one
             todo += children.get(one.pid, [])
-    return found
+    served = services.spared(found.values())  # daemons serve others as well
+    return {pid: one for pid, one in found.items() if pid not in served}
