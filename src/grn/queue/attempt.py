@@ -1,12 +1,18 @@
 """The files of one attempt: what a shim writes and what a queue reads, across restarts.
 
 41.2.run    made once, whole, by the shim that begins, which holds its lock for as long as it lives:
-            a line that says who, then one that says how it ended. Made empty by a queue that
-            forbids the attempt to begin.
+            a line that says who, then one that says how it ended. Made by a queue, with one
+            word, to forbid the attempt to begin.
 41.2/log    what the command printed; err its standard error alone; *.tail the end of a long one
 
 To make files is the dearest part of a short job: there is a folder only for what is printed, and
 the record of a short attempt whose end is in the journal is used again for another.
+
+The end carries the number of its form. Shims of an older grn go on after an update, so all forms
+are read (`older_attempt.py`):
+1   files `lock`, `claim` and `exit` in the folder of the attempt
+2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
+3   as now
 """
 
 from __future__ import annotations
@@ -18,8 +24,10 @@ import json
 import os
 import shutil
 
-FORMAT = 2
-FORBIDDEN = ""  # the claim of a queue: a shim's is never empty
+from grn.queue import older_attempt
+
+FORMAT = 3
+FORBIDDEN = "forbidden"  # the claim of a queue
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,18 +70,28 @@ def begin(folder: str, claim: str, spare: str = "") -> int | None:
 
 
 def forbid(folder: str) -> bool:
-    """Forbid an attempt to begin; False when it has begun."""
+    """Forbid an attempt to begin, to shims of any version; False when it has begun."""
+    if not older_attempt.forbid(folder):
+        return False
     try:
-        os.close(os.open(record_of(folder), _CREATE, 0o600))
+        fd = os.open(record_of(folder), _CREATE, 0o600)
     except FileExistsError:
         return False
+    try:
+        _write_whole(fd, f"{FORBIDDEN}\n".encode())
+    finally:
+        os.close(fd)
     return True
 
 
 def is_locked(folder: str) -> bool:
     """True while a shim lives for this attempt."""
+    return _is_locked(record_of(folder)) or _is_locked(older_attempt.lock_of(folder))
+
+
+def _is_locked(path: str) -> bool:
     try:
-        fd = os.open(record_of(folder), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -86,12 +104,16 @@ def is_locked(folder: str) -> bool:
 
 
 def read_claim(folder: str) -> str | None:
-    """Return who has begun it, FORBIDDEN when nobody may, None when nobody has."""
+    """Return who has begun it, FORBIDDEN when nobody may, None when nobody has.
+
+    It is empty where a queue of form 2 forbade the attempt, or where the file was damaged.
+    """
     try:
         with open(record_of(folder), "rb") as file:
             return file.readline().decode(errors="replace").rstrip("\n")
     except FileNotFoundError:
-        return None
+        older = older_attempt.read_claim(folder)
+        return FORBIDDEN if older == older_attempt.FORBIDDEN else older
 
 
 def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool) -> bytes:
@@ -111,16 +133,21 @@ def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool)
     return line
 
 
-def read_exit(folder: str) -> dict[str, Any] | None:
+def read_exit(folder: str, *, is_same_boot: bool = True) -> dict[str, Any] | None:
     """Return how it ended, None when that is not there, not whole, or of another attempt.
 
-    A power cut may bring back what stood in a file that was used again.
+    A power cut may bring back what stood in a file that was used again; an end of form 2 that does
+    not name its attempt is believed only without one.
     """
     try:
         with open(record_of(folder), "rb") as file:
             found = exit_in(file.read().partition(b"\n")[2])
+    except FileNotFoundError:
+        return older_attempt.read_exit(folder)
     except OSError:
         return None
+    if found and "of" not in found and found.get("format") == 2:
+        return found if is_same_boot else None
     return found if found and found.get("of") == os.path.basename(folder) else None
 
 

@@ -277,9 +277,9 @@ class Launcher:
             # Whoever makes the record decides, even against a shim that is about to.
             return Found.NOT_BEGUN if folders.forbid(folder) else None
         result = finish.found(
-            has_claim=bool(claim),
+            has_claim=bool(claim) and claim != folders.FORBIDDEN,
             is_locked=is_locked and claim != folders.FORBIDDEN,
-            has_exit=folders.read_exit(folder) is not None,
+            has_exit=folders.read_exit(folder, is_same_boot=is_same_boot) is not None,
             is_same_boot=is_same_boot,
         )
         if result is Found.ALIVE and not self._adopt(attempt, claim or ""):
