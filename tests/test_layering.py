@@ -80,7 +80,7 @@ ARROWS = {
         "talk",
         "errors",
     },
-    "client": {"wire", "model", "settings", "places", "startup", "errors"},
+    "client": {"wire", "model", "settings", "places", "processes", "startup", "errors"},
     "pure sweep": {"model", "errors"},
     "sweep": {"pure sweep", "client", "wire", "model", "places", "processes", "services", "errors"},
     "simulate": {"pure negotiator", "model", "errors"},

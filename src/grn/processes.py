@@ -6,14 +6,22 @@ A pid is used again once its process is gone and buried; the time of its start t
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
+    from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
+_MAX_OOM_SCORE, _COMMAND_OOM_SCORE = 1000, 500
+# Errors that pass: of a machine that has no room for one more process, and of a program that is
+# being written.
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
+PASSING_S = 10.0  # for so long a start that failed so is tried again, before others are tried
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 _QUICK_LOOKS = 50
 
 
@@ -141,6 +149,74 @@ def kill_children(spared: Collection[int] = ()) -> None:
             if pid not in killed:
                 os.kill(pid, signal.SIGKILL)  # our child and not buried yet: the pid is its own
                 killed.add(pid)
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before each new try of a start, for `PASSING_S` in all."""
+    waited, pause = 0.0, _FIRST_PAUSE_S
+    while waited < PASSING_S:
+        yield pause
+        waited += pause
+        pause = min(2 * pause, _MAX_PAUSE_S)
+
+
+def spawn(
+    program: str, argv: list[str] | tuple[str, ...], environment: Mapping[Any, Any], **how: Any
+) -> int:
+    """Start a program, as one that the kernel ends before us when memory runs out.
+
+    Our own score is raised meanwhile: after the start the program could be quicker than we.
+    """
+    own = _own_oom_score(os.getpid())
+    has_raised = own is not None and _set_oom_score("self", own + _COMMAND_OOM_SCORE)
+    try:
+        return os.posix_spawn(program, argv, environment, **how)
+    finally:
+        if has_raised and own is not None:
+            _set_oom_score("self", own)
+
+
+def become_first_to_end() -> None:
+    """Let the kernel end us before those who started us when memory runs out."""
+    score = oom_score("self")
+    if score is not None:
+        _set_oom_score("self", score + _COMMAND_OOM_SCORE)
+
+
+def end_no_earlier_than_others(pid: int) -> None:
+    """Undo for a process what it has inherited from a command that `spawn` has started."""
+    score = oom_score(pid)
+    if score is not None and score >= _COMMAND_OOM_SCORE:
+        _set_oom_score(pid, score - _COMMAND_OOM_SCORE)
+
+
+@functools.lru_cache(maxsize=1)
+def _own_oom_score(_pid: int) -> int | None:
+    return oom_score("self")
+
+
+def oom_score(pid: int | str) -> int | None:
+    """Return how readily the kernel ends a process when memory runs out, None if it is not told."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _set_oom_score(pid: int | str, score: int) -> bool:
+    """Set that; False when the system does not let us."""
+    try:
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, b"%d" % min(score, _MAX_OOM_SCORE))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def find_program(program: str, path: str) -> str:

@@ -16,6 +16,7 @@ from grn.queue.finish import (
     after_loss,
     describe,
     found,
+    past,
     reason_of,
 )
 
@@ -110,6 +111,14 @@ def test_a_victim_of_others_is_tried_again_as_it_is_but_not_for_ever(
 ) -> None:
     settled = Settled("oom", was_alone=False, is_victim=True, because="b.py took its room")
     assert after_exit(Exit(1), settled, tries, is_stopping=False) == verdict
+
+
+def test_what_could_not_be_started_yet_is_tried_again_uncounted() -> None:
+    exit = Exit(None, None, EndReason.NOT_STARTED, "no room for a process")
+    again = Again(EndReason.NOT_STARTED, is_counted=False)
+    assert after_exit(exit, FINE, Tries(), is_stopping=False) == again
+    assert after_exit(exit, FINE, Tries(), is_stopping=True) == End(EndReason.CANCELLED)
+    assert past(EndReason.NOT_STARTED, FINE, "", exit.text) == "no room for a process"
 
 
 @pytest.mark.parametrize("tries", [Tries(), Tries(2, MOST_MEMORY_ATTEMPTS, MOST_SPARED)])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import select
+import shutil
 import signal
 import stat
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from grn.processes import oom_score
 from grn.queue import attempt as folders
 from grn.queue.channel import MOST_SAID
 from tests.harness import is_running, wait_for
@@ -136,7 +140,55 @@ def test_what_cannot_be_run_leaves_nothing_open(shims: Shims, tmp_path: Path) ->
     assert os.listdir(f"/proc/{run.shim_pid}/fd") == before
 
 
+def test_a_program_that_is_being_written_is_started_when_it_is_whole(
+    shims: Shims, tmp_path: Path
+) -> None:
+    program = tmp_path / "tool"
+    shutil.copy("/bin/true", program)
+    with program.open("ab"):
+        run = shims.start(str(program))
+        assert run.shim_pid  # it has begun, and the system says "Text file busy" from now on
+        assert select.select([run.channel.sock], [], [], 0.2) == ([], [], [])
+    assert run.ended()["status"] == 0
+
+
+def test_a_shim_without_a_free_descriptor_waits_for_one(shims: Shims) -> None:
+    channel = shims.channel()
+    run = shims.start("true", channel=channel)
+    run.ended()
+    before = os.listdir(f"/proc/{run.shim_pid}/fd")
+    limits = resource.prlimit(run.shim_pid, resource.RLIMIT_NOFILE)
+    few = max(map(int, before)) + 2  # for the record, and for nothing else
+    resource.prlimit(run.shim_pid, resource.RLIMIT_NOFILE, (few, limits[1]))
+    again = shims.start("true", channel=channel)
+    assert again.shim_pid == run.shim_pid
+    assert select.select([channel.sock], [], [], 0.2) == ([], [], [])
+    resource.prlimit(run.shim_pid, resource.RLIMIT_NOFILE, limits)
+    assert again.ended()["status"] == 0
+    assert os.listdir(f"/proc/{run.shim_pid}/fd") == before
+
+
+def test_what_waits_to_be_started_can_be_cancelled(shims: Shims, tmp_path: Path) -> None:
+    program = tmp_path / "tool"
+    shutil.copy("/bin/true", program)
+    with program.open("ab"):
+        run = shims.start(str(program))
+        assert run.shim_pid
+        run.stop()
+        record = run.ended()
+    assert (record["status"], record["because"]) == (None, "cancelled")
+
+
 # --- what a command finds ------------------------------------------------------------------
+
+
+def test_a_command_is_ended_before_its_shim_when_memory_runs_out(shims: Shims) -> None:
+    run = shims.start("cat", "/proc/self/oom_score_adj")
+    run.ended()
+    own = oom_score(run.shim_pid)
+    assert own is not None
+    assert own == oom_score("self")
+    assert int(run.log) == min(1000, own + 500)
 
 
 def test_a_command_gets_its_own_environment_and_nothing_else(shims: Shims) -> None:
@@ -259,7 +311,7 @@ def test_a_cancel_that_comes_with_the_order_is_heard(shims: Shims) -> None:
     assert channel.is_done()
     record = folders.read_exit(order["folder"])
     assert record is not None
-    assert (record["signal"], record["because"]) == (signal.SIGTERM, "cancelled")
+    assert (record["status"], record["because"]) == (None, "cancelled")
 
 
 def test_a_cancel_of_what_is_over_does_not_end_the_next(shims: Shims) -> None:

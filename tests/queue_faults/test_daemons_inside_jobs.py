@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grn import processes
 from tests.harness import is_running, wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig, gone, kill
@@ -71,6 +72,7 @@ class Inside:
     def check(self) -> None:
         """Check that the queue and its job live on, and that the job ends as its own."""
         assert is_running(self.queue), self.rig.tail()
+        assert processes.oom_score(self.queue) == processes.oom_score("self")
         assert self.rig.row(self.inner)["state"] == "running"
         self._file("over").touch()
         row = self.rig.ended(self.inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,19 @@ COMMAND = """
 def grn_exec(script: Scripts, story: Story) -> Start:
     """Start `grn exec` with some words after it."""
     return lambda *words, **options: story.start(script("grn"), "exec", *words, **options)
+
+
+def test_a_program_that_is_being_written_is_started_when_it_is_whole(
+    story: Story, negotiator: Negotiators, grn_exec: Start
+) -> None:
+    here = negotiator(TWO_SMALL)
+    tool = story.folder / "tool"
+    shutil.copy("/bin/true", tool)
+    with tool.open("ab"):
+        job = grn_exec(tool)
+        here.wait_for_leases(1)
+        assert job.is_running
+    assert job.wait().code == 0
 
 
 def pid_of(story: Story) -> int:

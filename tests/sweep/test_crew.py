@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from grn.processes import listed_children, look
+from grn.processes import listed_children, look, oom_score
 from grn.sweep.crew import Crew
 from grn.sweep.task import Ended, Task
 from tests.harness import Job, Story, is_running, wait_for
@@ -59,6 +61,28 @@ def test_each_task_tells_how_it_ended() -> None:
 
 def test_nothing_to_run_is_a_quick_end() -> None:
     assert run([]).ends == []
+
+
+def test_a_program_that_is_being_written_is_started_when_it_is_whole(tmp_path: Path) -> None:
+    """The system says "Text file busy": of the moment, and no end of the command."""
+    tool = tmp_path / "tool"
+    shutil.copy("/bin/true", tool)
+    writer = tool.open("ab")
+    closing = threading.Timer(0.2, writer.close)
+    closing.start()
+    ear = run([Task(1, (str(tool),), "tool"), sh("true")])
+    closing.join()
+
+    assert ear.statuses == {"tool": 0, "true": 0}
+
+
+def test_a_command_is_ended_before_its_crew_when_memory_runs_out(tmp_path: Path) -> None:
+    own = oom_score("self")
+    run([sh(f"cat /proc/self/oom_score_adj >{tmp_path}/score")])
+
+    assert own is not None
+    assert int((tmp_path / "score").read_text()) == min(1000, own + 500)
+    assert oom_score("self") == own
 
 
 @pytest.mark.parametrize(

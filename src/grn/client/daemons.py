@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from grn import places
+from grn import places, processes
 from grn.client.connection import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
 from grn.startup import own_module, service_environment
@@ -80,6 +80,8 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
             env=service_environment(what),
         )
         os.close(writer)
+        if "GRN_LEASE" in os.environ:
+            processes.end_no_earlier_than_others(process.pid)
         try:
             line = said.readline().decode(errors="replace").strip()
         except BaseException:  # Ctrl-C: nobody would know of it any more

@@ -6,11 +6,14 @@ import os
 import selectors
 import signal
 import sys
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import click
 
+from grn import processes
 from grn.client import facts, fingerprint, frameworks
 from grn.client.connection import connect, drive
 from grn.client.daemons import ensure_negotiator
@@ -109,7 +112,7 @@ def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
     reader, writer = os.pipe() if is_scanned else (-1, -1)
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()  # this process has one thread: forking is safe
+    pid = _patiently(os.fork)  # this process has one thread: forking is safe
     if pid == 0:
         _become(command, lease, environment, writer)
     if is_scanned:
@@ -128,6 +131,18 @@ def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
     return (status if status >= 0 else 128 - status), ended
 
 
+def _patiently(start: Callable[[], int]) -> int:
+    """Start something, and try again for a while where the machine has no room at this moment."""
+    for pause in processes.pauses():
+        try:
+            return start()
+        except OSError as error:
+            if error.errno not in processes.PASSING:
+                raise
+        time.sleep(pause)
+    return start()
+
+
 def _say_why(text: str) -> None:
     click.echo(f"grn: waiting: {harmless(text)}", err=True)
 
@@ -144,7 +159,9 @@ def _become(
             drive(connection.ask({"op": "hold", "lease": lease.id}))
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
             signal.signal(signum, signal.SIG_DFL)
-        os.execvpe(command[0], list(command), environment)
+        if not lease.is_nested:
+            processes.become_first_to_end()
+        _patiently(lambda: os.execvpe(command[0], list(command), environment))
     except FileNotFoundError:
         os.write(2, f"grn: {command[0]}: command not found\n".encode())
         os._exit(NOT_FOUND)

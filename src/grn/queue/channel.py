@@ -57,6 +57,7 @@ def listen_for_signals() -> int:
     """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
     processes.adopt_orphans()
     wake, wake_end = os.pipe()
+    os.set_blocking(wake, False)
     os.set_blocking(wake_end, False)
     signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):

@@ -38,12 +38,15 @@ def start(order: dict[str, Any]) -> Started:
     environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
     argv = [wire.meant(word) for word in order["argv"]]
     program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    out, out_end = os.pipe()
-    err, err_end = os.pipe()
+    opened: list[int] = []
     mask = os.umask(order["umask"])
     try:
-        pid = os.posix_spawn(
+        opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        out, out_end = os.pipe()
+        opened += (out, out_end)
+        err, err_end = os.pipe()
+        opened += (err, err_end)
+        pid = processes.spawn(
             program,
             argv,
             environment,
@@ -56,13 +59,10 @@ def start(order: dict[str, Any]) -> Started:
             setsigmask=(),
             setsigdef=_COMMON_SIGNALS,
         )
-    except OSError:
-        os.close(out)
-        os.close(err)
-        raise
+        opened = [null, out_end, err_end]
     finally:
         os.umask(mask)
-        for fd in (null, out_end, err_end):
+        for fd in opened:
             os.close(fd)
     return Started(pid, out, err)
 
@@ -74,3 +74,8 @@ def not_started(argv: list[str], error: OSError) -> dict[str, Any]:
     status = NOT_FOUND if known else NOT_RUNNABLE
     plain = text.encode("utf-8", "backslashreplace").decode()
     return {"status": status, "because": "not-runnable", "text": plain}
+
+
+def not_yet(why: str) -> dict[str, Any]:
+    """Say for the exit record that a command did not begin, and should, later."""
+    return {"status": None, "because": "not-started", "text": why}

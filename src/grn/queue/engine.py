@@ -236,7 +236,7 @@ class Engine:
         is_stopping = job.state is JobState.STOPPING
         settled = event.settled or Settled()
         reason = finish.reason_of(event.exit, settled)
-        job.past = finish.past(reason, settled, job.past)
+        job.past = finish.past(reason, settled, job.past, event.exit.text)
         peak = settled.peak_bytes
         yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, job.past)
         tries = finish.Tries(job.tries_left, job.memory_attempt, job.spared)

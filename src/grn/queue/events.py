@@ -33,6 +33,7 @@ class EndReason(Enum):
     INTERRUPTED = "interrupted"  # the machine went down under it
     LOST = "lost"  # its shim was killed: how it ended is not known
     REQUEUED = "requeued"  # an attempt made room for a neighbour; no job ends so
+    NOT_STARTED = "not-started"  # an attempt had to be put off; no job ends so
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ def after_exit(exit: Exit, settled: Settled, tries: Tries, is_stopping: bool) ->
         return End(EndReason.CANCELLED)
     if reason is EndReason.REQUEUED:
         return Again(reason, is_counted=False, needs_more_memory=True)
+    if reason is EndReason.NOT_STARTED:
+        return Again(reason, is_counted=False)
     is_our_fault = reason is EndReason.OUT_OF_MEMORY and not settled.was_alone
     room = again(Had(tries.memory, tries.spared), settled.is_victim) if is_our_fault else None
     if room is not None:
@@ -69,8 +71,10 @@ def reason_of(exit: Exit, settled: Settled) -> EndReason:
     return EndReason.FAILED
 
 
-def past(reason: EndReason, settled: Settled, wanted: str) -> str:
+def past(reason: EndReason, settled: Settled, wanted: str, text: str = "") -> str:
     """Say why an attempt was not enough where that was not its own doing; empty where it was."""
+    if reason is EndReason.NOT_STARTED:
+        return text
     if reason is EndReason.REQUEUED:
         return wanted or "made room for the jobs beside it"
     return settled.because if reason is EndReason.OUT_OF_MEMORY else ""

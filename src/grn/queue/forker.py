@@ -6,6 +6,7 @@ leaves when the queue does; shims do not need it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -26,8 +27,9 @@ def main() -> None:
         if not data:
             return
         for channel in channels:
-            if os.fork() == 0:
-                _be_shim(channel)
+            with contextlib.suppress(OSError):  # no room: the queue sees it close and asks again
+                if os.fork() == 0:
+                    _be_shim(channel)
             os.close(channel)
 
 

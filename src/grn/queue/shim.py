@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 TAIL_BYTES = 64 << 10
+NOT_BEGUN = "ended before its command began"
 FULL_DISK_S = 0.2
 PIPE_READS = 16  # so many empty the largest pipe there is
 
@@ -61,16 +62,58 @@ class Shim:
 
     def _run_claimed(self) -> bytes:
         began = time.monotonic()
-        try:
-            started = command.start(self._order)
-        except OSError as error:
-            why = command.not_started(self._order["argv"], error)
-            return self._write_exit(why, began, None)
+        started = self._start()
+        if isinstance(started, dict):
+            return self._write_exit(started, began, None)
         self._main = started.pid
         self._hold_at = began + HOLD_AFTER_S
         status, usage = self._wait(started.out, started.err)
         self._stopping.end_leftovers(self._ended_main)
         return self._write_exit(self._record(status), began, usage)
+
+    # --- starting ------------------------------------------------------------------------
+
+    def _start(self) -> command.Started | dict[str, Any]:
+        """Start the command under its lease, or return the record of one that did not begin."""
+        pauses = processes.pauses()
+        while True:
+            is_leased = self._is_leased()
+            if self._stopping.why:
+                return {"status": None, "because": self._stopping.why, "text": NOT_BEGUN}
+            if not is_leased:
+                return command.not_yet("its lease ended with its queue before it began")
+            try:
+                return command.start(self._order)
+            except OSError as error:
+                if error.errno not in processes.PASSING:
+                    return command.not_started(self._order["argv"], error)
+                pause = next(pauses, None)
+                if pause is None:
+                    return command.not_yet(f"could not be started yet: {error.strerror}")
+            self._pause(pause)
+
+    def _is_leased(self) -> bool:
+        """True when the lease is held: by our queue, or by us if the queue is gone.
+
+        Without a queue the lease ends within seconds, so it is taken over before the command
+        begins. A command that has not begun can be given back; one that runs cannot.
+        """
+        if self._channel is None or self._stopping.hear_queue() or not self._order["lease"]:
+            return True
+        while not self._stopping.why:
+            is_bound = self._bind(None)
+            if is_bound is not None:
+                return is_bound
+            self._pause(HOLD_AGAIN_S)
+        return False
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the command has begun; an order to stop is heard."""
+        until = time.monotonic() + seconds
+        while not self._stopping.why and (left := until - time.monotonic()) > 0:
+            select.select([self._wake], [], [], left)  # a start that fails wakes us, by SIGCHLD
+            self._stopping.hear_signals()
+            self._stopping.hear_queue()
 
     def _hold(self) -> None:
         """Bind the lease to the command, so that it outlives the queue; try again if need be.
@@ -78,22 +121,27 @@ class Shim:
         A command that is over by now never needs it: until then the queue holds the lease.
         """
         self._hold_at = None
-        if not self._order["lease"]:
-            return
+        if self._order["lease"] and self._bind(self._main) is None:
+            self._hold_at = time.monotonic() + HOLD_AGAIN_S
+
+    def _bind(self, pid: int | None) -> bool | None:
+        """Bind the lease to a child, or to us; False when it has ended, None to try again."""
         try:
             connection = connect()
         except GrnError:
-            self._hold_at = time.monotonic() + HOLD_AGAIN_S
-            return
+            return None
         try:
-            message = {"op": "hold", "lease": self._order["lease"], "pid": self._main}
+            message = {"op": "hold", "lease": self._order["lease"]}
+            if pid is not None:
+                message["pid"] = pid
             drive(connection.ask(message, HOLD_ANSWER_S))
         except OSError:
-            self._hold_at = time.monotonic() + HOLD_AGAIN_S
+            return None
         except GrnError:
-            pass  # the lease has ended meanwhile: there is nothing to hold
+            return False
         finally:
             connection.close()
+        return True
 
     # --- waiting -------------------------------------------------------------------------
 

@@ -41,6 +41,24 @@ class _Run:
         self.began = began
 
 
+class _Later:
+    """A command that the machine has no room to start at this moment."""
+
+    __slots__ = ("at", "pauses", "slot", "task")
+
+    def __init__(self, task: Task, slot: Slot) -> None:
+        self.task = task
+        self.slot = slot
+        self.pauses = processes.pauses()
+        self.at = 0.0
+
+    def put_off(self) -> bool:
+        """Choose when to try again; False when it has been tried for long enough."""
+        pause = next(self.pauses, None)
+        self.at = time.monotonic() + (pause or 0.0)
+        return pause is not None
+
+
 class Crew:
     """Runs all tasks of a source; `run` returns when the last has ended."""
 
@@ -65,6 +83,7 @@ class Crew:
         self._mark = os.fsencode(mark)
         self._groups: set[int] = set()  # of all our commands, if there is a mark
         self._again: list[Task] = []
+        self._later: list[_Later] = []
         self._runs: dict[int, _Run] = {}  # by pidfd
         self._leaving = Leaving(self._trees, grace_s)
         self._pending = 0  # asked for and not granted yet
@@ -160,6 +179,7 @@ class Crew:
     def _patience_ms(self) -> float | None:
         now = time.monotonic()
         times = [at for at in (self._kill_at, self._slots.wake_at) if at is not None]
+        times += [later.at for later in self._later]
         if (leaves_at := self._leaving.wake_at) is not None:
             times.append(max(leaves_at, now + LOOK_S))
         if self.is_stopping and not self._runs:
@@ -176,9 +196,20 @@ class Crew:
             self._signal_trees(signal.SIGKILL)
             self._kill_at = now + KILL_AGAIN_S
         self._make_room(now)
+        self._start_later(now)
+
+    def _start_later(self, now: float) -> None:
+        """Start what could not be started before; what is over by now is given back."""
+        due = [one for one in self._later if self.is_draining or now >= one.at]
+        self._later = [one for one in self._later if one not in due]
+        for later in due:
+            if self.is_draining:
+                self._slots.unused(later.slot)
+            else:
+                self._spawn(later)
 
     def _is_finished(self) -> bool:
-        if self._runs or self._leaving or self._unsettled:
+        if self._runs or self._leaving or self._unsettled or self._later:
             return False
         if self.is_stopping:
             has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
@@ -233,6 +264,10 @@ class Crew:
         if self.is_stopping:
             self._slots.unused(slot)
             return
+        self._spawn(_Later(task, slot))
+
+    def _spawn(self, later: _Later) -> None:
+        task, slot = later.task, later.slot
         started_at, began = time.time(), time.monotonic()
         for pid in self._slots.spared():
             self._guard.spare(pid)
@@ -241,6 +276,9 @@ class Crew:
             pid = self._spawner.spawn(task, slot)
         except NotStarted as error:
             self._guard.add(None)
+            if error.is_passing and later.put_off():
+                self._later.append(later)
+                return
             ended = Ended(task, slot, error.status, started_at, 0.0, trouble=error.trouble)
             self._give(ended, None)
             return

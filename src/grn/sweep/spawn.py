@@ -23,8 +23,9 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # programs expect them as
 class NotStarted(Exception):
     """The command could not be started; `status` is what a shell would return."""
 
-    def __init__(self, status: int, trouble: str) -> None:
+    def __init__(self, status: int, trouble: str, *, is_passing: bool = False) -> None:
         super().__init__(trouble)
+        self.is_passing = is_passing  # it may well start a moment later
         self.status = status
         self.trouble = trouble
 
@@ -69,7 +70,7 @@ class Spawner:
         actions = [(os.POSIX_SPAWN_DUP2, self._null, 0)]
         if log >= 0:
             actions += [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
-        return os.posix_spawn(
+        return processes.spawn(
             program,
             task.argv,
             environment,
@@ -92,7 +93,8 @@ def _not_started(task: Task, error: OSError | ValueError) -> NotStarted:
         is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         what = error.filename or task.argv[0]
         trouble = f"{os.fsdecode(what)}: {error.strerror}"
-        return NotStarted(NOT_FOUND if is_missing else NOT_RUNNABLE, trouble)
+        status = NOT_FOUND if is_missing else NOT_RUNNABLE
+        return NotStarted(status, trouble, is_passing=error.errno in processes.PASSING)
     if any("\0" in word for word in task.argv):
         return NotStarted(NOT_RUNNABLE, "a command cannot hold a NUL character")
     return NotStarted(NOT_RUNNABLE, f"the system does not take this command: {error}")
