@@ -49,12 +49,23 @@ def is_of_another(pid: int, tag: str) -> bool:
     if not tag:
         return False
     kind = f"{TAG}={tag.partition('.')[0]}.".encode()
+    tags = {entry for entry in tags_of(pid) if entry.startswith(kind)}
+    return bool(tags) and f"{TAG}={tag}".encode() not in tags
+
+
+def tags_of(pid: int) -> set[bytes]:
+    """Return the assignments of a process's environment that name an attempt: one, or none."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            tags = [entry for entry in file.read().split(b"\0") if entry.startswith(kind)]
+            entries = file.read().split(b"\0")
     except OSError:
-        return False
-    return bool(tags) and f"{TAG}={tag}".encode() not in tags
+        return set()
+    return {entry for entry in entries if entry.startswith(TAG.encode() + b"=")}
+
+
+def attempts_of(pid: int) -> set[str]:
+    """Return the folders of attempts whose records a process has locked, also removed ones."""
+    return {name[:-4] for name in _locked(pid, re.compile(rf".*{_RECORD.pattern}").fullmatch)}
 
 
 class _Places:
@@ -68,7 +79,7 @@ class _Places:
         self._records = tuple(os.path.join(os.path.realpath(one), "queue/jobs") for one in states)
 
     def is_locked_by(self, pid: int) -> bool:
-        return _holds(pid, self._is_ours)
+        return bool(_locked(pid, self._is_ours))
 
     def _is_ours(self, name: str) -> bool:
         if name in self._locks:
@@ -78,15 +89,16 @@ class _Places:
         )
 
 
-def _holds(pid: int, is_meant: Callable[[str], bool]) -> bool:
-    """True when a process holds the lock of an open file with such a name."""
+def _locked(pid: int, is_meant: Callable[[str], object]) -> set[str]:
+    """Return the names of open files of such names that a process has locked."""
+    found: set[str] = set()
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             name = os.readlink(f"/proc/{pid}/fd/{fd}").removesuffix(_DELETED)
             if is_meant(name):
                 with open(f"/proc/{pid}/fdinfo/{fd}") as file:
                     if any("FLOCK" in line and "WRITE" in line for line in file):
-                        return True
+                        found.add(name)
     except OSError:  # it is gone, or another user's
         pass
-    return False
+    return found

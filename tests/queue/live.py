@@ -130,6 +130,7 @@ class Shims:
             "log_bytes": 1 << 20,
             "time_limit_s": None,
             "queue_lock": str(self.root / "no-queue"),
+            "begun": str(self.root / "begun"),
         } | changes
 
     def start(self, *argv: str, channel: Channel | None = None, **changes: Any) -> Run:

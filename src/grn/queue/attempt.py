@@ -124,6 +124,8 @@ def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool)
     whole = {"format": FORMAT, "of": os.path.basename(folder), **record}
     line = f"{json.dumps(whole)}\n".encode()
     _write_whole(fd, line)
+    if os.fstat(fd).st_nlink == 0:  # somebody has removed it
+        fd = _write_anew(fd, record_of(folder))
     if is_synced:
         os.fsync(fd)
         directory = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
@@ -141,7 +143,8 @@ def read_exit(folder: str, *, is_same_boot: bool = True) -> dict[str, Any] | Non
     """
     try:
         with open(record_of(folder), "rb") as file:
-            found = exit_in(file.read().partition(b"\n")[2])
+            last = b"".join(file.readlines()[-1:])
+            found = exit_in(last[last.find(b"{") :])  # the claim before it may be damaged
     except FileNotFoundError:
         return older_attempt.read_exit(folder)
     except OSError:
@@ -171,6 +174,17 @@ def remove(folder: str) -> None:
 def trouble_of(folder: str) -> str:
     """Return the file in which a shim that broke says why."""
     return f"{folder}.trouble"
+
+
+def _write_anew(fd: int, path: str) -> int:
+    """Copy a record that has lost its name to where it was; return its file, or the one given."""
+    with contextlib.suppress(OSError):
+        anew = os.open(path, _CREATE, 0o600)
+        fcntl.flock(anew, fcntl.LOCK_EX)
+        _write_whole(anew, os.pread(fd, os.fstat(fd).st_size, 0))
+        os.dup2(anew, fd, inheritable=False)  # the lock goes on as it was
+        os.close(anew)
+    return fd
 
 
 def _reuse(spare: str, path: str) -> int | None:

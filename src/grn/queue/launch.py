@@ -22,9 +22,10 @@ from typing import Any
 from grn import processes, services
 from grn.errors import MachineError
 from grn.queue import attempt as folders
-from grn.queue import finish, leftovers
+from grn.queue import evidence, finish, leftovers
 from grn.queue.channel import MOST_SAID
 from grn.queue.events import EndReason, Exit, Found
+from grn.queue.evidence import Evidence
 from grn.queue.rows import Command
 from grn.queue.workers import Attempt, Record, Spares, Task, Worker
 from grn.startup import SERVICE
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 2.0
 START_AGAIN_S = 0.5
 LOOK_AGAIN_S = 0.001
+MOST_NOTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Launcher:
         self._spares = Spares()
         self._is_sweeping = False
         self._adopted: dict[Attempt, int] = {}  # pidfds
+        self._begun = evidence.path_beside(manners.queue_lock)
+        self._noted = 0  # attempts given to shims since that file was shortened
+        self._evidence: Evidence | None = None
 
     # --- starting ------------------------------------------------------------------------
 
@@ -135,6 +140,7 @@ class Launcher:
             "log_bytes": manners.log_bytes,
             "time_limit_s": command.time_limit_s,
             "queue_lock": manners.queue_lock,
+            "begun": self._begun,
         }
         if not worker.order(order):
             self._drop(worker)
@@ -142,6 +148,9 @@ class Launcher:
         worker.knows.add(base)
         worker.task = task
         self._busy[attempt] = worker
+        self._noted += 1
+        if self._noted >= MOST_NOTED:
+            self._shorten_notes()
         self._on_started(attempt)
         return True
 
@@ -194,8 +203,10 @@ class Launcher:
             return
         self._busy.pop(task.attempt, None)
         if not said and folders.read_claim(self.folder(task.attempt)) is None:
-            self._start_later(task)
-            return
+            self._evidence = None  # of earlier moments
+            if not self._has_begun(task.attempt):
+                self._start_later(task)
+                return
         record = folders.exit_in(said)
         if record is not None:
             self._spares.ended(task.attempt, record)
@@ -273,9 +284,8 @@ class Launcher:
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         is_locked = folders.is_locked(folder)
         claim = folders.read_claim(folder)
-        if claim is None and is_same_boot:
-            # Whoever makes the record decides, even against a shim that is about to.
-            return Found.NOT_BEGUN if folders.forbid(folder) else None
+        if not claim and is_same_boot:
+            return self._look_without_claim(attempt, claim, is_locked)
         result = finish.found(
             has_claim=bool(claim) and claim != folders.FORBIDDEN,
             is_locked=is_locked and claim != folders.FORBIDDEN,
@@ -286,22 +296,73 @@ class Launcher:
             return None
         return result
 
+    def _look_without_claim(
+        self, attempt: Attempt, claim: str | None, is_locked: bool
+    ) -> Found | None:
+        """Look at an attempt whose record is not there, or is empty."""
+        if self._adopt_by_lock(attempt):
+            return Found.ALIVE
+        if self._has_begun(attempt):
+            log.error("action=recover job=%d reason='its record is gone'", attempt.job)
+            return Found.LOST
+        if claim is None:  # whoever makes the record decides, also a shim that is about to
+            return Found.NOT_BEGUN if folders.forbid(self.folder(attempt)) else None
+        return None if is_locked else Found.NOT_BEGUN
+
+    def _look_around(self) -> Evidence:
+        if self._evidence is None:
+            self._evidence = Evidence(self._begun)
+        return self._evidence
+
+    def _has_begun(self, attempt: Attempt) -> bool:
+        return self._look_around().has_begun(self.folder(attempt), self.tag(attempt))
+
     def _adopt(self, attempt: Attempt, claim: str) -> bool:
         """Watch a shim of an earlier queue; False when it ended while we looked."""
         try:
             pid, ticks = map(int, claim.split(" "))
             fd = os.pidfd_open(pid)
-        except (OSError, ValueError):
-            return False  # gone, or about to write its claim: look again
+        except ValueError:  # damaged
+            return self._adopt_by_lock(attempt)
+        except OSError:
+            return False  # gone: look again
         # Checked after opening: it is that shim, and no other process with its old number.
         found = processes.look(pid)
         is_it = found is not None and found.started_ticks == ticks
         if not is_it or not folders.is_locked(self.folder(attempt)):
             os.close(fd)
             return False
+        self._watch(attempt, fd)
+        return True
+
+    def _adopt_by_lock(self, attempt: Attempt) -> bool:
+        """Watch the shim that holds the lock of a damaged record; False when there is none."""
+        folder = self.folder(attempt)
+        shim = self._look_around().shim_of(folder)
+        if shim is None:
+            return False
+        try:
+            fd = os.pidfd_open(shim)
+        except OSError:
+            return False
+        if os.path.realpath(folder) not in services.attempts_of(shim):  # checked after opening
+            os.close(fd)
+            return False
+        self._watch(attempt, fd)
+        return True
+
+    def _watch(self, attempt: Attempt, fd: int) -> None:
         self._adopted[attempt] = fd
         asyncio.get_running_loop().add_reader(fd, self._adopted_gone, attempt)
-        return True
+
+    def found_all(self) -> None:
+        """Forget what was needed to find attempts."""
+        self._evidence = None
+        self._shorten_notes()
+
+    def _shorten_notes(self) -> None:
+        self._noted = 0
+        evidence.keep_only(self._begun, map(self.tag, [*self._busy, *self._adopted]))
 
     def exit_of(self, attempt: Attempt, said: Record | None = None) -> Exit | None:
         """Return how an attempt ended, as its shim said or left it, None when it did neither."""

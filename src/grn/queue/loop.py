@@ -132,6 +132,7 @@ class Loop:
         """Find what became of everything, then go on."""
         self.launcher.open()
         kept = [self._found(one) for one in self.journal.kept()]
+        self.launcher.found_all()
         after = {need.job for one in kept for need in one.spec.after}
         ends = self.journal.ended_well(after)
         drained = self.journal.is_drained()

@@ -16,11 +16,11 @@ import os
 import select
 import time
 
-from grn import processes
+from grn import processes, services
 from grn.client import frameworks
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.queue import attempt, command, logs
+from grn.queue import attempt, command, evidence, logs
 from grn.queue.channel import Channel, listen_for_signals, read_some
 from grn.queue.stopping import Stopping
 
@@ -55,6 +55,7 @@ class Shim:
         if record is None:
             return b"\n"  # somebody else has begun it, or a queue has forbidden it
         self._file = record
+        evidence.note(self._order["begun"], self._order["extra"].get(services.TAG, ""))
         try:
             return self._run_claimed()
         finally:
