@@ -26,17 +26,20 @@ def test_a_link_opens_one_session_and_no_more(guard):
     assert not guard.knows("Bearer second")
 
 
-@pytest.mark.parametrize("link", ["", "lin", "link2", "LINK", "é"])
+@pytest.mark.parametrize("link", ["", "lin", "link2", "LINK", "é", "\ud800", "\0"])
 def test_what_is_no_link_opens_nothing(guard, link):
     guard.give_link("link")
 
-    if link.isascii():
-        assert not guard.open_session(link, "session")
+    assert not guard.open_session(link, "session")
     assert not guard.knows("Bearer session")
 
 
 @pytest.mark.parametrize(
-    "said", ["", "Bearer", "Bearer ", "Bearer other", "Basic session", "session", "Bearer session "]
+    "said",
+    [
+        *("", "Bearer", "Bearer ", "Bearer other", "Basic session", "session", "Bearer session "),
+        *("Bearer é", "Bearer \ud800", "é"),
+    ],
 )
 def test_what_is_no_session_is_not_known(guard, said):
     guard.give_link("link")
@@ -44,6 +47,7 @@ def test_what_is_no_session_is_not_known(guard, said):
 
     assert guard.knows("bearer session")
     assert not guard.knows(said)
+    assert not guard.knows_reader(said)
 
 
 def test_only_the_latest_links_are_good(guard):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import http.client
 import itertools
 import json
+import random
 import re
 import signal
+import socket
 
 import pytest
 
@@ -69,12 +72,144 @@ def test_a_link_is_good_for_one_session(server):
     assert "used already" in answer["error"]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"x" * 100_000, b'{"link": 7}'])
-def test_a_strange_body_opens_no_session(server, body):
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
-    line.request("POST", "/api/session", body)
+BODIES = {
+    400: [
+        *(b"", b"[]", b"{", b'"x"', b"x" * 100_000, b'{"link": 7}', b"\xff", b'{"link": "\xe9"}'),
+        *(b"[" * 2000, b'{"a":' * 800, b'{"link": ' + b"[" * 1500 + b"]" * 1500 + b"}"),
+        b'{"link": ' + b"9" * 4000 + b"}",
+    ],
+    401: [b'{"link": "\xc3\xa9"}', b'{"link": "\\ud800"}', b'{"link": ""}'],
+}
 
-    assert line.getresponse().status == 401
+
+@pytest.mark.parametrize("status", BODIES)
+def test_a_strange_body_opens_no_session(server, status):
+    for body in BODIES[status]:
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
+        line.request("POST", "/api/session", body)
+        answer = line.getresponse()
+
+        assert (answer.status, json.loads(answer.read()).keys()) == (status, {"error"}), body[:80]
+        line.close()
+    assert server.job.err.count("\n") == 1  # what it said when it began
+
+
+def test_words_that_are_not_ascii_are_no_session(server):
+    server.unlock()
+    for said in ("Bearer é", "Bearer ÿ", "é"):
+        for path in ("/api/history", "/metrics"):
+            assert server.request("GET", path, Authorization=said)[0] == 401
+    assert server.job.err.count("\n") == 1
+
+
+def test_a_number_that_is_none_finds_no_job(server):
+    server.unlock()
+    for number in ("9" * 5000, "9" * 19, "-1", "x", "%C2%B2", "1e3"):
+        assert server.request("GET", f"/api/job/{number}")[0] == 404, number[:20]
+        assert server.request("POST", f"/api/job/{number}/hold", {})[0] == 404, number[:20]
+    assert server.request("GET", "/api/history?most=%C2%B2")[0] in (200, 409)
+    assert server.job.err.count("\n") == 1
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_trouble(server):
+    head = f"POST /api/session HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n".encode()
+    for rest in (b"Content-Length: 50\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
+        with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as line:
+            line.sendall(head + rest)
+            line.shutdown(socket.SHUT_WR)
+            while line.recv(4096):
+                pass
+
+    server.unlock()
+    assert server.job.err.count("\n") == 1
+
+
+TOKENS = [
+    *(
+        b"GET",
+        b"POST",
+        b"HEAD",
+        b"OPTIONS",
+        b"\xff",
+        b" ",
+        b"\r\n",
+        b"\0",
+        b"%00",
+        b"%ff",
+        b"%",
+        b"?",
+    ),
+    *(b"/", b"//", b"/..", b"/api/session", b"/api/job/", b"1", b"9" * 5000, b"/log", b"/cancel"),
+    *(
+        b"/api/sweep?name=",
+        b"/api/stream",
+        b"/metrics",
+        b"Bearer ",
+        "é".encode(),
+        "é".encode("latin-1"),
+    ),
+    *(
+        b"[" * 1000,
+        b'{"link":',
+        b'"\\ud800"',
+        b"}",
+        b"a" * 3000,
+        b"chunked",
+        b"HTTP/1.1",
+        b"HTTP/9",
+    ),
+]
+NAMES = [
+    *(b"Authorization", b"Origin", b"Content-Length", b"Transfer-Encoding", b"Sec-Fetch-Site"),
+    *(b"Cookie", b"Expect", b"Upgrade", b"Connection", b"Content-Type", b"X-\xe9"),
+]
+
+
+def noise(chance, most):
+    return b"".join(chance.choice(TOKENS) for _ in range(chance.randrange(most)))
+
+
+def a_strange_request(chance, port, session=""):
+    """Return a request that is strange in some of its parts; with a session it only reads."""
+    verb = b"GET" if session else chance.choice([b"GET", b"POST", noise(chance, 3)])
+    paths = [path.encode() for path in [*READS, *WRITES, "/api/session", "/metrics", "/"]]
+    path = chance.choice(paths) + (noise(chance, 4) if chance.random() < 0.5 else b"")
+    body = noise(chance, 5)
+    headers = [(b"Host", b"127.0.0.1:%d" % port), (b"Connection", b"close")]
+    if session:
+        headers.append((b"Authorization", b"Bearer " + session.encode()))
+    if chance.random() < 0.8:
+        headers.append((b"Content-Length", b"%d" % len(body)))
+    headers += [(chance.choice(NAMES), noise(chance, 4)) for _ in range(chance.randrange(4))]
+    lines = [b"%b %b HTTP/1.1" % (verb, path), *(b"%b: %b" % one for one in headers)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def status_of(port, request):
+    """Send a request and hang up; return the status of the answer, None if there is none."""
+    with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as line:
+        try:
+            line.sendall(request)
+            line.shutdown(socket.SHUT_WR)
+            answer = line.recv(4096)
+        except ConnectionError:
+            return None
+    return int(answer.split()[1]) if answer else None
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["stranger", "session"])
+def test_no_strange_request_makes_it_fail_or_write_to_the_terminal(server, is_open):
+    if is_open:
+        server.unlock()
+    seed, count = 20260117, 500
+    chance = random.Random(seed)
+    requests = [a_strange_request(chance, server.port, server.session) for _ in range(count)]
+    statuses = collections.Counter(status_of(server.port, request) for request in requests)
+
+    print(f"strange requests: {seed=} {count=} {is_open=} statuses={dict(statuses)}")
+    assert not [status for status in statuses if status is not None and status >= 500]
+    assert server.request("GET", "/")[0] == 200
+    assert server.job.err.count("\n") == 1, server.job.err
 
 
 def test_every_answer_says_how_it_is_to_be_shown(server):

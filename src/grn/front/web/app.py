@@ -14,13 +14,13 @@ from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grn.client import queue
 from grn.client.watching import Picture, Watch
-from grn.errors import GrnError, UnknownJob
+from grn.errors import GrnError, UnknownJob, UsageError
 from grn.front import metrics
 from grn.front.web.changes import changes
 from grn.front.web.facts import Facts, Row, settle
@@ -30,6 +30,8 @@ from grn.front.web.sweeps import Sweeps
 LOOK_S = 0.5
 KEEP_ALIVE_S = 15.0
 MOST_BODY_BYTES = 4096
+MAX_BODY_OPENINGS = 16  # brackets and braces: no body is deeper
+MAX_JOB_DIGITS = 18  # what fits in a column of the journal
 MOST_HISTORY = 10_000
 LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text")
 KINDS = {
@@ -39,6 +41,10 @@ KINDS = {
     ".svg": "image/svg+xml",
 }
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _BadBody(UsageError):
+    """The body of a request is not what it must be."""
 
 
 class Watchers:
@@ -114,9 +120,9 @@ class Page:
             Route("/api/profiles", self._closed(self.profiles), methods=read),
             Route("/api/sweeps", self._closed(self.sweeps), methods=read),
             Route("/api/sweep", self._closed(self.sweep), methods=read),
-            Route("/api/job/{job:int}", self._closed(self.job), methods=read),
-            Route("/api/job/{job:int}/log", self._closed(self.log), methods=read),
-            Route("/api/job/{job:int}/{act}", self._closed(self.act), methods=write),
+            Route("/api/job/{job}", self._closed(self.job), methods=read),
+            Route("/api/job/{job}/log", self._closed(self.log), methods=read),
+            Route("/api/job/{job}/{act}", self._closed(self.act), methods=write),
             Route("/api/lease/{lease}", self._closed(self.lease), methods=read),
             Route("/metrics", self._open(self.metrics), methods=read),
             Route("/{name:path}", self._open(self.file), methods=read),
@@ -144,9 +150,11 @@ class Page:
 
     async def session(self, request: Request) -> Response:
         """Open a session with a link, which is used up by that."""
-        link = await _body(request)
+        link = (await _body(request)).get("link")
+        if not isinstance(link, str):
+            raise _BadBody("a session is opened with a link")
         secret = secrets.token_urlsafe(32)
-        if not self._guard.open_session(str(link.get("link", "")), secret):
+        if not self._guard.open_session(link, secret):
             return _error(401, "this link was used already: run `grn web` again for another")
         return JSONResponse({"session": secret})
 
@@ -196,7 +204,7 @@ class Page:
         return JSONResponse(await asyncio.to_thread(self._sweeps.one, name))
 
     async def job(self, request: Request) -> Response:
-        number, picture = request.path_params["job"], self._watchers.picture
+        number, picture = _job(request), self._watchers.picture
         return JSONResponse(await asyncio.to_thread(self._facts.job, picture, number))
 
     async def lease(self, request: Request) -> Response:
@@ -217,7 +225,7 @@ class Page:
         name = request.query_params.get("name", "log")
         if name not in ("log", "err"):
             return _error(400, "there are log and err")
-        job, at = request.path_params["job"], _number(request, "from", 0)
+        job, at = _job(request), _number(request, "from", 0)
         attempt = _number(request, "attempt", 0) or None
         return JSONResponse(await asyncio.to_thread(self._facts.log, job, name, at, attempt))
 
@@ -225,7 +233,7 @@ class Page:
 
     async def act(self, request: Request) -> Response:
         """Cancel, hold, release, retry or move one of the user's own jobs."""
-        job, said = request.path_params["job"], await _body(request)
+        job, said = _job(request), await _body(request)
         priority = said.get("priority")
         messages: dict[str, Row] = {
             "cancel": {"op": "cancel", "jobs": [job], "now": False},
@@ -263,27 +271,42 @@ async def _answer(handler: Handler, request: Request) -> Response:
         return await handler(request)
     except UnknownJob as error:
         return _error(404, error.message)
+    except _BadBody as error:
+        return _error(400, error.message)
     except GrnError as error:
         return _error(409, f"{error.message} {error.hint}".strip())
+    except ClientDisconnect:  # in the middle of its body: nobody reads the answer
+        return _error(400, "the request has no end")
 
 
 async def _body(request: Request) -> Row:
-    """Return the JSON object of a request; anything else is none."""
+    """Return the JSON object of a request; nothing at all is an empty one."""
     data = b""
     async for chunk in request.stream():
         data += chunk
         if len(data) > MOST_BODY_BYTES:
-            return {}
+            raise _BadBody("the body is too large")
+    if data.count(b"[") + data.count(b"{") > MAX_BODY_OPENINGS:
+        raise _BadBody("the body is too deep")
     try:
         body: Any = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+    except ValueError as error:  # also what is no UTF-8
+        raise _BadBody("the body is not JSON") from error
+    if not isinstance(body, dict):
+        raise _BadBody("the body is no JSON object")
+    return body
+
+
+def _job(request: Request) -> int:
+    text = request.path_params["job"]
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_JOB_DIGITS):
+        raise UnknownJob("this is no number of a job.")
+    return int(text)
 
 
 def _number(request: Request, name: str, usual: int) -> int:
     text = request.query_params.get(name, "")
-    return int(text) if text.isdigit() and len(text) < 16 else usual
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else usual
 
 
 def _error(status: int, text: str) -> JSONResponse:

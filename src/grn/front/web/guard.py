@@ -6,7 +6,7 @@ Pure: it holds secrets that somebody else has made, and compares.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
@@ -33,6 +33,11 @@ class Guard:
         self._metrics_secret = metrics_secret  # for whoever reads nothing but the numbers
         self._links: list[str] = []
         self._sessions: list[str] = []
+        self._when_used: Callable[[str], None] = lambda link: None
+
+    def when_used(self, tell: Callable[[str], None]) -> None:
+        """Name the function that is told the secret of each link when it has been used."""
+        self._when_used = tell
 
     def give_link(self, secret: str) -> None:
         """Remember a link that opens one session."""
@@ -40,22 +45,23 @@ class Guard:
 
     def open_session(self, link: str, secret: str) -> bool:
         """Use a link up; False when it is none, or not any more."""
-        found = [known for known in self._links if hmac.compare_digest(known, link)]
+        found = [known for known in self._links if _are_same(known, link)]
         if not found:
             return False
         self._links.remove(found[0])
         self._sessions = [*self._sessions, secret][-MOST_SESSIONS:]
+        self._when_used(found[0])
         return True
 
     def knows(self, authorization: str) -> bool:
         """True when a request says a session that is open."""
         kind, _, secret = authorization.partition(" ")
-        same = [hmac.compare_digest(known, secret) for known in self._sessions]
+        same = [_are_same(known, secret) for known in self._sessions]
         return kind.lower() == "bearer" and any(same)
 
     def knows_reader(self, authorization: str) -> bool:
         """True of a session, and of whoever may read the numbers."""
-        is_reader = hmac.compare_digest(f"Bearer {self._metrics_secret}", authorization)
+        is_reader = _are_same(f"Bearer {self._metrics_secret}", authorization)
         return self.knows(authorization) or (bool(self._metrics_secret) and is_reader)
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str:
@@ -76,3 +82,8 @@ class Guard:
         if site not in allowed and not is_opened:
             return "requests of other pages are not answered"
         return ""
+
+
+def _are_same(known: str, said: str) -> bool:
+    """Compare in constant time, and as bytes: text that is not ASCII cannot be compared so."""
+    return hmac.compare_digest(known.encode(), said.encode("utf-8", "surrogatepass"))
