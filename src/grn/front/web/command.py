@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import uvicorn
@@ -14,6 +20,7 @@ from grn.errors import MachineError, UsageError
 from grn.front.web.app import Page
 from grn.front.web.facts import Facts
 from grn.front.web.guard import Guard
+from grn.front.web.redirect import RedirectFile
 from grn.front.web.sweeps import Sweeps
 
 ADDRESS = "127.0.0.1"
@@ -27,7 +34,7 @@ LEAST_SECRET = 16
 @click.option("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
 @click.option("--metrics-token", metavar="FILE",
               help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
-@click.option("--open", "opens", is_flag=True, help="Open the link in your browser.")
+@click.option("--open", "opens", is_flag=True, help="Open a link in your browser.")
 def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
     """Show GPUs, jobs and what was learned as a page, on this machine only.
 
@@ -44,19 +51,37 @@ def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
     guard = Guard(port, secret)
     page = Page(guard, Facts(), Sweeps(os.path.abspath(sweeps)))
     config = uvicorn.Config(
-        page.application(), log_level="error", access_log=False, lifespan="off",
+        page.application(), log_level="error", access_log=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=1, server_header=False, date_header=False,
     )  # fmt: skip
     server = uvicorn.Server(config)
     link = _new_link(guard, port)
     click.echo(link)
     click.echo("The link opens once. Ctrl-C ends the page.", err=True)
-    if opens:
-        click.launch(link)
     if sys.stdin is not None and sys.stdin.isatty():
         _offer_links(guard, port)
-    server.run(sockets=[listener])
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: setattr(server, "should_exit", True))
+    with _browser(guard, port) if opens else contextlib.nullcontext():
+        server.run(sockets=[listener])
     return 0
+
+
+@contextlib.contextmanager
+def _browser(guard: Guard, port: int) -> Iterator[None]:
+    """Open a link of its own in the browser, through a file that only this user can read."""
+    file = RedirectFile(_new_link(guard, port))
+    guard.when_used(file.link_used)
+
+    def launch() -> None:  # some browsers return only when they are closed
+        if not webbrowser.open(Path(file.path).as_uri()):
+            click.echo("No browser could be started: open the link yourself.", err=True)
+
+    try:
+        threading.Thread(target=launch, daemon=True).start()
+        yield
+    finally:
+        file.remove()
 
 
 def _secret(path: str) -> str:
@@ -97,7 +122,6 @@ def _new_link(guard: Guard, port: int) -> str:
 
 def _offer_links(guard: Guard, port: int) -> None:
     """Print another link whenever somebody presses Enter."""
-    import threading
 
     def listen() -> None:
         while sys.stdin.readline():
