@@ -96,6 +96,28 @@ def test_the_place_in_an_explanation_is_the_place_among_all() -> None:
     assert row["place"] == 3
 
 
+def test_reasons_of_ones_own_requests_are_those_of_this_moment() -> None:
+    story = Story(some_gpus(2, 24 * GiB))
+    story.asks("a", mem_bytes=20 * GiB)
+    story.asks("b", mem_bytes=20 * GiB)
+    for key in ("both", "both-too"):
+        story.asks(key, gpus=2, mem_bytes=10 * GiB, job_type="two.py")
+    story.asks("other", user=7, mem_bytes=10 * GiB)
+
+    def reasons() -> dict[str, dict[str, str]]:
+        keys = ["both", "both-too", "other", "a", "nobody"]
+        return report.reasons(story.engine, 1000, keys, story.at)
+
+    before = reasons()
+    assert before.keys() == {"both", "both-too"}, "not those of others, nor what runs"
+    assert before["both"]["reason"] == "no-room"
+    story.ends("a")
+    after = reasons()
+    assert (after["both"]["reason"], after["both"]) == ("not-enough-gpus", after["both-too"])
+    rows = report.status(story.engine, story.at)["waiting"]
+    assert {row["why"] for row in rows if row["type"] == "two.py"} == {after["both"]["why"]}
+
+
 @pytest.mark.parametrize("name", ["lease-a", "lease-", "77", "short", "/full/path.py::f"])
 def test_a_job_is_found_by_id_pid_label_and_type(name: str) -> None:
     story = Story()

@@ -633,6 +633,7 @@ MAY = {
     "status": EVERYBODY,
     "samples": EVERYBODY,
     "why": EVERYBODY,
+    "reasons": EVERYBODY,  # of its own requests
     "profiles": EVERYBODY,
     "lease": EVERYBODY,
     "hold": {"owner", "root"},
@@ -691,6 +692,8 @@ def _try(verb: str, client: Client, owner: Client) -> dict[str, Any]:
             more["key"] = wish["key"]
         if verb == "why":
             more["name"] = lease
+        if verb == "reasons":
+            more["keys"] = [wish["key"]]
         if verb == "forget":
             owner.ask("done", lease=lease, outcome="ok", resident=1 << 20)
             more["type"] = "owned"

@@ -956,10 +956,13 @@ def test_each_wait_says_why() -> None:
     assert line.why(1) == "the negotiator was asked"
     line.awaits(1, "no GPU has 4 GiB free")
     assert line.why(1) == "no GPU has 4 GiB free"
-    assert line.why(2) == "others are before it"
+    assert line.why(2) == "behind 1 other of yours"
     assert line.why(5) == "comes after 1, 2"
     assert line.why(6) == "kept back until `grn release`"
+    line.awaits(1, "needs 2 GPUs at once")
+    assert line.why(1) == "needs 2 GPUs at once"
     line.grants(1)
+    line.awaits(1, "heard too late")
     assert line.why(1) == "starting"
     line.starts(1)
     assert line.why(1) == "running"

@@ -77,6 +77,9 @@ class Queue:
     def awaited(self, job: int, text: str) -> None:
         self.told.put_nowait(("awaited", job, text))
 
+    def reasons(self, texts: dict[int, str]) -> None:
+        self.told.put_nowait(("reasons", texts))
+
     def refused(self, job: int, text: str) -> None:
         self.told.put_nowait(("refused", job, text))
 
@@ -262,5 +265,47 @@ def test_garbage_from_a_negotiator_ends_the_line_and_no_more(tell: Callable[[Sto
         await queue.hears("disconnected")
         negotiator.heard.clear()
         await queue.hears("connected")
+
+    tell(story)
+
+
+def test_reasons_are_asked_for_once_and_heard_before_those_who_wait(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        fresh = asyncio.Queue[str]()
+        leases.refresh(lambda: fresh.put_nowait("nothing to ask"))
+        assert fresh.get_nowait() == "nothing to ask"
+        for job in (7, 8):
+            leases.ask(AskLease(a_spec(job), 1, 0), {})
+        seven, eight = [await negotiator.hears("lease", place) for place in (0, 1)]
+        leases.refresh(lambda: fresh.put_nowait("first"))
+        leases.refresh(lambda: fresh.put_nowait("second"))
+        asked = await negotiator.hears("reasons")
+        assert asked["keys"] == [seven["key"], eight["key"]]
+        assert leases.pass_on(8, 9)
+        said = {seven["key"]: "no room", eight["key"]: "no GPU", "0" * 8: "?"}
+        negotiator.say(asked["id"], reasons={key: {"why": text} for key, text in said.items()})
+        await queue.hears("reasons", {7: "no room", 9: "no GPU"})
+        assert [fresh.get_nowait(), fresh.get_nowait()] == ["first", "second"]
+        assert len([one for one in negotiator.heard if one["op"] == "reasons"]) == 1
+
+    tell(story)
+
+
+@pytest.mark.parametrize("answer", ["an error", "silence", "the end"])
+def test_whoever_waits_for_reasons_goes_on_without_an_answer(
+    tell: Callable[[Story], None], answer: str
+) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        leases.ask(AskLease(a_spec(7), 1, 0), {})
+        fresh = asyncio.Event()
+        leases.refresh(fresh.set)
+        asked = await negotiator.hears("reasons")
+        if answer == "an error":  # of a negotiator that does not know the question
+            negotiator.say(asked["id"], error={"code": "ProtocolError", "message": "", "hint": ""})
+        elif answer == "the end":
+            negotiator.hang_up()
+        await asyncio.wait_for(fresh.wait(), DEADLINE_S)
 
     tell(story)

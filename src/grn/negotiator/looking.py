@@ -50,6 +50,12 @@ def why(peer: Peer, message: messages.WhyAsked) -> None:
     peer.send(message.id, {"why": found})
 
 
+def reasons(peer: Peer, message: messages.ReasonsAsked) -> None:
+    """Say why requests of this user wait; those that do not wait are left out."""
+    found = report.reasons(peer.loop.engine, peer.uid, message.keys, peer.loop.now())
+    peer.send(message.id, {"reasons": found})
+
+
 def profiles(peer: Peer, message: messages.ProfilesAsked) -> None:
     """Show what was learned."""
     peer.send(message.id, {"profiles": report.profiles(peer.loop.engine, message.type)})

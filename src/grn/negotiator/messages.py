@@ -95,6 +95,12 @@ class WhyAsked(schemas.Message, frozen=True, tag="why", kw_only=True):
     name: Name
 
 
+class ReasonsAsked(schemas.Message, frozen=True, tag="reasons", kw_only=True):
+    """Say why requests of this user wait, by their keys."""
+
+    keys: Annotated[list[Key], Meta(max_length=1024)]
+
+
 class ProfilesAsked(schemas.Message, frozen=True, tag="profiles", kw_only=True):
     """Show what was learned."""
 
@@ -131,6 +137,7 @@ Message = (
     | FollowAsked
     | SamplesAsked
     | WhyAsked
+    | ReasonsAsked
     | ProfilesAsked
     | AuditAsked
     | ForgetAsked

@@ -6,7 +6,7 @@ Only reads; every text of a user passes `harmless` on its way out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from grn.model.job import Request
@@ -83,6 +83,28 @@ def explain(engine: Engine, name: str, at: float) -> list[Row]:
         for place, one in _in_turn(engine)
         if _is_meant(name, one.request, one.request.lease)
     ]
+
+
+def reasons(engine: Engine, user: int, keys: Iterable[str], at: float) -> Row:
+    """Return by key why requests of a user wait; one answer serves all that wait alike."""
+    found: Row = {}
+    said: dict[int, Row] = {}
+    for key in keys:
+        group = engine.waitlist.group_of(key)
+        if group is None or group.members[key].request.user != user:
+            continue
+        if group.number not in said:
+            said[group.number] = _reason(engine, key, at)
+        found[key] = said[group.number]
+    return found
+
+
+def _reason(engine: Engine, key: str, at: float) -> Row:
+    wait = engine.why(key, at)
+    return {
+        "reason": wait.reason.value if wait else None,
+        "why": harmless(wait.text) if wait else "",
+    }
 
 
 def _is_meant(name: str, request: Request, shown_id: str) -> bool:
@@ -181,15 +203,13 @@ def _in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
 
 
 def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
-    wait = engine.why(waiting.request.key, at)
     return request(waiting.request) | {
         "state": "waiting",
         "place": place,
         "for_s": at - waiting.since,
         "had_gpu_h": engine.usage.used_h(waiting.request.user, at),
         "users_before": engine.users_before(waiting.request.user, at),
-        "reason": wait.reason.value if wait else None,
-        "why": harmless(wait.text) if wait else "",
+        **_reason(engine, waiting.request.key, at),
     }
 
 

@@ -15,6 +15,7 @@ VERBS: Verbs = {
     messages.FollowAsked: looking.follow,
     messages.SamplesAsked: looking.samples,
     messages.WhyAsked: looking.why,
+    messages.ReasonsAsked: looking.reasons,
     messages.ProfilesAsked: looking.profiles,
     messages.AuditAsked: looking.audit,
     messages.PingSaid: looking.ping,

@@ -68,6 +68,11 @@ class Asks:
             yield _ask(job)
 
     @property
+    def open(self) -> int:
+        """Return for how many jobs a lease is asked."""
+        return self._line.asked
+
+    @property
     def is_full(self) -> bool:
         """True when as many jobs run as may."""
         return bool(self.limits.running) and self._roll.busy >= self.limits.running

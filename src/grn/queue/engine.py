@@ -86,7 +86,8 @@ class Engine:
             return "; ".join(filter(None, (job.past, job.why or "the negotiator was asked")))
         if self._asks.is_full:
             return f"{self._asks.limits.running} jobs of this queue run already"
-        return "others are before it"
+        before = self._asks.open
+        return f"behind {before} other{'s' * (before != 1)} of yours"
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs run and how many are queued."""
@@ -191,7 +192,7 @@ class Engine:
 
     def _lease_awaited(self, event: LeaseAwaited) -> Iterator[Action]:
         job = self.jobs.get(event.job)
-        if job is not None:
+        if job is not None and job.is_asked:
             job.why = event.text
         yield from ()
 

@@ -94,6 +94,12 @@ class Followers:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(PACE_S, self._tick)
+        self._loop.leases.refresh(self._tell)
+
+    def _tell(self) -> None:
+        """Tell what has changed; the reasons of jobs that wait are those of this moment."""
+        if not self._places:  # the last has left meanwhile
+            return
         now = self._loop.now()
         is_late = any(p.is_behind and not f.is_stuffed for f, p in self._places.items())
         news = self._news()

@@ -20,6 +20,7 @@ from grn.queue.events import AskLease, Settled
 log = logging.getLogger(__name__)
 RETRY_S = 1.0
 SETTLE_S = 5.0
+REASONS_S = 1.0  # a question about reasons waits so long for its answer
 
 
 class Listener(Protocol):
@@ -34,6 +35,8 @@ class Listener(Protocol):
     def granted(self, job: int, answer: dict[str, Any]) -> None: ...
 
     def awaited(self, job: int, text: str) -> None: ...
+
+    def reasons(self, texts: dict[int, str]) -> None: ...
 
     def refused(self, job: int, text: str) -> None: ...
 
@@ -53,6 +56,8 @@ class Leases(asyncio.Protocol):
         self._keys: dict[int, str] = {}  # job -> the key it is asked for under
         self._taken_back: Counter[int] = Counter()  # how often a job's request was
         self._gpus_asked = 0  # id of the message that asks which GPUs there are
+        self._reasons_asked = 0  # id of the message that asks for reasons, 0 when none is open
+        self._when_fresh: list[Callable[[], None]] = []  # who waits for its answer
         self._settling: dict[int, Callable[[Settled], None]] = {}
         self._unheard: dict[int, dict[str, Any]] = {}  # said, and to be said again if it is lost
         self._lost = asyncio.Event()
@@ -118,6 +123,20 @@ class Leases(asyncio.Protocol):
     def key_of(self, job: int) -> str | None:
         """Return the key a job is asked for under, None when it is not."""
         return self._keys.get(job)
+
+    def refresh(self, then: Callable[[], None]) -> None:
+        """Ask why all open requests wait, then call `then`; at once if there are none.
+
+        The listener hears the answers first. `then` is called without them if they take too long.
+        """
+        if self._transport is None or not self._keys:
+            then()
+            return
+        self._when_fresh.append(then)
+        if not self._reasons_asked:
+            asked = self._send({"op": "reasons", "keys": list(self._keys.values())})
+            self._reasons_asked = asked
+            asyncio.get_running_loop().call_later(REASONS_S, self._refreshed, asked)
 
     def watch(self, lease: str) -> None:
         """Promise to say how a lease ends."""
@@ -194,6 +213,7 @@ class Leases(asyncio.Protocol):
         self.gpu_bytes = []
         for message_id in list(self._settling):
             self._settle(message_id, Settled())
+        self._refreshed(self._reasons_asked)
         self._lost.set()
 
     def data_received(self, data: bytes) -> None:
@@ -212,6 +232,8 @@ class Leases(asyncio.Protocol):
         if message_id == self._gpus_asked and not error:
             gpus = message["status"]["gpus"]
             self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in gpus), reverse=True)
+        elif message_id == self._reasons_asked:
+            self._hear_reasons({} if error else message["reasons"])
         elif message.get("ev") == "wanted":
             self._listener.wanted(message["lease"], message["text"])
         elif message_id in self._settling:
@@ -231,6 +253,21 @@ class Leases(asyncio.Protocol):
             del self._jobs[cast(int, message_id)]
             self._keys.pop(job, None)
             self._listener.granted(job, message)
+
+    def _hear_reasons(self, reasons: dict[str, Any]) -> None:
+        jobs = {key: job for job, key in self._keys.items()}
+        said = {jobs[key]: str(one["why"]) for key, one in reasons.items() if key in jobs}
+        self._listener.reasons(said)
+        self._refreshed(self._reasons_asked)
+
+    def _refreshed(self, asked: int) -> None:
+        """Go on with what waited for the answer to a question about reasons."""
+        if asked != self._reasons_asked:
+            return
+        self._reasons_asked = 0
+        waited, self._when_fresh = self._when_fresh, []
+        for then in waited:
+            then()
 
     def _settle(self, message_id: int, settled: Settled) -> None:
         then = self._settling.pop(message_id, None)

@@ -34,7 +34,7 @@ class Job:
     lease: str = ""
     grant: LeaseGranted | None = None  # how the lease came
     waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
-    why: str = ""  # what the negotiator said last
+    why: str = ""  # what the negotiator said last; asked for anew whenever jobs are shown
     past: str = ""  # why its latest attempt was not enough, where that was not its own doing
 
     @property

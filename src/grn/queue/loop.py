@@ -320,6 +320,12 @@ class Loop:
     def awaited(self, job: int, text: str) -> None:
         self.tell(LeaseAwaited(self.now(), job, text))
 
+    def reasons(self, texts: dict[int, str]) -> None:
+        for job, text in texts.items():
+            if job in self.engine.jobs and self.engine.jobs[job].why != text:
+                self.tell(LeaseAwaited(self.now(), job, text))
+        self.catch_up()
+
     def refused(self, job: int, text: str) -> None:
         self.tell(LeaseRefused(self.now(), job, text))
 

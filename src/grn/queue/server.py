@@ -6,6 +6,7 @@ What they may say is listed in `verbs.py`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from grn.queue.loop import Loop
 from grn.queue.workers import Attempt
 from grn.talk import Manners, Service, Talk, Verbs
 
+log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 MOST_REQUEST_BYTES = 32 << 20
 
@@ -108,6 +110,7 @@ class Peer:
         self.talk = talk
         self.send = talk.send
         self.follows = False
+        self._is_lost = False
         self._waits: list[tuple[int, Callable[[int], None]]] = []
         self.uid = trust.user_of(connection)
         server.connections += 1
@@ -115,8 +118,25 @@ class Peer:
         if doubt is not None:
             talk.turn_away(doubt)
 
+    def when_fresh(self, message_id: int, answer: Callable[[], None]) -> None:
+        """Answer a message once it is known why each job waits now."""
+
+        def answer_now() -> None:
+            try:
+                if not self._is_lost:
+                    answer()
+            except GrnError as error:
+                self.talk.refuse(message_id, error)
+            except Exception:  # others wait for the same reasons, and this client for an answer
+                log.exception("action=answer result=failed")
+                text = "the queue failed on this request; see its log."
+                self.talk.refuse(message_id, GrnError(text))
+
+        self.loop.leases.refresh(answer_now)
+
     def lost(self) -> None:
         """Forget what it waited for; jobs do not notice."""
+        self._is_lost = True
         self.server.connections -= 1
         if self.follows:
             self.server.followers.remove(self.talk)

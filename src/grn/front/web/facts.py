@@ -43,6 +43,7 @@ class Facts:
     def now(self, picture: Picture) -> Row:
         """Return the machine and the queue as they are."""
         waiting = picture.in_turn()
+        whys = {row["tag"]: row["why"] for row in waiting}  # one text for a job and its request
         jobs = sorted(picture.jobs.values(), key=_by_state)[:MOST_ROWS]
         is_lost = bool(picture.trouble[NEGOTIATOR])
         return {
@@ -53,7 +54,9 @@ class Facts:
                 for place, row in enumerate(waiting[:MOST_ROWS], 1)
             ],
             "waiting_count": len(waiting),
-            "jobs": [readable(dict(row)) for row in jobs],
+            "jobs": [
+                readable({**row, "why": whys.get(row.get("tag"), row["why"])}) for row in jobs
+            ],
             "counts": picture.queue.get("counts", NO_COUNTS),
             "trouble": picture.trouble[NEGOTIATOR] or picture.negotiator.get("trouble") or "",
             "queue_trouble": picture.trouble[QUEUE] or picture.queue.get("trouble") or "",
