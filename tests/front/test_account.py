@@ -9,6 +9,7 @@ from grn.front.account import (
     gpu_hours,
     held_share,
     inside,
+    is_bad,
     shares,
     slices,
     wasted_gib_hours,
@@ -20,7 +21,14 @@ DAY = Period(0.0, 24 * HOUR)
 
 
 def a_span(begin, end, gpus=(0,), **changes):
-    row = {"lease": "a", "job": None, "label": "train", "user": "ada", "gpus": list(gpus)}
+    row = {
+        "lease": "a",
+        "job": None,
+        "is_job": True,
+        "label": "train",
+        "user": "ada",
+        "gpus": list(gpus),
+    }
     row |= {"from": begin * HOUR, "ended_at": None if end is None else end * HOUR}
     return {**row, "outcome": "ok", "reserved_bytes": 4 * GiB, "peak_bytes": GiB, **changes}
 
@@ -53,6 +61,23 @@ def test_shares_add_up_by_user_the_most_hours_first():
         ("bob", 1, 1, 3.0),
         ("ada", 2, 1, 2.0),
     ]
+
+
+def test_a_second_lease_of_a_job_adds_hours_and_no_job():
+    spans = [a_span(0, 1, outcome="oom", is_job=False), a_span(1, 3, outcome="ok")]
+
+    (share,) = shares(spans, DAY, "user")
+
+    assert (share.jobs, share.failed, share.gpu_hours) == (1, 0, 3.0)
+    assert not any(is_bad(span) for span in spans)
+
+
+def test_what_was_cancelled_or_interrupted_has_not_failed():
+    outcomes = ["cancelled", "interrupted", "requeued", "failed", "timed-out", "ok", ""]
+
+    (share,) = shares([a_span(0, 1, outcome=one) for one in outcomes], DAY, "user")
+
+    assert (share.jobs, share.failed, share.cancelled) == (7, 2, 3)
 
 
 def test_jobs_side_by_side_do_not_make_a_gpu_twice_as_busy():

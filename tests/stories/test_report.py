@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+
+from tests.harness import wait_for
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 
@@ -38,6 +41,46 @@ def test_jobs_of_the_period_are_in_it_and_hostile_names_are_only_text(
     assert ended.err == ""
     story.start(script("grn"), "queue", "stop").ended_well()
     assert report("--since", "1h").err.startswith("warning: Your queue does not run")
+
+
+def test_jobs_are_counted_and_not_leases_and_what_was_cancelled_has_not_failed(
+    negotiator, story, script, report
+):
+    negotiator("virtual:2x1GiB")
+
+    def grn(*words):
+        return story.start(script("grn"), *words, cwd=story.folder)
+
+    small = ("--mem", "16MiB")
+    grn("submit", *small, "--name", "grid", "--array", "0-59", "--", "true").ended_well()
+    grn("submit", *small, "--time-limit", "0.1", "--", "sleep", "60").ended_well()
+    again = 'test "$GRN_ATTEMPT" = 3'
+    grn("submit", *small, "--type", "again", "--retry", "2", "--shell", "--", again).ended_well()
+    grn("submit", *small, "--type", "bad", "--", "false").ended_well()
+    grn("wait", "--all").wait()
+    number = grn("submit", *small, "--", "sleep", "60").ended_well().out.strip()
+    wait_for(lambda: json.loads(grn("show", number, "--json").wait().out)["job"]["state"]
+             == "running", "it to run")  # fmt: skip
+    grn("cancel", number).ended_well()
+    grn("wait", number).wait()
+    grn("exec", *small, "--", "true").ended_well()
+
+    assert report("--since", "1h").err == ""
+    text = (story.folder / "grn-report.html").read_text()
+
+    tiles = re.findall(r"<b>(\d+)</b>(jobs|failed|cancelled or interrupted)<", text)
+    assert {name: int(value) for value, name in tiles} == {
+        "jobs": 60 + 5, "failed": 2, "cancelled or interrupted": 1,
+    }  # fmt: skip
+    cells = re.findall(r"<tr><td>([^<]*)</td><td class=n>(\d+)</td><td class=n>(\d+)</td>"
+                       r"<td class=n>(\d+)</td>", text)  # fmt: skip
+    types = {name: tuple(map(int, rest)) for name, *rest in cells}
+    assert types["true"] == (61, 0, 0)  # the array is of the type of its program
+    assert "grid" not in types
+    assert types["sleep"] == (2, 1, 1)
+    assert types["again"] == (1, 0, 0)
+    assert types["bad"] == (1, 1, 0)
+    assert "timed-out" in text
 
 
 def test_without_anything_it_is_a_report_all_the_same(story, report):

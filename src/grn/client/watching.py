@@ -359,7 +359,7 @@ def _queue_that_runs() -> connection.Connection:
 
 
 _NEGOTIATOR_FACTS = ("version", "pid", "uid", "trouble", "started_at", "outcomes")
-_QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts")
+_QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts", "origin")
 
 
 def _only(row: Row, *names: str) -> Row:

@@ -1,6 +1,7 @@
 """Sums over what ran in a period: hours, waste, failures, how busy each GPU was.
 
-Pure: rows in, figures out. A span says who held which GPUs from when to when.
+Pure: rows in, figures out. A span says who held which GPUs from when to when. Jobs are counted,
+not leases: a span whose `is_job` is false adds its hours to a job that another span stands for.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grn.model.outcome import OutcomeKind, kind_of
+
 Row = dict[str, Any]
-BAD = ("failed", "oom", "killed", "lost", "signal", "timeout", "not-started", "interrupted")
+
+
+UNFINISHED = (OutcomeKind.CANCELLED, OutcomeKind.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Share:
     name: str
     jobs: int
     failed: int
+    cancelled: int  # by its owner, or interrupted by something else
     gpu_hours: float
     wasted_gib_hours: float  # memory that was reserved and not needed
 
@@ -70,8 +76,9 @@ def shares(spans: Sequence[Row], period: Period, by: str) -> list[Share]:
     found = [
         Share(
             name,
-            len(rows),
-            sum(is_bad(row) for row in rows),
+            count(rows),
+            count(rows, OutcomeKind.BAD),
+            count(rows, *UNFINISHED),
             sum(gpu_hours(row, period) for row in rows),
             sum(wasted_gib_hours(row, period) for row in rows),
         )
@@ -80,9 +87,15 @@ def shares(spans: Sequence[Row], period: Period, by: str) -> list[Share]:
     return sorted(found, key=lambda share: -share.gpu_hours)
 
 
+def count(spans: Iterable[Row], *kinds: OutcomeKind) -> int:
+    """Return how many jobs there are, or how many that ended in one of some ways."""
+    jobs = (span for span in spans if span["is_job"])
+    return sum(not kinds or kind_of(span["outcome"]) in kinds for span in jobs)
+
+
 def is_bad(span: Row) -> bool:
-    """True for what ended otherwise than well, and not by its owner's will."""
-    return span["outcome"] in BAD
+    """True for a job that ended otherwise than well, and not by its owner's will."""
+    return bool(span["is_job"]) and kind_of(span["outcome"]) is OutcomeKind.BAD
 
 
 def held_share(spans: Sequence[Row], gpu: int, period: Period) -> float:

@@ -16,6 +16,7 @@ from grn.front.account import Period, inside
 from grn.front.report_page import page
 from grn.front.web.facts import Facts, settle
 
+MAX_JOBS = 20_000  # ended jobs of one's own queue
 UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -52,12 +53,16 @@ def _of_period(since: str) -> str:
     with Watch() as watch:
         while not settle(watch.picture, began):
             watch.wait(0.1)
-        spans = inside(facts.spans(watch.picture, period.since), period)
+        own = facts.past(period.since, MAX_JOBS)
+        spans = inside(facts.spans(watch.picture, period.since, own), period)
+        gaps = facts.gaps(watch.picture, period.since)
         gpus = sorted(watch.picture.gpus.values(), key=lambda gpu: gpu["index"])
+    if len(own) == MAX_JOBS:
+        gaps.append(f"Of your own jobs the latest {MAX_JOBS} are in this report.")
     known = {gpu["index"] for gpu in gpus}
     past = {index for span in spans for index in span["gpus"]} - known
     rows = [*gpus, *({"index": index} for index in sorted(past))]
-    return page(spans, rows, period, socket.gethostname())
+    return page(spans, rows, period, socket.gethostname(), gaps)
 
 
 def _warn_of_gaps(facts: Facts) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from grn.front.account import (
+    UNFINISHED,
     Period,
     Share,
+    count,
     gpu_hours,
     held_share,
     is_bad,
@@ -21,6 +23,7 @@ from grn.front.account import (
     wasted_gib_hours,
 )
 from grn.front.render import show_time
+from grn.model.outcome import OutcomeKind
 from grn.model.sizes import show_size
 from grn.model.text import harmless
 
@@ -63,8 +66,10 @@ tr:last-child td{border-bottom:0}
 """
 
 
-def page(spans: Sequence[Row], gpus: Sequence[Row], period: Period, host: str) -> str:
-    """Return the report of a period."""
+def page(
+    spans: Sequence[Row], gpus: Sequence[Row], period: Period, host: str, gaps: Sequence[str] = ()
+) -> str:
+    """Return the report of a period; `gaps` say what of it is not known."""
     span_text = f"{_day(period.since)} to {_day(period.until)}"
     parts = [
         f"<h1>GPUs of {_text(host)}</h1><p class='soft'>{span_text}</p>",
@@ -72,10 +77,9 @@ def page(spans: Sequence[Row], gpus: Sequence[Row], period: Period, host: str) -
         _section("Who was where", _timeline(spans, gpus, period)),
         _section("How busy the GPUs were", _busy(spans, gpus, period)),
         _section("Hours per user", _shares(shares(spans, period, "user"))),
-        _section("Hours per job type", _shares(shares(spans, period, "label"))),
+        _section("Hours per job type", _shares(shares(spans, period, "type"))),
         _section("What failed", _failures([span for span in spans if is_bad(span)])),
-        "<p class='soft'>Jobs of other users are known as far back as the negotiator remembers"
-        " them.</p>",
+        *(f"<p class='soft'>{_text(gap)}</p>" for gap in gaps),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -89,13 +93,13 @@ def _tiles(spans: Sequence[Row], gpus: Sequence[Row], period: Period) -> str:
     hours = sum(gpu_hours(span, period) for span in spans)
     indices = [gpu["index"] for gpu in gpus]
     held = [held_share(spans, index, period) for index in indices]
-    bad = sum(is_bad(span) for span in spans)
     waste = sum(wasted_gib_hours(span, period) for span in spans)
     tiles = [
-        (str(len(spans)), "jobs"),
+        (str(count(spans)), "jobs"),
         (f"{hours:.1f}", "GPU hours held by jobs"),
         (f"{sum(held) / len(held):.0%}" if held else "?", "of the time a GPU had a job"),
-        (str(bad), "failed"),
+        (str(count(spans, OutcomeKind.BAD)), "failed"),
+        (str(count(spans, *UNFINISHED)), "cancelled or interrupted"),
         (f"{waste:.1f}", "GiB hours reserved and not used"),
     ]
     cells = "".join(f"<div class='tile'><b>{one}</b>{text}</div>" for one, text in tiles)
@@ -127,7 +131,10 @@ def _timeline(spans: Sequence[Row], gpus: Sequence[Row], period: Period) -> str:
         shapes.append(
             f"<text x='{_x(at, period):.1f}' y='{top + 8}' text-anchor='{anchor}'>{_day(at)}</text>"
         )
-    return f"<svg viewBox='0 0 {WIDTH} {top + 14}' role='img'>{''.join(shapes)}</svg>"
+    most = max((sum(gpu["index"] in span["gpus"] for span in spans) for gpu in gpus), default=0)
+    cut = f"<p class='soft'>The latest {MOST_BARS} of each GPU are shown.</p>"
+    drawn = f"<svg viewBox='0 0 {WIDTH} {top + 14}' role='img'>{''.join(shapes)}</svg>"
+    return drawn + (cut if most > MOST_BARS else "")
 
 
 def _busy(spans: Sequence[Row], gpus: Sequence[Row], period: Period) -> str:
@@ -151,12 +158,14 @@ def _shares(found: Sequence[Share]) -> str:
             _text(share.name),
             f"{share.jobs}",
             f"{share.failed}",
+            f"{share.cancelled}",
             f"{share.gpu_hours:.2f}",
             f"{share.wasted_gib_hours:.2f}",
         )
         for share in found[:MOST_SHARES]
     ]
-    return _table(("Name", "Jobs", "Failed", "GPU hours", "GiB hours not used"), rows, first=1)
+    names = ("Name", "Jobs", "Failed", "Cancelled", "GPU hours", "GiB hours not used")
+    return _table(names, rows, first=1) + _cut(len(rows), len(found))
 
 
 def _failures(spans: Sequence[Row]) -> str:
@@ -169,7 +178,13 @@ def _failures(spans: Sequence[Row]) -> str:
         )
         for span in list(reversed(spans))[:MOST_FAILURES]
     ]
-    return _table(("Began", "Job", "User", "Outcome", "After", "Peak"), rows, first=4)
+    names = ("Began", "Job", "User", "Outcome", "After", "Peak")
+    return _table(names, rows, first=4) + _cut(len(rows), len(spans))
+
+
+def _cut(shown: int, total: int) -> str:
+    """Say how many there are where not all are shown."""
+    return f"<p class='soft'>{shown} of {total} shown.</p>" if shown < total else ""
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], first: int) -> str:

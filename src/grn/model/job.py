@@ -1,9 +1,11 @@
-"""What a job asks for, and how its run ended."""
+"""What a job asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from grn.model.outcome import Outcome as Outcome
 
 Argument = tuple[str, float | str]
 
@@ -13,17 +15,6 @@ class Policy(Enum):
 
     SPREAD = "spread"
     PACK = "pack"
-
-
-class Outcome(Enum):
-    """How the run under a lease ended."""
-
-    OK = "ok"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "oom"
-    KILLED = "killed"  # the holder was gone without a word
-    PROFILED = "profiled"  # a run of the type's stand-in, to learn from
-    REQUEUED = "requeued"  # it was asked to make room for others and is to run again
 
 
 @dataclass(frozen=True, slots=True)

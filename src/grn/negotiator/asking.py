@@ -108,7 +108,7 @@ def cancel(peer: Peer, message: messages.CancelAsked) -> None:
 
 
 def _tell_end(peer: Peer, message_id: int, settled: Settled) -> None:
-    ended = settled.outcome.value if settled.outcome else None
+    ended = settled.outcome.lease_word if settled.outcome else None
     facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
     if settled.because:
         facts |= {"victim": settled.is_victim, "because": harmless(settled.because)}

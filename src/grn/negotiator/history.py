@@ -9,7 +9,7 @@ from collections import deque
 from itertools import islice
 from typing import NamedTuple
 
-from grn.model.job import Outcome
+from grn.model.outcome import LEASE_OUTCOMES, Outcome
 from grn.negotiator import report
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Lease, LeaseState
@@ -99,7 +99,7 @@ class History:
         self.ends: deque[End] = deque(maxlen=MOST_ENDS)
         self.sampled_at = float("-inf")
         self.ended_in_all = 0  # since the negotiator started
-        self._counted: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self._counted: dict[Outcome, int] = dict.fromkeys(LEASE_OUTCOMES, 0)
         self._uncounted = 0  # of the latest ends; counting each at once would cost every release
         self._with_curves: deque[str] = deque()
 
@@ -139,7 +139,7 @@ class History:
         for end in islice(reversed(self.ends), self._uncounted):
             self._counted[end.outcome] += 1
         self._uncounted = 0
-        return {outcome.value: count for outcome, count in self._counted.items()}
+        return {outcome.lease_word: count for outcome, count in self._counted.items()}
 
     def ended_since(self, number: int) -> list[End]:
         """Return the ends after the one of that number, oldest first."""

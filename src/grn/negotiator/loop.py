@@ -314,7 +314,7 @@ class Loop:
         outcome = Outcome.OUT_OF_MEMORY if lease_id in self._overflowed else Outcome.KILLED
         if outcome is Outcome.KILLED and self.engine.wanted(lease_id) is not None:
             outcome = Outcome.REQUEUED
-        log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.value)
+        log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.lease_word)
         peak = self.engine.watch(lease_id).peak_bytes or None
         self._ends[lease_id] = self._settled(lease, Ending(outcome), peak)
         if len(self._ends) > MOST_ENDS:
@@ -374,11 +374,11 @@ class Loop:
         settled = self._settled(lease, ending, seen)
         self.tell(Released(self.now(), lease.id, ending.outcome, peak, ending.asked_bytes))
         then(settled)
-        self.history.ended(lease, self.now(), ending.outcome, seen)
+        self.history.ended(lease, self.now(), _outcome_shown(lease, ending), seen)
         self.engine.memory.refresh()  # while the client is busy with our answer
         if holder is not None:
             self.holders.unwatch(holder)
-        log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.value)
+        log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.lease_word)
 
     def _settled(self, lease: Lease, ending: Ending, peak: int | None) -> Settled:
         """Return how a lease ended; where memory ran out, whose fault it was."""
@@ -390,6 +390,14 @@ class Loop:
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind
+
+
+def _outcome_shown(lease: Lease, ending: Ending) -> Outcome:
+    """Return how a lease ended; one that no command has run under was cancelled."""
+    is_unused = lease.request.is_command and ending.resident_bytes is None
+    if is_unused and ending.outcome is Outcome.FAILED:
+        return Outcome.CANCELLED
+    return ending.outcome
 
 
 def placement_of(lease: Lease) -> Placement:

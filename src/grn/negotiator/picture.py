@@ -22,6 +22,7 @@ Said = tuple[str | None, str]  # the reason and the sentence
 FIRST_GROUPS = 16  # of those who wait, so many are asked for their reason each time,
 NEXT_GROUPS = 24  # and so many of the others in turn, since each answer takes its time
 ENDS_SHOWN = 200
+ORIGIN_DIGITS = 16  # of a key: those of the queue that made it, where one did
 _UNSAID: Said = (None, "")
 
 
@@ -91,7 +92,7 @@ class Picture:
                 continue
             row = report.granted_lease(engine, lease) | report.moving_parts(engine, lease)
             row["since_at"] = lease.granted_at + self._offset_s
-            row["tag"] = tag_of(lease.request.key)
+            row |= _names(lease.request.key)
             self._leases[lease_id] = (lease, row)
             yield row if known is None else {"id": lease_id, **_newer(known[1], row)}
 
@@ -120,7 +121,7 @@ class Picture:
             "state": "waiting",
             "since_at": one.since + self._offset_s,
             "turn": list(self._engine.turn(one)),
-            "tag": tag_of(one.request.key),
+            **_names(one.request.key),
             "reason": reason,
             "why": why,
         }
@@ -161,6 +162,11 @@ def tag_of(key: str) -> str:
     return blake2s(key.encode(), digest_size=8).hexdigest()
 
 
+def _names(key: str) -> Row:
+    """Return the names of a request: its own, and that of its origin, alike for one queue."""
+    return {"tag": tag_of(key), "origin": tag_of(key[:ORIGIN_DIGITS])}
+
+
 def ended_lease(engine: Engine, end: End, offset_s: float) -> Row:
     """Return how a lease ended."""
     lease = end.lease
@@ -171,13 +177,13 @@ def ended_lease(engine: Engine, end: End, offset_s: float) -> Row:
         "user": lease.request.user,
         "pid": lease.request.holder.pid if lease.request.holder else None,
         "gpus": [engine.books[uuid].gpu.index for uuid in lease.gpus],
-        "outcome": end.outcome.value,
+        "outcome": end.outcome.lease_word,
         "reserved_bytes": lease.reserved_bytes,
         "peak_bytes": end.peak_bytes,
         "first_run": lease.is_probe,
         "since_at": lease.granted_at + offset_s,
         "ended_at": end.at + offset_s,
-        "tag": tag_of(lease.request.key),
+        **_names(lease.request.key),
     }
 
 

@@ -243,7 +243,7 @@ def _profile(engine: Engine, profile: Profile) -> Row:
 
 def _run(run: Run, is_telling: bool) -> Row:
     return {
-        "outcome": run.outcome.value,
+        "outcome": run.outcome.lease_word,
         "peak_bytes": run.peak_bytes,
         "reserved_bytes": run.reserved_bytes,
         "duration_s": run.duration_s,

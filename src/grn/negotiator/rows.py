@@ -80,7 +80,7 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
         " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown)"
         " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
-            action.job_type, action.model, action.label, action.owner, run.outcome.value,
+            action.job_type, action.model, action.label, action.owner, run.outcome.lease_word,
             run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
             _encode(run.arguments).decode(), int(run.is_full), run.load,
             run.crowd, _encode(run.beside).decode() if run.beside else None, run.code,

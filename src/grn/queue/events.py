@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from grn.model.outcome import Outcome
+
 
 class JobState(Enum):
     """Where a job is in its life; the moves between them are in lifecycle.py."""
@@ -19,21 +21,7 @@ class JobState(Enum):
     ENDED = "ended"
 
 
-class EndReason(Enum):
-    """How a job ended. Each is documented in docs/queue.md."""
-
-    OK = "ok"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "out-of-memory"
-    TIMED_OUT = "timed-out"
-    CANCELLED = "cancelled"
-    NOT_RUNNABLE = "not-runnable"
-    REFUSED = "refused"  # it can never get what it asks for
-    SKIPPED = "skipped"  # a job it comes after did not end as it must
-    INTERRUPTED = "interrupted"  # the machine went down under it
-    LOST = "lost"  # its shim was killed: how it ended is not known
-    REQUEUED = "requeued"  # an attempt made room for a neighbour; no job ends so
-    NOT_STARTED = "not-started"  # an attempt had to be put off; no job ends so
+EndReason = Outcome  # how a job ended; see JOB_OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class Followers:
 
     def _tag(self, job_id: int) -> str | None:
         key = self._loop.leases.key_of(job_id)
-        return None if key is None else blake2s(key.encode(), digest_size=8).hexdigest()
+        return None if key is None else tag_of(key)
 
     def _is_short(self) -> bool:
         """True when there are more jobs than were told of, and room for them."""
@@ -200,6 +200,11 @@ class Followers:
             job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
             self._teller.why(job),
         )  # fmt: skip
+
+
+def tag_of(key: str) -> str:
+    """Return the name under which the negotiator shows a request, or all of a queue's."""
+    return blake2s(key.encode(), digest_size=8).hexdigest()
 
 
 def _addressed(message_id: int, body: bytes) -> bytes:

@@ -47,7 +47,7 @@ class Leases(asyncio.Protocol):
     """One connection to the negotiator, made again whenever it is lost."""
 
     def __init__(self, queue_id: str, listener: Listener) -> None:
-        self._queue_id = queue_id
+        self.queue_id = queue_id  # begins each key
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
@@ -156,7 +156,7 @@ class Leases(asyncio.Protocol):
 
         One that was taken back is never used again: a grant for it may still be on its way.
         """
-        return f"{self._queue_id}{job:012x}{attempt:04x}{self._taken_back[job]:04x}"
+        return f"{self.queue_id}{job:012x}{attempt:04x}{self._taken_back[job]:04x}"
 
     # --- the connection ------------------------------------------------------------------
 

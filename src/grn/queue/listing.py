@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from grn.errors import UnknownJob, UsageError
+from grn.model.outcome import JOB_OUTCOMES
 from grn.queue import messages
-from grn.queue.events import EndReason
 from grn.queue.server import Peer, numbers
 
 _STATES = {
@@ -19,8 +19,8 @@ _STATES = {
     "stopping": "state = 'stopping'",
     "ended": "state = 'ended'",
 }
-_REASONS = {reason.value for reason in EndReason}
-_ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in EndReason)])
+_REASONS = {reason.value for reason in JOB_OUTCOMES}
+_ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
 
 
 def listing(peer: Peer, message: messages.ListAsked) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from grn.client import trust
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.queue import messages
-from grn.queue.followers import Followers
+from grn.queue.followers import Followers, tag_of
 from grn.queue.line import Job
 from grn.queue.loop import Loop
 from grn.queue.workers import Attempt
@@ -97,6 +97,7 @@ class Server:
             "uid": os.getuid(),
             "trouble": self.trouble,
             "drained": self.loop.engine.is_drained,
+            "origin": tag_of(self.loop.leases.queue_id),
             "counts": self.counts(),
         }
 

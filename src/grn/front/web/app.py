@@ -191,7 +191,8 @@ class Page:
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
         picture = self._watchers.picture
-        return JSONResponse({"spans": await asyncio.to_thread(self._facts.spans, picture, since)})
+        past = await asyncio.to_thread(self._facts.past, since)
+        return JSONResponse({"spans": self._facts.spans(picture, since, past)})
 
     async def profiles(self, request: Request) -> Response:
         return JSONResponse({"profiles": await asyncio.to_thread(self._facts.profiles)})

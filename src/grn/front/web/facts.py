@@ -11,8 +11,9 @@ from typing import Any
 from grn import wire
 from grn.client import logs, queue
 from grn.client.connection import ask_once
-from grn.client.watching import NEGOTIATOR, QUEUE, Picture
+from grn.client.watching import MOST_ENDS, NEGOTIATOR, QUEUE, Picture
 from grn.errors import DaemonError, DaemonNotRunning, GrnError
+from grn.model.outcome import Outcome
 
 Row = dict[str, Any]
 
@@ -68,25 +69,46 @@ class Facts:
 
     # --- the past ------------------------------------------------------------------------
 
-    def spans(self, picture: Picture, since: float) -> list[Row]:
-        """Return what ran on which GPU and when: leases of everybody, and one's own past jobs."""
-        rows = [*picture.leases.values(), *picture.ends]
-        spans = [self._span(row) for row in rows if (row.get("ended_at") or since) >= since]
-        seen = {row["lease"]: row for row in spans}
-        for job in self._past():
-            if job["ended_at"] < since:
-                break
-            if job["lease"] in seen:
-                seen[job["lease"]]["job"] = job["id"]
-            elif job["started_at"] and job["gpus"]:
-                spans.append(_job_span(job, self.user_name(os.getuid())))
-        return spans
+    def spans(self, picture: Picture, since: float, ended: Sequence[Row]) -> list[Row]:
+        """Return what ran on which GPU and when: one's own jobs, and the leases of all else.
 
-    def _span(self, row: Row) -> Row:
+        A lease of one's own queue that has ended stands for no job: one lease may have served
+        several jobs, and one job may have had several leases.
+        """
+        past = [job for job in ended if job["started_at"] and job["gpus"]]
+        served = {job["lease"] for job in past}
+        origin = picture.queue.get("origin")
+        busy = {job["lease"]: job["id"] for job in picture.jobs.values() if job["lease"]}
+        spans = [self._span(row, job=busy.get(row["id"])) for row in picture.leases.values()]
+        for row in picture.ends:
+            is_unused = row["outcome"] == Outcome.CANCELLED.value
+            if row["ended_at"] >= since and row["id"] not in served and not is_unused:
+                is_own = row["user"] == os.getuid() and origin is not None
+                is_job = not (is_own and row.get("origin") == origin)
+                spans.append(self._span(row, is_job=is_job))
+        user = self.user_name(os.getuid())
+        return spans + [_job_span(job, user) for job in past]
+
+    def gaps(self, picture: Picture, since: float) -> list[str]:
+        """Say what of a period is not known."""
+        found = []
+        if len(picture.ends) == picture.ends.maxlen:
+            text = f"Of all that did not come from your own queue the last {MOST_ENDS} leases are"
+            found.append(f"{text} known, and what runs now.")
+        started_at = picture.negotiator.get("started_at") or 0.0
+        if started_at > since:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started_at))
+            found.append(f"The negotiator was started at {when}: of others' jobs before that"
+                         " nothing is known.")  # fmt: skip
+        return found
+
+    def _span(self, row: Row, *, job: int | None = None, is_job: bool = True) -> Row:
         return {
             "lease": row["id"],
-            "job": None,
+            "job": job,
+            "is_job": is_job,
             "label": row["label"],
+            "type": row["label"],
             "user": self.user_name(row["user"]),
             "gpus": row["gpus"],
             "from": row["since_at"],
@@ -96,16 +118,18 @@ class Facts:
             "peak_bytes": row["peak_bytes"],
         }
 
-    def _past(self) -> list[Row]:
+    def past(self, since: float, most: int = MOST_PAST) -> list[Row]:
+        """Return one's jobs that have ended since, newest first; none if no queue runs."""
         try:
-            return self.history(MOST_PAST)
+            return self.history(most, since)
         except DaemonError:  # others' leases are worth showing all the same
             return []
 
-    def history(self, most: int) -> list[Row]:
+    def history(self, most: int, since: float = 0.0) -> list[Row]:
         """Return one's jobs that have ended, newest first."""
+        message = {"op": "list", "which": "ended", "most": most, "since": since}
         try:
-            answer = queue.ask({"op": "list", "which": "ended", "most": most}, may_start=False)
+            answer = queue.ask(message, may_start=False)
         except DaemonNotRunning as error:
             text = "Your queue does not run: what has ended there cannot be shown."
             raise DaemonError(text, "`grn queue start` starts it.") from error
@@ -186,7 +210,9 @@ def _job_span(row: Row, user: str) -> Row:
     return {
         "lease": row["lease"],
         "job": row["id"],
+        "is_job": True,
         "label": row["name"] or row["label"],
+        "type": row["label"],
         "user": user,
         "gpus": row["gpus"],
         "from": row["started_at"],

@@ -1,0 +1,77 @@
+"""How a job, an attempt or a lease ended: one enum for the negotiator, the queue and all views."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class OutcomeKind(Enum):
+    """What an outcome means for whoever counts."""
+
+    GOOD = "good"
+    BAD = "bad"
+    CANCELLED = "cancelled"  # its owner did not want it, or not any more
+    INTERRUPTED = "interrupted"  # something else ended it; it may run again
+
+
+class Outcome(Enum):
+    """How it ended. Those of jobs are documented in docs/queue.md, those of leases in json.md."""
+
+    OK = "ok"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out-of-memory"
+    TIMED_OUT = "timed-out"
+    CANCELLED = "cancelled"  # of a lease: given back before anything ran under it
+    NOT_RUNNABLE = "not-runnable"
+    REFUSED = "refused"  # it can never get what it asks for
+    SKIPPED = "skipped"  # a job it comes after did not end as it must
+    INTERRUPTED = "interrupted"  # the machine went down under it
+    LOST = "lost"  # its shim was killed: how it ended is not known
+    REQUEUED = "requeued"  # an attempt made room for a neighbour; no job ends so
+    NOT_STARTED = "not-started"  # an attempt was put off before it began; no job ends so
+    KILLED = "killed"  # the holder of a lease was gone without a word
+    PROFILED = "profiled"  # a run of the type's stand-in, to learn from
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome | None:
+        """Read the other words that are stored and sent for some of these."""
+        return {"oom": cls.OUT_OF_MEMORY, "finished": cls.OK}.get(str(value))
+
+    @property
+    def lease_word(self) -> str:
+        """Return the word that the negotiator's messages and its store have for it."""
+        return "oom" if self is Outcome.OUT_OF_MEMORY else self.value
+
+    @property
+    def kind(self) -> OutcomeKind:
+        """Return what it means for whoever counts."""
+        return _KINDS.get(self, OutcomeKind.BAD)
+
+
+_KINDS = {
+    Outcome.OK: OutcomeKind.GOOD,
+    Outcome.PROFILED: OutcomeKind.GOOD,
+    Outcome.CANCELLED: OutcomeKind.CANCELLED,
+    Outcome.SKIPPED: OutcomeKind.CANCELLED,
+    Outcome.INTERRUPTED: OutcomeKind.INTERRUPTED,
+    Outcome.REQUEUED: OutcomeKind.INTERRUPTED,
+    Outcome.NOT_STARTED: OutcomeKind.INTERRUPTED,
+}
+LEASE_OUTCOMES = (
+    Outcome.OK,
+    Outcome.FAILED,
+    Outcome.OUT_OF_MEMORY,
+    Outcome.KILLED,
+    Outcome.PROFILED,
+    Outcome.REQUEUED,
+    Outcome.CANCELLED,
+)
+JOB_OUTCOMES = tuple(one for one in Outcome if one not in (Outcome.KILLED, Outcome.PROFILED))
+
+
+def kind_of(word: str) -> OutcomeKind | None:
+    """Return what a word means for whoever counts, None when it is no outcome (yet)."""
+    try:
+        return Outcome(word).kind
+    except ValueError:
+        return None
