@@ -8,6 +8,7 @@ from grn.model.again import MOST_MEMORY_ATTEMPTS
 from grn.queue.asks import PASS_ON_S, Limits
 from grn.queue.events import (
     Action,
+    ActionFailed,
     After,
     AskLease,
     DropAsk,
@@ -943,6 +944,75 @@ def test_a_drained_queue_comes_up_drained() -> None:
     assert line.asked == []
     line.drains(False)
     assert line.asked == [1]
+
+
+# --- what cannot be carried out, and damaged records ---------------------------------------
+
+
+def test_a_job_whose_lease_cannot_be_asked_for_ends_with_the_reason_and_others_go_on() -> None:
+    line = Line()
+    line.submits(1, 2, a_spec(3, after=[1]))
+    line.tell(ActionFailed(1.0, 1, 1, "its record is damaged"))
+    assert line.ends == {1: EndReason.LOST, 3: EndReason.SKIPPED}
+    assert line.texts[1] == "its record is damaged"
+    assert line.asked == [2]
+
+
+def test_a_job_that_cannot_be_launched_ends_with_the_reason_and_gives_its_lease_back() -> None:
+    line = Line()
+    line.submits(a_spec(1, retries=3), a_spec(2))
+    line.grants(1, "L")
+    line.tell(ActionFailed(1.0, 1, 1, "its record is damaged"))
+    assert line.ends == {1: EndReason.LOST}
+    assert line.said(ReturnLease) == [ReturnLease("L")]
+    assert [one.reason for one in line.said(SaveAttemptEnd)] == [EndReason.LOST]
+    assert line.engine.counts() == {"running": 0, "queued": 1}
+
+
+def test_a_launch_that_failed_for_a_cancelled_job_leaves_it_cancelled() -> None:
+    line = Line()
+    line.submits(1)
+    line.grants(1)
+    line.cancels(1)
+    line.tell(ActionFailed(1.0, 1, 1, "its record is damaged"))
+    assert line.ends == {1: EndReason.CANCELLED}
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_a_failed_action_of_another_attempt_means_nothing(attempt: int) -> None:
+    line = Line()
+    line.submits(1)
+    line.grants(1)
+    assert line.tell(ActionFailed(1.0, 1, attempt, "late")) == []
+
+
+def test_a_damaged_job_that_waited_is_set_aside_and_takes_along_what_needs_it() -> None:
+    line = Line(
+        kept(1, after=[2]), kept(2, fault="damaged"), kept(3), kept(4, after=[After(2, False)])
+    )
+    assert line.ends == {2: EndReason.LOST, 1: EndReason.SKIPPED}
+    assert line.texts[2] == "damaged"
+    assert line.asked == [3, 4]
+
+
+def test_a_damaged_job_that_runs_goes_on_and_is_never_run_again() -> None:
+    line = Line(kept(1, RUNNING, attempt=1, tries_left=5, found=Found.ALIVE, fault="damaged"))
+    assert line.state(1) is RUNNING
+    line.exits(1, FAILED)
+    assert (line.ends, line.texts) == ({1: EndReason.LOST}, {1: "damaged"})
+
+
+def test_a_damaged_job_that_ends_well_has_ended_well() -> None:
+    line = Line(kept(1, RUNNING, attempt=1, found=Found.ALIVE, fault="damaged"))
+    line.exits(1, OK)
+    assert line.ends == {1: EndReason.OK}
+
+
+@pytest.mark.parametrize("found", [Found.NOT_BEGUN, Found.INTERRUPTED])
+def test_a_damaged_job_is_not_run_again_after_a_restart(found: Found) -> None:
+    line = Line(kept(1, STARTING, attempt=1, may_requeue=True, found=found, fault="damaged"))
+    assert line.ends == {1: EndReason.LOST}
+    assert line.launched == []
 
 
 # --- every wait has a reason ---------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import sqlite3
 import stat
 import time
@@ -31,7 +32,7 @@ from grn.queue.events import (
     TellEnded,
 )
 from grn.queue.journal import Journal
-from grn.queue.rows import Command, NewJob
+from grn.queue.rows import BadRow, Command, NewJob
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
@@ -321,6 +322,194 @@ def test_rows_are_for_people(journal: Journal) -> None:
     assert len(journal.rows("1", [], "jobs.id", 2)) == 2
 
 
+# --- damaged rows --------------------------------------------------------------------------
+
+
+def spoil(path: Path, sql: str, *values: Any) -> None:
+    """Change a journal that nobody has open, and not its checksums."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(sql, values)
+
+
+def test_a_damaged_row_is_told_of_and_harms_no_other(journals: Journals, tmp_path: Path) -> None:
+    submit(journals(), a_job("a"), a_job("b"), a_job("c"))
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE jobs SET extra = '{' WHERE id = 2")
+    journal = journals()
+    assert [bool(one.fault) for one in journal.kept()] == [False, True, False]
+    assert [journal.command(job).argv for job in (1, 3)] == [("a",), ("c",)]
+    with pytest.raises(BadRow, match="damaged"):
+        journal.command(2)
+    assert row(journal, 2)["argv"] == '["b"]'
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["argv = '[\"rm\"]'", "cwd = '/'", "umask = 0", "notify = 'rm x'", "time_limit_s = 1",
+     "mem_bytes = 1", "environment = 2", "tries_left = 9", "is_held = 1", "state = 'queuec'"],
+)  # fmt: skip
+def test_a_row_that_reads_well_but_is_not_what_was_written_is_damaged(
+    journals: Journals, tmp_path: Path, change: str
+) -> None:
+    submit(journals(), a_job("b", notify="mail"), a_job(env={"B": "2"}))
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", f"UPDATE jobs SET {change} WHERE id = 1")
+    damaged, good = journals().kept()
+    assert damaged.fault
+    assert not good.fault
+
+
+def test_a_damaged_environment_is_not_used_and_mended_by_the_next_submit(
+    journals: Journals, tmp_path: Path
+) -> None:
+    submit(journals(), a_job(env={"A": "1"}), a_job(env={"B": "2"}))
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE environments SET body = ? WHERE id = 1",
+          b'{"A": "2"}')  # fmt: skip
+    journal = journals()
+    with pytest.raises(BadRow, match="environment"):
+        journal.command(1)
+    assert journal.command(2).environment == {"B": "2"}
+    submit(journal, a_job(env={"A": "1"}))
+    assert [journal.command(job).environment for job in (1, 3)] == [{"A": "1"}] * 2
+
+
+def test_the_latest_attempt_of_a_job_whose_state_is_damaged_is_still_looked_for(
+    journals: Journals, tmp_path: Path
+) -> None:
+    submit(journals())
+    journals().write([state(1, STARTING, attempt=1), SaveBegin(1, 1, "L", (0,), 7)])
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE jobs SET attempt = 3, state = 'x'")
+    (found,) = journals().kept()
+    assert (found.state, found.attempt, bool(found.fault)) == (STARTING, 1, True)
+
+
+def test_a_damaged_attempt_has_no_lease_and_no_boot(journals: Journals, tmp_path: Path) -> None:
+    submit(journals())
+    journals().write([state(1, STARTING, attempt=1), SaveBegin(1, 1, "L", (0,), 7)])
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE attempts SET boot = 'boot-0'")
+    assert journals().lease_of(1, 1) == ("", "")
+
+
+def test_an_ended_job_with_a_damaged_state_has_ended_as_it_did(
+    journals: Journals, tmp_path: Path
+) -> None:
+    submit(journals(), a_job(), a_job())
+    journals().write([end(1, EndReason.FAILED), end(2)])
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE jobs SET state = 'endee' WHERE id = 1")
+    spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE jobs SET reason = NULL WHERE id = 2")
+    journal = journals()
+    assert journal.kept() == []
+    assert [journal.end_of(job)["reason"] for job in (1, 2)] == ["failed", "lost"]  # type: ignore[index]
+    assert journal.ended == 2
+
+
+@pytest.mark.parametrize("column", ["name", "checksum"])
+def test_a_damaged_identity_is_found_again_by_its_folder(
+    journals: Journals, tmp_path: Path, column: str
+) -> None:
+    identity = journals().identity
+    for name in (identity, "0123456789abcdef"):
+        (tmp_path / "queue" / "jobs" / name).mkdir(parents=True)
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", f"UPDATE identity SET {column} = 'ab'")
+    assert journals().identity == identity
+    assert journals().identity == identity
+
+
+def test_an_id_is_not_given_again_though_the_last_one_given_is_damaged(
+    journals: Journals, tmp_path: Path
+) -> None:
+    submit(journals(), a_job(), a_job())
+    for value in (0, "x", 1 << 62):
+        journals("other")
+        spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE sqlite_sequence SET seq = ?", value)
+        last = max(one.spec.id for one in journals().kept())
+        assert submit(journals()) == last + 1
+
+
+def test_a_broken_index_is_made_anew(journals: Journals, tmp_path: Path) -> None:
+    submit(journals(), a_job(), a_job())
+    journals("other")
+    path = tmp_path / "queue" / "queue.sqlite3"
+    with closing(sqlite3.connect(path)) as db:
+        root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'jobs_by_state'")
+        at = (root.fetchone()[0] - 1) * db.execute("PRAGMA page_size").fetchone()[0]
+    data = path.read_bytes()
+    spot = data.index(b"queued", at)
+    path.write_bytes(data[:spot] + b"ended " + data[spot + 6 :])
+    journal = journals()
+    assert not journal.trouble
+    assert [one.spec.id for one in journal.kept() if not one.fault] == [1, 2]
+
+
+def test_a_job_that_ended_in_the_future_is_forgotten_in_time(
+    journal: Journal, clock: Clock
+) -> None:
+    submit(journal, a_job(), a_job())
+    journal.write([end(1, exit=Exit(0, ended_at=clock.at + 1e9)), end(2)])
+    assert journal.clean(clock.at - 50) == []
+    clock.at += 100
+    assert journal.clean(clock.at - 50) == [(1, 0), (2, 0)]
+
+
+# --- a file that is removed ----------------------------------------------------------------
+
+
+def _remove_all(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def _remove_log(path: Path) -> None:
+    Path(f"{path}-wal").unlink()
+
+
+@pytest.mark.parametrize("remove", [_remove_all, _remove_log])
+def test_a_journal_that_was_removed_is_written_anew_before_anything_is_acknowledged(
+    journals: Journals, tmp_path: Path, remove: Callable[[Path], None]
+) -> None:
+    journal = journals()
+    submit(journal, a_job("a"), key="aaaa")
+    remove(tmp_path / "queue" / "queue.sqlite3")
+    assert submit(journal, a_job("b")) == 2
+    identity = journal.identity
+    os.rename(tmp_path / "queue", tmp_path / "seen")  # as it is for whoever comes next
+    journals("other")
+    later = journals("seen")
+    assert [later.command(job).argv for job in (1, 2)] == [("a",), ("b",)]
+    assert (later.identity, later.first_of("aaaa")) == (identity, 1)
+
+
+def test_what_cannot_be_written_anew_is_refused_and_not_accepted_later(
+    journals: Journals, tmp_path: Path
+) -> None:
+    journal = journals()
+    submit(journal)
+    shutil.rmtree(tmp_path / "queue")
+    (tmp_path / "queue").write_text("in the way")
+    with pytest.raises(NotWritten, match="was removed under this queue") as caught:
+        submit(journal, key="bbbb")
+    assert "Running jobs go on" in caught.value.hint
+    (tmp_path / "queue").unlink()
+    assert journal.first_of("bbbb") is None
+    assert submit(journal, key="bbbb") == 2
+    assert (tmp_path / "queue" / "queue.sqlite3").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_file_in_its_place_is_left_alone(journals: Journals, tmp_path: Path) -> None:
+    journal = journals()
+    submit(journal)
+    path = tmp_path / "queue" / "queue.sqlite3"
+    path.unlink()
+    path.write_text("somebody else's")
+    with pytest.raises(NotWritten, match="replaced by another file"):
+        submit(journal)
+    assert path.read_text() == "somebody else's"
+
+
 # --- the file ------------------------------------------------------------------------------
 
 
@@ -348,6 +537,22 @@ def test_a_newer_file_is_refused_in_plain_words(journals: Journals, tmp_path: Pa
         journals()
 
 
+_NEW = {  # columns that a version of the schema brought
+    2: ["jobs.code"],
+    3: ["jobs.spared", "attempts.text"],
+    4: ["jobs.checksum", "jobs.state_checksum", "attempts.checksum", "identity.checksum"],
+}
+
+
+def make_older(path: Path, version: int) -> None:
+    """Give a journal that nobody has open the form it had in an older version."""
+    with closing(sqlite3.connect(path)) as db, db:
+        for newer in range(version + 1, SCHEMA_VERSION + 1):
+            for table, column in (one.split(".") for one in _NEW[newer]):
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        db.execute(f"PRAGMA user_version={version}")
+
+
 @pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 35), reason="SQLite cannot drop columns")
 def test_a_journal_of_an_older_grn_is_brought_up_to_date(
     journals: Journals, tmp_path: Path
@@ -355,14 +560,10 @@ def test_a_journal_of_an_older_grn_is_brought_up_to_date(
     journal = journals()
     submit(journal, a_job(arguments={"bs": 8.0}))
     journal.close()
-    with sqlite3.connect(tmp_path / "queue" / "queue.sqlite3") as db:
-        db.execute("ALTER TABLE jobs DROP COLUMN code")
-        db.execute("ALTER TABLE jobs DROP COLUMN spared")
-        db.execute("ALTER TABLE attempts DROP COLUMN text")
-        db.execute("PRAGMA user_version=1")
-    db.close()
+    make_older(tmp_path / "queue" / "queue.sqlite3", 1)
 
     journal = journals()
+    assert [one.fault for one in journal.kept()] == [""]
     submit(journal, replace(a_job(), code="0abc1234"))
 
     assert journal.told(1) == ({"bs": 8.0}, "")
@@ -377,14 +578,12 @@ def test_the_journal_of_an_older_grn_is_read_and_goes_on(
     job = submit(journal)
     journal.write([state(job, STARTING, attempt=1), SaveBegin(job, 1, "L", (0,), 7)])
     journals("other")
-    with sqlite3.connect(tmp_path / "queue" / "queue.sqlite3") as db:  # as it was before
-        db.execute("ALTER TABLE jobs DROP COLUMN spared")
-        db.execute("ALTER TABLE attempts DROP COLUMN text")
-        db.execute("PRAGMA user_version=2")
-    db.close()
+    make_older(tmp_path / "queue" / "queue.sqlite3", 2)
     journal = journals()
     (found,) = journal.kept()
-    assert (found.spec.id, found.state, found.spared) == (job, STARTING, 0)
+    assert (found.spec.id, found.state, found.spared, found.fault) == (job, STARTING, 0, "")
+    assert journal.lease_of(job, 1) == ("L", "boot-1")
+    assert journal.command(job).argv == ("true",)
     exit = Exit(None, 15, EndReason.REQUEUED)
     journal.write([SaveAttemptEnd(job, 1, EndReason.REQUEUED, exit, 5, "b.py beside it grows")])
     journal.write([state(job, QUEUED, attempt=1, spared=2)])

@@ -6,6 +6,7 @@ import pytest
 
 from grn.queue import events
 from grn.queue.events import (
+    ActionFailed,
     CancelAsked,
     DrainAsked,
     Event,
@@ -44,6 +45,7 @@ EVENTS: dict[type, Event] = {
         Started(1.0, 1, 1),
         Exited(1.0, 1, 1, Exit(0)),
         ShimLost(1.0, 1, 1),
+        ActionFailed(1.0, 1, 1, "its record is damaged"),
         CancelAsked(1.0, (1,)),
         HoldAsked(1.0, (1,)),
         MoveAsked(1.0, (1,), priority=3),
@@ -56,9 +58,11 @@ MOVES = {
     (QUEUED, LeaseGranted): STARTING,
     (QUEUED, LeaseRefused): ENDED,
     (QUEUED, CancelAsked): ENDED,
+    (QUEUED, ActionFailed): ENDED,
     (STARTING, Started): RUNNING,
     (STARTING, Exited): ENDED,
     (STARTING, ShimLost): ENDED,
+    (STARTING, ActionFailed): ENDED,
     (STARTING, CancelAsked): STOPPING,
     (RUNNING, Exited): ENDED,
     (RUNNING, ShimLost): ENDED,
@@ -67,6 +71,7 @@ MOVES = {
     (STOPPING, CancelAsked): STOPPING,
     (STOPPING, Exited): ENDED,
     (STOPPING, ShimLost): ENDED,
+    (STOPPING, ActionFailed): ENDED,
 }
 CELLS = [(state, kind) for state in JobState for kind in EVENTS]
 NAMES = [f"{state.value}-{kind.__name__}" for state, kind in CELLS]

@@ -23,6 +23,7 @@ from grn.client import queue
 from grn.client.connection import ask_once
 from grn.errors import DaemonError, GrnError
 from grn.queue import attempt as attempts
+from grn.queue.rows import fill_checksums
 from tests.harness import DEADLINE_S, Story, is_running, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -294,7 +295,13 @@ class Rig:
         return self.state / "queue" / "queue.sqlite3"
 
     def change(self, sql: str, *values: Any) -> None:
-        """Change the journal behind the back of a queue that is down."""
+        """Change the journal of a queue that is down, as the queue itself would."""
+        self.spoil(sql, *values)
+        with closing(sqlite3.connect(self.database())) as db, db:
+            fill_checksums(db)
+
+    def spoil(self, sql: str, *values: Any) -> None:
+        """Damage the journal of a queue that is down: its checksums stay as they are."""
         with closing(sqlite3.connect(self.database())) as db, db:
             db.execute(sql, values)
 

@@ -23,6 +23,7 @@ from grn.client.queue import end_former
 from grn.errors import GrnError
 from grn.ground import Ground, boot_id, lock, mounts, state_folder
 from grn.queue.asks import Limits
+from grn.queue.disk import NotWritten
 from grn.queue.engine import Engine
 from grn.queue.journal import Journal
 from grn.queue.launch import Manners
@@ -33,6 +34,7 @@ from grn.startup import SERVICE
 
 log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
+_IN_PLACE_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,6 +83,7 @@ async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None
         asyncio.create_task(loop.leases.keep_connected()),
         asyncio.create_task(ground.look_after(stopped.set)),
         asyncio.create_task(_keep_copies(journal)),
+        asyncio.create_task(_keep_in_place(journal)),
     ]
     log.info("action=ready jobs=%d folder=%s", len(loop.engine.jobs), folder)
     _say(ready_fd, "ready")
@@ -116,6 +119,14 @@ async def _keep_copies(journal: Journal) -> None:
     while True:
         await asyncio.sleep(_COPY_S / 12)
         journal.keep_copy(_COPY_S)
+
+
+async def _keep_in_place(journal: Journal) -> None:
+    """Write the journal anew soon after it was removed, also while nobody submits."""
+    while True:
+        await asyncio.sleep(_IN_PLACE_S)
+        with contextlib.suppress(NotWritten):  # logged; whoever submits is told
+            journal.keep_in_place()
 
 
 def _raise_limits() -> None:

@@ -10,7 +10,7 @@ from grn.model.sizes import show_size
 from grn.queue import messages
 from grn.queue.events import After, JobSpec, Submitted
 from grn.queue.loop import Loop
-from grn.queue.rows import Command, NewJob
+from grn.queue.rows import BadRow, Command, NewJob
 from grn.queue.server import Peer
 
 MOST_QUEUED = 1_000_000
@@ -125,6 +125,11 @@ def _again(loop: Loop, job_id: int, row: dict[str, Any]) -> NewJob:
         bool(row["is_exclusive"]), row["priority"], (), row["retries"],
         bool(row["may_requeue"]),
     )  # fmt: skip
-    command = loop.journal.command(job_id)
+    try:
+        command = loop.journal.command(job_id)
+    except BadRow as error:
+        raise MachineError(
+            f"job {job_id} cannot be run again: {error}.", "Submit it anew."
+        ) from error
     facts, _ = loop.journal.told(job_id)  # its script may have been mended since
     return NewJob(command, spec, command.extra, facts)

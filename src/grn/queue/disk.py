@@ -1,6 +1,8 @@
 """The file of the journal: how it is opened, what is in it, and room for when the disk is full.
 
-`synchronous=FULL`: what a client was told is on the disk. One connection, one thread.
+`synchronous=FULL`: what a client was told is on the disk. One connection, one thread. The file is
+known to be the one at its path before a submit is answered, and every few seconds; one that was
+removed is written anew from the open connection (docs/decisions/0033-damaged-records.md).
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from grn import database
 from grn.errors import MachineError
 from grn.ground import set_aside
+from grn.queue import rows
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE_NAME = "queue.sqlite3"
 COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
@@ -45,7 +49,7 @@ CREATE TABLE jobs (
   priority INTEGER NOT NULL, place INTEGER NOT NULL DEFAULT 0,
   reason TEXT, text TEXT NOT NULL DEFAULT '', status INTEGER, signal INTEGER,
   started_at REAL, ended_at REAL, code TEXT NOT NULL DEFAULT '',
-  spared INTEGER NOT NULL DEFAULT 0
+  spared INTEGER NOT NULL DEFAULT 0, checksum INTEGER, state_checksum INTEGER
 );
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
@@ -53,17 +57,27 @@ CREATE TABLE attempts (
   job INTEGER NOT NULL, attempt INTEGER NOT NULL, lease TEXT NOT NULL, gpus TEXT NOT NULL,
   boot TEXT NOT NULL, reserved_bytes INTEGER NOT NULL, began_at REAL NOT NULL, ended_at REAL,
   ran_s REAL, reason TEXT, status INTEGER, signal INTEGER, peak_bytes INTEGER,
-  resident_bytes INTEGER, text TEXT NOT NULL DEFAULT '', PRIMARY KEY (job, attempt)
+  resident_bytes INTEGER, text TEXT NOT NULL DEFAULT '', checksum INTEGER,
+  PRIMARY KEY (job, attempt)
 ) WITHOUT ROWID;
-CREATE TABLE identity (name TEXT NOT NULL);
+CREATE TABLE identity (name TEXT NOT NULL, checksum INTEGER);
 CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 _CHANGES = {  # what leads from a version to the next
-    1: "ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT '';",
-    2: "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;"
-    " ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT '';",
+    1: ("ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT ''",),
+    2: (
+        "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT ''",
+    ),
+    3: (
+        "ALTER TABLE jobs ADD COLUMN checksum INTEGER",
+        "ALTER TABLE jobs ADD COLUMN state_checksum INTEGER",
+        "ALTER TABLE attempts ADD COLUMN checksum INTEGER",
+        "ALTER TABLE identity ADD COLUMN checksum INTEGER",
+    ),
 }
+_FILLED = {3: rows.fill_checksums}  # what follows the statements, in the same transaction
 
 
 class NotWritten(MachineError):
@@ -76,6 +90,7 @@ class Disk:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, FILE_NAME)
         self.trouble = ""  # what is to be told to whoever uses this journal
+        self._folder = folder
         self._copy = os.path.join(folder, COPY_NAME)
         self._ballast = os.path.join(folder, BALLAST_NAME)
         try:
@@ -92,7 +107,47 @@ class Disk:
                 f"the queue's folder {folder} cannot be used: {error}.",
                 "Make it writable, or name another in GRN_STATE_DIR.",
             ) from error
+        self._in_place = database.InPlace(self.path)
         self._fill_ballast()
+
+    def keep_in_place(self) -> None:
+        """See that the file is still the one at its path, and write it anew where it was removed.
+
+        Raise NotWritten when that is not possible: what is written now would be lost with us.
+        """
+        if self._in_place.is_whole:
+            return
+        is_removed = self._in_place.is_removed
+        log.error("action=journal-removed path=%s", self.path)
+        try:
+            if is_removed:
+                os.makedirs(self._folder, mode=0o700, exist_ok=True)
+                database.copy_whole(self.db, self.path, may_replace=False)
+            elif not self._in_place.is_same_file:
+                raise NotWritten(
+                    f"the journal {self.path} was replaced by another file under this queue.",
+                    "Running jobs go on. Put the journal back, or end this queue with"
+                    " `grn queue stop` to go on with the other file.",
+                )
+            # Closing folds the log into the file, also a log that was removed.
+            self.db.close()
+            self.db = open_file(self.path)
+        except (OSError, sqlite3.Error) as error:
+            raise NotWritten(
+                f"the journal {self.path} was removed under this queue and cannot be written"
+                f" anew: {error}.",
+                "Running jobs go on. Make its folder writable and try again.",
+            ) from error
+        self._in_place = database.InPlace(self.path)
+        self._fill_ballast()
+        log.warning("action=journal-written-anew path=%s", self.path)
+
+    def read(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query; raise MachineError when the disk does not give them."""
+        try:
+            return database.read(self.db, sql, tuple(values))
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
 
     def transaction(self, *, may_use_ballast: bool = True) -> Transaction:
         """Begin what is written whole or not at all."""
@@ -103,21 +158,11 @@ class Disk:
         """Copy the file, if the copy is old; it is replaced whole, or stays as it is."""
         if not self._is_copy_old(older_than_s) or not self._has_room():
             return False
-        unfinished = f"{self._copy}.new"
-        old_mask = os.umask(0o077)  # it holds the environments of jobs
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unfinished)
-            self.db.execute("VACUUM INTO ?", (unfinished,))
-            _sync(unfinished)
-            os.rename(unfinished, self._copy)
+            database.copy_whole(self.db, self._copy, may_replace=True)
         except (OSError, sqlite3.Error) as error:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
             log.warning("action=copy-journal result=failed reason=%r", str(error))
             return False
-        finally:
-            os.umask(old_mask)
         return True
 
     def _is_copy_old(self, older_than_s: float) -> bool:
@@ -140,7 +185,7 @@ class Disk:
             return open_file(self.path)
         except sqlite3.OperationalError:
             raise  # the disk or the rights, not the file
-        except sqlite3.DatabaseError:
+        except database.BROKEN:
             aside = set_aside(self.path)
         self.trouble = f"the journal was broken and is set aside as {aside}; its jobs are not here"
         if os.path.exists(self._copy):
@@ -167,30 +212,48 @@ def open_file(path: str) -> sqlite3.Connection:
     old_mask = os.umask(0o077)
     try:
         db = sqlite3.connect(path, isolation_level=None)
-        db.execute("PRAGMA locking_mode=EXCLUSIVE")
-        db.execute("PRAGMA journal_mode=WAL")
+        try:
+            _prepare(db, path)
+        except BaseException:  # whatever it was, the file is not to stay open and locked
+            db.close()
+            raise
     finally:
         os.umask(old_mask)
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: str) -> None:
+    db.execute("PRAGMA locking_mode=EXCLUSIVE")
+    db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")
-    verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if verdict != "ok":
-        db.close()
-        raise sqlite3.DatabaseError(verdict)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise MachineError(
             f"{path} was written by a newer grn (schema {version}).",
             "Use that grn, or name another folder in GRN_STATE_DIR.",
         )
+    database.check(db)
     if version == 0:
         name = secrets.token_hex(8)
         db.executescript(
-            f"BEGIN; {_SCHEMA} INSERT INTO identity VALUES ('{name}');"
+            f"BEGIN; {_SCHEMA}"
+            f" INSERT INTO identity VALUES ('{name}', {database.checksum(name)});"
             f" PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
         )
     for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-        db.executescript(f"BEGIN; {_CHANGES[older]} PRAGMA user_version={older + 1}; COMMIT;")
-    return db
+        _bring_up_to_date(db, older)
+    database.check_tables(db, _SCHEMA)
+
+
+def _bring_up_to_date(db: sqlite3.Connection, older: int) -> None:
+    """Lead from one version to the next, whole or not at all."""
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _CHANGES[older]:
+        db.execute(statement)
+    if older in _FILLED:
+        _FILLED[older](db)
+    db.execute(f"PRAGMA user_version={older + 1}")
+    db.execute("COMMIT")
 
 
 def _written_at(path: str) -> float:
@@ -200,12 +263,11 @@ def _written_at(path: str) -> float:
         return 0.0
 
 
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _unreadable(path: str, error: sqlite3.Error) -> MachineError:
+    return MachineError(
+        f"{path} cannot be read: {error}.",
+        "Running jobs go on. Look for errors of that disk in `dmesg`, then try again.",
+    )
 
 
 def _make_no_room() -> None:
@@ -240,6 +302,9 @@ class Transaction:
             raise self._failed(error) from error
 
     def _failed(self, error: sqlite3.Error) -> NotWritten:
+        is_full = "full" in str(error)
+        hint = "Make room on that disk" if is_full else "Look for errors of that disk in `dmesg`"
         return NotWritten(
-            f"{self._path} cannot be written: {error}.", "Make room on that disk; nothing is lost."
+            f"{self._path} cannot be written: {error}.",
+            f"{hint}; running jobs go on and nothing is lost.",
         )

@@ -14,6 +14,7 @@ from grn.queue import finish
 from grn.queue.asks import Asks, Limits
 from grn.queue.events import (
     Action,
+    ActionFailed,
     CancelAsked,
     DrainAsked,
     EndReason,
@@ -105,6 +106,10 @@ class Engine:
         for kept in event.jobs:
             self._roll.add(kept)
         ends = dict(event.ends)
+        for job in list(self.jobs.values()):
+            if job.fault and job.state is JobState.QUEUED:
+                yield from self._roll.end(job, EndReason.LOST, job.fault, None)
+                ends[job.spec.id] = False
         for job in list(self.jobs.values()):
             yield from self._roll.wire(job, ends)
         for kept in event.jobs:
@@ -255,9 +260,29 @@ class Engine:
         yield SaveAttemptEnd(event.job, event.attempt, EndReason.LOST, exit, None)
         yield from self._conclude(job, finish.after_loss(job.tries_left, is_stopping), exit)
 
+    def _action_failed(self, event: ActionFailed) -> Iterator[Action]:
+        """Set a job aside whose lease could not be asked for, or whose attempt not be launched."""
+        job = self.jobs.get(event.job)
+        if job is None or moved(job.state, event) is None:
+            return
+        if job.state is JobState.QUEUED:
+            if job.attempt < event.attempt:
+                yield from self._roll.end(job, EndReason.LOST, event.text, None)
+                yield from self._asks.more()
+        elif job.attempt == event.attempt:
+            yield SaveAttemptEnd(
+                event.job, event.attempt, EndReason.LOST, Exit(None, text=event.text), None
+            )
+            yield ReturnLease(job.lease)
+            is_stopping = job.state is JobState.STOPPING
+            reason = EndReason.CANCELLED if is_stopping else EndReason.LOST
+            yield from self._conclude(job, finish.End(reason, event.text), None)
+
     def _conclude(
         self, job: Job, verdict: finish.End | finish.Again, exit: Exit | None
     ) -> Iterator[Action]:
+        if job.fault and isinstance(verdict, finish.Again):
+            verdict = finish.End(EndReason.LOST, job.fault)
         self._roll.busy -= 1
         job.lease, job.grant = "", None
         if isinstance(verdict, finish.End):
@@ -282,6 +307,8 @@ class Engine:
             job.state, job.lease = JobState.QUEUED, ""
             if is_stopping:
                 yield from self._roll.end(job, EndReason.CANCELLED, "", None)
+            elif job.fault:
+                yield from self._roll.end(job, EndReason.LOST, job.fault, None)
             else:
                 self._roll.line.add(job)
                 yield saved(job)
@@ -311,6 +338,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Iterator[Action]]] = {
     Started: Engine._started,
     Exited: Engine._exited,
     ShimLost: Engine._shim_lost,
+    ActionFailed: Engine._action_failed,
     CancelAsked: Engine._cancel_asked,
     HoldAsked: Engine._hold_asked,
     MoveAsked: Engine._move_asked,

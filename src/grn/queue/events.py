@@ -90,6 +90,7 @@ class Kept:
     found: Found | None = None
     lease: str = ""
     spared: int = 0
+    fault: str = ""  # its row is damaged: what runs goes on, nothing is run from it again
 
 
 class Found(Enum):
@@ -197,6 +198,16 @@ class ShimLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionFailed:
+    """An action for one attempt of a job could not be carried out."""
+
+    at: float
+    job: int
+    attempt: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAsked:
     at: float
     jobs: tuple[int, ...]
@@ -238,6 +249,7 @@ Event = (
     | Started
     | Exited
     | ShimLost
+    | ActionFailed
     | CancelAsked
     | HoldAsked
     | MoveAsked

@@ -6,17 +6,27 @@ its rows `rows.py`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
+import os
+import secrets
+import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from grn.database import checksum, is_intact
+from grn.errors import MachineError
 from grn.queue import rows
-from grn.queue.disk import Disk
-from grn.queue.events import Action, Kept, SaveEnd
-from grn.queue.rows import Command, NewJob
+from grn.queue.disk import Disk, NotWritten
+from grn.queue.events import Action, EndReason, Kept, SaveEnd
+from grn.queue.rows import BadRow, Command, NewJob
 
+log = logging.getLogger(__name__)
 MOST_AT_HAND = 64
+_TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
+MAX_ID = 1 << 53  # a higher one is damage: numbers of JSON end there
 
 
 class Journal:
@@ -28,11 +38,15 @@ class Journal:
         self._environments: dict[int, dict[str, str]] = {}
         self._disk = Disk(folder)
         self.path = self._disk.path
-        self._db = self._disk.db
         # A journal made anew numbers its jobs anew: this keeps old jobs' files apart from them.
-        self.identity = str(self._db.execute("SELECT name FROM identity").fetchone()[0])
+        self.identity = self._identity(os.path.join(folder, "jobs"))
+        self._last_id = self._highest_id()
         count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
         self.ended = int(count.fetchone()[0])  # kept up to date: counting takes long with many
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        return self._disk.db  # another one after the file was written anew
 
     @property
     def trouble(self) -> str:
@@ -46,8 +60,7 @@ class Journal:
         known = self.first_of(key)
         if known is not None:
             return known, False
-        first = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='jobs'").fetchone()
-        first_id = (first[0] if first else 0) + 1
+        first_id = self._last_id + 1
         now = self._wall()
         environments: dict[int, int] = {}
 
@@ -56,14 +69,33 @@ class Journal:
                 identity = id(job.command.environment)
                 if identity not in environments:
                     environments[identity] = self._environment_id(job.command.environment)
-                yield (*rows.of_job(job_id, job, environments[identity], now), is_held)
+                yield rows.of_job(job_id, job, environments[identity], now, is_held)
 
         with self._disk.transaction(may_use_ballast=False):
             self._db.executemany(rows.INSERT, new_rows())
             self._db.execute(
                 "INSERT INTO submits VALUES (?,?,?,?)", (key, first_id, len(jobs), now)
             )
+        try:
+            self._disk.keep_in_place()
+        except NotWritten:
+            self._take_back(key, first_id)
+            raise
+        self._last_id += len(jobs)
         return first_id, True
+
+    def _take_back(self, key: str, first_id: int) -> None:
+        """Forget a submit that is about to be refused: its key would be answered as accepted."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("DELETE FROM submits WHERE key = ?", (key,))
+            self._db.execute("DELETE FROM jobs WHERE id >= ?", (first_id,))
+
+    def _highest_id(self) -> int:
+        """Return the highest id that was ever given."""
+        counted = self._disk.read("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
+        ((highest,),) = self._disk.read("SELECT max(id) FROM jobs WHERE id < ?", (MAX_ID,))
+        known = [one for (one,) in [*counted, (highest,)] if isinstance(one, int)]
+        return max((one for one in known if one < MAX_ID), default=0)
 
     def write(self, actions: Iterable[Action]) -> None:
         """Write down what the engine says, in one transaction; raise NotWritten when it fails."""
@@ -80,8 +112,16 @@ class Journal:
     def clean(self, before: float) -> list[tuple[int, int]]:
         """Forget jobs that ended before a time; return their ids and how often each was tried."""
         ended = "state = 'ended' AND ended_at <= ?"
-        gone = self._db.execute(f"SELECT id, attempt FROM jobs WHERE {ended}", (before,)).fetchall()
+        now = self._wall()
         with self._disk.transaction():
+            # The clock was wrong when it ended: it counts from now on.
+            self._db.execute(
+                "UPDATE jobs SET ended_at = ? WHERE state = 'ended' AND ended_at > ?", (now, now)
+            )
+            self._db.execute("UPDATE submits SET at = ? WHERE at > ?", (now, now))
+            gone = self._db.execute(
+                f"SELECT id, attempt FROM jobs WHERE {ended}", (before,)
+            ).fetchall()
             self._db.execute(
                 f"DELETE FROM attempts WHERE job IN (SELECT id FROM jobs WHERE {ended})", (before,)
             )
@@ -91,111 +131,162 @@ class Journal:
             )
             self._db.execute("DELETE FROM submits WHERE at <= ?", (before - 7 * 86400,))
         self.ended -= len(gone)
-        return gone
+        return [(job, count if isinstance(count, int) else 0) for job, count in gone]
 
     # --- reading -------------------------------------------------------------------------
 
     def kept(self) -> list[Kept]:
-        """Return all jobs that have not ended."""
-        found = self._db.execute(
+        """Return all jobs that have not ended; a damaged one says so and harms no other."""
+        found = self._disk.read(
             f"SELECT {rows.KEPT} FROM jobs"
-            " WHERE state IN ('queued','starting','running','stopping') ORDER BY id"
+            " WHERE typeof(state) <> 'text' OR state <> 'ended' ORDER BY id"
         )
+        self._mend_times()
         texts: dict[str, str] = {}
-        return [rows.kept(row, texts) for row in found]
+        kept = []
+        for row in found:
+            one = rows.kept(row, texts)
+            if one.fault and rows.has_ended(row):
+                self._mend_state(one.spec.id)
+                continue
+            if one.fault:
+                log.error("action=set-aside job=%d reason=%r", one.spec.id, one.fault)
+            kept.append(one)
+        return kept
+
+    def _mend_times(self) -> None:
+        """Let jobs that ended at no time have ended now: they would not be listed."""
+        if self._disk.read(f"SELECT id FROM jobs WHERE {_TIMELESS} LIMIT 1"):
+            with self._disk.transaction():
+                self._db.execute(f"UPDATE jobs SET ended_at = ? WHERE {_TIMELESS}", (self._wall(),))
+
+    def _mend_state(self, job_id: int) -> None:
+        """Write down once more that a job has ended: its outcome is there, its state is not."""
+        log.error("action=mend-state job=%d", job_id)
+        with self._disk.transaction():
+            self._db.execute("UPDATE jobs SET state = 'ended' WHERE id = ?", (job_id,))
+        self.ended += 1
 
     def first_of(self, key: str) -> int | None:
         """Return the first id of a submit that was accepted, None when it was not."""
-        row = self._db.execute("SELECT first FROM submits WHERE key = ?", (key,)).fetchone()
-        return int(row[0]) if row else None
+        found = self._disk.read("SELECT first FROM submits WHERE key = ?", (key,))
+        if not found:
+            return None
+        (first,) = found[0]
+        if not isinstance(first, int):
+            raise MachineError(
+                "this submit was accepted, but the journal's record of it is damaged.",
+                "See `grn ls` for its jobs.",
+            )
+        return first
 
     def is_drained(self) -> bool:
-        row = self._db.execute("SELECT value FROM switches WHERE name = 'drained'").fetchone()
-        return bool(row and row[0])
+        found = self._disk.read("SELECT value FROM switches WHERE name = 'drained'")
+        return bool(found and found[0][0])
 
     def ended_well(self, ids: Iterable[int]) -> dict[int, bool]:
         """Return of each job that has ended whether it ended well."""
         found: dict[int, bool] = {}
         for job_id in ids:
-            row = self._db.execute(
+            for (reason,) in self._disk.read(
                 "SELECT reason FROM jobs WHERE id = ? AND state = 'ended'", (job_id,)
-            ).fetchone()
-            if row is not None:
-                found[job_id] = row[0] == "ok"
+            ):
+                found[job_id] = reason == "ok"
         return found
 
     def command(self, job_id: int) -> Command:
-        """Return what is to be run."""
-        argv, cwd, environment, extra, umask, name, notify, limit = self._db.execute(
-            "SELECT argv, cwd, environment, extra, umask, name, notify, time_limit_s FROM jobs"
-            " WHERE id = ?",
-            (job_id,),
-        ).fetchone()
+        """Return what is to be run; raise BadRow when it is not what was submitted."""
+        row = self._submitted(job_id)
+        environment = row["environment"]
         return Command(
-            tuple(json.loads(argv)), cwd, self._environment(environment), umask, name, notify,
-            limit, json.loads(extra), environment,
+            tuple(json.loads(row["argv"])), row["cwd"], self._environment(environment),
+            row["umask"], row["name"], row["notify"], row["time_limit_s"],
+            json.loads(row["extra"]), environment,
         )  # fmt: skip
 
+    def _submitted(self, job_id: int) -> dict[str, Any]:
+        found = self._disk.read(f"SELECT {rows.SUBMITTED} FROM jobs WHERE id = ?", (job_id,))
+        if not found:
+            raise BadRow(f"job {job_id} is not in the journal any more")
+        return rows.submitted(found[0])
+
     def notify_of(self, job_id: int) -> str:
-        """Return the command to run when a job has ended."""
-        row = self._db.execute("SELECT notify FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return str(row[0]) if row else ""
+        """Return the command to run when a job has ended; raise BadRow when it is damaged."""
+        ((notify,),) = self._disk.read("SELECT notify FROM jobs WHERE id = ?", (job_id,)) or [("",)]
+        return str(self._submitted(job_id)["notify"]) if notify else ""
 
     def end_of(self, job_id: int) -> dict[str, Any] | None:
         """Return how a job ended, None when there is no such job."""
-        names = ("id", "reason", "text", "status", "signal", "attempt")
-        row = self._db.execute(
-            f"SELECT {', '.join(names)} FROM jobs WHERE id = ?", (job_id,)
-        ).fetchone()
-        return dict(zip(names, row, strict=True)) if row else None
+        names = ("id", "reason", "text", "status", "signal", "attempt", "state")
+        found = self._disk.read(f"SELECT {', '.join(names)} FROM jobs WHERE id = ?", (job_id,))
+        if not found:
+            return None
+        row = rows.readable(names, found[0])
+        if row.pop("state") == "ended" and row["reason"] is None:
+            row["reason"] = EndReason.LOST.value
+        return row
 
     def _environment(self, environment_id: int) -> dict[str, str]:
         """Return an environment; the last few used are kept at hand."""
         if environment_id not in self._environments:
-            row = self._db.execute(
-                "SELECT body FROM environments WHERE id = ?", (environment_id,)
-            ).fetchone()
+            found = self._disk.read(
+                "SELECT body, digest FROM environments WHERE id = ?", (environment_id,)
+            )
+            body, digest = found[0] if found else (None, None)
+            if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
+                raise BadRow("the journal's record of its environment is damaged: it was not run")
             if len(self._environments) >= MOST_AT_HAND:
                 self._environments.clear()
-            self._environments[environment_id] = json.loads(row[0])
+            self._environments[environment_id] = json.loads(body)
         return self._environments[environment_id]
 
     def told(self, job_id: int) -> tuple[dict[str, Any], str]:
-        """Return what there is to learn from: facts of a job's arguments, and its code."""
-        row = self._db.execute(
-            "SELECT arguments, code FROM jobs WHERE id = ?", (job_id,)
-        ).fetchone()
-        return json.loads(row[0]), row[1]
+        """Return what there is to learn from: facts of a job's arguments, and its code.
+
+        Not compared with the checksum: it is before anything is run.
+        """
+        found = self._disk.read("SELECT arguments, code FROM jobs WHERE id = ?", (job_id,))
+        try:
+            ((arguments, code),) = found
+            facts = json.loads(arguments)
+        except (TypeError, ValueError) as error:
+            raise BadRow(rows.NEVER_RUN) from error
+        if not isinstance(facts, dict) or not isinstance(code, str):
+            raise BadRow(rows.NEVER_RUN)
+        return facts, code
 
     def lease_of(self, job_id: int, attempt: int) -> tuple[str, str]:
-        """Return the lease an attempt was begun under, and the boot it was begun in."""
-        row = self._db.execute(
-            "SELECT lease, boot FROM attempts WHERE job = ? AND attempt = ?", (job_id, attempt)
-        ).fetchone()
-        return (row[0], row[1]) if row else ("", "")
+        """Return the lease an attempt was begun under and the boot; empty when not known."""
+        found = self._disk.read(
+            f"SELECT {rows.BEGUN} FROM attempts WHERE job = ? AND attempt = ?", (job_id, attempt)
+        )
+        return rows.lease_and_boot(found[0]) if found else ("", "")
 
     def rows(
         self, where: str, values: Sequence[Any], order: str, most: int
     ) -> list[dict[str, Any]]:
         """Return jobs as rows for people; `where` and `order` are texts of ours, never a user's."""
-        cursor = self._db.execute(
+        found = self._disk.read(
             f"SELECT {rows.SHOWN} FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id"
             f" AND attempts.attempt = jobs.attempt WHERE {where} ORDER BY {order} LIMIT ?",
             (*values, most),
         )
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
+        return [rows.readable(rows.SHOWN_NAMES, row) for row in found]
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
         """Return all attempts of a job as rows for people."""
-        cursor = self._db.execute(
-            "SELECT attempt, lease, gpus, reserved_bytes, began_at, ended_at, ran_s, reason,"
-            " status, signal, peak_bytes, resident_bytes, text FROM attempts WHERE job = ?"
-            " ORDER BY attempt",
-            (job_id,),
+        names = (
+            "attempt", "lease", "gpus", "reserved_bytes", "began_at", "ended_at", "ran_s", "reason",
+            "status", "signal", "peak_bytes", "resident_bytes", "text",
+        )  # fmt: skip
+        found = self._disk.read(
+            f"SELECT {', '.join(names)} FROM attempts WHERE job = ? ORDER BY attempt", (job_id,)
         )
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
+        return [rows.readable(names, row) for row in found]
+
+    def keep_in_place(self) -> None:
+        """Write the file anew where it was removed; raise NotWritten when that fails."""
+        self._disk.keep_in_place()
 
     def keep_copy(self, older_than_s: float) -> bool:
         """Copy all of it into a file beside, unless there is a copy that is not older than this."""
@@ -215,4 +306,28 @@ class Journal:
                 "INSERT INTO environments (digest, body) VALUES (?,?)", values
             )
             return int(cursor.lastrowid or 0)
+        try:
+            self._environment(row[0])
+        except BadRow:  # of all bodies only this one has that digest
+            self._db.execute("UPDATE environments SET body = ? WHERE id = ?", (body, row[0]))
         return int(row[0])
+
+    def _identity(self, folder: str) -> str:
+        """Return the name of this journal; a damaged one is found again by its jobs' folder.
+
+        Under a wrong name all that runs would be taken for never begun, and be run twice.
+        """
+        name, stored = (*self._disk.read("SELECT name, checksum FROM identity"), ("", None))[0]
+        if is_intact(stored, (name,)):
+            return str(name)
+        try:
+            folders = os.listdir(folder)
+        except OSError:
+            folders = []
+        right = [one for one in folders if one == name or is_intact(stored, (one,))]
+        found = (right or [secrets.token_hex(8)])[0]  # without a folder nothing ever ran
+        log.error("action=mend-identity was=%r is=%s", name, found)
+        with self._disk.transaction():
+            self._db.execute("DELETE FROM identity")
+            self._db.execute("INSERT INTO identity VALUES (?,?)", (found, checksum(found)))
+        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grn.queue.events import (
+    ActionFailed,
     CancelAsked,
     Exited,
     JobState,
@@ -18,9 +19,11 @@ NEXT: Mapping[tuple[JobState, type], JobState] = {
     (JobState.QUEUED, LeaseGranted): JobState.STARTING,
     (JobState.QUEUED, LeaseRefused): JobState.ENDED,
     (JobState.QUEUED, CancelAsked): JobState.ENDED,
+    (JobState.QUEUED, ActionFailed): JobState.ENDED,
     (JobState.STARTING, Started): JobState.RUNNING,
     (JobState.STARTING, Exited): JobState.ENDED,  # over before we saw it run
     (JobState.STARTING, ShimLost): JobState.ENDED,
+    (JobState.STARTING, ActionFailed): JobState.ENDED,
     (JobState.STARTING, CancelAsked): JobState.STOPPING,
     (JobState.RUNNING, Exited): JobState.ENDED,
     (JobState.RUNNING, ShimLost): JobState.ENDED,
@@ -29,6 +32,7 @@ NEXT: Mapping[tuple[JobState, type], JobState] = {
     (JobState.STOPPING, CancelAsked): JobState.STOPPING,  # asked twice: now in earnest
     (JobState.STOPPING, Exited): JobState.ENDED,
     (JobState.STOPPING, ShimLost): JobState.ENDED,
+    (JobState.STOPPING, ActionFailed): JobState.ENDED,
 }
 """What is not here changes nothing. Ended by `Exited` or `ShimLost` may mean: queued once more."""
 

@@ -35,6 +35,7 @@ class Job:
     grant: LeaseGranted | None = None  # how the lease came
     waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
     why: str = ""  # what the negotiator said last; asked for anew whenever jobs are shown
+    fault: str = ""  # its row is damaged: it is not run again
     past: str = ""  # why its latest attempt was not enough, where that was not its own doing
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 from grn.errors import UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.queue import messages
+from grn.queue.rows import BadRow
 from grn.queue.server import Peer, numbers
 
 _STATES = {
@@ -49,8 +50,12 @@ def show(peer: Peer, message: messages.ShowAsked) -> None:
     row["attempts"] = peer.loop.journal.attempts(message.job)
     for one in row["attempts"]:
         one["gpus"] = numbers(one["gpus"])
-    command = peer.loop.journal.command(message.job)
-    row["environment"] = sorted({*command.environment, *command.extra})
+    try:
+        command = peer.loop.journal.command(message.job)
+        row["environment"] = sorted({*command.environment, *command.extra})
+    except BadRow as error:
+        row["environment"] = []
+        row["text"] = row["text"] or str(error)
     peer.send(message.id, {"job": row})
 
 

@@ -12,13 +12,14 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grn.queue.disk import NotWritten
 from grn.queue.engine import Engine
 from grn.queue.events import (
     Action,
+    ActionFailed,
     AskLease,
     DropAsk,
     EndReason,
@@ -50,6 +51,7 @@ from grn.queue.finish import reason_of
 from grn.queue.journal import Journal
 from grn.queue.launch import Launcher, Manners
 from grn.queue.leases import Leases
+from grn.queue.rows import RUN_NO_MORE, BadRow
 from grn.queue.workers import Attempt, Record
 
 log = logging.getLogger(__name__)
@@ -145,18 +147,22 @@ class Loop:
         if kept.state is JobState.QUEUED:
             return kept
         lease, boot = self.journal.lease_of(kept.spec.id, kept.attempt)
+        fault = kept.fault
+        if not boot:
+            # Written together with the state, so it is damaged. That it was begun in this boot is
+            # the safe guess: a shim that lives is found, and nothing is run again.
+            boot, fault = self._boot, fault or RUN_NO_MORE
+            log.error("action=set-aside job=%d attempt=%d", kept.spec.id, kept.attempt)
         found = self.launcher.find(Attempt(kept.spec.id, kept.attempt), boot == self._boot)
         log.info(
             "action=recover job=%d attempt=%d found=%s", kept.spec.id, kept.attempt, found.value
         )
         if boot == self._boot and found is not Found.NOT_BEGUN:
-            self._held[kept.spec.id] = lease
-        elif boot == self._boot:
+            if lease:
+                self._held[kept.spec.id] = lease
+        elif boot == self._boot and lease:
             self.leases.done(lease, {"outcome": "failed"}, lambda _: None)
-        return Kept(
-            kept.spec, kept.state, kept.attempt, kept.tries_left, kept.memory_attempt,
-            kept.is_held, kept.place, found, lease, kept.spared,
-        )  # fmt: skip
+        return replace(kept, found=found, lease=lease, fault=fault)
 
     # --- a turn --------------------------------------------------------------------------
 
@@ -186,7 +192,22 @@ class Loop:
         for action in actions:
             act = _ACTS.get(type(action))
             if act is not None:
-                act(self, action)
+                self._try(act, action)
+
+    def _try(self, act: Callable[[Loop, Any], None], action: Action) -> None:
+        """Carry out one action; one that fails concerns its own job and no other."""
+        try:
+            act(self, action)
+        except Exception as error:
+            # Going on is safe: what the engine decided is written down, the other actions of this
+            # turn belong to other jobs, and the engine is told of the job that this one was for.
+            job, attempt = _concerned(action)
+            log.exception(
+                "action=%s result=failed job=%s attempt=%s", type(action).__name__, job, attempt
+            )
+            if job is not None:
+                text = f"it could not be started: {str(error) or type(error).__name__}"
+                self.tell(ActionFailed(self.now(), job, attempt, text))
 
     def _write_again(self) -> None:
         was, self.trouble = self.trouble, None
@@ -215,8 +236,8 @@ class Loop:
         log.debug(
             "action=launch job=%d attempt=%d lease=%s", action.job, action.attempt, action.lease
         )
-        self._held[action.job] = action.lease
         command = self.journal.command(action.job)
+        self._held[action.job] = action.lease
         attempt = Attempt(action.job, action.attempt)
         self.launcher.start(attempt, command, action.lease, action.visible)
 
@@ -235,13 +256,20 @@ class Loop:
         log.debug("action=end job=%d reason=%s", action.job, action.reason.value)
         for waiter in self._waiters.pop(action.job, []):
             waiter(action.job)
-        own = self.journal.notify_of(action.job)
+        own = self._notify_of(action.job)
         happened = {"GRN_JOB_ID": str(action.job), "GRN_REASON": action.reason.value}
         hooks = [own, self._hooks.on_end]
         if action.reason is not EndReason.OK:
             hooks.append(self._hooks.on_failure)
         for hook in filter(None, hooks):
             self._notify(hook, {"GRN_EVENT": "end", **happened})
+
+    def _notify_of(self, job: int) -> str:
+        try:
+            return self.journal.notify_of(job)
+        except BadRow:
+            log.error("action=notify result=failed job=%d reason=damaged", job)
+            return ""
 
     def _tell_empty(self, _action: TellEmpty) -> None:
         if self._hooks.on_empty:
@@ -262,7 +290,7 @@ class Loop:
 
     def _shim_gone(self, attempt: Attempt, said: Record | None = None) -> None:
         """A shim has ended: see what it wrote, and settle the lease before the engine hears."""
-        exit = self.launcher.exit_of(attempt, said)
+        exit = self._exit_of(attempt, said)
         lease = self._held.pop(attempt.job, "")
         if exit is None:
             killed = self.launcher.end_leftovers(attempt)
@@ -281,6 +309,16 @@ class Loop:
             self.tell(Exited(self.now(), attempt.job, attempt.number, exit, None))
         else:
             self._settle(lease, _ending(exit), settled)
+
+    def _exit_of(self, attempt: Attempt, said: Record | None) -> Exit | None:
+        """Return how an attempt ended; a record that is damaged says nothing."""
+        try:
+            return self.launcher.exit_of(attempt, said)
+        except (OSError, TypeError, ValueError):
+            log.exception(
+                "action=read-exit result=failed job=%d attempt=%d", attempt.job, attempt.number
+            )
+            return None
 
     def _settle(
         self, lease: str, ending: dict[str, Any], then: Callable[[Settled], None] | None
@@ -346,6 +384,15 @@ _ACTS: dict[type, Callable[[Loop, Any], None]] = {
     TellEmpty: Loop._tell_empty,
     SaveAttemptEnd: Loop._attempt_ended,
 }
+
+
+def _concerned(action: Action) -> tuple[int | None, int]:
+    """Return the job, and its attempt, that cannot go on when an action fails; None for none."""
+    if isinstance(action, PassAsk):
+        action = action.heir
+    if isinstance(action, AskLease):
+        return action.spec.id, action.attempt
+    return (action.job, action.attempt) if isinstance(action, Launch) else (None, 0)
 
 
 def _ending(exit: Exit) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Roll:
             kept.spared,
             kept.is_held,
             lease=kept.lease,
+            fault=kept.fault,
         )
         self.jobs[kept.spec.id] = job
         self.busy += kept.state is not JobState.QUEUED

@@ -1,6 +1,8 @@
 """Jobs and attempts as rows of the journal: what is written for each action, and read again.
 
-Values and SQL; transactions are the journal's.
+Values and SQL; transactions are the journal's. A job's row has two checksums: one of all that was
+submitted, which never changes, one of where the job stands, written with each change of it. A row
+that does not match is never run.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grn.database import checksum, is_intact
 from grn.queue.events import (
     After,
+    EndReason,
     JobSpec,
     JobState,
     Kept,
@@ -23,9 +27,21 @@ from grn.queue.events import (
     SaveState,
 )
 
+_SUBMITTED = (
+    "id", "name", "argv", "cwd", "environment", "extra", "umask", "notify", "time_limit_s",
+    "job_type", "label", "arguments", "gpus", "mem_bytes", "is_exclusive", "after", "retries",
+    "may_requeue", "submitted_at", "code",
+)  # fmt: skip
+_STATE = (
+    "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
+)  # fmt: skip
+_BEGUN = ("job", "attempt", "lease", "gpus", "boot", "reserved_bytes", "began_at")
+
+SUBMITTED = f"{', '.join(_SUBMITTED)}, checksum"
+BEGUN = f"{', '.join(_BEGUN)}, checksum"
 KEPT = (
-    "id, job_type, label, gpus, mem_bytes, is_exclusive, priority, after, retries, may_requeue,"
-    " state, attempt, tries_left, memory_attempt, is_held, place, spared"
+    f"{SUBMITTED}, {', '.join(_STATE)}, state_checksum, reason,"
+    " (SELECT max(attempt) FROM attempts WHERE job = jobs.id)"
 )
 SHOWN = (
     "jobs.id, name, argv, cwd, label, job_type, jobs.gpus AS gpus_asked, mem_bytes, is_exclusive,"
@@ -33,12 +49,34 @@ SHOWN = (
     " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
     " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s"
 )
+SHOWN_NAMES = tuple(column.split(" AS ")[-1].split(".")[-1] for column in SHOWN.split(", "))
 INSERT = (
-    "INSERT INTO jobs (id, name, argv, cwd, environment, extra, umask, notify, time_limit_s,"
-    " job_type, label, arguments, gpus, mem_bytes, is_exclusive, after, retries, may_requeue,"
-    " submitted_at, state, tries_left, priority, place, code, is_held)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,'queued',?,?,?,?,?)"
+    f"INSERT INTO jobs ({SUBMITTED}, {', '.join(_STATE)}, state_checksum)"
+    f" VALUES ({','.join('?' * (len(_SUBMITTED) + len(_STATE) + 2))})"
 )
+NEVER_RUN = "the journal's record of it is damaged: it is kept there and was not run"
+RUN_NO_MORE = "the journal's record of it is damaged: it is kept there and is not run again"
+
+_REASONS = {reason.value for reason in EndReason}
+_NUMBER = (int, float)
+_SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what stands for others
+    "id": (int, 0), "name": (str, ""), "argv": (str, "[]"), "cwd": (str, ""), "label": (str, ""),
+    "job_type": (str, ""), "gpus_asked": (int, 0), "mem_bytes": (int, None),
+    "is_exclusive": (int, 0), "after": (str, ""), "retries": (int, 0), "may_requeue": (int, 0),
+    "time_limit_s": (_NUMBER, None), "submitted_at": (_NUMBER, 0.0), "state": (str, "ended"),
+    "attempt": (int, 0), "is_held": (int, 0), "priority": (int, 0), "reason": (str, None),
+    "text": (str, ""), "status": (int, None), "signal": (int, None), "started_at": (_NUMBER, None),
+    "ended_at": (_NUMBER, None), "lease": (str, None), "gpus": (str, None),
+    "reserved_bytes": (int, None), "peak_bytes": (int, None), "ran_s": (_NUMBER, None),
+    "began_at": (_NUMBER, 0.0), "resident_bytes": (int, None),
+}  # fmt: skip
+
+
+_GOOD_SHAPES: set[tuple[object, ...]] = set()  # types of rows that were found to be right: few
+
+
+class BadRow(ValueError):
+    """A row that is not as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,51 +105,155 @@ class NewJob:
     code: str = ""  # fingerprint of its script
 
 
-def of_job(job_id: int, job: NewJob, environment: int, now: float) -> tuple[Any, ...]:
+def of_job(
+    job_id: int, job: NewJob, environment: int, now: float, is_held: bool
+) -> tuple[Any, ...]:
+    """Return the columns of a new job, as SQLite will give them back, with their checksums."""
     command, spec = job.command, job.spec
     after = json.dumps([[one.job, one.must_be_ok] for one in spec.after]) if spec.after else ""
-    return (
+    limit_s = command.time_limit_s
+    submitted = (
         job_id, command.name, json.dumps(command.argv), command.cwd, environment,
-        json.dumps(job.extra), command.umask, command.notify, command.time_limit_s, spec.job_type,
-        spec.label, json.dumps(job.arguments), spec.gpus, spec.mem_bytes, spec.is_exclusive, after,
-        spec.retries, spec.may_requeue, now, spec.retries, spec.priority, job_id,
-        job.code,
+        json.dumps(job.extra), command.umask, command.notify,
+        None if limit_s is None else float(limit_s), spec.job_type, spec.label,
+        json.dumps(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
+        spec.retries, int(spec.may_requeue), float(now), job.code,
     )  # fmt: skip
+    state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
+    return (*submitted, checksum(*submitted), *state, checksum(*state))
+
+
+def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
+    """Return what was submitted, by the names of columns; raise BadRow when it is damaged."""
+    *values, stored = row
+    if not is_intact(stored, tuple(values)):
+        raise BadRow(NEVER_RUN)
+    return dict(zip(_SUBMITTED, values, strict=True))
 
 
 def kept(row: tuple[Any, ...], texts: dict[str, str]) -> Kept:
-    (job_id, job_type, label, gpus, mem, exclusive, priority, after, retries, may_requeue, state,
-     attempt, tries_left, memory_attempt, is_held, place, spared) = row  # fmt: skip
-    spec = JobSpec(
-        job_id, texts.setdefault(job_type, job_type), texts.setdefault(label, label), gpus, mem,
-        bool(exclusive), priority,
-        tuple(After(*one) for one in json.loads(after)) if after else (),
-        retries, bool(may_requeue),
-    )  # fmt: skip
+    """Return a job that has not ended; of a damaged one what recovery needs, and the fault."""
+    count = len(_SUBMITTED) + 1
+    state, (state_sum, _reason, last) = row[count:-3], row[-3:]
+    try:
+        spec = _spec(submitted(row[:count]), state[5], texts)
+        return _kept(spec, state, state_sum)
+    except BadRow:
+        return _damaged(row[0], state, is_intact(state_sum, state), last)
+
+
+def has_ended(row: tuple[Any, ...]) -> bool:
+    """True when a job whose state cannot be read has an outcome: it had ended."""
+    return row[-2] in _REASONS
+
+
+def _kept(spec: JobSpec, state: tuple[Any, ...], stored: object) -> Kept:
+    if not is_intact(stored, state):
+        raise BadRow(NEVER_RUN)
+    name, attempt, tries_left, memory_attempt, is_held, _, place, spared = state
     return Kept(
-        spec, JobState(state), attempt, tries_left, memory_attempt, bool(is_held), place,
+        spec, JobState(name), attempt, tries_left, memory_attempt, bool(is_held), place,
         spared=spared,
     )  # fmt: skip
 
 
+def _spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
+    after = json.loads(row["after"]) if row["after"] else ()
+    job_type, label = row["job_type"], row["label"]
+    return JobSpec(
+        row["id"], texts.setdefault(job_type, job_type), texts.setdefault(label, label),
+        row["gpus"], row["mem_bytes"], bool(row["is_exclusive"]), priority,
+        tuple(After(*one) for one in after), row["retries"], bool(row["may_requeue"]),
+    )  # fmt: skip
+
+
+def _damaged(job_id: int, state: tuple[Any, ...], is_state_good: bool, last: object) -> Kept:
+    """Return a job that must not be run from its row; an attempt of it may still be alive.
+
+    Where its state cannot be read it may have been queued or running: the latest attempt's own
+    files decide.
+    """
+    if is_state_good:
+        known, attempt = JobState(state[0]), state[1]
+    else:
+        attempt = last if isinstance(last, int) and last > 0 else 0
+        known = JobState.STARTING if attempt else JobState.QUEUED
+    fault = NEVER_RUN if not attempt else RUN_NO_MORE
+    return Kept(JobSpec(job_id, "", ""), known, attempt, place=job_id, fault=fault)
+
+
+def lease_and_boot(row: tuple[Any, ...]) -> tuple[str, str]:
+    """Return the lease and the boot of an attempt's row, nothing when it is damaged."""
+    *begun, stored = row
+    return (begun[2], begun[4]) if is_intact(stored, tuple(begun)) else ("", "")
+
+
+def readable(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a row for people, with a blank for each value of the wrong type and a word of it."""
+    row = dict(zip(names, values, strict=True))
+    shape = (names, *map(type, values))
+    if shape in _GOOD_SHAPES:
+        return row
+    damaged = [name for name, value in row.items() if not _is_kind(name, value)]
+    for name in damaged:
+        row[name] = _SHOWN_KINDS[name][1]
+    if damaged:
+        text = f"damaged in the journal: {', '.join(damaged)}"
+        row["text"] = "; ".join(filter(None, (row["text"], text)))
+    else:
+        _GOOD_SHAPES.add(shape)
+    return row
+
+
+def _is_kind(name: str, value: object) -> bool:
+    kind, blank = _SHOWN_KINDS[name]
+    return isinstance(value, kind) or (value is None and blank is None)
+
+
+def fill_checksums(db: sqlite3.Connection) -> None:
+    """Give all rows of a journal from before there were checksums their own."""
+    lenient, db.text_factory = db.text_factory, _undecoded  # what is no text will not match
+    for table, columns, target in (
+        ("jobs", _SUBMITTED, "checksum"),
+        ("jobs", _STATE, "state_checksum"),
+        ("attempts", _BEGUN, "checksum"),
+        ("identity", ("name",), "checksum"),
+    ):
+        keys = {"jobs": ("id",), "attempts": ("job", "attempt"), "identity": ("rowid",)}[table]
+        found = db.execute(f"SELECT {', '.join((*keys, *columns))} FROM {table}").fetchall()
+        where = " AND ".join(f"{key} = ?" for key in keys)
+        db.executemany(
+            f"UPDATE {table} SET {target} = ? WHERE {where}",
+            [(checksum(*row[len(keys) :]), *row[: len(keys)]) for row in found],
+        )
+    db.text_factory = lenient
+
+
+def _undecoded(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
 def _save_state(db: sqlite3.Connection, action: SaveState, _boot: str, now: float) -> None:
     started_at = now if action.state is JobState.STARTING else None
-    db.execute(
-        "UPDATE jobs SET state=?, attempt=?, tries_left=?, memory_attempt=?, is_held=?,"
-        " priority=?, place=?, spared=?, started_at=ifnull(?, started_at) WHERE id=?",
-        (
-            action.state.value, action.attempt, action.tries_left, action.memory_attempt,
-            action.is_held, action.priority, action.place, action.spared, started_at, action.job,
-        ),
+    state = (
+        action.state.value, action.attempt, action.tries_left, action.memory_attempt,
+        int(action.is_held), action.priority, action.place, action.spared,
     )  # fmt: skip
+    db.execute(
+        f"UPDATE jobs SET {'=?, '.join(_STATE)}=?, state_checksum=?,"
+        " started_at=ifnull(?, started_at) WHERE id=?",
+        (*state, checksum(*state), started_at, action.job),
+    )
 
 
 def _save_begin(db: sqlite3.Connection, action: SaveBegin, boot: str, now: float) -> None:
     gpus = ",".join(map(str, action.gpus))
+    begun = (
+        action.job, action.attempt, action.lease, gpus, boot, action.reserved_bytes, float(now),
+    )  # fmt: skip
     db.execute(
-        "INSERT OR REPLACE INTO attempts (job, attempt, lease, gpus, boot, reserved_bytes,"
-        " began_at) VALUES (?,?,?,?,?,?,?)",
-        (action.job, action.attempt, action.lease, gpus, boot, action.reserved_bytes, now),
+        f"INSERT OR REPLACE INTO attempts ({BEGUN}) VALUES (?,?,?,?,?,?,?,?)",
+        (*begun, checksum(*begun)),
     )
 
 

@@ -62,8 +62,8 @@ class Server:
     def shown(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the journal as it is shown to people."""
         job = self.loop.engine.jobs.get(row["id"])
-        row["argv"] = json.loads(row["argv"])
-        row["after"] = json.loads(row["after"]) if row["after"] else []
+        row["argv"] = _listed(row["argv"], [row["argv"]])
+        row["after"] = _listed(row["after"], []) if row["after"] else []
         row["gpus"] = numbers(row["gpus"])
         for name in ("is_exclusive", "may_requeue", "is_held"):
             row[name] = bool(row[name])
@@ -171,5 +171,14 @@ def _doubt(uid: int, connection: socket.socket) -> GrnError | None:
 
 
 def numbers(text: str | None) -> list[int]:
-    """Read the numbers of GPUs as the journal spells them."""
-    return [int(word) for word in text.split(",")] if text else []
+    """Read the numbers of GPUs as the journal spells them; none where they are damaged."""
+    return [int(word) for word in (text or "").split(",") if word.isdecimal()]
+
+
+def _listed(text: str, otherwise: list[Any]) -> list[Any]:
+    """Read a list of the journal; a damaged one is shown as what stands for it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return otherwise
+    return found if isinstance(found, list) else otherwise
