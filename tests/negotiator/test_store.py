@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import stat
@@ -240,6 +241,72 @@ def test_a_run_that_cannot_be_read_is_left_out_and_the_rest_is_there(
     assert [run.peak_bytes for run in profile.runs] == [2 * GiB]
     assert len(found.leases) == 2
     assert "set-aside run=1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("table", "spoil"),
+    [
+        ("leases", "UPDATE leases SET body = replace(body, '77', '78') WHERE id = 'lease-a'"),
+        ("runs", "UPDATE runs SET peak_bytes = peak_bytes + 1 WHERE id = 1"),
+        ("runs", "UPDATE runs SET job_type = 'u' WHERE id = 1"),
+    ],
+)
+def test_a_row_that_reads_well_but_is_not_what_was_written_is_kept_apart(
+    tmp_path: Path, table: str, spoil: str
+) -> None:
+    with a_store(tmp_path) as store:
+        store.write(some_actions())
+    changed(tmp_path, spoil)
+
+    found = saved(tmp_path)
+
+    (profile,) = found.profiles
+    assert (len(found.leases), len(profile.runs)) == ((1, 2) if table == "leases" else (2, 1))
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        assert [name for (name,) in db.execute("SELECT source FROM set_aside")] == [table]
+
+
+def test_a_place_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
+    with a_store(tmp_path) as store:
+        store.write(some_actions())
+    changed(tmp_path, "UPDATE waiting SET place = 'far' WHERE key = 'first'")
+
+    assert saved(tmp_path).waiting == (SaveWaiting("second", 2, a_holder(5)),)
+
+
+def _remove_all(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _remove_log(folder: Path) -> None:
+    (folder / f"{FILE_NAME}-wal").unlink()
+
+
+@pytest.mark.parametrize("remove", [_remove_all, _remove_log])
+def test_a_file_that_was_removed_is_written_anew(
+    tmp_path: Path, remove: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "state"
+    with a_store(folder) as store:
+        store.write(some_actions()[:3])
+        remove(folder)
+        store.write(some_actions()[3:])
+        store.keep_in_place()
+        assert store.trouble is None
+        os.rename(folder, tmp_path / "seen")  # as it is for whoever comes next
+
+    all_is_there(saved(tmp_path / "seen"))
+
+
+def test_a_file_that_cannot_be_written_anew_is_told_of(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with a_store(folder) as store:
+        store.write(some_actions())
+        (folder / FILE_NAME).unlink()
+        (folder / FILE_NAME).write_text("somebody else's")
+        store.keep_in_place()
+        assert "another file is in its place" in (store.trouble or "")
+    assert (folder / FILE_NAME).read_text() == "somebody else's"
 
 
 def spoiled(path: Path, how: str) -> bytes:

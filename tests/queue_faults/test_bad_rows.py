@@ -18,10 +18,14 @@ from typing import Any
 import pytest
 
 from grn.errors import GrnError, MachineError, UnknownJob
+from grn.negotiator.events import SaveLease, SaveRun
+from grn.negotiator.store import FILE_NAME as NEGOTIATOR_FILE
+from grn.negotiator.store import Store
 from grn.queue.events import EndReason, Exit, JobSpec, SaveBegin, SaveEnd, SaveState
 from grn.queue.events import JobState as State
 from grn.queue.journal import Journal
 from grn.queue.rows import BadRow, Command, NewJob
+from tests.builders import a_lease, a_run
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.damage import KINDS, Harm, columns_of, flip_bits, spoil
@@ -314,6 +318,40 @@ def _flip_often(tmp_path: Path, seed: int, times: int) -> Counter[str]:
         shutil.rmtree(folder)
     print(f"seed {seed}: bits flipped in {times} journals: {dict(ends)}")
     return ends
+
+
+def _load_flipped(tmp_path: Path, seed: int, times: int) -> Counter[str]:
+    """Flip bits of a negotiator's file; each lease it remembers must be one that was saved."""
+    chance = random.Random(seed)
+    leases = [a_lease(str(number), pid=1000 + number) for number in range(40)]
+    good = Store(str(tmp_path / "good"), "boot")
+    good.write([SaveLease(one) for one in leases])
+    good.write([SaveRun(f"t{n}", "m", "t", 1000, a_run(1 << 30)) for n in range(40)])
+    good.close()
+    ends: Counter[str] = Counter()
+    for turn in range(times):
+        folder = tmp_path / "flipped"
+        shutil.copytree(tmp_path / "good", folder)
+        flip_bits(folder / NEGOTIATOR_FILE, chance.choice((1, 1, 2, 8)), chance)
+        store = Store(str(folder), "boot")
+        found = store.load()
+        store.close()
+        assert set(found.leases) <= set(leases), f"seed {seed}, turn {turn}"
+        assert all(run == a_run(1 << 30) for one in found.profiles for run in one.runs)
+        is_whole = len(found.leases) == 40 and len(found.profiles) == 40
+        ends["all well" if is_whole else "some set aside" if found.leases else "begun anew"] += 1
+        shutil.rmtree(folder)
+    print(f"seed {seed}: bits flipped in {times} files of a negotiator: {dict(ends)}")
+    return ends
+
+
+def test_flipped_bits_never_change_a_lease(tmp_path: Path, seed: int) -> None:
+    assert _load_flipped(tmp_path, seed, 60)["some set aside"]
+
+
+@pytest.mark.slow
+def test_many_flipped_bits_never_change_a_lease(tmp_path: Path, seed: int) -> None:
+    assert _load_flipped(tmp_path, seed, 1500)["some set aside"]
 
 
 def test_flipped_bits_never_change_a_command(tmp_path: Path, seed: int) -> None:

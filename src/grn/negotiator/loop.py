@@ -217,6 +217,7 @@ class Loop:
                 # One look that fails must not end the looking: leases and clients are unharmed
                 # by it, and the next look starts afresh.
                 log.exception("action=look result=failed")
+            self.store.keep_in_place()
 
     async def look(self) -> None:
         """Read all GPUs once and tell the engine."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from grn.database import checksum, is_intact
 from grn.model.job import Argument
 from grn.model.profile import Run
 from grn.negotiator import learn
@@ -28,6 +29,34 @@ _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too
 _encode = msgspec.json.Encoder().encode
 _decode_arguments = msgspec.json.Decoder(tuple[Argument, ...]).decode
 _decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
+
+
+RUN = (
+    "job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at, reserved_bytes,"
+    " arguments, is_full, load, crowd, beside, code, note, grown"
+)
+LEASE = "id, boot, body"
+
+
+def is_good(row: Sequence[Any]) -> bool:
+    """True when the columns of a lease or a run match the checksum behind them."""
+    *values, stored = row
+    return is_intact(stored, tuple(values))
+
+
+def fill_checksums(db: sqlite3.Connection) -> None:
+    """Give all rows of a file from before there were checksums their own."""
+    for table, columns in (("leases", LEASE), ("runs", RUN)):
+        found = db.execute(f"SELECT id, {columns} FROM {table}").fetchall()
+        db.executemany(
+            f"UPDATE {table} SET checksum = ? WHERE id = ?",
+            [(checksum(*values), key) for key, *values in found],
+        )
+
+
+def _real(value: float | None) -> float | None:
+    """Return a number as SQLite gives it back from a column of such."""
+    return None if value is None else float(value)
 
 
 def read_run(row: Sequence[Any]) -> Run:
@@ -55,8 +84,11 @@ def read_run(row: Sequence[Any]) -> Run:
 
 
 def _save_lease(db: sqlite3.Connection, boot: str, action: SaveLease) -> None:
-    lease = action.lease
-    db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (lease.id, boot, _encode(lease)))
+    row = (action.lease.id, boot, _encode(action.lease))
+    db.execute(
+        f"INSERT OR REPLACE INTO leases ({LEASE}, checksum) VALUES (?,?,?,?)",
+        (*row, checksum(*row)),
+    )
 
 
 def _drop_lease(db: sqlite3.Connection, _boot: str, action: DropLease) -> None:
@@ -75,18 +107,15 @@ def _drop_waiting(db: sqlite3.Connection, _boot: str, action: DropWaiting) -> No
 
 def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
     run = action.run
-    db.execute(
-        "INSERT INTO runs (job_type, model, label, owner, outcome, peak_bytes, duration_s,"
-        " ended_at, reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (
-            action.job_type, action.model, action.label, action.owner, run.outcome.lease_word,
-            run.peak_bytes, run.duration_s, run.ended_at, run.reserved_bytes,
-            _encode(run.arguments).decode(), int(run.is_full), run.load,
-            run.crowd, _encode(run.beside).decode() if run.beside else None, run.code,
-            run.note, run.grown,
-        ),
+    row = (
+        action.job_type, action.model, action.label, action.owner, run.outcome.lease_word,
+        int(run.peak_bytes), _real(run.duration_s), _real(run.ended_at), int(run.reserved_bytes),
+        _encode(run.arguments).decode(), int(run.is_full), _real(run.load),
+        _real(run.crowd), _encode(run.beside).decode() if run.beside else None, run.code,
+        run.note, _real(run.grown),
     )  # fmt: skip
+    marks = ",".join("?" * (len(row) + 1))
+    db.execute(f"INSERT INTO runs ({RUN}, checksum) VALUES ({marks})", (*row, checksum(*row)))
     if random.random() < _PRUNED_SHARE:
         db.execute(
             "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE job_type = ? AND model = ?"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from grn import database
 from grn.errors import MachineError
 from grn.ground import set_aside
 from grn.model.job import Holder
@@ -36,16 +37,21 @@ from grn.negotiator.events import (
     SaveUse,
     SaveWaiting,
 )
-from grn.negotiator.rows import WRITERS, read_run
+from grn.negotiator.rows import LEASE, RUN, WRITERS, fill_checksums, is_good, read_run
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 LOCK_PATIENCE_S = 2.0
+IN_PLACE_S = 2.0
 
-_SCHEMA = """
-CREATE TABLE leases (id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL) WITHOUT ROWID;
+_SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to look at
+_USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
+_SCHEMA = f"""{_USES} {_SET_ASIDE}
+CREATE TABLE leases (
+  id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER
+) WITHOUT ROWID;
 CREATE TABLE waiting (
   key TEXT PRIMARY KEY, boot TEXT NOT NULL, place INTEGER NOT NULL,
   pid INTEGER, started_ticks INTEGER
@@ -55,12 +61,12 @@ CREATE TABLE runs (
   label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
   arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
-  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL
+  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL,
+  checksum INTEGER
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
-_USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
 
 _CHANGES = {  # what leads from a version to the next
     1: "ALTER TABLE runs ADD COLUMN load REAL;",
@@ -70,7 +76,10 @@ _CHANGES = {  # what leads from a version to the next
     " CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;",
     5: "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';"
     " ALTER TABLE runs ADD COLUMN grown REAL;",
+    6: "ALTER TABLE leases ADD COLUMN checksum INTEGER;"
+    f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE}",
 }
+_FILLED = {6: fill_checksums}  # what follows, before the new version counts
 
 Row = tuple[str, str]  # table, key
 
@@ -97,7 +106,9 @@ class Store:
         self._unwritten: list[Action] = []  # kept while the disk does not take them
         self._retry_at = 0.0
         self._on_disk: set[Row] = set()
-        self.trouble: str | None = None
+        self._failure: str | None = None  # of the latest write
+        self._displaced: str | None = None
+        self._look_at = 0.0
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             self._db = _open_or_begin_anew(self.path)
@@ -108,6 +119,37 @@ class Store:
                 f"the state folder {folder} cannot be used: {error}.",
                 f"{hint}, or name another in GRN_STATE_DIR.",
             ) from error
+        self._in_place = database.InPlace(self.path)
+
+    @property
+    def trouble(self) -> str | None:
+        """Return why what is remembered would be lost with us, None when it would not."""
+        return self._failure or self._displaced
+
+    def keep_in_place(self) -> None:
+        """Every few seconds, see that the file is the one at its path; write it anew if removed."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + IN_PLACE_S
+        if self._in_place.is_whole:
+            self._displaced = None
+            return
+        was, self._displaced = self._displaced, f"{self.path} was removed"
+        try:
+            if self._in_place.is_removed:
+                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+                database.copy_whole(self._db, self.path, may_replace=False)
+            elif not self._in_place.is_same_file:
+                raise FileExistsError("another file is in its place")
+            self._db.close()
+            self._db = _open(self.path)
+        except (OSError, sqlite3.Error) as error:
+            self._displaced += f" and cannot be written anew: {error}"
+            if was is None:
+                log.error("action=write-anew result=failed reason=%r", self._displaced)
+            return
+        self._in_place, self._displaced = database.InPlace(self.path), None
+        log.warning("action=written-anew path=%s", self.path)
 
     def load(self) -> Remembered:
         """Read everything; leases of an earlier boot are gone with their processes."""
@@ -115,15 +157,18 @@ class Store:
         for table in ("leases", "waiting"):
             self._tidy(f"DELETE FROM {table} WHERE boot != ?", self._boot)
         leases = []
-        for lease_id, body in db.execute(
-            "SELECT id, body FROM leases WHERE boot = ?", (self._boot,)
+        for row in db.execute(
+            f"SELECT {LEASE}, checksum FROM leases WHERE boot = ?", (self._boot,)
         ).fetchall():
+            lease_id = row[0]
             self._on_disk.add(("leases", lease_id))
             try:
-                leases.append(_decode_lease(body))
+                if not is_good(row):
+                    raise msgspec.DecodeError("its checksum is another")
+                leases.append(_decode_lease(row[2]))
             except (msgspec.DecodeError, TypeError):
                 log.error("action=set-aside lease=%s reason=unreadable", lease_id)
-                self._tidy("DELETE FROM leases WHERE id = ?", lease_id)
+                self._set_aside("leases", lease_id, row)
         rows = db.execute(
             "SELECT key, place, pid, started_ticks FROM waiting WHERE boot = ? ORDER BY place",
             (self._boot,),
@@ -132,6 +177,7 @@ class Store:
         waiting = tuple(
             SaveWaiting(key, place, Holder(pid, ticks) if pid else None)
             for key, place, pid, ticks in rows
+            if isinstance(key, str) and _are_numbers(place, pid or 0, ticks or 0)
         )
         return Remembered(tuple(leases), waiting, self._profiles(), self._uses(), self._numbers())
 
@@ -145,7 +191,7 @@ class Store:
         if not todo and not self._unwritten:
             return
         self._unwritten += todo
-        if self.trouble is not None and time.monotonic() < self._retry_at:
+        if self._failure is not None and time.monotonic() < self._retry_at:
             return
         is_one_step = len(self._unwritten) == 1 and type(self._unwritten[0]) is not SaveRun
         try:
@@ -160,14 +206,14 @@ class Store:
                 self._db.execute("ROLLBACK")
             self._unwritten = without_undone(self._unwritten, self._on_disk)
             self._retry_at = time.monotonic() + RETRY_S
-            if self.trouble is None:
+            if self._failure is None:
                 log.error("action=save-later reason=%r path=%s", str(error), self.path)
-            self.trouble = f"{self.path} cannot be written: {error}"
+            self._failure = f"{self.path} cannot be written: {error}"
         else:
-            if self.trouble is not None:
+            if self._failure is not None:
                 log.warning("action=saved-again path=%s", self.path)
             self._note_written()
-            self._unwritten, self.trouble = [], None
+            self._unwritten, self._failure = [], None
 
     @property
     def unwritten(self) -> int:
@@ -198,6 +244,16 @@ class Store:
         except sqlite3.OperationalError as error:
             log.warning("action=tidy result=failed reason=%r", str(error))
 
+    def _set_aside(self, table: str, key: object, row: Sequence[object]) -> None:
+        """Put a row that cannot be used where people may look at it."""
+        values = (table, repr((key, *row)), time.time())
+        try:
+            self._db.execute("INSERT INTO set_aside VALUES (?, ?, ?)", values)
+        except sqlite3.OperationalError as error:
+            log.warning("action=set-aside result=failed reason=%r", str(error))
+        else:
+            self._tidy(f"DELETE FROM {table} WHERE id = ?", key)
+
     def _uses(self) -> tuple[SaveUse, ...]:
         rows = self._db.execute("SELECT user, used_h, at FROM uses").fetchall()
         good = [row for row in rows if all(isinstance(value, (int, float)) for value in row)]
@@ -214,22 +270,26 @@ class Store:
 
     def _profiles(self) -> tuple[Profile, ...]:
         profiles: dict[tuple[str, str], Profile] = {}
-        rows = self._db.execute(
-            "SELECT id, job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at,"
-            " reserved_bytes, arguments, is_full, load, crowd, beside, code, note, grown"
-            " FROM runs ORDER BY id"
-        ).fetchall()
-        for row_id, job_type, model, label, owner, *rest in rows:
+        rows = self._db.execute(f"SELECT id, {RUN}, checksum FROM runs ORDER BY id").fetchall()
+        for row_id, *columns, stored in rows:
+            job_type, model, label, owner, *rest = columns
             try:
+                if not is_good((*columns, stored)):
+                    raise msgspec.DecodeError("its checksum is another")
                 run = read_run(rest)
                 whose = {"job_type": job_type, "model": model, "label": label, "owner": owner}
                 known = profiles.get((job_type, model)) or msgspec.convert(whose, Profile)
             except (msgspec.DecodeError, TypeError):
                 log.error("action=set-aside run=%s type=%r reason=unreadable", row_id, job_type)
-                self._tidy("DELETE FROM runs WHERE id = ?", row_id)
+                self._set_aside("runs", row_id, columns)
                 continue
             profiles[(job_type, model)] = learn.add_run(known, run)
         return tuple(profiles.values())
+
+
+def _are_numbers(*values: object) -> bool:
+    """True for whole numbers; what is damaged costs a client its place and nobody anything else."""
+    return all(isinstance(value, int) for value in values)
 
 
 def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[Action]:
@@ -278,7 +338,7 @@ def _open_or_begin_anew(path: str) -> sqlite3.Connection:
         return _open(path)
     except sqlite3.OperationalError:  # the disk or the rights to it: the file may be good
         raise
-    except sqlite3.DatabaseError as error:
+    except database.BROKEN as error:
         aside = set_aside(path)
         log.error("action=set-aside path=%s to=%s reason=%r", path, aside, str(error))
         return _open(path)
@@ -309,15 +369,18 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
             f"{path} was written by a newer grn (schema {version}).",
             "Use that grn, or name another folder in GRN_STATE_DIR.",
         )
-    verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(verdict)
+    database.check(db)
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version == 0 and not tables:
-        db.executescript(f"BEGIN; {_USES} {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
     elif not tables >= {"leases", "waiting", "runs"}:
         raise sqlite3.DatabaseError(f"it holds other tables: {sorted(tables)}")
     else:
         for older in range(version, SCHEMA_VERSION):
             change = _CHANGES.get(older, "")
-            db.executescript(f"BEGIN; {change} PRAGMA user_version={older + 1}; COMMIT;")
+            db.executescript(f"BEGIN; {change}")
+            if older in _FILLED:
+                _FILLED[older](db)
+            db.execute(f"PRAGMA user_version={older + 1}")
+            db.execute("COMMIT")
+    database.check_tables(db, _SCHEMA)
