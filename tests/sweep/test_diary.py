@@ -53,6 +53,15 @@ def test_a_line_that_was_cut_short_is_passed_over(tmp_path):
     assert set(finished(str(tmp_path))) == {"a"}
 
 
+def test_a_damaged_line_is_passed_over(tmp_path):
+    keep(tmp_path, an_entry("a"), an_entry("b"))
+    path = tmp_path / JOURNAL
+    first, second, third = path.read_text().splitlines()
+    path.write_text("\n".join((first, second, third.replace("2.0", '"2.0"'))) + "\n")
+
+    assert set(finished(str(tmp_path))) == {"a"}
+
+
 @pytest.mark.parametrize("row", [[], 7, {"id": 7, "line": 1, "outcome": "ok"}, {"id": "x"}])
 def test_a_line_of_another_making_is_passed_over(tmp_path, row):
     keep(tmp_path, an_entry("a"))

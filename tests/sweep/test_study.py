@@ -300,6 +300,19 @@ def test_a_broken_manifest_counts_as_never_run(tmp_path: Path) -> None:
         ran(a_sweep(tmp_path, "true {x}"))
 
 
+@pytest.mark.parametrize(("name", "value"), [("state", "finisher"), ("index", "x"), ("params", 7)])
+def test_a_damaged_manifest_breaks_no_sweep_and_is_kept(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    ran(a_sweep(tmp_path, "true {x}"))
+    manifest = tmp_path / "out" / "runs" / "x=1" / "run.json"
+    text = json.dumps({**json.loads(manifest.read_text()), name: value})
+    manifest.write_text(text)
+    study = ran(a_sweep(tmp_path, "true {x}"))
+    assert (study.progress.finished, study.progress.skipped) == (1, 2)
+    assert manifest.with_name("run.json.broken").read_text() == text
+
+
 # --- interruptions -------------------------------------------------------------------------
 
 SCRIPT = """

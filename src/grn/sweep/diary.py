@@ -18,6 +18,10 @@ from grn.errors import MachineError, UsageError
 from grn.sweep.script import Job
 
 JOURNAL, REPORT, LOGS = "journal.jsonl", "report.json", "logs"
+_KINDS: dict[str, type | tuple[type, ...]] = {  # of what every version wrote
+    "id": str, "line": int, "command": str, "outcome": str, "status": int, "gpu": str,
+    "started_at": (int, float), "duration_s": (int, float), "attempts": int, "log": str,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,7 @@ def finished(folder: str) -> dict[str, Entry]:
 
 
 def _entry(row: dict[str, Any]) -> Entry | None:
-    kinds = {"id": str, "line": int, "outcome": str}
-    if not all(isinstance(row.get(name), kind) for name, kind in kinds.items()):
+    if not all(isinstance(row.get(name), kind) for name, kind in _KINDS.items()):
         return None
     try:
         return Entry(**row)

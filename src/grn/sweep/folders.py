@@ -5,6 +5,7 @@ Files are replaced whole, so that a reader, or whoever comes after a crash, neve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -21,6 +22,7 @@ from grn.errors import MachineError, UsageError
 VERSION = 1
 SWEEP_FILE, RUN_FILE, LOG_FILE = "sweep.json", "run.json", "log.txt"
 _GIT_S = 5.0
+_KINDS: dict[str, type] = {"fingerprint": str, "index": int, "params": dict, "result": dict}
 
 
 class State(str, Enum):
@@ -71,6 +73,10 @@ class About:
     git: str | None = None
 
 
+class Damaged(UsageError):
+    """A manifest that is not as grn wrote it."""
+
+
 class SweepFolder:
     """The folder of one sweep."""
 
@@ -117,7 +123,10 @@ class SweepFolder:
         write_json(os.path.join(self.path, SWEEP_FILE), {"version": VERSION, **asdict(about)})
 
     def runs(self) -> list[Run]:
-        """Return the manifests of all runs, in order; what cannot be read was never run."""
+        """Return the manifests of all runs, in order; what cannot be read was never run.
+
+        A damaged manifest is kept beside the new one when that run is run again.
+        """
         return sorted(self._runs(), key=lambda run: (run.index, run.run))
 
     def _runs(self) -> Iterator[Run]:
@@ -129,8 +138,9 @@ class SweepFolder:
             path = os.path.join(self.run_dir(name), RUN_FILE)
             found = _load(path)
             if found is not None:
-                run: Run = _made(Run, {**found, "run": name}, path)
-                yield run
+                with contextlib.suppress(Damaged):
+                    run: Run = _made(Run, {**found, "run": name}, path)
+                    yield run
 
     def write_run(self, run: Run) -> None:
         """Keep the manifest of a run, and make its folder."""
@@ -139,7 +149,24 @@ class SweepFolder:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise _unwritable(folder, error) from error
-        write_json(os.path.join(folder, RUN_FILE), {"version": VERSION, **asdict(run)})
+        path = os.path.join(folder, RUN_FILE)
+        _keep_damaged(path)
+        write_json(path, {"version": VERSION, **asdict(run)})
+
+
+def _keep_damaged(path: str) -> None:
+    """Keep a manifest that cannot be read for people to look at, before it is replaced."""
+    found = _load(path)
+    try:
+        if found is not None:
+            _made(Run, {"run": "", **found}, path)
+        elif os.path.getsize(path):
+            raise Damaged(path)
+    except Damaged:
+        with contextlib.suppress(OSError):
+            os.replace(path, f"{path}.broken")
+    except (UsageError, OSError):
+        pass  # of another version, or not there
 
 
 def existing(path: str) -> SweepFolder:
@@ -227,9 +254,12 @@ def _made(kind: type[Any], found: dict[str, Any], path: str) -> Any:
         made = {name: value for name, value in found.items() if name in known}
         if "state" in made:
             made["state"] = State(made["state"])
+        for name in made.keys() & _KINDS.keys():
+            if not isinstance(made[name], _KINDS[name]):
+                raise TypeError(f"{name} is {made[name]!r}")
         return kind(**made)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} is not as grn wrote it: {error}.") from error
+        raise Damaged(f"{path} is not as grn wrote it: {error}.") from error
 
 
 def _unwritable(path: str, error: OSError) -> MachineError:
