@@ -499,6 +499,18 @@ def test_what_cannot_be_written_anew_is_refused_and_not_accepted_later(
     assert (tmp_path / "queue" / "queue.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_disk_that_does_not_give_a_record_back_is_one_clear_line(
+    journals: Journals, tmp_path: Path
+) -> None:
+    submit(journals(), *(a_job("x" * 1000) for _ in range(5000)))  # more than is kept in memory
+    journal = journals()
+    os.truncate(tmp_path / "queue" / "queue.sqlite3", 4096)
+    with pytest.raises(MachineError, match="cannot be read") as caught:
+        journal.rows("1", [], "jobs.id", 5000)
+    assert caught.value.exit_code == 4
+    assert "Running jobs go on" in caught.value.hint
+
+
 def test_another_file_in_its_place_is_left_alone(journals: Journals, tmp_path: Path) -> None:
     journal = journals()
     submit(journal)

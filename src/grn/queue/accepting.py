@@ -77,7 +77,10 @@ def _accept(
 
 def _check_disk(loop: Loop) -> None:
     if loop.trouble:
-        raise MachineError(f"not accepted: {loop.trouble}")
+        raise MachineError(
+            f"not accepted: {loop.trouble}",
+            "Running jobs go on. Make room on that disk, or look for its errors in `dmesg`.",
+        )
 
 
 def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:

@@ -108,6 +108,7 @@ class Disk:
                 "Make it writable, or name another in GRN_STATE_DIR.",
             ) from error
         self._in_place = database.InPlace(self.path)
+        self._is_displaced = False
         self._fill_ballast()
 
     def keep_in_place(self) -> None:
@@ -117,10 +118,11 @@ class Disk:
         """
         if self._in_place.is_whole:
             return
-        is_removed = self._in_place.is_removed
-        log.error("action=journal-removed path=%s", self.path)
+        if not self._is_displaced:
+            self._is_displaced = True
+            log.error("action=journal-removed path=%s", self.path)
         try:
-            if is_removed:
+            if self._in_place.is_removed:
                 os.makedirs(self._folder, mode=0o700, exist_ok=True)
                 database.copy_whole(self.db, self.path, may_replace=False)
             elif not self._in_place.is_same_file:
@@ -138,7 +140,7 @@ class Disk:
                 f" anew: {error}.",
                 "Running jobs go on. Make its folder writable and try again.",
             ) from error
-        self._in_place = database.InPlace(self.path)
+        self._in_place, self._is_displaced = database.InPlace(self.path), False
         self._fill_ballast()
         log.warning("action=journal-written-anew path=%s", self.path)
 
