@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import textwrap
 
 import pytest
 
-from tests.conftest import Negotiators
+from tests.conftest import Negotiators, Scripts
 from tests.harness import Story, wait_for
 
 ALONE = {"mem": "400MiB"}  # of 512: no two of them share a GPU
@@ -212,3 +215,113 @@ def test_many_leases_are_adopted_and_none_is_granted_twice(
     for job in jobs.values():
         job.ended_well()
     assert here.leases() == []
+
+
+LOST = "lost the negotiator, asking again"
+
+
+def test_a_command_granted_to_a_negotiator_that_dies_runs_once_and_has_its_own_status(
+    story: Story, negotiator: Negotiators, script: Scripts
+) -> None:
+    here = negotiator("virtual:1x512MiB")
+    first = story.hold("first", **ALONE)
+    story.hear("first runs")
+    command = ("sh", "-c", f"echo ran >> {story.folder}/ran; exit 3")
+    job = story.start(script("grn"), "exec", "-q", "--mem", "400MiB", "--", *command)
+    here.wait_for_waiting(1)
+
+    job.signal(signal.SIGSTOP)  # stopped, it does not hear of its grant before the kill
+    story.gate("first").open()
+    first.ended_well()
+    wait_for(lambda: [row["pid"] for row in here.leases()] == [job.pid], "the grant")
+    here.kill()
+    job.signal(signal.SIGCONT)
+    wait_for(lambda: LOST in job.err, "the command to wait for the next negotiator")
+    assert not (story.folder / "ran").exists()
+    here.start()
+
+    assert job.wait().code == 3
+    assert (story.folder / "ran").read_text() == "ran\n"
+    wait_for(lambda: here.leases() == [], "the lease to end")
+
+
+def test_a_selection_granted_by_a_negotiator_that_dies_is_held_by_its_shell(
+    story: Story, negotiator: Negotiators, script: Scripts
+) -> None:
+    here = negotiator("virtual:1x512MiB")
+    first = story.hold("first", **ALONE)
+    story.hear("first runs")
+    words = f"{script('grn')} select -q --mem 400MiB"
+    shell = story.start(
+        "sh", "-c", f"{words} && {sys.executable} -c 'from act import *; gate(\"s\")'"
+    )
+    story.gate("s")
+    (waiting,) = here.wait_for_waiting(1)
+
+    os.kill(waiting["pid"], signal.SIGSTOP)
+    story.gate("first").open()
+    first.ended_well()
+    here.wait_for_leases(1)
+    wait_for(lambda: here.waiting() == [], "the grant")
+    here.kill()
+    os.kill(waiting["pid"], signal.SIGCONT)
+    wait_for(lambda: LOST in shell.err, "the selection to wait for the next negotiator")
+    here.start()
+
+    wait_for(lambda: [row["pid"] for row in here.leases()] == [shell.pid], "the shell to hold it")
+    story.gate("s").open()
+    assert shell.ended_well().out == "0\n"
+
+
+CALLS = {
+    "plain": """
+        @grn.job(mem="64MiB")
+        def job(name):
+            say(name)
+
+        job("one"); gate("between"); job("two")
+    """,
+    "async": """
+        @grn.job(mem="64MiB")
+        async def job(name):
+            say(name)
+
+        async def main():
+            await job("one"); gate("between"); await job("two")
+
+        asyncio.run(main())
+    """,
+    "generator": """
+        @grn.job(mem="64MiB")
+        def job(name):
+            yield say(name)
+
+        list(job("one")); gate("between"); list(job("two"))
+    """,
+    "block": """
+        with grn.lease(mem="64MiB"):
+            say("one")
+        gate("between")
+        with grn.lease(mem="64MiB"):
+            say("two")
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_script_between_two_calls_waits_for_the_next_negotiator(
+    story: Story, negotiator: Negotiators, kind: str
+) -> None:
+    here = negotiator()
+    story.gate("between")
+    head = "import asyncio, grn\nfrom act import gate, say\n"
+    job = story.start_script(head + textwrap.dedent(CALLS[kind]))
+    story.hear("one")
+    wait_for(lambda: here.leases() == [], "the end of the first call")
+    here.kill()
+    story.gate("between").open()
+    wait_for(lambda: LOST in job.err, "the second call to wait")
+    here.start()
+
+    job.ended_well()
+    assert story.said() == ["one", "two"]

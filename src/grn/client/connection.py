@@ -143,6 +143,19 @@ def garbled() -> ProtocolError | None:
     )
 
 
+_met: set[str] = set()  # where this process, or one it was forked from, has reached a negotiator
+
+
+def has_met() -> bool:
+    """True when a negotiator has answered here before: one that is away now may come back."""
+    return places.own_socket() in _met
+
+
+def forget_met() -> None:
+    """Expect no negotiator here any more."""
+    _met.discard(places.own_socket())
+
+
 def connect() -> Connection:
     """Connect to the negotiator of this machine."""
     return Connection(call())
@@ -162,6 +175,7 @@ def call() -> socket.socket:
         if doubt is None:
             user = trust.user_of(sock)
             _others[:] = [] if user in (0, os.getuid()) else [(path, user)]
+            _met.add(places.own_socket())
             return sock
         doubts = doubts or doubt
         sock.close()

@@ -267,7 +267,8 @@ class _Attempt:
         self._profiler = profiler
         self._may_run_unmanaged = may_run_unmanaged
         self._retries = retries
-        self._lease: Lease = Lease(dict(message))
+        # Who may run without a negotiator does so at once.
+        self._lease: Lease = Lease(dict(message), None, False if may_run_unmanaged else None)
         self._failure: BaseException | None = None
         self.is_profile = False
 

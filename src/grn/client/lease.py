@@ -10,10 +10,10 @@ import contextvars
 import functools
 import os
 import sys
-import warnings
 
 from grn.client import frameworks
 from grn.client.connection import IDLE, Connection, connect, drive, drive_async, garbled
+from grn.client.retry import Retry, through_restarts
 from grn.client.surroundings import SURROUNDINGS
 from grn.errors import DaemonNotRunning, GrnError, ProtocolError, UsageError
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from grn.client.connection import Steps
     from grn.wire import Message
 
-RECONNECT_S = 60.0
 RELEASE_RECONNECT_S = 2.0
 
 _current: contextvars.ContextVar[Lease | None] = contextvars.ContextVar("grn_lease", default=None)
@@ -35,10 +34,20 @@ _last_gpus: list[str] = []  # where this process was last, in case it cannot lea
 
 
 class Lease:
-    """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`."""
+    """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`.
 
-    def __init__(self, wish: Message, on_wait: Callable[[str], None] | None = None) -> None:
+    `is_expected` says whether a negotiator that does not answer is waited for; if not given,
+    whether this process has reached one before.
+    """
+
+    def __init__(
+        self,
+        wish: Message,
+        on_wait: Callable[[str], None] | None = None,
+        is_expected: bool | None = None,
+    ) -> None:
         self._wish = wish
+        self._retry = Retry(is_expected)
         self._on_wait = on_wait  # hears why there is no GPU yet
         self._key = os.urandom(12).hex()
         self._connection: Connection | None = None
@@ -112,23 +121,19 @@ class Lease:
                 message["stay"] = list(_last_gpus)
             elif message["gpus"] == 1 and "," not in _running_on():
                 message["slots"] = [_running_on()]
-        waited_s = 0.0
-        while True:
+
+        def attempt() -> Steps[Message]:
             try:
                 answer = yield from self._ask_here(message)
-                return answer
             except DaemonNotRunning:
-                if inherited and not waited_s:
-                    # A job that runs under a lease goes on when the negotiator is away.
-                    return {"lease": inherited, "nested": True, "gpus": [], "visible": ""}
-                if not waited_s or waited_s > RECONNECT_S:
+                if not inherited or self._retry.waited_s:
                     raise
-            except ConnectionError:
-                if not waited_s:
-                    warnings.warn("grn: lost the negotiator, asking again", stacklevel=2)
-            pause_s = min(1.0, 0.02 + waited_s / 4)
-            waited_s += pause_s
-            yield ("sleep", None, pause_s)
+                # A job that runs under a lease goes on when the negotiator is away.
+                return {"lease": inherited, "nested": True, "gpus": [], "visible": ""}
+            return answer
+
+        answer = yield from through_restarts(attempt, self._retry)
+        return answer
 
     def _ask_here(self, message: Message) -> Steps[Message]:
         idle = IDLE.take()
@@ -139,6 +144,7 @@ class Lease:
             yield from connection.send(dict(message))
             answer = yield from connection.receive(None, is_eager=True)
             is_heard = True
+            self._retry.reached()
             while answer.get("ev") == "waiting":
                 if self._on_wait is not None:
                     self._on_wait(str(answer.get("text")))
@@ -359,7 +365,7 @@ def _say_unsaid(connection: Connection) -> Steps[None]:
         ending = _unsaid.pop()
         try:
             yield from connection.ask(dict(ending))
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             _unsaid.append(ending)
             raise
         except GrnError:

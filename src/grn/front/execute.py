@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from grn import processes
-from grn.client import facts, fingerprint, frameworks
-from grn.client.connection import connect, drive
+from grn.client import facts, fingerprint, frameworks, retry
 from grn.client.daemons import ensure_negotiator
 from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
@@ -155,8 +154,8 @@ def _become(
         if writer >= 0:
             os.dup2(writer, 2)
         if not lease.is_nested:  # an outer lease stays with the outer job
-            connection = connect()
-            drive(connection.ask({"op": "hold", "lease": lease.id}))
+            _end_by_ctrl_c()
+            retry.ask({"op": "hold", "lease": lease.id})
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
             signal.signal(signum, signal.SIG_DFL)
         if not lease.is_nested:
@@ -171,6 +170,12 @@ def _become(
     except (OSError, GrnError) as error:
         os.write(2, f"grn: {command[0]}: {error}\n".encode())
         os._exit(OWN_TROUBLE if isinstance(error, GrnError) else NOT_RUNNABLE)
+
+
+def _end_by_ctrl_c() -> None:
+    """Let Ctrl-C end this process as it would end the command, also before the command runs."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _pass_signals_to(pid: int) -> None:

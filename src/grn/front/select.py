@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from grn.client.connection import ask_once, connect, drive
+from grn.client import retry
 from grn.client.daemons import ensure_negotiator
 from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
@@ -124,14 +124,11 @@ def _wait(message: dict[str, Any], timeout_s: float | None, is_quiet: bool) -> L
 
 def _bind(lease: Lease, holder: int) -> None:
     """Hand the lease over to the process it is for; if that fails nobody has it."""
-    connection = connect()
     try:
-        drive(connection.ask({"op": "hold", "lease": lease.id, "pid": holder}))
+        retry.ask({"op": "hold", "lease": lease.id, "pid": holder})
     except BaseException:  # Ctrl-C as well: nobody knows of this GPU yet
         lease.release(None, outcome="failed")
         raise
-    finally:
-        connection.close()
 
 
 def _give_back(mark: str) -> bool:
@@ -153,7 +150,7 @@ def _give_back(mark: str) -> bool:
 def _leases() -> set[str]:
     """Return the ids of all leases that are held now; none when nobody answers."""
     try:
-        return {row["id"] for row in ask_once({"op": "status"})["status"]["leases"]}
+        return {row["id"] for row in retry.ask({"op": "status"})["status"]["leases"]}
     except DaemonNotRunning:
         return set()
 
@@ -161,7 +158,7 @@ def _leases() -> set[str]:
 def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
     # Inside another job it is that job's GPUs, as they are named there.
     visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    uuids = [gpu["uuid"] for gpu in ask_once({"op": "status"})["status"]["gpus"]
+    uuids = [gpu["uuid"] for gpu in retry.ask({"op": "status"})["status"]["gpus"]
              if lease.id in gpu["leases"]]  # fmt: skip
     if options["as_json"]:
         return print_json(

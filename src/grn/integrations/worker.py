@@ -31,7 +31,7 @@ def main(folder: str) -> int:
     threading.Thread(target=_follow, args=(life, folder), name="grn-life", daemon=True).start()
     with open(os.path.join(folder, REQUEST_FILE)) as file:
         message = json.load(file)
-    lease = Lease(message)
+    lease = Lease(message, is_expected=True)  # the pool has made sure of a negotiator
     try:
         with lease:
             _leave(folder, Told(True), _call(folder))  # what it gave may live on the GPU

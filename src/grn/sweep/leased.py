@@ -174,7 +174,10 @@ class LeasedSlots:
         if held is not None and held.is_nested:
             self._nested.give(slot)
         elif held is not None:
-            self._line.say("done", lease=slot.lease, outcome="failed")
+            ending: Message = {"lease": slot.lease, "outcome": "failed"}
+            self._line.say("done", **ending)
+            if not self._line.is_open:
+                self._unheard.append(ending)
 
     def spared(self) -> Collection[int]:
         """Return our children that are no commands: a negotiator that we have started."""
@@ -236,8 +239,7 @@ class LeasedSlots:
         """Call; start a negotiator if none answers. Trouble is raised: nothing runs yet."""
         if not self._line.open():
             self._start_negotiator()
-            if not self._line.open():
-                raise GrnError("the negotiator has started and does not answer.")
+            self._line.open()  # if it is gone already, it is called again like any that is lost
         self._greet()
 
     def _start_negotiator(self) -> None:
