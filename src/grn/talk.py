@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -18,13 +18,15 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from grn import wire
-from grn.errors import BY_CODE, GrnError, ProtocolError
+from grn.errors import BY_CODE, GrnError, ProtocolError, UsageError
 from grn.model.text import harmless
 from grn.schemas import Rejected
 
 log = logging.getLogger(__name__)
 MOST_UNREAD_BYTES = 64 << 10
 TURN_S = 0.005
+MAX_KEPT_BYTES_PER_USER = 8 << 20
+MAX_KEPT_BYTES = 64 << 20  # of all users together
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -55,6 +57,37 @@ class Manners:
     verbs: Verbs
     most_bytes: int  # of one request
     deadline_s: float  # to end a frame once begun, and to read what was answered
+    kept_bytes_per_user: int = MAX_KEPT_BYTES_PER_USER
+    kept_bytes: int = MAX_KEPT_BYTES
+
+
+class Kept:
+    """How many bytes a service keeps for connections: unfinished frames and unread answers."""
+
+    def __init__(self, max_per_user: int, max_in_all: int) -> None:
+        self._max_per_user = max_per_user
+        self._max_in_all = max_in_all
+        self.by_user: Counter[int] = Counter()
+        self.in_all = 0
+
+    def change(self, uid: int, by: int) -> None:
+        """Keep so much more for a user, or less."""
+        self.by_user[uid] += by
+        self.in_all += by
+        if not self.by_user[uid]:
+            del self.by_user[uid]
+
+    def is_over(self, uid: int, of_connection: int) -> bool:
+        """True when a connection must go: its user has too much, and not by this one alone.
+
+        When all users together have too much, only those with more than an equal part are over.
+        """
+        of_user = self.by_user[uid]
+        if of_user == of_connection:  # one frame of any allowed size always comes through
+            return False
+        is_crowded = self.in_all > self._max_in_all
+        equal_part = self._max_in_all // max(1, len(self.by_user))
+        return of_user > self._max_per_user or (is_crowded and of_user > equal_part)
 
 
 class Service:
@@ -63,6 +96,7 @@ class Service:
     def __init__(self, manners: Manners, meet: Callable[[Talk, socket.socket], Speaker]) -> None:
         self.manners = manners
         self.meet = meet
+        self.kept = Kept(manners.kept_bytes_per_user, manners.kept_bytes)
         # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
         # is a new block of 256 KiB for each message, which the system maps and unmaps.
         self.arrived = bytearray(1 << 16)
@@ -86,6 +120,7 @@ class Talk(asyncio.BufferedProtocol):
         self._todo: deque[bytes] = deque()  # frames that wait for their turn
         self._frame_deadline: asyncio.TimerHandle | None = None
         self._read_deadline: asyncio.TimerHandle | None = None
+        self._kept_bytes = 0  # as the service has counted them
         self.is_stuffed = False  # it has more answers than it reads
 
     # --- answers -------------------------------------------------------------------------
@@ -131,6 +166,7 @@ class Talk(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._todo.clear()
+        self._count_kept(0)
         for timer in filter(None, (self._frame_deadline, self._read_deadline)):
             timer.cancel()
         speaker, self._speaker = self._speaker, None
@@ -157,6 +193,7 @@ class Talk(asyncio.BufferedProtocol):
         """Hear a client no further until it reads its answers; drop one that never does."""
         self.is_stuffed = True
         self._read_deadline = self._drop_later("not-reading")
+        self._bound_kept()
 
     def resume_writing(self) -> None:
         self.is_stuffed = False
@@ -175,6 +212,37 @@ class Talk(asyncio.BufferedProtocol):
     # --- one message after the other -----------------------------------------------------
 
     def _work(self) -> None:
+        """Answer for a moment what was asked, and see to it that not too much is left over."""
+        self._take_turn()
+        if self._todo or self._kept_bytes or self._frames.is_mid_frame:
+            self._bound_kept()
+
+    def _bound_kept(self) -> None:
+        """Count what is kept for this client; hang up when its user has too much of that."""
+        transport, speaker = self._transport, self._speaker
+        if transport is None or speaker is None or transport.is_closing():
+            return
+        unread = transport.get_write_buffer_size() if self.is_stuffed else 0
+        self._count_kept(self._frames.unfinished_bytes + sum(map(len, self._todo)) + unread)
+        if not self._service.kept.is_over(speaker.uid, self._kept_bytes):
+            return
+        log.warning("action=drop-connection uid=%d reason=too-much-kept", speaker.uid)
+        self._todo.clear()
+        self._frames = wire.Frames(self._service.manners.most_bytes)
+        self._count_kept(0)
+        if unread:
+            transport.abort()  # it would not read the reason either
+            return
+        most = self._service.manners.kept_bytes_per_user
+        text = f"connections of this user have {most >> 20} MiB of unfinished requests already."
+        self.turn_away(UsageError(text, "Send them one after the other."))
+
+    def _count_kept(self, count: int) -> None:
+        if self._speaker is not None and count != self._kept_bytes:
+            self._service.kept.change(self._speaker.uid, count - self._kept_bytes)
+            self._kept_bytes = count
+
+    def _take_turn(self) -> None:
         """Answer for a moment what was asked; the rest comes after the turn of all others."""
         turn_ends_at = time.monotonic() + TURN_S
         while self._todo and self._transport is not None:

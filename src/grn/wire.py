@@ -96,6 +96,11 @@ class Frames:
         """True while a frame has begun and not ended."""
         return bool(self._buffer)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Return how much of an unfinished frame is kept."""
+        return len(self._buffer)
+
     def feed(self, data: bytes | bytearray) -> list[bytes]:
         """Add what was received and return the bodies that are complete now."""
         buffer = self._buffer

@@ -290,6 +290,57 @@ def test_a_frame_loses_no_time_while_the_server_does_not_listen(tmp_path: Path) 
         assert answer["id"] == 2
 
 
+def test_unfinished_frames_of_one_user_are_kept_up_to_a_bound(tmp_path: Path) -> None:
+    half = wire.HEADER.pack(1 << 20) + b"{" * (1 << 19)
+    with (
+        inside(tmp_path, kept_bytes_per_user=4 << 20) as server,
+        contextlib.ExitStack() as clients,
+        server.client() as bystander,
+    ):
+        greedy = [clients.enter_context(server.client()) for _ in range(32)]
+        for client in greedy:
+            client.raw(half)
+        refused = wait_for(
+            lambda: (found := [one for one in greedy if one.has_news()])[23:] and found,
+            "those over the bound to be refused",
+        )
+        assert bystander.is_served()
+        assert server.server.kept_bytes <= (4 << 20) + (1 << 16)
+        answers = [client.hear() for client in refused]
+
+    told = [answer["error"]["message"] for answer in answers if answer is not None]
+    assert all("unfinished requests" in text for text in told)
+    assert told
+
+
+def test_one_frame_comes_through_however_large_it_may_be(tmp_path: Path) -> None:
+    wish = {"op": "ping", "id": 1}
+    with inside(tmp_path, kept_bytes_per_user=1 << 10) as server, server.client() as client:
+        body = json.dumps(wish) + " " * (1 << 19)
+        answer = client.raw(frame(body)).hear()
+
+    assert answer is not None
+    assert answer["id"] == 1
+
+
+def test_answers_that_nobody_reads_are_kept_up_to_a_bound(tmp_path: Path) -> None:
+    many = frame({"op": "profiles", "id": 1}) * 20_000
+    with (
+        inside(tmp_path, kept_bytes_per_user=256 << 10) as server,
+        contextlib.ExitStack() as clients,
+        server.client() as bystander,
+    ):
+        for _ in range(16):
+            deaf = clients.enter_context(server.client())
+            deaf.sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                while deaf.sock.send(many):
+                    pass
+        assert bystander.is_served()
+        wait_for(lambda: server.server.connections.total() < 16, "some to be dropped")
+        assert server.server.kept_bytes <= 512 << 10
+
+
 def test_connections_that_come_and_go_leave_nothing(shared: Inside, bystander: Client) -> None:
     halves = [b"", b"\0\0", frame({"op": "status", "id": 1})[:9], frame(a_wish(mem=1 << 49))]
     for number in range(200):

@@ -25,7 +25,7 @@ from grn.negotiator.events import Grant, Lease, LeaseState, Refuse, TellWaiting,
 from grn.negotiator.followers import Followers
 from grn.negotiator.holders import peer_of
 from grn.negotiator.loop import Ending, Loop, Settled
-from grn.talk import Manners, Service, Talk, Verbs
+from grn.talk import MAX_KEPT_BYTES, MAX_KEPT_BYTES_PER_USER, Manners, Service, Talk, Verbs
 
 AWAKE_S = 0.0002
 MOST_REFUSALS_NOTED = 1000  # of one user
@@ -41,6 +41,8 @@ class Limits:
     connections: int = 1 << 20  # of all users together
     policy: Policy | None = None  # for all jobs, whatever they ask
     deadline_s: float = 10.0  # to end a frame once begun, and to read what was answered
+    kept_bytes_per_user: int = MAX_KEPT_BYTES_PER_USER  # of unfinished frames and unread answers,
+    kept_bytes: int = MAX_KEPT_BYTES  # and of all users together
 
 
 class Server:
@@ -63,8 +65,9 @@ class Server:
         self._is_awake = False
         self._awake_until = 0.0
         manners = Manners(
-            "negotiator", messages.read, verbs, wire.MAX_REQUEST_BYTES, limits.deadline_s
-        )
+            "negotiator", messages.read, verbs, wire.MAX_REQUEST_BYTES, limits.deadline_s,
+            limits.kept_bytes_per_user, limits.kept_bytes,
+        )  # fmt: skip
         self._service = Service(manners, lambda talk, peer: Peer(self, talk, peer))
 
     def connection(self) -> Talk:
@@ -74,6 +77,11 @@ class Server:
     def close(self) -> None:
         """Hear nobody any more: what clients do now is for the next negotiator to hear."""
         self._service.is_closed = True
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how much is kept of unfinished frames and unread answers."""
+        return self._service.kept.in_all
 
     @property
     def is_idle(self) -> bool:

@@ -43,7 +43,8 @@ class Server:
         self.hold = hold  # raises when another process is this user's queue now
         self.followers = Followers(loop, self)
         self.connections = 0
-        manners = Manners("queue", messages.read, verbs, MOST_REQUEST_BYTES, DEADLINE_S)
+        most = 8 * MOST_REQUEST_BYTES  # its one client is the user who runs it
+        manners = Manners("queue", messages.read, verbs, MOST_REQUEST_BYTES, DEADLINE_S, most, most)
         self._service = Service(manners, lambda talk, peer: Peer(self, talk, peer))
 
     def connection(self) -> Talk:
