@@ -40,7 +40,7 @@ _LIKELY_MATTERS = re.compile(
 )
 
 
-@lru_cache(maxsize=4096)  # jobs of one type are called the same way again and again
+@lru_cache(maxsize=2048)  # jobs of one type are called the same way again and again
 def mattering(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """Leave out arguments whose names say that memory does not depend on them."""
     found = [one for one in arguments if not _NEVER_MATTERS.fullmatch(one[0])]

@@ -15,6 +15,7 @@ from grn.model.text import harmless
 from grn.negotiator import messages, report
 from grn.negotiator.events import Grant, HolderChanged, LeaseState, Requested
 from grn.negotiator.loop import Ending, Settled
+from grn.negotiator.quota import kept_arguments
 from grn.negotiator.server import Peer, nobody_cares
 
 MOST_ASKED_AT_ONCE = 1024
@@ -117,8 +118,9 @@ def _tell_end(peer: Peer, message_id: int, settled: Settled) -> None:
 
 def _request(peer: Peer, message: messages.LeaseAsked) -> Request:
     arguments: tuple[Argument, ...] = ()
+    known = peer.loop.engine.books
     if message.args:
-        arguments = tuple(
+        arguments = kept_arguments(
             (name, value) for name, value in message.args.items() if value is not None
         )
     return Request(
@@ -134,8 +136,8 @@ def _request(peer: Peer, message: messages.LeaseAsked) -> Request:
         policy=peer.server.limits.policy or Policy(message.policy),
         holder=peer.holder,
         arguments=arguments,
-        slots=tuple(message.slots),
-        stay=tuple(message.stay),
+        slots=tuple(dict.fromkeys(message.slots)),
+        stay=tuple(uuid for uuid in dict.fromkeys(message.stay) if uuid in known),
         is_command=message.command,
         attempt=message.attempt,
         code=message.code or "",

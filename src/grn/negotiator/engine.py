@@ -173,8 +173,15 @@ class Engine:
             self._holdings.open(gpu, readings.get(gpu.uuid, unread))
         self._shares.gpus = len(event.gpus)
         self.usage.load(event.uses, event.wall_offset_s)
-        self.memory.load(event.profiles, dict(event.numbers).get(CHANCE))
-        self.loads.load(event.profiles)
+        profiles = event.profiles
+        self.memory.quota.load(profiles)
+        if self.memory.quota.is_over():  # as when an older version has written it
+            dropped = set(self.memory.quota.excess({one.request.job_type for one in event.leases}))
+            profiles = tuple(one for one in profiles if one.job_type not in dropped)
+            for job_type in dropped:
+                yield DropProfile(job_type)
+        self.memory.load(profiles, dict(event.numbers).get(CHANCE))
+        self.loads.load(profiles)
         self._holdings.set_caps()
         self.memory.woken.clear()  # nobody waits yet
         for lease in event.leases:
@@ -295,6 +302,7 @@ class Engine:
         yield from self._runs.ended(lease, event)
         self.waitlist.learned(lease.request.job_type, _MOST_MOVED)
         yield from self._runs.drop(lease)
+        yield from self._drop_types()
         if not all(self.books[uuid].is_virtual for uuid in lease.gpus):
             # The process lives on and may keep its memory a moment longer than its lease.
             self._residue_until = event.at + _RESIDUE_S
@@ -309,6 +317,7 @@ class Engine:
         self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
         self.waitlist.learned(lease.request.job_type, _MOST_MOVED)
+        yield from self._drop_types()
         draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=event.outcome)
         self._holdings.replace(draining)
         yield SaveLease(draining)
@@ -337,6 +346,17 @@ class Engine:
             yield DropProfile(event.job_type)
             self.waitlist.learned(event.job_type, _MOST_MOVED)
             yield from self._schedule(event.at)
+
+    def _drop_types(self) -> Iterator[Action]:
+        """Forget types that are too many, but none that runs or waits."""
+        if not self.memory.quota.is_over():
+            return
+        in_use = {lease.request.job_type for lease in self.leases.values()}
+        in_use |= self.waitlist.job_types()
+        for job_type in self.memory.quota.excess(in_use):
+            self.loads.forget(job_type)
+            self.memory.drop(job_type)
+            yield DropProfile(job_type)
 
     # --- what users have had -------------------------------------------------------------
 

@@ -30,7 +30,7 @@ _MANY = 8  # jobs on one GPU: with so many nobody can tell who slows whom
 _LEAST_BESIDE = 0.2  # of its time, before a neighbour counts
 
 Key = tuple[str, str]  # job type, GPU model
-_like = lru_cache(maxsize=8192)(mattering)
+_like = lru_cache(maxsize=2048)(mattering)
 
 
 @dataclass(slots=True)

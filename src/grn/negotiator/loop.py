@@ -21,6 +21,7 @@ from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     DropLease,
+    DropProfile,
     DropWaiting,
     Event,
     Grant,
@@ -84,6 +85,7 @@ class Loop:
         self._sample_s = sample_s
         self._answers: dict[str, Answer] = {}  # request key -> the client that waits for it
         self._overflowed: set[str] = set()
+        self._told_of_dropped: set[int] = set()  # users
         self._ends: dict[str, Settled] = {}  # how the last leases ended, for late askers
         self._tellers: dict[str, Teller] = {}  # lease -> who can end its job and run it again
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
@@ -255,6 +257,14 @@ class Loop:
             self._reported.discard(action.lease)
             self._overflowed.discard(action.lease)
             log.debug("action=end lease=%s", action.lease)
+        elif isinstance(action, DropProfile):
+            self._note_dropped_types()
+
+    def _note_dropped_types(self) -> None:
+        """Log once for each user that types are forgotten since there are too many."""
+        for user in self.engine.memory.quota.dropped.keys() - self._told_of_dropped:
+            self._told_of_dropped.add(user)
+            log.warning("action=drop-types uid=%d reason=too-many", user)
 
     def _want_back(self, action: WantBack) -> None:
         teller = self._tellers.get(action.lease)

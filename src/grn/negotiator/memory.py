@@ -18,11 +18,13 @@ from grn.negotiator.arguments import mattering
 from grn.negotiator.known import Known
 from grn.negotiator.margin import ENOUGH_RUNS, Experience, Margin
 from grn.negotiator.place import Need, Size
+from grn.negotiator.quota import TypeQuota
 
 Key = tuple[str, str]  # job type, GPU model
 CHANCE = "miss_chance"  # the name it is saved by
 _ANY_CAPACITY = 1 << 60
-_MOST_DRAWN = 1000
+_MOST_DRAWN = 1000  # of one type,
+_MOST_DRAWN_IN_ALL = 20_000  # and of all together
 _MORE = 1.1  # times what a first run has that still grows
 _What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
 _Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
@@ -37,7 +39,9 @@ class Memory:
         self._growing: dict[Key, tuple[str, int]] = {}  # what one has that is not flat: lease, peak
         self._outgrown: dict[Key, dict[str, _Flat]] = {}  # runs with more than they reserved
         self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
+        self._drawn_count = 0  # at least as many as there are in there
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
+        self.quota = TypeQuota()
         self._experience = Experience()
         self._told = self._experience.margin  # the margin that all estimates are drawn with,
         self._outdated: deque[Key] = deque()  # or will be: one type at a time
@@ -98,6 +102,7 @@ class Memory:
         elif _was_estimated(request) and learn.is_known(known.profile):
             self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
         known.add(run)
+        self.quota.ran(request.job_type, known.profile.owner, run, len(known.profile.runs))
         known.unweighed += 1
         self._weigh(key)
         self._forget_estimates(key)
@@ -160,7 +165,9 @@ class Memory:
 
     def forget(self, job_type: str) -> bool:
         """Forget a type on all models; True when there was something to forget."""
-        keys = {key for key in (*self._types, *self._running) if key[0] == job_type}
+        keys = {(job_type, model) for model in self._models.get(job_type, ())}
+        keys |= {key for key in self._running if key[0] == job_type}
+        self.quota.forget(job_type)
         for key in keys:
             self._types.pop(key, None)
             self._running.pop(key, None)
@@ -170,6 +177,12 @@ class Memory:
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         return bool(keys)
+
+    def drop(self, job_type: str) -> None:
+        """Forget a type for want of room: nothing is left that tells it was ever there."""
+        self.forget(job_type)
+        self.changed.pop(job_type, None)
+        self.woken.discard(job_type)
 
     def version_of(self, job_type: str) -> int:
         """Return a number that rises whenever a type may need something else, unless by a guess."""
@@ -278,6 +291,10 @@ class Memory:
             if what not in drawn:
                 if len(drawn) >= _MOST_DRAWN:
                     drawn.clear()
+                self._drawn_count += 1
+                if self._drawn_count > _MOST_DRAWN_IN_ALL:
+                    self._drawn = {request.job_type: drawn}
+                    self._drawn_count = len(drawn) + 1
                 drawn[what] = self._by_arguments(request, known, capacity_bytes, estimate)
             return drawn[what]
         running = self._running.get(key)

@@ -23,7 +23,7 @@ _OWN = 0.5  # so many runs weighs what others foretell against runs with the sam
 _GOES_ON = re.compile(r"(.*_)?(epochs?|steps?|iters?|iterations)", re.IGNORECASE)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """Return the numbers that say how long a job goes on, roughly: those within a factor of 2."""
     return tuple(
@@ -35,7 +35,7 @@ def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _telling(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """Leave out arguments whose names say that time does not depend on them."""
     goes_on = tuple(one for one in arguments if _GOES_ON.fullmatch(one[0]))

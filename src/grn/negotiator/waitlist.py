@@ -179,6 +179,17 @@ class Waitlist:
             heapq.heappop(self._since)
         return math.inf
 
+    def job_types(self) -> set[str]:
+        """Return all types of which some wait."""
+        return set(self._of_type)
+
+    def count_by_user(self) -> dict[int, int]:
+        """Return how many requests of each user wait."""
+        return {
+            user: sum(len(group.members) for group in groups.values())
+            for user, groups in self._of_user.items()
+        }
+
     def in_turn(self) -> Iterator[Group]:
         """Go through the groups by whose head is next."""
         return (group for _, group in self._turns)
