@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import pytest
 
 import grn
+from grn.client import pages
 from grn.client.connection import IDLE, ask_once
 from grn.errors import DaemonError
 
@@ -347,8 +348,7 @@ class Negotiator:
         return ask_once({"op": op, **more})
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.ask("status")["status"]
-        return status
+        return pages.status()
 
     def leases(self) -> list[dict[str, Any]]:
         return list(self.status()["leases"])
@@ -357,7 +357,7 @@ class Negotiator:
         return list(self.status()["waiting"])
 
     def profiles(self) -> list[dict[str, Any]]:
-        return list(self.ask("profiles")["profiles"])
+        return list(pages.ask_all({"op": "profiles"})["profiles"])
 
     def history(self) -> list[dict[str, Any]]:
         """Return all remembered runs of all types."""

@@ -19,8 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from grn.client import queue
-from grn.client.connection import ask_once
+from grn.client import pages, queue
 from grn.errors import DaemonError, GrnError
 from grn.queue import attempt as attempts
 from grn.queue.rows import fill_checksums
@@ -272,7 +271,7 @@ class Rig:
     def leases(self) -> list[dict[str, Any]] | None:
         """Return what the negotiator has given away, None when none answers."""
         try:
-            status = ask_once({"op": "status"})["status"]
+            status = pages.status()
         except (DaemonError, OSError):
             return None
         return [*status["leases"], *status["waiting"]]

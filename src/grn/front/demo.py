@@ -21,7 +21,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from grn.client.connection import ask_once
+from grn.client import pages
 from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.front import render
@@ -83,7 +83,7 @@ def demo() -> int:
                 process.kill()
                 process.wait()
         took_s = time.monotonic() - began
-        learned = ask_once({"op": "profiles"})["profiles"]
+        learned = pages.ask_all({"op": "profiles"})["profiles"]
     _tell(demo, console, learned, took_s)
     return 1 if demo.failed else 0
 
@@ -126,7 +126,7 @@ def _watch(demo: Demo, console: Console, deadline: float) -> None:
             if time.monotonic() > deadline:
                 raise MachineError("the demo took too long; is this machine very busy?")
             with contextlib.suppress(GrnError):
-                status = ask_once({"op": "status"})["status"]
+                status = pages.status()
                 if console.is_terminal:
                     live.update(_picture(demo, status, console.width))
             time.sleep(PACE_S)

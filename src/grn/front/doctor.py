@@ -15,8 +15,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from grn import __version__, places
-from grn.client import queue
-from grn.client.connection import ask_once
+from grn.client import pages, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.front.cli import grn as grn_group
 from grn.model.sizes import show_size
@@ -150,7 +149,7 @@ def _queue() -> Iterator[Finding]:
 
 def _negotiator() -> Iterator[Finding]:
     try:
-        status = ask_once({"op": "status"})["status"]
+        status = pages.status()
     except GrnError as error:
         yield Finding(NOTE, f"{error.message} {error.hint}".strip())
         return
@@ -161,6 +160,9 @@ def _negotiator() -> Iterator[Finding]:
         yield Finding(NOTE, f"this client is {__version__}: restart the negotiator when convenient")
     if status["trouble"]:
         yield Finding(BAD, status["trouble"])
+    if dropped := status.get("types_dropped", 0):
+        text = f"{dropped} job types were forgotten: there were too many of a user"
+        yield Finding(NOTE, f"{text}; use fewer names for --type, or they are measured anew")
     for gpu in status["gpus"]:
         if gpu["health"] != "ok":
             yield Finding(BAD, f"GPU {gpu['index']} is {gpu['health']}: it gets no new job")

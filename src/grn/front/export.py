@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from grn.client.connection import ask_once
+from grn.client import pages
 from grn.client.facts import of_command
 from grn.errors import GrnError, MachineError
 from grn.model.text import counted
@@ -55,7 +55,7 @@ def _job(row: dict[str, Any], began: float, loads: dict[str, float]) -> Job:
 def _loads() -> dict[str, float]:
     """Return what the negotiator has learned of how busy job types keep a GPU."""
     try:
-        profiles = ask_once({"op": "profiles"})["profiles"]
+        profiles = pages.ask_all({"op": "profiles"})["profiles"]
     except GrnError:
         return {}  # the file is good without it
     return {row["label"]: row["load"] for row in profiles if row.get("load") is not None}

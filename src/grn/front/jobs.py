@@ -325,10 +325,10 @@ def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add what running jobs use and reserve now, as the negotiator sees it."""
     if not any(row["lease"] and row["state"] == "running" for row in rows):
         return rows
-    from grn.client.connection import ask_once
+    from grn.client import pages
 
     try:
-        leases = {row["id"]: row for row in ask_once({"op": "status"})["status"]["leases"]}
+        leases = {row["id"]: row for row in pages.status()["leases"]}
     except GrnError:
         return rows  # the list is good without it
     for row in rows:

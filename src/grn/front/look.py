@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from grn.client import pages
 from grn.client.connection import ask_once
 from grn.errors import UnknownJob, UsageError
 from grn.front import render
@@ -46,7 +47,7 @@ def gpus(is_watched: bool, as_json: bool) -> int:
 @json_flag
 def ps(as_json: bool) -> int:
     """Show the jobs of all users: what runs, what waits, and why it waits."""
-    status = ask_once({"op": "status"})["status"]
+    status = pages.status()
     if as_json:
         keys = ("schema", "version", "leases", "waiting")
         return print_json({key: status[key] for key in keys})
@@ -108,7 +109,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
     """Show what was learned of job types: runs, peaks, and the estimate for the next run."""
     if ctx.invoked_subcommand is not None:
         return 0
-    rows = ask_once({"op": "profiles"})["profiles"]
+    rows = pages.ask_all({"op": "profiles"})["profiles"]
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
     click.echo(render.profiles(rows, width()))
@@ -120,7 +121,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
 @json_flag
 def profiles_show(job_type: str, as_json: bool) -> int:
     """Explain what is believed of TYPE and why, run by run."""
-    rows = ask_once({"op": "profiles", "type": job_type})["profiles"]
+    rows = pages.ask_all({"op": "profiles", "type": job_type})["profiles"]
     if not rows:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
     if as_json:

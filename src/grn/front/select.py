@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from grn.client import retry
+from grn.client import pages, retry
 from grn.client.daemons import ensure_negotiator
 from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
@@ -150,7 +150,7 @@ def _give_back(mark: str) -> bool:
 def _leases() -> set[str]:
     """Return the ids of all leases that are held now; none when nobody answers."""
     try:
-        return {row["id"] for row in retry.ask({"op": "status"})["status"]["leases"]}
+        return {row["id"] for row in pages.status(retry.ask)["leases"]}
     except DaemonNotRunning:
         return set()
 

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from grn import wire
-from grn.client import queue
-from grn.client.connection import ask_once
+from grn.client import pages, queue
 from grn.client.submit import is_id
 from grn.errors import GrnError, UnknownJob
 from grn.front import job_text, render
@@ -56,7 +55,7 @@ def _own_job(job: str) -> Row | None:
 
 def _of_lease(lease: str | None) -> list[Row]:
     try:
-        return list(ask_once({"op": "why", "name": lease})["why"]) if lease else []
+        return list(pages.ask_all({"op": "why", "name": lease})["why"]) if lease else []
     except GrnError:
         return []  # what the queue says is good without it
 
@@ -64,7 +63,7 @@ def _of_lease(lease: str | None) -> list[Row]:
 def _of_machine(job: str, ended: Row | None) -> tuple[Row | None, list[Row]]:
     """Prefer what lives under that name, a process for one, to a job that has ended."""
     try:
-        return None, ask_once({"op": "why", "name": job})["why"]
+        return None, pages.ask_all({"op": "why", "name": job})["why"]
     except UnknownJob:
         if ended is None:
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from grn.errors import NotAllowed, UnknownJob, UsageError
 from grn.negotiator import messages, picture, report
@@ -15,8 +16,8 @@ KEEPERS = "the user who started the negotiator, or root, and not in a container,
 
 def status(peer: Peer, message: messages.StatusAsked) -> None:
     """Show GPUs, leases and who waits."""
-    whole = report.status(peer.loop.engine, peer.loop.now())
-    peer.send(message.id, {"status": {"schema": 1, **peer.server.facts(), **whole}})
+    page, more = peer.server.pages.status(peer.loop.now(), message.after)
+    _send_page(peer, message.id, {"status": {"schema": 1, **peer.server.facts(), **page}}, more)
 
 
 def follow(peer: Peer, message: messages.FollowAsked) -> None:
@@ -44,10 +45,10 @@ def samples(peer: Peer, message: messages.SamplesAsked) -> None:
 
 def why(peer: Peer, message: messages.WhyAsked) -> None:
     """Explain why a job waits, or where it runs."""
-    found = report.explain(peer.loop.engine, message.name, peer.loop.now())
-    if not found:
+    found, more = peer.server.pages.why(message.name, peer.loop.now(), message.after)
+    if not found and message.after is None:
         raise UnknownJob(f"nothing runs or waits under '{message.name}'.", "See `grn ps`.")
-    peer.send(message.id, {"why": found})
+    _send_page(peer, message.id, {"why": found}, more)
 
 
 def reasons(peer: Peer, message: messages.ReasonsAsked) -> None:
@@ -58,7 +59,8 @@ def reasons(peer: Peer, message: messages.ReasonsAsked) -> None:
 
 def profiles(peer: Peer, message: messages.ProfilesAsked) -> None:
     """Show what was learned."""
-    peer.send(message.id, {"profiles": report.profiles(peer.loop.engine, message.type)})
+    page, more = peer.server.pages.profiles(message.type, message.after)
+    _send_page(peer, message.id, {"profiles": page}, more)
 
 
 def audit(peer: Peer, message: messages.AuditAsked) -> None:
@@ -98,3 +100,8 @@ def stop(peer: Peer, message: messages.StopAsked) -> None:
     peer.note("stop", "")
     peer.send(message.id, {"ok": True, "leases": len(peer.loop.engine.leases)})
     peer.server.stop()
+
+
+def _send_page(peer: Peer, message_id: int, page: dict[str, Any], more: str | None) -> None:
+    """Send one page, and how to ask for the next one if there is any."""
+    peer.send(message_id, page if more is None else {**page, "more": more})

@@ -18,6 +18,7 @@ Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
 GpuName = Annotated[str, Meta(min_length=1, max_length=128)]
 GpuNames = Annotated[list[GpuName], Meta(max_length=1024)]
 ArgumentName = Annotated[str, Meta(max_length=64)]
+Cursor = Annotated[str, Meta(pattern=r"^[0-9]{1,15}\.[0-9]{1,15}\Z")]
 ArgumentText = Annotated[str, Meta(max_length=64)]
 
 
@@ -75,7 +76,9 @@ class CancelAsked(schemas.Message, frozen=True, tag="cancel", kw_only=True):
 
 
 class StatusAsked(schemas.Message, frozen=True, tag="status", kw_only=True):
-    """Show GPUs, leases and who waits."""
+    """Show GPUs, leases and who waits; after the first page, the next of leases and who waits."""
+
+    after: Cursor | None = None
 
 
 class FollowAsked(schemas.Message, frozen=True, tag="follow", kw_only=True):
@@ -93,6 +96,7 @@ class WhyAsked(schemas.Message, frozen=True, tag="why", kw_only=True):
     """Explain one lease or request, by the beginning of its id or by its pid."""
 
     name: Name
+    after: Cursor | None = None
 
 
 class ReasonsAsked(schemas.Message, frozen=True, tag="reasons", kw_only=True):
@@ -105,6 +109,7 @@ class ProfilesAsked(schemas.Message, frozen=True, tag="profiles", kw_only=True):
     """Show what was learned."""
 
     type: Name | None = None
+    after: Cursor | None = None
 
 
 class AuditAsked(schemas.Message, frozen=True, tag="audit", kw_only=True):

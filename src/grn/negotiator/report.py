@@ -5,8 +5,9 @@ Only reads; every text of a user passes `harmless` on its way out.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Any
 
 from grn.model.job import Request
@@ -16,24 +17,27 @@ from grn.negotiator import learn
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Grant, Lease, LeaseState
 from grn.negotiator.ledger import Book
-from grn.negotiator.order import Waiting
+from grn.negotiator.order import Turn, Waiting
 
 Row = dict[str, Any]
+Meant = Lease | tuple[int, Waiting]  # a lease, or a place and who waits there
 
 
-def status(engine: Engine, at: float) -> Row:
-    """Return GPUs, leases and who waits, in turn."""
+def status(engine: Engine, at: float, most: int | None = None) -> Row:
+    """Return GPUs, leases and who waits, in turn; of each at most so many, if a number is given."""
     return {
         "gpus": [gpu(book) for book in engine.books.values()],
-        "leases": [_lease(engine, lease, at) for lease in engine.leases.values()],
-        "waiting": [_waiting(engine, one, place, at) for place, one in _in_turn(engine)],
+        "leases": [lease(engine, one, at) for one in islice(engine.leases.values(), most)],
+        "waiting": [
+            waiting(engine, one, place, at) for place, one in islice(in_turn(engine), most)
+        ],
         "shares": shares(engine, at),
     }
 
 
 def shares(engine: Engine, at: float) -> list[Row]:
     """Return what each user has had of the GPUs, who has had the least for its weight first."""
-    waiting = Counter(one.request.user for one in engine.waitlist)
+    waiting = engine.waitlist.count_by_user()
     users = sorted({*engine.usage.users(), *waiting}, key=lambda user: engine.usage.level(user, at))
     return [
         {
@@ -41,7 +45,7 @@ def shares(engine: Engine, at: float) -> list[Row]:
             "weight": engine.usage.weight(user),
             "had_gpu_h": engine.usage.used_h(user, at),
             "gpus_now": engine.usage.rate(user),
-            "waits": waiting[user],
+            "waits": waiting.get(user, 0),
         }
         for user in users
     ]
@@ -49,12 +53,16 @@ def shares(engine: Engine, at: float) -> list[Row]:
 
 def profiles(engine: Engine, job_type: str | None) -> list[Row]:
     """Return what was learned, of one type (by its full name or its label) or of all."""
-    found = [
+    return [profile(engine, one) for one in profiles_of(engine, job_type)]
+
+
+def profiles_of(engine: Engine, job_type: str | None) -> list[Profile]:
+    """Find the profiles of one type, by its full name or its label, or all."""
+    return [
         profile
         for profile in engine.memory.profiles()
         if job_type is None or job_type in (profile.job_type, profile.label)
     ]
-    return [_profile(engine, profile) for profile in found]
 
 
 def granted(grant: Grant, by_uuid: bool) -> Row:
@@ -73,14 +81,17 @@ def granted(grant: Grant, by_uuid: bool) -> Row:
 
 def explain(engine: Engine, name: str, at: float) -> list[Row]:
     """Return all that `name` may mean: the beginning of an id, a pid, a job type, a label."""
-    leases = [
-        _lease(engine, lease, at)
-        for lease in engine.leases.values()
-        if _is_meant(name, lease.request, lease.id)
+    return [meant(engine, one, at) for one in all_meant(engine, name)]
+
+
+def all_meant(engine: Engine, name: str) -> list[Meant]:
+    """Find all that `name` may mean, the leases first."""
+    leases: list[Meant] = [
+        one for one in engine.leases.values() if _is_meant(name, one.request, one.id)
     ]
     return leases + [
-        _waiting(engine, one, place, at)
-        for place, one in _in_turn(engine)
+        (place, one)
+        for place, one in enumerate(sorted(engine.waitlist, key=engine.turn), 1)
         if _is_meant(name, one.request, one.request.lease)
     ]
 
@@ -105,6 +116,13 @@ def _reason(engine: Engine, key: str, at: float) -> Row:
         "reason": wait.reason.value if wait else None,
         "why": harmless(wait.text) if wait else "",
     }
+
+
+def meant(engine: Engine, one: Meant, at: float) -> Row:
+    """Return a lease, or one who waits."""
+    if isinstance(one, Lease):
+        return lease(engine, one, at)
+    return waiting(engine, one[1], one[0], at)
 
 
 def _is_meant(name: str, request: Request, shown_id: str) -> bool:
@@ -161,7 +179,8 @@ def used_by(engine: Engine, lease: Lease) -> int | None:
     return max((size for size in used if size is not None), default=None)
 
 
-def _lease(engine: Engine, lease: Lease, at: float) -> Row:
+def lease(engine: Engine, lease: Lease, at: float) -> Row:
+    """Return one lease."""
     return (
         granted_lease(engine, lease)
         | moving_parts(engine, lease)
@@ -198,11 +217,32 @@ def _why_running(lease: Lease, indices: list[int]) -> str:
     return f"runs on {where}"
 
 
-def _in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
-    return enumerate(sorted(engine.waitlist, key=engine.turn), 1)
+def in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
+    """Go through those who wait, the next first, each with its place.
+
+    The first few cost little, however many there are: groups are in turn already, and so are the
+    members of each, so a group is looked at when its head may be next.
+    """
+    groups = engine.waitlist.in_turn()
+    group = next(groups, None)
+    heads: list[tuple[Turn, int, Waiting, Iterator[Waiting]]] = []
+    place = 0
+    while heads or group is not None:
+        while group is not None and (not heads or group.turn <= heads[0][0]):
+            line = group.in_line()
+            one = next(line)
+            heappush(heads, (engine.turn(one), group.number, one, line))
+            group = next(groups, None)
+        _, number, one, line = heappop(heads)
+        place += 1
+        yield place, one
+        following = next(line, None)
+        if following is not None:
+            heappush(heads, (engine.turn(following), number, following, line))
 
 
-def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
+def waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
+    """Return one who waits."""
     return request(waiting.request) | {
         "state": "waiting",
         "place": place,
@@ -213,7 +253,8 @@ def _waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
     }
 
 
-def _profile(engine: Engine, profile: Profile) -> Row:
+def profile(engine: Engine, profile: Profile) -> Row:
+    """Return what was learned of one type on one GPU model."""
     book = next((b for b in engine.books.values() if b.gpu.model == profile.model), None)
     known, margin = engine.memory.known(profile.job_type, profile.model), engine.memory.margin
     estimate = known.estimate(book.capacity_bytes, margin) if known and book else None

@@ -25,6 +25,7 @@ from grn.negotiator.events import Grant, Lease, LeaseState, Refuse, TellWaiting,
 from grn.negotiator.followers import Followers
 from grn.negotiator.holders import peer_of
 from grn.negotiator.loop import Ending, Loop, Settled
+from grn.negotiator.pages import Pages
 from grn.talk import MAX_KEPT_BYTES, MAX_KEPT_BYTES_PER_USER, Manners, Service, Talk, Verbs
 
 AWAKE_S = 0.0002
@@ -56,6 +57,7 @@ class Server:
         self.limits = limits
         self.version = version
         self.stop = stop
+        self.pages = Pages(loop.engine)
         self.followers = Followers(loop, self.facts_to_follow)
         self.started_at = time.time()
         self.connections: Counter[int] = Counter()
@@ -96,6 +98,7 @@ class Server:
             "pid": os.getpid(),
             "uid": os.getuid(),
             "trouble": self.loop.store.trouble,
+            "types_dropped": self.loop.engine.memory.quota.dropped.total(),
         }
 
     def facts_to_follow(self) -> dict[str, Any]:

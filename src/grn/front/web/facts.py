@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grn import wire
-from grn.client import logs, queue
+from grn.client import logs, pages, queue
 from grn.client.connection import ask_once
 from grn.client.watching import MOST_ENDS, NEGOTIATOR, QUEUE, Picture
 from grn.errors import DaemonError, DaemonNotRunning, GrnError
@@ -137,7 +137,7 @@ class Facts:
 
     def profiles(self) -> list[Row]:
         """Return what was learned of job types."""
-        rows: list[Row] = ask_once({"op": "profiles"})["profiles"]
+        rows: list[Row] = pages.ask_all({"op": "profiles"})["profiles"]
         return rows
 
     # --- one job, one lease --------------------------------------------------------------

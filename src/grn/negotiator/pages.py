@@ -1,0 +1,114 @@
+"""Long listings in pages, so that no answer takes long to make however many jobs there are.
+
+A cursor is `ORDER.OFFSET`. The first page of `status` shows the first of each list. If that is not
+all, the listing begins again from an order of one moment, made when its first page is asked for:
+nothing is left out that is there from beginning to end, whatever comes and goes meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from grn.negotiator import report
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import Lease
+from grn.negotiator.report import Row
+
+PAGE_ROWS = 100
+PROFILE_ROWS = 25  # each has twenty runs
+MAX_ORDERS = 4
+
+Entry = tuple[int, str]  # 0 and the id of a lease, or the place and the key of one who waits
+Cursor = str
+
+
+class Pages:
+    """Status, reasons and profiles of one engine, page by page."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._orders: dict[int, list[Entry]] = {}
+        self._latest = 0
+
+    def status(self, at: float, after: Cursor | None) -> tuple[Row, Cursor | None]:
+        """Return a page of `status`, and where the next one begins."""
+        if after is not None:
+            return self._following(at, *_parts(after))
+        engine = self._engine
+        is_whole = max(len(engine.leases), len(engine.waitlist)) <= PAGE_ROWS
+        row = report.status(engine, at, PAGE_ROWS)
+        return row, None if is_whole else f"{self._latest + 1}.0"
+
+    def why(self, name: str, at: float, after: Cursor | None) -> tuple[list[Row], Cursor | None]:
+        """Return a page of all that a name may mean."""
+        begin = _parts(after)[1] if after else 0
+        end = begin + PAGE_ROWS
+        found = report.all_meant(self._engine, name)
+        return [report.meant(self._engine, one, at) for one in found[begin:end]], _next(
+            0, end, len(found)
+        )
+
+    def profiles(
+        self, job_type: str | None, after: Cursor | None
+    ) -> tuple[list[Row], Cursor | None]:
+        """Return a page of what was learned."""
+        begin = _parts(after)[1] if after else 0
+        end = begin + PROFILE_ROWS
+        found = report.profiles_of(self._engine, job_type)
+        return [report.profile(self._engine, one) for one in found[begin:end]], _next(
+            0, end, len(found)
+        )
+
+    def _following(self, at: float, number: int, begin: int) -> tuple[Row, Cursor | None]:
+        number, order = self._order(number)
+        entries = order[begin : begin + PAGE_ROWS]
+        leases = list(self._leases(entries))
+        waiting = list(self._waiting(entries, at))
+        shown = {
+            "leases": [report.lease(self._engine, one, at) for one in leases],
+            "waiting": waiting,
+        }
+        return shown, _next(number, begin + PAGE_ROWS, len(order))
+
+    def _leases(self, entries: list[Entry]) -> Iterator[Lease]:
+        """Find the leases of a page, and of those who waited and have theirs by now."""
+        engine = self._engine
+        waited = {key for place, key in entries if place and key not in engine.waitlist}
+        if waited:
+            yield from (one for one in engine.leases.values() if one.request.key in waited)
+        for place, name in entries:
+            if not place and name in engine.leases:
+                yield engine.leases[name]
+
+    def _waiting(self, entries: list[Entry], at: float) -> Iterator[Row]:
+        for place, key in entries:
+            one = self._engine.waitlist.find(key) if place else None
+            if one is not None:
+                yield report.waiting(self._engine, one, place, at)
+
+    def _order(self, number: int) -> tuple[int, list[Entry]]:
+        """Return an order by its number; one to come is made now, one forgotten is the latest."""
+        if number not in self._orders:
+            if number > self._latest or not self._orders:
+                self._make_order()
+            number = self._latest
+        return number, self._orders[number]
+
+    def _make_order(self) -> None:
+        engine = self._engine
+        self._latest += 1
+        leases: list[Entry] = [(0, lease_id) for lease_id in engine.leases]
+        waiting = sorted(engine.waitlist, key=engine.turn)
+        self._orders[self._latest] = leases + [
+            (place, one.request.key) for place, one in enumerate(waiting, 1)
+        ]
+        self._orders.pop(self._latest - MAX_ORDERS, None)
+
+
+def _parts(cursor: Cursor) -> tuple[int, int]:
+    number, _, offset = cursor.partition(".")
+    return int(number), int(offset)
+
+
+def _next(number: int, begin: int, count: int) -> Cursor | None:
+    return f"{number}.{begin}" if begin < count else None
