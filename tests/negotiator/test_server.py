@@ -85,7 +85,6 @@ def texts(found: Any) -> Iterator[str]:
         b"[1,2,3]",
         b"\x80\x04\x95pickle",
         b'{"op":"launch","id":5,"argv":["sh"]}',
-        b'{"op":"ping","id":5,"id":6}',
         json.dumps(a_wish(mem=-1)).encode(),
         json.dumps(a_wish(gpus=0)).encode(),
         b" " * wire.MAX_REQUEST_BYTES,  # as large as a frame may be
