@@ -382,8 +382,10 @@ def test_a_gpu_lost_later_is_lost_and_can_come_back(machine: Machines, health: s
         readings = await look(probe)
         assert readings[A].health is GpuHealth.OK
         assert readings[B] == Reading(B, GpuHealth.LOST)
+        assert not probe.indices_hold
         here.write(gpu(A), gpu(B, base=GiB))
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.OK)
+        assert probe.indices_hold
         assert (await look(probe))[B].used_bytes == GiB
 
     play(here, story)
@@ -401,7 +403,7 @@ def test_a_gpu_that_vanishes_is_lost_and_shifted_indices_do_not_mix_up_the_other
         await until_healths(probe, a=GpuHealth.LOST, b=GpuHealth.OK, c=GpuHealth.OK)
         readings = await look(probe)
         assert [readings[uuid].used_bytes for uuid in (A, B, C)] == [None, 2 * GiB, 3 * GiB]
-        assert probe.has_shifted
+        assert not probe.indices_hold
         here.write(gpu(C, base=3 * GiB), gpu(A, base=1 * GiB), gpu(B, base=2 * GiB))
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.OK, c=GpuHealth.OK)
         readings = await look(probe)

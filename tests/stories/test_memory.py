@@ -216,13 +216,13 @@ def test_a_process_stays_on_the_gpu_it_has_touched(
         job()
         """
     )
-    story.hear("0")  # GPU 1 has too little room
+    story.hear(A)  # GPU 1 has too little room
     story.gate("stranger").open()
     stranger.ended_well()
     wait_for(lambda: here.status()["gpus"][1]["used_bytes"] == 0)
     story.gate("go").open()  # now it has the most
     job.ended_well()
-    assert story.said() == ["stranger runs", "0", "0"]
+    assert story.said() == ["stranger runs", A, A]
 
 
 TOUCHES_FIRST = """
@@ -240,7 +240,7 @@ TOUCHES_FIRST = """
 """
 
 
-@pytest.mark.parametrize(("visible", "stays"), [("1", "1"), ("0", "0"), (None, "0")])
+@pytest.mark.parametrize(("visible", "stays"), [("1", B), (B, B), ("0", A), (None, A)])
 def test_a_process_that_touched_a_gpu_before_its_first_lease_gets_that_one(
     story: Story, standin: StandIn, negotiator: Negotiators, visible: str | None, stays: str
 ) -> None:

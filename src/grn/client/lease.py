@@ -56,6 +56,7 @@ class Lease:
         self.id = ""
         self.gpus: tuple[int, ...] = ()
         self.visible_devices = ""
+        self.indices: str | None = None  # the same GPUs by index, while CUDA counts as NVML does
         self.reserved_bytes = 0
         self.is_first_run = False
         self.is_nested = False
@@ -217,6 +218,7 @@ class Lease:
         if outer is None or not outer.is_held:  # a forked child asks: it may outlive the call
             return False
         self.id, self.gpus, self.visible_devices = outer.id, outer.gpus, outer.visible_devices
+        self.indices = outer.indices
         self.is_nested, self._owner_pid = True, os.getpid()
         return True
 
@@ -226,6 +228,7 @@ class Lease:
         self.is_nested = answer["nested"]
         self.gpus = tuple(gpu["index"] for gpu in answer["gpus"])
         self.visible_devices = answer["visible"]
+        self.indices = answer.get("indices")
         self.reserved_bytes = answer.get("reserved", 0)
         self.is_first_run = answer.get("probe", False)
         if self.is_nested:
@@ -241,7 +244,7 @@ class Lease:
         """Refuse a GPU that this process cannot reach any more."""
         if not _last_gpus and frameworks.has_touched_gpu():
             running_on = _running_on()
-            if running_on != self.visible_devices:
+            if running_on not in (self.visible_devices, self.indices):
                 drive(self._tell({"op": "done", "lease": self.id, "outcome": "failed"}))
                 self.id = ""
                 raise UsageError(

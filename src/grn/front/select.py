@@ -17,7 +17,7 @@ from grn.client import pages, retry
 from grn.client.daemons import ensure_negotiator
 from grn.client.lease import Lease, wish
 from grn.client.surroundings import for_command
-from grn.errors import DaemonNotRunning, UsageError
+from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.front import caller
 from grn.front.look import print_json
 from grn.model.text import harmless
@@ -47,7 +47,9 @@ class _TooLong(Exception):
 @click.option("--for", "pid", type=click.IntRange(1), metavar="PID",
               help="Who holds them: a process above this one, e.g. $$.")  # fmt: skip
 @click.option("--release", is_flag=True, help="Give back what this process has selected.")
-@click.option("--uuid", is_flag=True, help="Print UUIDs in place of numbers.")
+@click.option("--uuid", "naming", flag_value="uuid", help="Print UUIDs in place of numbers.")
+@click.option("--index", "naming", flag_value="index",
+              help="Print numbers, or fail where they may mislead.")  # fmt: skip
 @click.option("--export", is_flag=True, help="Print lines for the shell's eval.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
@@ -81,6 +83,14 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
             lease = _wait(message, timeout, options["quiet"])
     except _TooLong:
         return NOT_NOW
+    if options["naming"] == "index" and lease.indices is None:
+        if not lease.is_nested:
+            lease.release(None, outcome="failed")
+        raise MachineError(
+            "GPU numbers cannot be trusted here: a GPU is lost, a MIG slice, or counted"
+            " differently in this container.",
+            "Leave out --index: UUIDs are printed then, which CUDA_VISIBLE_DEVICES takes as well.",
+        )
     if not lease.is_nested:
         _bind(lease, holder)
     return _show(lease, holder, options)
@@ -173,10 +183,13 @@ def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
                 "nested": lease.is_nested,
             }
         )
-    shown = ",".join(uuids) if options["uuid"] else visible
+    if options["naming"] == "uuid":
+        visible = ",".join(uuids)
+    elif options["naming"] == "index" or not options["export"]:
+        visible = lease.indices or visible
     if options["export"]:
-        for name, value in for_command(lease.id, shown, {}).items():
+        for name, value in for_command(lease.id, visible, {}).items():
             click.echo(f"export {name}={shlex.quote(value)}")
     else:
-        click.echo(shown)
+        click.echo(visible)
     return 0

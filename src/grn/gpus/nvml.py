@@ -75,6 +75,8 @@ class NvmlProbe:
         self._watch = Watch(patience, (restart_s, longest_restart_s), dict(env or {}))
         self._lock = asyncio.Lock()
         self._gpus: tuple[Gpu, ...] = ()
+        self._left_out = 0  # GPUs that did not answer at the start
+        self._all_answer = False
         self._trees = trees.Trees()
         self._on_gpus: frozenset[int] = frozenset()
         self._runs: dict[str, _Run] = {}
@@ -86,10 +88,15 @@ class NvmlProbe:
         return self._watch.helper_pid
 
     @property
-    def has_shifted(self) -> bool:
-        """Return whether a GPU now has another index than at the start: name them by UUID then."""
+    def indices_hold(self) -> bool:
+        """True while every GPU of the machine answers at the index it had at the start.
+
+        CUDA leaves out a GPU that NVML still counts but that does not answer; both renumber the
+        others when a GPU is not enumerated any more.
+        """
         now = self._watch.index_of
-        return any(now.get(gpu.uuid, gpu.index) != gpu.index for gpu in self._gpus)
+        is_shifted = any(now.get(gpu.uuid) != gpu.index for gpu in self._gpus)
+        return self._all_answer and not self._left_out and not is_shifted
 
     async def start(self) -> Inventory:
         """Open the driver and list all its GPUs; raise MachineError where there are none."""
@@ -110,13 +117,17 @@ class NvmlProbe:
             await self._watch.close()
             raise MachineError(" ".join(("there is no usable NVIDIA GPU.", *notes)), _NO_GPU_HINT)
         figures = {said.uuid: said for said in first.figures}
-        return Inventory(self._gpus, self._readings(figures, {}), notes)
+        self._left_out = len(first.left_out) + len(self._watch.hung)
+        self._note_answers(figures)
+        enumerated = frozenset(found.uuid for found in first.found)
+        return Inventory(self._gpus, self._readings(figures, {}), notes, enumerated)
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
         """Read every GPU once, within twice the deadline. Never raises."""
         ended = self._runs.keys() - {placement.lease for placement in placements}
         async with self._lock:
             figures = await self._watch.read()
+        self._note_answers(figures)
         for lease in ended:
             self._runs.pop(lease, None)
         pids = {pid for said in figures.values() for pid, _ in said.uses} if placements else set()
@@ -163,6 +174,10 @@ class NvmlProbe:
     async def close(self) -> None:
         """Let the helper go; one that is stuck in the driver is left behind."""
         await self._watch.close()
+
+    def _note_answers(self, figures: Mapping[str, Figures]) -> None:
+        said = [figures.get(gpu.uuid) for gpu in self._gpus]
+        self._all_answer = all(one is not None and one.code == 0 for one in said)
 
     def _note_processes(
         self, figures: Mapping[str, Figures], leases: Mapping[int, tuple[str, ...]]

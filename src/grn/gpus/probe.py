@@ -27,6 +27,7 @@ class Inventory:
     gpus: tuple[Gpu, ...]
     readings: tuple[Reading, ...]
     notes: tuple[str, ...] = ()
+    enumerated: frozenset[str] = frozenset()  # UUIDs of all the driver lists, usable or not
 
 
 class GpuProbe(Protocol):
@@ -45,8 +46,8 @@ class GpuProbe(Protocol):
         """Return the peak of a lease that ends, where it can be had without waiting."""
 
     @property
-    def has_shifted(self) -> bool:
-        """True when the numbers of GPUs are not those of the start any more: use UUIDs then."""
+    def indices_hold(self) -> bool:
+        """True while every GPU of the machine answers at the index it had at the start."""
 
     @property
     def keeps_peaks(self) -> bool:

@@ -81,9 +81,9 @@ class VirtualProbe:
             self._baseline[placement.lease] = found[1] if found else 0
 
     @property
-    def has_shifted(self) -> bool:
-        """False: virtual GPUs stay where they are."""
-        return False
+    def indices_hold(self) -> bool:
+        """True: virtual GPUs stay where they are."""
+        return True
 
     @property
     def keeps_peaks(self) -> bool:

@@ -52,8 +52,8 @@ class Gpu:
     links: tuple[Link, ...] = ()  # to GPUs near it
 
     @property
-    def visible_name(self) -> str:
-        """Return what CUDA_VISIBLE_DEVICES takes on the host: MIG slices have no index."""
+    def shown_name(self) -> str:
+        """Return the name that people use: MIG slices have no index of their own."""
         return self.uuid if self.kind is GpuKind.MIG else str(self.index)
 
 

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from grn import __version__, daemon_log, settings
 from grn.errors import GrnError
@@ -151,7 +152,7 @@ def _probe(chosen: settings.Settings) -> GpuProbe:
 
 def _restricted(inventory: Inventory) -> Inventory:
     gpus = restrict(inventory.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Inventory(gpus, inventory.readings, inventory.notes)
+    return replace(inventory, gpus=gpus)
 
 
 def _announce(
@@ -161,7 +162,7 @@ def _announce(
     print(banner, file=sys.stderr, flush=True)
     for text in (*inventory.notes, *filter(None, [note])):
         log.warning(text)
-    names = ", ".join(gpu.visible_name for gpu in inventory.gpus)
+    names = ", ".join(gpu.shown_name for gpu in inventory.gpus)
     log.info("Managing GPUs {%s}", names)
     _say(arguments.ready_fd, "ready")
 

@@ -153,6 +153,6 @@ def _nested(peer: Peer, message_id: int, lease_id: str) -> bool:
     if lease is None or lease.request.user != peer.uid or lease.state is not LeaseState.HELD:
         return False
     gpus = tuple(engine.books[uuid].gpu for uuid in lease.gpus)
-    answer = report.granted(Grant(lease.request.key, lease, gpus), peer.wants_uuids())
+    answer = report.granted(Grant(lease.request.key, lease, gpus), peer.indices_hold())
     peer.send(message_id, answer | {"nested": True, "probe": False})
     return True

@@ -216,6 +216,13 @@ class SaveNumber:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveGpu:
+    """Remember that a GPU was enumerated in this boot."""
+
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropProfile:
     job_type: str
 
@@ -266,6 +273,7 @@ Action = (
     | SaveRun
     | SaveUse
     | SaveNumber
+    | SaveGpu
     | DropProfile
     | Grant
     | Refuse

@@ -73,7 +73,7 @@ def audit(peer: Peer, message: messages.AuditAsked) -> None:
 def ping(peer: Peer, message: messages.PingSaid) -> None:
     """Say who we are."""
     said = {"version": peer.server.version, "pid": os.getpid(), "uid": os.getuid()}
-    peer.send(message.id, said)
+    peer.send(message.id, {**said, "indices": peer.indices_hold()})
 
 
 def forget(peer: Peer, message: messages.ForgetAsked) -> None:

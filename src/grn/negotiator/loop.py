@@ -32,6 +32,7 @@ from grn.negotiator.events import (
     Refuse,
     Released,
     Sampled,
+    SaveGpu,
     Started,
     Stopping,
     TellWaiting,
@@ -84,6 +85,7 @@ class Loop:
         self._probe = probe
         self._sample_s = sample_s
         self._answers: dict[str, Answer] = {}  # request key -> the client that waits for it
+        self._absent: frozenset[str] = frozenset()  # enumerated in this boot, but not by us
         self._overflowed: set[str] = set()
         self._told_of_dropped: set[int] = set()  # users
         self._ends: dict[str, Settled] = {}  # how the last leases ended, for late askers
@@ -100,6 +102,11 @@ class Loop:
         saved = self.store.load()
         gone = {row.key for row in saved.waiting if row.holder and not trees.is_alive(row.holder)}
         self.store.write([DropWaiting(key) for key in gone])
+        self.store.write([SaveGpu(uuid) for uuid in sorted(inventory.enumerated - saved.gpus)])
+        if inventory.enumerated:  # virtual GPUs are never absent
+            self._absent = saved.gpus - inventory.enumerated
+        if self._absent:
+            log.warning("action=name-by-uuid reason=gpus-gone uuids=%s", ",".join(self._absent))
         waiting = tuple((row.key, row.sequence) for row in saved.waiting if row.key not in gone)
         now = self.now()
         offset_s = time.time() - now
@@ -120,9 +127,9 @@ class Loop:
                 self._holder_gone(lease, holder)
 
     @property
-    def has_shifted(self) -> bool:
-        """True when GPUs are to be named by UUID: their numbers have changed since the start."""
-        return self._probe.has_shifted
+    def indices_hold(self) -> bool:
+        """True while every GPU that was enumerated in this boot answers where it was."""
+        return not self._absent and self._probe.indices_hold
 
     def now(self) -> float:
         """Return the time events carry: it never jumps."""

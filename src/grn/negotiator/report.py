@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Any
 
+from grn.model.gpu import GpuKind
 from grn.model.job import Request
 from grn.model.profile import Profile, Run
 from grn.model.text import harmless
@@ -65,13 +66,22 @@ def profiles_of(engine: Engine, job_type: str | None) -> list[Profile]:
     ]
 
 
-def granted(grant: Grant, by_uuid: bool) -> Row:
-    """Return what a client needs to know of its lease."""
-    names = [gpu.uuid if by_uuid else gpu.visible_name for gpu in grant.gpus]
+def granted(grant: Grant, indices_hold: bool) -> Row:
+    """Return what a client needs to know of its lease.
+
+    CUDA_VISIBLE_DEVICES takes the UUIDs of physical GPUs: they name the same GPU whatever happens
+    to the others, before the job starts or while it runs.
+    """
+    kinds = {gpu.kind for gpu in grant.gpus}
+    indices = None
+    if indices_hold and GpuKind.MIG not in kinds:
+        indices = ",".join(str(gpu.index) for gpu in grant.gpus)
+    uuids = ",".join(gpu.uuid for gpu in grant.gpus)
     return {
         "ev": "granted",
         "lease": grant.lease.id,
-        "visible": ",".join(names),
+        "visible": indices if indices and kinds == {GpuKind.VIRTUAL} else uuids,
+        "indices": indices,
         "gpus": [{"index": gpu.index, "uuid": gpu.uuid} for gpu in grant.gpus],
         "reserved": grant.lease.reserved_bytes,
         "probe": grant.lease.is_probe,

@@ -17,6 +17,7 @@ from grn.negotiator.events import (
     DropLease,
     DropProfile,
     DropWaiting,
+    SaveGpu,
     SaveLease,
     SaveNumber,
     SaveRun,
@@ -136,6 +137,10 @@ def _save_number(db: sqlite3.Connection, _boot: str, action: SaveNumber) -> None
     db.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?)", (action.name, action.value))
 
 
+def _save_gpu(db: sqlite3.Connection, boot: str, action: SaveGpu) -> None:
+    db.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?)", (action.uuid, boot))
+
+
 def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:
     db.execute("DELETE FROM runs WHERE job_type = ?", (action.job_type,))
 
@@ -148,5 +153,6 @@ WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
     SaveRun: _save_run,
     SaveUse: _save_use,
     SaveNumber: _save_number,
+    SaveGpu: _save_gpu,
     DropProfile: _drop_profile,
 }

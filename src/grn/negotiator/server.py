@@ -202,7 +202,7 @@ class Peer:
             self._talk.refuse(message_id, from_code(action.code, action.message, action.hint))
             return
         self.granted.add(action.lease.id)
-        self.send(message_id, report.granted(action, self.wants_uuids()))
+        self.send(message_id, report.granted(action, self.indices_hold()))
         if action.lease.request.may_yield:
             self.loop.reach(action.lease.id, self.want_back)
 
@@ -258,9 +258,9 @@ class Peer:
         """True for root and for whoever runs the negotiator, outside of containers."""
         return self.uid in (0, os.getuid()) and not self.is_contained
 
-    def wants_uuids(self) -> bool:
-        """Inside a container the numbers of GPUs may differ from ours; their UUIDs do not."""
-        return self.is_contained or self.loop.has_shifted
+    def indices_hold(self) -> bool:
+        """True when indices name the same GPUs for this client: not inside a container."""
+        return not self.is_contained and self.loop.indices_hold
 
 
 def nobody_cares(_settled: Settled) -> None:

@@ -48,7 +48,8 @@ IN_PLACE_S = 2.0
 
 _SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to look at
 _USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
-_SCHEMA = f"""{_USES} {_SET_ASIDE}
+_GPUS = "CREATE TABLE gpus (uuid TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;"
+_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS}
 CREATE TABLE leases (
   id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER
 ) WITHOUT ROWID;
@@ -77,7 +78,7 @@ _CHANGES = {  # what leads from a version to the next
     5: "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';"
     " ALTER TABLE runs ADD COLUMN grown REAL;",
     6: "ALTER TABLE leases ADD COLUMN checksum INTEGER;"
-    f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE}",
+    f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
 }
 _FILLED = {6: fill_checksums}  # what follows, before the new version counts
 
@@ -95,6 +96,7 @@ class Remembered:
     profiles: tuple[Profile, ...]
     uses: tuple[SaveUse, ...] = ()
     numbers: tuple[tuple[str, float], ...] = ()  # what was learned of all jobs together
+    gpus: frozenset[str] = frozenset()  # UUIDs that were enumerated in this boot
 
 
 class Store:
@@ -154,7 +156,7 @@ class Store:
     def load(self) -> Remembered:
         """Read everything; leases of an earlier boot are gone with their processes."""
         db = self._db
-        for table in ("leases", "waiting"):
+        for table in ("leases", "waiting", "gpus"):
             self._tidy(f"DELETE FROM {table} WHERE boot != ?", self._boot)
         leases = []
         for row in db.execute(
@@ -179,7 +181,15 @@ class Store:
             for key, place, pid, ticks in rows
             if isinstance(key, str) and _are_numbers(place, pid or 0, ticks or 0)
         )
-        return Remembered(tuple(leases), waiting, self._profiles(), self._uses(), self._numbers())
+        seen = db.execute("SELECT uuid FROM gpus WHERE boot = ?", (self._boot,)).fetchall()
+        return Remembered(
+            tuple(leases),
+            waiting,
+            self._profiles(),
+            self._uses(),
+            self._numbers(),
+            frozenset(uuid for (uuid,) in seen),
+        )
 
     def write(self, actions: Iterable[Action]) -> None:
         """Write down what must be remembered, in one transaction.

@@ -10,6 +10,8 @@ import os
 import time
 from enum import Enum
 
+from grn.client.connection import ask_once
+from grn.errors import GrnError
 from grn.sweep.conversation import Conversation
 
 TYPE_CHECKING = False
@@ -70,6 +72,12 @@ def _resolve(name: str, known: Sequence[Message]) -> str | None:
     return named[0] if len(named) == 1 else None
 
 
+def _uuids(slot: str, known: Sequence[Message]) -> str | None:
+    """Return the UUIDs that a slot stands for, None when one of them is not known."""
+    names = [_resolve(name.strip(), known) for name in slot.split(",")]
+    return ",".join(name for name in names if name) if all(names) else None
+
+
 class Hold:
     """The leases on the GPUs of fixed slots."""
 
@@ -81,7 +89,10 @@ class Hold:
         self._told: set[str] = set()
         self._lost_at: float | None = None
         self.wake_at: float | None = None
-        self._shares = shares(slots, self._known_gpus())
+        known = self._known_gpus()
+        self._shares = shares(slots, known)
+        physical = [gpu for gpu in known if gpu["kind"] != "virtual"]
+        self._uuids = {slot: _uuids(slot, physical) for slot in self._shares}
 
     def state(self, slot: str) -> State:
         """Tell whether a slot may be used; ask for it if nobody has."""
@@ -96,6 +107,21 @@ class Hold:
         """Return the lease under which a slot is held; empty if there is none."""
         share = self._shares.get(slot)
         return share.lease if share is not None else ""
+
+    def visible(self, slot: str) -> str:
+        """Return what CUDA_VISIBLE_DEVICES takes for a slot now.
+
+        That is the slot as it was written while the negotiator says that indices hold, and else
+        its UUIDs: a GPU may have been lost since the last command began.
+        """
+        uuids = self._uuids.get(slot)
+        if uuids is None or not any(name.strip().isdecimal() for name in slot.split(",")):
+            return slot
+        try:
+            are_sure = bool(ask_once({"op": "ping"}).get("indices"))
+        except GrnError:
+            are_sure = False
+        return slot if are_sure else uuids
 
     def fileno(self) -> int | None:
         """Return the line."""

@@ -345,7 +345,9 @@ class LeasedSlots:
         lease, visible = message["lease"], message["visible"]
         both = {**os.environ, **task.environment}
         own = {name: both[name] for name in UNLESS_SET if name in both}
-        slot = Slot(visible, for_command(lease, visible, own), lease)
+        # People know a GPU by its index; the command gets the name that cannot shift.
+        name = message.get("indices") or visible
+        slot = Slot(name, for_command(lease, visible, own), lease)
         self._held[lease] = _Held(task, _size(task.log_path))
         self._granted.append(Grant(task, slot))
 

@@ -73,7 +73,8 @@ class FixedSlots:
                 lease = hold.lease_of(slot.name)
                 # A command that asks grn for a GPU itself must not wait for the one it runs on.
                 under = {"GRN_LEASE": lease} if lease else {}
-                return Slot(slot.name, {**slot.environment, **under}, lease)
+                visible = {"CUDA_VISIBLE_DEVICES": hold.visible(slot.name)}
+                return Slot(slot.name, {**slot.environment, **visible, **under}, lease)
             if state is State.ASKED:
                 return None
         return None

@@ -26,12 +26,14 @@ class Machine:
     state: Path
     totals: dict[str, int] = field(default_factory=dict)  # in the order of the driver
     slices: dict[str, list[str]] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
     _taken: dict[str, int] = field(default_factory=dict)
     _seen: set[tuple[str, int]] = field(default_factory=set)
 
     def visible(self) -> tuple[str, ...]:
         """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, by CUDA's rules."""
         cards = [uuid for uuid in self.totals if not uuid.startswith("MIG-")]
+        cards = [uuid for uuid in cards if uuid not in self.lost]  # CUDA does not count those
         value = os.environ.get("CUDA_VISIBLE_DEVICES")
         if value is None:
             return tuple(self._usable(uuid) for uuid in cards)
@@ -100,6 +102,8 @@ class Machine:
     def _read_gpu(self, uuid: str, words: list[str]) -> None:
         facts = dict(word.split("=", 1) for word in words if "=" in word)
         self.totals[uuid] = int(facts.get("total", 0))
+        if facts.get("health", "ok") != "ok":
+            self.lost.add(uuid)
         self._taken[uuid] = int(facts.get("base", 0)) + int(facts.get("reserve", 0))
 
     def _take(self, uuid: str, pid: int, held_bytes: int) -> None:
