@@ -16,8 +16,8 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {
     "negotiator": "__init__ events engine order place ledger learn load arguments shelf memory "
-    "times links usage shares waitlist lines rules holdings keep grant runs refuse report explain "
-    "history picture pages quota overlap pairs by_arguments change fit known margin "
+    "models times links usage shares waitlist lines rules holdings keep grant runs refuse report "
+    "explain history picture pages quota overlap pairs by_arguments change fit known margin "
     "blame growth room returning",
     "queue": "__init__ events engine lifecycle line roll asks finish",
     "simulate": "__init__ workload bound schedulers replay policies show",

@@ -29,6 +29,15 @@ def test_a_victim_has_the_same_room_again_and_others_more(
     assert (following and (following.more, following.spared)) == then
 
 
+def test_a_larger_gpu_is_tried_however_often_room_was_given_before_if_tries_were_asked_for() -> (
+    None
+):
+    following = again(Had(2, 0), False, 2, has_larger=True)
+    assert following is not None
+    assert following.more == 3
+    assert again(Had(), False, 0, has_larger=True) is None
+
+
 def test_the_negotiator_is_told_whether_it_needs_more_room_or_was_wronged() -> None:
     assert Had().told() == {"attempt": 0, "spared": False}
     assert Had(300, 2).told() == {"attempt": 100, "spared": True}

@@ -55,6 +55,7 @@ MACHINES = [
     some_gpus(1),
     some_gpus(2),
     [a_gpu(0), a_gpu(1, 8 * GiB, model="Small"), a_gpu(2)],
+    [a_gpu(0, 8 * GiB, model="Small"), a_gpu(1, 12 * GiB, model="Middle"), a_gpu(2)],
     [a_gpu(0, is_exclusive=True), a_gpu(1)],
     [a_virtual_gpu(0), a_virtual_gpu(1)],
 ]

@@ -176,10 +176,12 @@ def test_a_type_known_on_one_model_is_probed_on_another_with_a_good_guess():
     assert (other.need_bytes, other.is_probe) == (believed(KNOWN), True)
 
 
-def test_a_guess_from_a_larger_model_is_at_most_the_smaller_gpu():
+def test_a_guess_from_a_larger_model_is_not_cut_to_the_smaller_gpu():
     memory = a_memory(a_profile(20 * GiB))
 
-    assert need(memory, TWO_SIZES, "Small").need_bytes == 8 * GiB
+    small = need(memory, TWO_SIZES, "Small")
+    assert (small.need_bytes >= 20 * GiB, small.is_probe) == (True, False)
+    assert small.because == f"as on {MODEL}"
 
 
 def test_types_on_another_model_say_nothing_of_this_one():

@@ -23,6 +23,7 @@ from grn.queue.finish import (
 OOM = EndReason.OUT_OF_MEMORY
 SHARED = Settled("oom", was_alone=False)
 ALONE = Settled("oom", was_alone=True)
+LARGER = Settled("oom", was_alone=True, has_larger=True)
 FINE = Settled("failed")
 
 
@@ -76,6 +77,11 @@ def test_an_attempt_has_one_reason_to_have_ended(
             End(OOM, "ran out of GPU memory although it was alone on its GPU"),
         ),
         (Exit(1, because=OOM), ALONE, 1, 0, False, Again(OOM, is_counted=True)),
+        # Unless a larger GPU is managed here.
+        (
+            Exit(1, because=OOM), LARGER, 0, MOST_MEMORY_ATTEMPTS, False,
+            Again(OOM, False, needs_more_memory=True),
+        ),
         # What another try would not change, or what was asked for.
         (Exit(127, None, EndReason.NOT_RUNNABLE, "x: not found"), FINE, 5, 0, False,
          End(EndReason.NOT_RUNNABLE, "x: not found")),

@@ -136,6 +136,23 @@ def test_a_victim_of_a_neighbour_that_grew_is_tried_again_as_it_is() -> None:
         queue.ended(offender)
 
 
+def test_a_job_too_large_for_a_small_gpu_goes_on_on_a_larger_one() -> None:
+    with a_queue("virtual:1x256MiB+1x1GiB") as queue:
+        queue.gate("held")
+        holder = queue.sh("echo up; gate held", "--mem", "900MiB")
+        queue.says(holder, "up")
+        text = "import time; kept = b'x' * (400 << 20); time.sleep(0.5); print('fine')"
+        job = queue.submit("--", sys.executable, "-c", text)
+        wait_for(lambda: queue.job(job)["attempts"], lambda: queue.job(job))
+        queue.gate("held").open()
+        row = queue.ended(job)
+        first, second = row["attempts"]
+        assert (first["reason"], second["reason"]) == ("out-of-memory", "ok")
+        assert (first["gpus"], second["gpus"]) == ([0], [1])
+        assert "a larger GPU is managed here" in first["text"]
+        queue.ended(holder)
+
+
 def _used(lease: str) -> int:
     leases = {row["id"]: row for row in ask_once({"op": "status"})["status"]["leases"]}
     return leases[lease]["used_bytes"] or 0

@@ -47,6 +47,12 @@ def test_out_of_memory_alone_on_a_gpu_is_a_failure_like_others() -> None:
     assert Tries(0).after(failed(is_out_of_memory=True, was_alone=True)) is None
 
 
+def test_out_of_memory_alone_goes_on_on_a_larger_gpu_and_costs_no_try() -> None:
+    task = TASK.but(attempt=MOST_MEMORY_ATTEMPTS)
+    again = Tries(0).after(failed(task, is_out_of_memory=True, was_alone=True, has_larger=True))
+    assert again == task.but(attempt=MOST_MEMORY_ATTEMPTS + 1)
+
+
 def test_what_no_gpu_will_ever_do_is_not_tried_again() -> None:
     assert Tries(5).after(failed(slot=Slot("", {}), trouble="more than any GPU has")) is None
 

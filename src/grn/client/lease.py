@@ -61,6 +61,7 @@ class Lease:
         self.is_first_run = False
         self.is_nested = False
         self.outcome = "ok"  # what `release` reports unless an exception says otherwise
+        self.has_larger = False  # after `release`: it was alone, and a larger GPU is managed here
         self.is_victim = False  # after `release`: memory ran out, and others had taken too much
         self.because = ""  # after `release`: whose fault it was, if memory ran out
 
@@ -195,6 +196,7 @@ class Lease:
                 answer = yield from connection.ask(dict(ending), is_eager=True)
                 IDLE.give(connection)
                 self.is_victim = bool(answer.get("victim"))
+                self.has_larger = bool(answer.get("larger"))
                 self.because = str(answer.get("because", ""))
                 ended = answer.get("ended")
                 return ended if isinstance(ended, str) else None

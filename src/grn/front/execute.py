@@ -92,7 +92,7 @@ def _run(command: tuple[str, ...], message: dict[str, object], retry_oom: int, q
         if ended != "oom":
             return status
         said = f"grn: the command {harmless(lease.because or 'ran out of GPU memory')}"
-        following = again(had, lease.is_victim, retry_oom)
+        following = again(had, lease.is_victim, retry_oom, lease.has_larger)
         if following is None:
             click.echo(said, err=True)
             return status

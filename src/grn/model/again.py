@@ -29,14 +29,17 @@ class Had:
         return {"attempt": min(self.more, _MOST_TOLD), "spared": bool(self.spared)}
 
 
-def again(had: Had, is_victim: bool, most: int = MOST_MEMORY_ATTEMPTS) -> Had | None:
+def again(
+    had: Had, is_victim: bool, most: int = MOST_MEMORY_ATTEMPTS, has_larger: bool = False
+) -> Had | None:
     """Count one more try of a job that ran out of memory, None when it gets none.
 
     A victim gets the room it had, and that is not counted as one of the `most` tries with more;
-    where none of those were asked for, nothing is run again.
+    where none of those were asked for, nothing is run again. A job that ran out of memory alone
+    on its GPU goes on while there is a larger one, however often: each is larger than the last.
     """
     if not most:
         return None
     if is_victim and had.spared < MOST_SPARED:
         return Had(had.more, had.spared + 1)
-    return Had(had.more + 1, had.spared) if had.more < most else None
+    return Had(had.more + 1, had.spared) if has_larger or had.more < most else None

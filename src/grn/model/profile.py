@@ -23,6 +23,7 @@ class Run:
     crowd: float | None = None  # the mean of ln U, U being all loads on its GPU, at least 1
     beside: tuple[tuple[str, float], ...] = ()  # types it shared with, for which part of its time
     code: str = ""  # fingerprint of what ran; empty when nobody knows
+    ran_out_alone: bool = False  # memory ran out though it had its GPUs to itself
     grown: float | None = None  # the share of its time after which it had 95 % of its peak
 
 

@@ -113,6 +113,7 @@ def _tell_end(peer: Peer, message_id: int, settled: Settled) -> None:
     facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
     if settled.because:
         facts |= {"victim": settled.is_victim, "because": harmless(settled.because)}
+        facts["larger"] = settled.has_larger
     peer.send(message_id, {"ok": True, "ended": ended, **facts})
 
 

@@ -54,6 +54,7 @@ class Verdict:
     fault: Fault
     offenders: tuple[Part, ...] = ()
     text: str = ""
+    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
     @property
     def is_innocent(self) -> bool:

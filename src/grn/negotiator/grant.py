@@ -52,7 +52,7 @@ class Granter:
 
     def needs(self, request: Request) -> dict[str, Need]:
         """Return what a request is believed to need on each GPU model."""
-        needs = self._memory.needs(request, self._holdings.sizes())
+        needs = self._memory.needs(request, self._holdings.sizes(), self._reach(request))
         for model, need in needs.items():
             load = self._loads.of(request.job_type, model, request.arguments)
             beside = self._loads.slower_beside(request.job_type, model)
@@ -61,6 +61,20 @@ class Granter:
                     need, load=load, beside=beside, power=self._loads.power(model)
                 )
         return self._by_speed(request, needs) if len(needs) > 1 else needs
+
+    def never_fits(self, request: Request) -> str | None:
+        """Say why no GPU here will ever do for a request, None when one may."""
+        reach = self._reach(request)
+        sizes = self._holdings.sizes()
+        return self._memory.never_fits(request, sizes, sizes if reach is None else reach)
+
+    def _reach(self, request: Request) -> set[str] | None:
+        """Return the models that a request may use, None for all."""
+        if not request.slots and not request.stay:
+            return None
+        books = allowed(request, list(self._holdings.books.values()))
+        stay = [book for book in books if book.gpu.uuid in request.stay]
+        return {book.gpu.model for book in stay or books}
 
     def _by_speed(self, request: Request, needs: dict[str, Need]) -> dict[str, Need]:
         """Add to needs on several models how long a job takes on each, where runs tell."""

@@ -256,6 +256,7 @@ class End:
     asked_bytes: int | None  # the allocation that failed
     reserved_bytes: int
     was_sharing: bool
+    ran_out_alone: bool = False  # memory ran out though it had its GPUs to itself
     wall_offset_s: float = 0.0  # wall clock minus the clock of events
     arguments: tuple[Argument, ...] = ()
     code: str = ""
@@ -265,20 +266,22 @@ def finished_run(end: End, watch: Watch, usual_s: float | None, flat_s: float) -
     """Return what a run taught, or None when it taught nothing of the job's need."""
     peak, outcome = max(watch.peak_bytes, end.peak_bytes or 0), end.outcome
     if outcome is Outcome.OUT_OF_MEMORY:
-        if end.asked_bytes is not None and peak + end.asked_bytes <= end.reserved_bytes:
+        is_within = end.asked_bytes is not None and peak + end.asked_bytes <= end.reserved_bytes
+        if is_within and not end.ran_out_alone:
             return None  # it stayed inside its reservation: a victim of others
         peak += end.asked_bytes or 0
         if not end.was_sharing:
             outcome = Outcome.FAILED  # it had the GPU to itself: the job's own fault
     uses_none = outcome is Outcome.OK and watch.blanks >= ENOUGH_BLANKS
-    if peak <= 0 and outcome is not Outcome.OUT_OF_MEMORY and not uses_none:
+    is_telling = outcome is Outcome.OUT_OF_MEMORY or uses_none or end.ran_out_alone
+    if peak <= 0 and not is_telling:
         return None
     ran_s = max(0.0, end.at - watch.began_at)
     is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
     is_full = is_long and end.outcome is Outcome.FAILED
     return Run(
         outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments,
-        is_full, code=end.code,
+        is_full, code=end.code, ran_out_alone=end.ran_out_alone,
     )  # fmt: skip
 
 

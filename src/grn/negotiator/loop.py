@@ -72,6 +72,7 @@ class Settled:
     peak_bytes: int | None = None
     is_victim: bool = False  # it ran out of memory by no fault of its own
     because: str = ""  # whose fault it was
+    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
 
 class Loop:
@@ -403,7 +404,14 @@ class Loop:
         is_alone = not self.engine.is_sharing(lease)
         if ending.outcome is Outcome.OUT_OF_MEMORY:
             verdict = self.engine.verdict(lease, peak, ending.asked_bytes)
-            return Settled(ending.outcome, is_alone, peak, verdict.is_victim, verdict.text)
+            return Settled(
+                ending.outcome,
+                is_alone,
+                peak,
+                verdict.is_victim,
+                verdict.text,
+                verdict.has_larger,
+            )
         return Settled(ending.outcome, is_alone, peak)
 
     def _kind_of(self, lease: Lease) -> GpuKind:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from grn.model.job import Argument, Outcome, Request
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.sizes import show_size
-from grn.negotiator import arguments, learn
+from grn.negotiator import arguments, learn, models
 from grn.negotiator.arguments import mattering
 from grn.negotiator.known import Known
 from grn.negotiator.margin import ENOUGH_RUNS, Experience, Margin
@@ -42,6 +42,7 @@ class Memory:
         self._drawn_count = 0  # at least as many as there are in there
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.quota = TypeQuota()
+        self._ran_out: dict[str, set[str]] = {}  # job type -> models too small for a run of it
         self._experience = Experience()
         self._told = self._experience.margin  # the margin that all estimates are drawn with,
         self._outdated: deque[Key] = deque()  # or will be: one type at a time
@@ -61,6 +62,8 @@ class Memory:
             self._types[key] = Known(profile)
             self._types[key].unweighed = len(profile.runs)
             self._models.setdefault(profile.job_type, set()).add(profile.model)
+            if any(run.ran_out_alone for run in profile.runs):
+                self._ran_out.setdefault(profile.job_type, set()).add(profile.model)
             self._weigh(key)
             self._forget_estimates(key)
         self._told = self._experience.margin
@@ -103,6 +106,8 @@ class Memory:
             self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
         known.add(run)
         self.quota.ran(request.job_type, known.profile.owner, run, len(known.profile.runs))
+        if run.ran_out_alone:
+            self._ran_out.setdefault(request.job_type, set()).add(model)
         known.unweighed += 1
         self._weigh(key)
         self._forget_estimates(key)
@@ -176,6 +181,7 @@ class Memory:
             self._outgrown.pop(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
+        self._ran_out.pop(job_type, None)
         return bool(keys)
 
     def drop(self, job_type: str) -> None:
@@ -243,21 +249,56 @@ class Memory:
                         known[key[0]] = shown
                         insort(ranked, shown)
 
-    def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
-        """Return the need on each GPU model."""
-        return {model: self._need(request, model, size) for model, size in sizes.items()}
+    def needs(
+        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
+    ) -> dict[str, Need]:
+        """Return the need on each GPU model; `reach` are the models it may use, if not all."""
+        needs = {model: self._need(request, model, sizes) for model in sizes}
+        bound = self._bound(request, sizes)
+        if bound is None and all(
+            need.need_bytes <= sizes[model].capacity_bytes for model, need in needs.items()
+        ):
+            return needs
+        return models.fitted(needs, bound, sizes, sizes if reach is None else reach)
 
-    def _need(self, request: Request, model: str, size: Size) -> Need:
+    def never_fits(
+        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str]
+    ) -> str | None:
+        """Say why no GPU here will do: too small by what is known, and tried in vain."""
+        bound = self._bound(request, sizes) if request.mem_bytes is None else None
+        if bound is None or not reach:
+            return None
+        largest = max(reach, key=lambda model: sizes[model].capacity_bytes)
+        told = self._elsewhere(request, largest, sizes)
+        size = sizes[largest]
+        if bound.model != largest or told is None or told[0] <= size.capacity_bytes:
+            return None
+        return (
+            f"{request.label} needs {show_size(told[0])}, as on {told[1]}, and ran out of memory "
+            f"on {largest}, the largest GPU it may use here ({show_size(size.total_bytes)})."
+        )
+
+    def _bound(self, request: Request, sizes: Mapping[str, Size]) -> models.Bound | None:
+        """Return what runs that ran out of memory alone on a GPU prove to be too little."""
+        names = self._ran_out.get(request.job_type)
+        if not names:
+            return None
+        profiles = [self._types[(request.job_type, model)].profile for model in names]
+        return models.ran_out_alone(request, profiles, sizes)
+
+    def _need(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
+        size = sizes[model]
         if request.mem_bytes is not None and request.mem_bytes > size.total_bytes:
             return Need(request.mem_bytes, False, "as stated")  # this model is too small for it
-        need = self._as_said(request, model, size)
+        need = self._as_said(request, model, sizes)
         if self._outgrown:
             need = self._at_least(request, model, size.capacity_bytes, need)
         return self._raised(request, need, size.capacity_bytes)
 
-    def _as_said(self, request: Request, model: str, size: Size) -> Need:
+    def _as_said(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
         """Return what is believed, or what was stated if that is more."""
-        believed = self._believed(request, model, size.capacity_bytes)
+        size = sizes[model]
+        believed = self._believed(request, model, sizes)
         stated = request.mem_bytes
         if stated is None:
             return believed
@@ -278,7 +319,25 @@ class Memory:
         because = f"a run that is still going has grown to {show_size(most * 10 // 11)}"
         return replace(need, need_bytes=min(most, capacity_bytes), because=because)
 
-    def _believed(self, request: Request, model: str, capacity_bytes: int) -> Need:
+    def _believed(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
+        key, capacity_bytes = (request.job_type, model), sizes[model].capacity_bytes
+        measured = self._measured(request, model, capacity_bytes)
+        if measured is not None:
+            return measured
+        running = self._running.get(key)
+        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
+            need = max(running[1], self._floor(key, capacity_bytes))
+            because = "its first run, still going, is flat at that"
+            return Need(min(need, capacity_bytes), False, because)
+        floor = self._least(key, capacity_bytes)
+        elsewhere = self._elsewhere(request, model, sizes)
+        if elsewhere is not None:
+            return Need(max(floor, elsewhere[0]), True, f"as on {elsewhere[1]}")
+        guess = self._guess(key, floor, capacity_bytes, request.gpus)
+        return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+
+    def _measured(self, request: Request, model: str, capacity_bytes: int) -> Need | None:
+        """Return the need by runs on this very model, None when there are none."""
         key = (request.job_type, model)
         seen = self._types.get(key)
         known = seen.of_code(request.code) if seen else None
@@ -297,13 +356,7 @@ class Memory:
                     self._drawn_count = len(drawn) + 1
                 drawn[what] = self._by_arguments(request, known, capacity_bytes, estimate)
             return drawn[what]
-        running = self._running.get(key)
-        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
-            need = max(running[1], self._floor(key, capacity_bytes))
-            because = "its first run, still going, is flat at that"
-            return Need(min(need, capacity_bytes), False, because)
-        guess = self._guess(key, capacity_bytes, request.gpus)
-        return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+        return None
 
     def _by_arguments(
         self, request: Request, known: Known, capacity_bytes: int, estimate: Estimate
@@ -327,16 +380,39 @@ class Memory:
         because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
         return Need(need, True, because)
 
-    def _guess(self, key: Key, capacity_bytes: int, gpus: int) -> int:
+    def _least(self, key: Key, capacity_bytes: int) -> int:
+        """Return what a type without a good run on a model needs there at least."""
         so_far = int(self._growing.get(key, ("", 0))[1] * _MORE)
-        floor = min(capacity_bytes, max(self._floor(key, capacity_bytes), so_far))
-        elsewhere = [
-            estimate.need_bytes
-            for model in self._models.get(key[0], ())
-            if (estimate := self.estimate(key[0], model, _ANY_CAPACITY))
-        ]
-        if elsewhere:  # the same type on another model says more than other types on this one
-            return min(capacity_bytes, max(floor, *elsewhere))
+        return min(capacity_bytes, max(self._floor(key, capacity_bytes), so_far))
+
+    def _elsewhere(
+        self, request: Request, model: str, sizes: Mapping[str, Size]
+    ) -> tuple[int, str] | None:
+        """Return the need by runs on other models and the model that says so, None: nobody knows.
+
+        The same type on another model says more than other types on this one, unless it took all
+        there was. It is not cut to what this model has, except for headroom: a run that would fit
+        here without it has the whole GPU as a first run.
+        """
+        most = sizes[model].capacity_bytes
+        found: tuple[int, str] | None = None
+        for other in self._models.get(request.job_type, ()):
+            if other == model:
+                continue
+            estimate = self.estimate(request.job_type, other, _ANY_CAPACITY)
+            size = sizes.get(other)
+            if estimate is None or models.takes_all(estimate.largest_bytes, size):
+                continue
+            capacity_bytes = size.capacity_bytes if size else _ANY_CAPACITY
+            need = self._measured(request, other, capacity_bytes)
+            need_bytes = need.need_bytes if need else estimate.need_bytes
+            if estimate.largest_bytes <= most:
+                need_bytes = min(need_bytes, most)
+            if found is None or need_bytes > found[0]:
+                found = (need_bytes, other)
+        return found
+
+    def _guess(self, key: Key, floor: int, capacity_bytes: int, gpus: int) -> int:
         known = self._known_on(key[1], capacity_bytes)
         if gpus > 1:  # who asks for several GPUs has found one of them too small
             floor = max(floor, int(capacity_bytes * learn.GANG_SHARE))
@@ -368,7 +444,7 @@ class Memory:
     @staticmethod
     def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:
         """Give a job that ran out of memory more room than was believed enough."""
-        if not request.attempt:
+        if not request.attempt or need.need_bytes > capacity_bytes:
             return need
         more = learn.after_out_of_memory(need.need_bytes, request.attempt, capacity_bytes)
         because = f"ran out of memory {request.attempt}x before"

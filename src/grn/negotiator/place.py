@@ -108,8 +108,8 @@ def place(
         text = f"this process already uses GPU {names} and cannot get {request.gpus} GPUs"
         return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
     candidates = homes or books
-    if homes:  # it cannot go where there is more time to be had
-        needs = _but_for_load(needs)
+    if homes:  # it cannot go where there is more time or memory to be had
+        needs = _within(_but_for_load(needs), homes)
     usable = [book for book in candidates if book.is_usable]
     if len(usable) < request.gpus:
         return _silent(candidates)
@@ -304,6 +304,16 @@ def _but_for_load(needs: Mapping[str, Need]) -> dict[str, Need]:
     return {model: replace(need, load=None, beside=None) for model, need in needs.items()}
 
 
+def _within(needs: Mapping[str, Need], homes: Sequence[Book]) -> dict[str, Need]:
+    """Let a process that cannot move try where it is what other models tell to be too large."""
+    within = dict(needs)
+    for book in homes:
+        need, most = within[book.gpu.model], book.capacity_bytes
+        if need.need_bytes > most:
+            within[book.gpu.model] = replace(need, need_bytes=most, is_probe=True)
+    return within
+
+
 def _but_for_pairs(needs: Mapping[str, Need]) -> dict[str, Need]:
     return {model: replace(need, beside=None) for model, need in needs.items()}
 
@@ -337,7 +347,8 @@ def _why(
     fits: Sequence[Fit],
     is_pinned: bool,
 ) -> Wait:
-    best = max(usable, key=lambda book: book.free_bytes)
+    able = [book for book in usable if needs[book.gpu.model].need_bytes <= book.capacity_bytes]
+    best = max(able or usable, key=lambda book: book.free_bytes)
     need = needs[best.gpu.model]
     room = f"GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
     if best.free_bytes <= 0:

@@ -34,7 +34,7 @@ _decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 
 RUN = (
     "job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at, reserved_bytes,"
-    " arguments, is_full, load, crowd, beside, code, note, grown"
+    " arguments, is_full, load, crowd, beside, code, note, grown, ran_out_alone"
 )
 LEASE = "id, boot, body"
 
@@ -63,7 +63,7 @@ def _real(value: float | None) -> float | None:
 def read_run(row: Sequence[Any]) -> Run:
     """Return a run from its columns, as they are read with a profile."""
     outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
-    crowd, beside, code, note, grown = rest
+    crowd, beside, code, note, grown, ran_out_alone = rest
     return msgspec.convert(
         {
             "outcome": outcome,
@@ -79,6 +79,7 @@ def read_run(row: Sequence[Any]) -> Run:
             "code": code,
             "note": note,
             "grown": grown,
+            "ran_out_alone": bool(ran_out_alone),
         },
         Run,
     )
@@ -113,7 +114,7 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
         int(run.peak_bytes), _real(run.duration_s), _real(run.ended_at), int(run.reserved_bytes),
         _encode(run.arguments).decode(), int(run.is_full), _real(run.load),
         _real(run.crowd), _encode(run.beside).decode() if run.beside else None, run.code,
-        run.note, _real(run.grown),
+        run.note, _real(run.grown), int(run.ran_out_alone),
     )  # fmt: skip
     marks = ",".join("?" * (len(row) + 1))
     db.execute(f"INSERT INTO runs ({RUN}, checksum) VALUES ({marks})", (*row, checksum(*row)))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grn.model.job import Outcome
+from grn.model.sizes import show_size
 from grn.negotiator import learn
-from grn.negotiator.blame import Part, Scene, Verdict, judge
+from grn.negotiator.blame import Fault, Part, Scene, Verdict, judge
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -23,6 +24,7 @@ from grn.negotiator.holdings import Holdings
 from grn.negotiator.ledger import Book
 from grn.negotiator.load import Loads
 from grn.negotiator.memory import CHANCE, Memory
+from grn.negotiator.place import allowed
 from grn.negotiator.room import Room
 from grn.negotiator.rules import Rules
 
@@ -64,10 +66,12 @@ class Runs:
         self._memory.run_over(request, model)
         asked = event.asked_bytes if isinstance(event, Released) else None
         outcome, note = event.outcome, self._guilt.get(lease.id, "")
+        ran_out_alone = False
         if outcome is Outcome.OUT_OF_MEMORY:
             verdict = self.verdict(lease, event.peak_bytes, asked)
             self._note_guilt(lease, verdict)
             note = verdict.text
+            ran_out_alone = verdict.fault is Fault.OWN and self._model_of(lease) is not None
             if verdict.is_innocent:  # it shows what it used, and nothing is held against its type
                 outcome, asked = Outcome.FAILED, None
         end = learn.End(
@@ -77,6 +81,7 @@ class Runs:
             asked_bytes=asked,
             reserved_bytes=lease.reserved_bytes,
             was_sharing=self._holdings.is_sharing(lease),
+            ran_out_alone=ran_out_alone,
             wall_offset_s=self.wall_offset_s,
             arguments=request.arguments,
             code=request.code,
@@ -109,7 +114,28 @@ class Runs:
         beside.pop(lease.id)
         worst = max(books, key=lambda book: book.strangers_bytes - book.guard_bytes)
         strangers, guard = worst.strangers_bytes, worst.guard_bytes
-        return judge(Scene(job, asked_bytes, tuple(beside.values()), strangers, guard))
+        verdict = judge(Scene(job, asked_bytes, tuple(beside.values()), strangers, guard))
+        if verdict.fault is Fault.OWN and self._has_larger(lease, job.used_bytes, asked_bytes):
+            where = " and ".join(f"GPU {book.gpu.index}" for book in books)
+            size = show_size(max(book.gpu.total_bytes for book in books))
+            text = f"ran out of memory with all of {where} ({size}); a larger GPU is managed here"
+            return replace(verdict, text=text, has_larger=True)
+        return verdict
+
+    def _has_larger(self, lease: Lease, used_bytes: int, asked_bytes: int | None) -> bool:
+        """True when a job that ran out of memory alone can go on where there is more."""
+        request, model = lease.request, self._model_of(lease)
+        if model is None or not (request.has_parent or request.is_command):
+            return False  # the process has used its GPU, and CUDA cannot move
+        had = self._holdings.sizes()[model].capacity_bytes
+        enough = max(had + 1, used_bytes + (asked_bytes or 0))
+        books = allowed(request, list(self._holdings.books.values()))
+        return sum(book.capacity_bytes >= enough for book in books) >= request.gpus
+
+    def _model_of(self, lease: Lease) -> str | None:
+        """Return the one model that a lease is on, None when there are several."""
+        models = {book.gpu.model for book in self._holdings.books_of(lease)}
+        return models.pop() if len(models) == 1 else None
 
     def _note_guilt(self, victim: Lease, verdict: Verdict) -> None:
         for part in verdict.offenders:

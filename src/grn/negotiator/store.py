@@ -63,7 +63,7 @@ CREATE TABLE runs (
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
   arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
   crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL,
-  checksum INTEGER
+  ran_out_alone INTEGER NOT NULL DEFAULT 0, checksum INTEGER
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
@@ -78,6 +78,7 @@ _CHANGES = {  # what leads from a version to the next
     5: "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';"
     " ALTER TABLE runs ADD COLUMN grown REAL;",
     6: "ALTER TABLE leases ADD COLUMN checksum INTEGER;"
+    " ALTER TABLE runs ADD COLUMN ran_out_alone INTEGER NOT NULL DEFAULT 0;"
     f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
 }
 _FILLED = {6: fill_checksums}  # what follows, before the new version counts

@@ -71,6 +71,7 @@ class Settled:
     peak_bytes: int | None = None
     is_victim: bool = False  # it ran out of memory though it stayed within what it was given
     because: str = ""  # whose fault that was
+    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
 
 # --- events --------------------------------------------------------------------------------

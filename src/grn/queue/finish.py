@@ -49,8 +49,9 @@ def after_exit(exit: Exit, settled: Settled, tries: Tries, is_stopping: bool) ->
         return Again(reason, is_counted=False, needs_more_memory=True)
     if reason is EndReason.NOT_STARTED:
         return Again(reason, is_counted=False)
-    is_our_fault = reason is EndReason.OUT_OF_MEMORY and not settled.was_alone
-    room = again(Had(tries.memory, tries.spared), settled.is_victim) if is_our_fault else None
+    has_larger, had = settled.has_larger, Had(tries.memory, tries.spared)
+    has_room = reason is EndReason.OUT_OF_MEMORY and (has_larger or not settled.was_alone)
+    room = again(had, settled.is_victim, has_larger=has_larger) if has_room else None
     if room is not None:
         is_spared = room.spared > tries.spared
         return Again(reason, False, needs_more_memory=not is_spared, is_spared=is_spared)

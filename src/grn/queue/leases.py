@@ -300,4 +300,5 @@ def _settled(message: dict[str, Any]) -> Settled:
         message.get("peak"),
         bool(message.get("victim")),
         str(message.get("because", "")),
+        bool(message.get("larger")),
     )

@@ -5,7 +5,7 @@ A scheduler is told facts and answers with grants; the replay carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,7 +79,9 @@ class Told(Memory):
         super().__init__()
         self._jobs = {job.name: job for job in truth.jobs}
 
-    def needs(self, request: Request, sizes: Mapping[str, Size]) -> dict[str, Need]:
+    def needs(
+        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
+    ) -> dict[str, Need]:
         """Return the truth."""
         need = Need(self._jobs[request.job_type].peak_bytes, False, "told")
         return dict.fromkeys(sizes, need)

@@ -365,6 +365,7 @@ class LeasedSlots:
             "peak_bytes": answer.get("peak"),
             "was_alone": bool(answer.get("alone", True)),
             "is_victim": bool(answer.get("victim")),
+            "has_larger": bool(answer.get("larger")),
             "because": answer.get("because") or ended.because,
         }
         self._ends.append(ended.but(**seen))

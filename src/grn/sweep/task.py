@@ -110,7 +110,8 @@ class Ended(_Value):
     """How a task ended. A command that could not be started has the status 126 or 127."""
 
     __slots__ = (
-        *("because", "duration_s", "is_out_of_memory", "is_requeued", "is_victim", "peak_bytes"),
+        *("because", "duration_s", "has_larger", "is_out_of_memory", "is_requeued"),
+        *("is_victim", "peak_bytes"),
         *("slot", "started_at", "status", "task", "trouble", "was_alone"),
     )
 
@@ -128,6 +129,7 @@ class Ended(_Value):
         is_victim: bool = False,
         is_requeued: bool = False,
         because: str = "",
+        has_larger: bool = False,
     ) -> None:
         self.task: Final = task
         self.slot: Final = slot
@@ -138,6 +140,7 @@ class Ended(_Value):
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
         self.was_alone: Final = was_alone  # it shared its GPUs with nobody: more room is of no use
+        self.has_larger: Final = has_larger  # it was alone, and a larger GPU is managed here
         self.is_victim: Final = is_victim  # it ran out of memory by no fault of its own
         self.is_requeued: Final = is_requeued  # it was ended to make room for others
         self.because: Final = because  # whose fault that was, or for whom it made room

@@ -30,8 +30,9 @@ class Tries:
 def uncounted(ended: Ended) -> Task | None:
     """Return the task as it is run again without being asked, None if its end was its own."""
     task = ended.task
-    if ended.is_out_of_memory and not ended.was_alone:
-        had = again(Had(task.attempt, task.spared), ended.is_victim)
+    if ended.is_out_of_memory and (ended.has_larger or not ended.was_alone):
+        before = Had(task.attempt, task.spared)
+        had = again(before, ended.is_victim, has_larger=ended.has_larger)
         if had is not None:
             return task.but(attempt=had.more, spared=had.spared, past=ended.because)
     elif ended.is_requeued and not ended.is_out_of_memory:

@@ -1,0 +1,122 @@
+"""Machines with GPUs of several models: what a run on one of them tells of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grn.model.job import Outcome
+from grn.model.sizes import GiB
+from grn.negotiator.events import Refuse
+from tests.builders import Story, a_gpu, a_profile, a_request, a_run
+
+SMALL = a_gpu(0, 8 * GiB, model="Small")
+MIDDLE = a_gpu(1, 16 * GiB, model="Middle")
+BIG = a_gpu(2, 24 * GiB, model="Big")
+GONE = "Card of another machine"
+
+
+def known(peak_bytes: int, model: str = "Big", **more: Any) -> tuple[Any, ...]:
+    return (a_profile(a_run(peak_bytes, **more), model=model),)
+
+
+def runs_out_alone(story: Story, key: str, used_bytes: int) -> bool:
+    """Let a job run out of memory alone on its GPU; return whether it is told of a larger one."""
+    story.memory[key] = used_bytes
+    story.looks()
+    del story.memory[key]
+    verdict = story.engine.verdict(story.leases[key], None, None)
+    story.ends(key, Outcome.OUT_OF_MEMORY)
+    story.memory.clear()
+    story.looks()
+    return verdict.has_larger
+
+
+def test_a_need_learned_on_a_large_gpu_keeps_a_job_off_a_free_small_one() -> None:
+    story = Story([SMALL, BIG], profiles=known(12 * GiB))
+    assert story.asks("big", job_type="other.py", mem_bytes=20 * GiB) == ["big"]
+    assert story.asks("a") == []
+    assert story.text("a").startswith("needs 16.6 GiB (12.0 GiB at most")  # on Big, which is busy
+    assert story.asks("b", slots=("0",)) == ["b"]  # nothing else is open to it: it may try
+    assert story.ends("big") == ["a"]
+    assert story.gpus("a") == [2]
+
+
+def test_the_wait_names_the_model_that_showed_the_need() -> None:
+    story = Story([SMALL, MIDDLE, BIG], profiles=known(12 * GiB))
+    needs = story.engine.needs(a_request("a"))
+    assert (needs["Small"].is_probe, needs["Small"].because) == (False, "as on Big")
+    assert needs["Small"].need_bytes == needs["Big"].need_bytes > 16 * GiB
+    # It fits there but for the headroom, and is measured anew.
+    assert (needs["Middle"].is_probe, needs["Middle"].need_bytes) == (True, 16 * GiB)
+
+
+def test_a_job_that_took_all_of_a_gpu_may_try_on_a_smaller_one() -> None:
+    story = Story([SMALL, BIG], profiles=known(22 * GiB))
+    assert story.asks("x", job_type="other.py", mem_bytes=20 * GiB) == ["x"]
+    assert story.asks("a") == ["a"]
+    assert (story.gpus("a"), story.leases["a"].is_probe) == ([0], True)
+
+
+def test_if_no_gpu_has_that_much_the_largest_tries_once_and_both_numbers_are_told() -> None:
+    story = Story([SMALL, MIDDLE], profiles=known(30 * GiB, GONE))
+    assert story.asks("a", is_command=True) == ["a"]
+    assert (story.gpus("a"), story.leases["a"].is_probe) == ([1], True)
+    assert not runs_out_alone(story, "a", 15 * GiB)
+    assert story.asks("b", is_command=True) == []
+    (refused,) = story.refusals
+    assert isinstance(refused, Refuse)
+    assert refused.message == (
+        f"train.py needs 41.1 GiB, as on {GONE}, and ran out of memory on Middle, the largest GPU "
+        "it may use here (16.0 GiB)."
+    )
+    assert story.asks("c", arguments=(("batch", 1.0),)) == ["c"]  # another job than the one it was
+    assert story.asks("d", mem_bytes=2 * GiB, is_command=True) == ["d"]  # a word is believed
+
+
+def test_out_of_memory_alone_goes_on_where_there_is_more_and_only_there() -> None:
+    story = Story([SMALL, MIDDLE, BIG])
+    story.asks("x", job_type="x.py", mem_bytes=12 * GiB)  # on Big
+    story.asks("y", job_type="y.py", mem_bytes=12 * GiB)  # on Middle
+    assert story.asks("a", is_command=True) == ["a"]
+    assert story.gpus("a") == [0]
+    assert runs_out_alone(story, "a", 7 * GiB)
+    assert story.asks("a2", is_command=True, attempt=1) == []
+    assert "Small" not in story.text("a2")
+    assert story.ends("y") == ["a2"]
+    assert story.gpus("a2") == [1]
+    assert runs_out_alone(story, "a2", 16 * GiB)
+    assert story.asks("a3", is_command=True, attempt=2) == []
+    assert story.ends("x") == ["a3"]
+    assert story.gpus("a3") == [2]
+    assert not runs_out_alone(story, "a3", 24 * GiB)
+
+
+def test_what_it_reached_is_a_lower_bound_for_all_models() -> None:
+    story = Story([SMALL, MIDDLE, BIG])
+    for key, size in (("x", 17), ("y", 10)):
+        story.asks(key, job_type=f"{key}.py", mem_bytes=size * GiB)
+    assert story.asks("a", is_command=True) == ["a"]
+    story.memory["a"] = 7 * GiB
+    story.looks()
+    story.memory.clear()
+    story.ends("a", Outcome.OUT_OF_MEMORY, asked_bytes=11 * GiB)  # 18 GiB: too much for Middle
+    needs = story.engine.needs(a_request("a2", attempt=1))
+    assert needs["Small"].need_bytes == needs["Middle"].need_bytes == 18 * GiB
+
+
+def test_a_process_that_has_used_a_gpu_is_not_told_of_a_larger_one() -> None:
+    story = Story([SMALL, BIG])
+    story.asks("x", job_type="x.py", mem_bytes=20 * GiB)
+    assert story.asks("a", pid=7) == ["a"]
+    assert not runs_out_alone(story, "a", 7 * GiB)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_small_gpu_is_open_again_once_a_run_was_enough_there(ends_well: bool) -> None:
+    died = a_run(7 * GiB, Outcome.FAILED, ran_out_alone=True)
+    runs = (died, a_run(4 * GiB)) if ends_well else (died,)
+    story = Story([SMALL, BIG], profiles=(a_profile(*runs, model="Small"),))
+    story.asks("x", job_type="x.py", mem_bytes=20 * GiB)
+    assert story.asks("a") == (["a"] if ends_well else [])
