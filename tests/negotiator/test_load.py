@@ -78,6 +78,66 @@ def test_a_short_run_shows_no_load() -> None:
     assert story.engine.loads.of("new", "Card 24") is None
 
 
+def test_a_short_run_after_an_idle_time_shows_no_load_either() -> None:
+    """The time before it began is none of its own."""
+    story = a_story(new=0, other=0.1)
+    story.asks("o", job_type="other", mem_bytes=GiB)
+    story.passes(10)
+    story.ends("o")
+    story.passes(40)
+    story.asks("a", job_type="new", mem_bytes=GiB)
+    story.memory["a"] = GiB
+    story.types = {"new": 0.3}
+    story.passes(3, every_s=1)
+    story.ends("a")
+
+    (saved,) = [action for action in story.actions if isinstance(action, SaveRun)]
+    assert (saved.run.load, saved.run.crowd) == (None, None)
+
+
+@pytest.mark.parametrize(("load", "is_shared"), [(0.02, True), (0.25, True), (0.6, False)])
+def test_jobs_with_little_load_share_whatever_was_concluded_of_their_types(
+    load: float, is_shared: bool
+) -> None:
+    slow = [
+        replace(a_run(GiB, load=load, crowd=0.0), duration_s=duration_s, beside=beside)
+        for _ in range(8)
+        for duration_s, beside in ((1000.0, ()), (3500.0, (("pa", 1.0), ("pb", 1.0))))
+    ]
+    known = tuple(a_profile(*slow, job_type=name) for name in ("pa", "pb"))
+    story = BusyStory(some_gpus(1), Rules(NO_GUARD), profiles=known)
+    story.types = {"pa": load, "pb": load}
+    assert story.engine.loads.slower_beside("pa", "Card 24")
+    assert story.asks("a", job_type="pa", mem_bytes=GiB) == ["a"]
+    assert story.asks("b", job_type="pb", mem_bytes=GiB) == (["b"] if is_shared else [])
+
+
+def test_a_smoke_test_before_long_runs_keeps_no_types_apart() -> None:
+    story = a_story(2, pa=0, pb=0)
+    story.types = {"pa": 0.02, "pb": 0.02}
+
+    def runs(seconds: float, *names: str) -> None:
+        for name in names:
+            assert story.asks(name, job_type=name[:2], mem_bytes=GiB)
+            story.memory[name] = GiB
+        story.passes(seconds, every_s=1)
+        for name in names:
+            del story.memory[name]
+            story.ends(name, after_s=0)
+
+    for number in range(2):
+        runs(3, f"pa smoke {number}")
+        story.passes(40)
+        runs(3, f"pb smoke {number}")
+        story.passes(40)
+    for number in range(3):
+        runs(150, *(f"{name} {number}{one}" for name in ("pa", "pb") for one in "ab"))
+    assert not story.engine.loads.slower_beside("pa", "Card 24")
+    assert story.asks("a", job_type="pa", mem_bytes=GiB)
+    assert story.asks("b", job_type="pa", mem_bytes=GiB)
+    assert story.asks("c", job_type="pb", mem_bytes=GiB)
+
+
 def test_busy_jobs_do_not_crowd_one_gpu_though_memory_is_there() -> None:
     story = a_story(heavy=0.8)
     assert story.asks("a", job_type="heavy", mem_bytes=GiB) == ["a"]

@@ -69,6 +69,19 @@ def test_runs_of_other_lengths_are_not_compared() -> None:
     assert overlaps.cap("card") == START_CAP
 
 
+def test_a_smoke_test_and_long_runs_of_the_same_command_are_not_compared() -> None:
+    """What sets them apart is in no argument; the neighbours of the long ones are not to blame."""
+    overlaps = Overlaps()
+    for one in ("pa.py", "pb.py"):
+        overlaps.learn(one, "card", a_run(25, 0.02))
+    for _ in range(4):
+        for one, other in (("pa.py", "pb.py"), ("pb.py", "pa.py")):
+            overlaps.learn(one, "card", a_run(1500, 0.04, {other: 1.0}))
+
+    assert overlaps.slower_beside("pa.py", "card") is None
+    assert overlaps.slower_beside("pb.py", "card") is None
+
+
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.KILLED, Outcome.OUT_OF_MEMORY])
 def test_only_runs_that_ended_well_tell_something(outcome: Outcome) -> None:
     overlaps = Overlaps()

@@ -146,15 +146,18 @@ class Loads:
         if total >= FULL and len(held) > 1:
             crowd = math.log(max(1.0, known + GUESS * unknown))
         for lease, load in zip(held, loads, strict=True):
+            seen_s = min(passed_s, at - lease.granted_at)  # nobody looks at a GPU without leases
+            if seen_s <= 0:
+                continue
             rest = total - known + (load or 0.0)
             rest /= unknown + (load is not None)
             if len(held) > 1 and total >= FULL:
                 rest = max(rest, load or GUESS)
             seen = self._seen.setdefault(lease.id, Seen())
-            seen.add(min(1.0, max(LEAST_LOAD, rest)), passed_s, len(held) == 1)
-            seen.crowd_sum += crowd * passed_s
+            seen.add(min(1.0, max(LEAST_LOAD, rest)), seen_s, len(held) == 1)
+            seen.crowd_sum += crowd * seen_s
             if 1 < len(held) <= _MANY:
-                _note_neighbours(seen, lease, held, passed_s)
+                _note_neighbours(seen, lease, held, seen_s)
             key = (lease.request.job_type, model)
             if seen.load is not None and key not in self._runs:
                 self._believed[key] = seen.load

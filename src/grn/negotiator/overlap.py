@@ -26,11 +26,15 @@ _SWEEPS = 2
 _STEP = 0.1  # a cap moves by more than this, so that noise does not move it
 _NOT_TIME = re.compile(
     r"(.*_)?(seeds?|lr|learning_rate|out|output|outdir|log|logs|logdir|name|dir|path|file|run|id"
-    r"|fold|momentum|decay|weight_decay|dropout|verbose|debug|gpus?|device|port|tag|note|comment)",
+    r"|fold|momentum|decay|weight_decay|dropout|verbose|gpus?|device|port|tag|note|comment)",
     re.IGNORECASE,
 )
 
-_Like = tuple[str, tuple[Argument, ...]]  # type and arguments: runs that take equally long
+_SAME_LENGTH = math.log(4)  # neighbours slow nobody more than that: it is another work
+_MOST_LENGTHS = 4  # of runs with the same arguments that are told apart
+
+# Type, arguments, and which of several lengths: runs that take equally long alone.
+_Like = tuple[str, tuple[Argument, ...], int]
 
 
 def slowdown(load: float, power: float) -> float:
@@ -79,9 +83,26 @@ class Model:
             self._round.append(like)
         return alike
 
-    def find(self, like: _Like) -> Alike | None:
-        """Return the runs like one, None when there was none."""
-        return self._alike.get(like)
+    def find(self, job_type: str, given: tuple[Argument, ...]) -> Alike | None:
+        """Return the runs of a type with these arguments of the usual length, None: no run."""
+        found = self._lengths(job_type, given)
+        return max(found, key=lambda alike: alike.count, default=None)
+
+    def length_of(self, job_type: str, given: tuple[Argument, ...], time: float) -> int:
+        """Return which length a run has, by ln of its time without the load around it.
+
+        What sets runs apart may be in no argument that was seen: a smoke test and a long run of
+        the same command are not compared, or the difference would be blamed on neighbours.
+        """
+        known = self._lengths(job_type, given)
+        near = [abs(alike.alone - time) for alike in known]
+        if near and (min(near) <= _SAME_LENGTH or len(near) >= _MOST_LENGTHS):
+            return near.index(min(near))
+        return len(near)
+
+    def _lengths(self, job_type: str, given: tuple[Argument, ...]) -> list[Alike]:
+        likes = ((job_type, given, length) for length in range(_MOST_LENGTHS))
+        return [self._alike[like] for like in likes if like in self._alike]
 
     def learn(self, run: Shared) -> None:
         """Take in one more run, and look again at an older group: beliefs have moved since."""
@@ -152,7 +173,7 @@ class Overlaps:
     def alone_s(self, job_type: str, model: str, given: Iterable[Argument]) -> float | None:
         """Return how long runs with these arguments take alone, None when nobody knows."""
         known = self.models.get(model)
-        alike = known.find((job_type, _telling(given))) if known is not None else None
+        alike = known.find(job_type, _telling(given)) if known is not None else None
         return None if alike is None else math.exp(alike.alone)
 
     def because(self, model: str) -> str:
@@ -176,9 +197,11 @@ class Overlaps:
         if run.crowd is None or run.outcome is not Outcome.OK or run.duration_s <= 0:
             return
         known = self.models.setdefault(model, Model())
-        alike = known.alike((job_type, _telling(run.arguments)))
+        time, given = math.log(run.duration_s), _telling(run.arguments)
+        length = known.length_of(job_type, given, time - known.power * run.crowd)
+        alike = known.alike((job_type, given, length))
         pairs = [(self.pairs.pair(model, job_type, other), share) for other, share in run.beside]
-        known.learn(Shared(math.log(run.duration_s), run.crowd, pairs, alike))
+        known.learn(Shared(time, run.crowd, pairs, alike))
         for other, _ in run.beside:
             self.pairs.judge(model, job_type, other)
         self.pairs.fade(job_type, model, known.power)

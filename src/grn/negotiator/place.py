@@ -17,6 +17,7 @@ from grn.negotiator.ledger import LEAST_LOAD, Book
 from grn.negotiator.links import best_linked
 from grn.negotiator.overlap import is_worth
 
+LOW_LOAD = 0.5  # of a GPU's time, by all its jobs together
 _BUSY = "as runs have shown"
 
 _TINY = 1e-9  # sums of shares are never exact
@@ -218,7 +219,12 @@ def _slowed(book: Book, need: Need) -> float:
 
 
 def _slower_beside(need: Need, beside: Mapping[str, float], book: Book) -> float:
-    """Return what pairs of types add to that; infinity when the GPU would get less done."""
+    """Return what pairs of types add to that; infinity when the GPU would get less done.
+
+    Little load cannot make jobs slow each other, whatever was concluded from durations.
+    """
+    if need.load is not None and book.load + need.load <= LOW_LOAD:
+        return 1.0
     slower = [beside.get(lease.request.job_type, 1.0) for lease in book.leases.values()]
     most = max(slower)
     if most > 1.0 and not is_worth(book.load, need.load or 0.0, slower, need.power):
