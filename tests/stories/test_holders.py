@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.conftest import Negotiators
+from tests.gpus.standin.build import StandIn, gpu
 from tests.harness import Story, wait_for
 
 MiB = 1 << 20
@@ -74,6 +75,47 @@ def test_a_gpu_is_handed_on_only_when_the_memory_of_left_over_children_is_gone(
     story.gate("child").open()
     story.hear("second runs")
     wait_for(lambda: [lease["pid"] for lease in here.leases()] == [second.pid])
+    story.gate("second").open()
+    second.ended_well()
+
+
+@pytest.mark.parametrize("how", ["fork", "session", "program"])
+def test_a_child_that_was_never_looked_at_keeps_the_lease_of_a_killed_holder(
+    story: Story, negotiator: Negotiators, how: str
+) -> None:
+    here = negotiator("virtual:1x512MiB", GRN_SAMPLE_S="60")
+    for name in ("parent", "child"):
+        story.gate(name)
+    parent = story.start_script(WITH_CHILD, how)
+    story.hear("child runs")
+    parent.kill()
+    wait_for(lambda: here.leases()[0]["state"] == "draining")
+    second = story.hold("second", **ALONE)
+    here.wait_for_waiting(1)
+    story.gate("child").open()
+    story.hear("second runs")
+    story.gate("second").open()
+    second.ended_well()
+
+
+@pytest.mark.parametrize("how", ["fork", "program"])
+def test_a_child_without_gpu_memory_keeps_the_lease_of_a_killed_holder(
+    story: Story, standin: StandIn, negotiator: Negotiators, how: str
+) -> None:
+    """It may be about to take what was promised to its job."""
+    standin.write(gpu("GPU-aaaa"))
+    here = negotiator(None)
+    for name in ("parent", "child"):
+        story.gate(name)
+    parent = story.start_script(WITH_CHILD.replace("400MiB", "6GiB"), how)
+    story.hear("child runs")
+    parent.kill()
+    wait_for(lambda: here.leases()[0]["state"] == "draining")
+    second = story.hold("second", mem="4GiB")
+    here.wait_for_waiting(1)
+    assert here.leases()[0]["reserved_bytes"] == 6 << 30
+    story.gate("child").open()
+    story.hear("second runs")
     story.gate("second").open()
     second.ended_well()
 

@@ -191,6 +191,17 @@ class Memories:
             self._close(holder)
 
 
+def tagged(users: Mapping[str, int]) -> dict[str, tuple[Holder, ...]]:
+    """Return the live processes that were started under each lease, by lease -> its user."""
+    found: dict[str, tuple[Holder, ...]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            tag, user = _tag_of(int(name))
+            if tag in users and users[tag] == user and (holder := holder_of(int(name))):
+                found[tag] = (*found.get(tag, ()), holder)
+    return found
+
+
 class Trees:
     """Finds the leases a process works for: by descent, by memory of past looks, by its tag."""
 

@@ -337,7 +337,7 @@ class Engine:
                 book.read(reading)
                 for use in reading.uses:
                     self.waitlist.pin(use.pid)
-        yield from self._runs.look(event.at)
+        yield from self._runs.look(event.at, event.survived)
         yield from self._account(event.at)
         if event.at >= self._grace_until:
             for key in self._returning.give_up():

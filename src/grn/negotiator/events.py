@@ -137,6 +137,7 @@ class HolderGone:
 class Sampled:
     at: float
     readings: tuple[Reading, ...]
+    survived: frozenset[str] = frozenset()  # leases whose holder is gone and left processes behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ class Loop:
         self._absent: frozenset[str] = frozenset()  # enumerated in this boot, but not by us
         self._overflowed: set[str] = set()
         self._told_of_dropped: set[int] = set()  # users
+        self._bereaved: set[str] = set()  # leases whose holder is gone since the last look
+        self._survivors: dict[str, tuple[Holder, ...]] = {}  # what their holders left behind
+        self._lines: set[str] = set()  # leases whose holder asked itself, over a line still open
         self._ends: dict[str, Settled] = {}  # how the last leases ended, for late askers
         self._tellers: dict[str, Teller] = {}  # lease -> who can end its job and run it again
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
@@ -120,6 +123,8 @@ class Loop:
         for lease in list(self.engine.leases.values()):
             holder = lease.request.holder
             log.info("action=adopt lease=%s pid=%s", lease.id, holder.pid if holder else None)
+            if lease.state is LeaseState.DRAINING:
+                self._bereaved.add(lease.id)
             if lease.request.has_parent:
                 self._reported.add(lease.id)
             if holder is None:
@@ -160,6 +165,16 @@ class Loop:
         text = self.engine.wanted(lease_id)
         if text is not None:
             teller(lease_id, text)
+
+    def line_open(self, lease_id: str) -> None:
+        """The holder itself asked for a lease: its connection is open while it or a fork lives."""
+        self._lines.add(lease_id)
+
+    def line_lost(self, lease_id: str) -> None:
+        """That connection is closed, also in all processes forked under the lease."""
+        self._lines.discard(lease_id)
+        if lease_id in self.engine.leases:
+            self._look.set()
 
     def lose(self, lease_id: str, teller: Teller) -> None:
         """This one is not there any more."""
@@ -238,12 +253,30 @@ class Loop:
         readings = tuple(reading for reading in seen if reading.uuid in self.engine.books)
         self._note_health(readings)
         self._end_overflowing(readings)
-        self.tell(Sampled(self.now(), readings))
+        self.tell(Sampled(self.now(), readings, self._survived()))
         self.history.sampled(self.engine, self.now())
         # What it did not show yet will not show in an instant; a new death is looked at at once,
         # but never so often that looking is all we do.
         is_to_repeat = self._look.is_set()
         self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
+
+    def _survived(self) -> frozenset[str]:
+        """Return the leases whose holder is gone while processes that it started live on.
+
+        One look at all processes for all holders that are gone since the last time. A process
+        that was forked, not started anew, has no tag; it holds the connection of its parent.
+        """
+        gone, self._bereaved = self._bereaved & self.engine.leases.keys(), set()
+        if gone:
+            users = {lease_id: self.engine.leases[lease_id].request.user for lease_id in gone}
+            self._survivors.update(trees.tagged(users))
+        for lease_id, holders in list(self._survivors.items()):
+            alive = tuple(holder for holder in holders if trees.is_alive(holder))
+            if alive and lease_id in self.engine.leases:
+                self._survivors[lease_id] = alive
+            else:
+                del self._survivors[lease_id]
+        return frozenset(self._survivors) | frozenset(self._lines)
 
     # --- carrying out --------------------------------------------------------------------
 
@@ -264,6 +297,7 @@ class Loop:
             self._tellers.pop(action.lease, None)
             self._reported.discard(action.lease)
             self._overflowed.discard(action.lease)
+            self._lines.discard(action.lease)
             log.debug("action=end lease=%s", action.lease)
         elif isinstance(action, DropProfile):
             self._note_dropped_types()
@@ -339,6 +373,7 @@ class Loop:
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
         self.history.ended(lease, self.now(), outcome, peak)
+        self._bereaved.add(lease_id)
         self.tell(HolderGone(self.now(), lease_id, outcome))
 
     def _end_overflowing(self, readings: tuple[Reading, ...]) -> None:

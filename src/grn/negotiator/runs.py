@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from grn.model.job import Outcome
@@ -41,11 +41,16 @@ class Runs:
         self.room = Room(rules, memory, holdings)
         self.wall_offset_s = 0.0
 
-    def look(self, at: float) -> Iterator[Action]:
-        """Take in what the latest readings show of every lease."""
+    def look(self, at: float, survived: Collection[str] = ()) -> Iterator[Action]:
+        """Take in what the latest readings show of every lease.
+
+        A lease in `survived` stays as it is: processes of a dead job live on, and one that has no
+        memory yet may still take what was promised to it.
+        """
         for lease in list(self._holdings.leases.values()):
             if lease.state is LeaseState.DRAINING:
-                yield from self._drain(lease)
+                if lease.id not in survived:
+                    yield from self._drain(lease)
             else:
                 yield from self._look_at(lease, at)
         yield from self.room.look(at)

@@ -163,6 +163,7 @@ class Peer:
             if self.loop.forget(key, self.answer):  # else another connection asks by now
                 self.loop.tell(Withdrawn(self.loop.now(), key))
         for lease_id in self.granted & self.loop.engine.leases.keys():
+            self.loop.line_lost(lease_id)
             if self.loop.engine.leases[lease_id].request.holder is None:
                 # Nothing but this connection ever proved that such a holder is alive.
                 self.loop.release(lease_id, Ending(Outcome.FAILED), nobody_cares)
@@ -203,7 +204,10 @@ class Peer:
             return
         self.granted.add(action.lease.id)
         self.send(message_id, report.granted(action, self.indices_hold()))
-        if action.lease.request.may_yield:
+        request = action.lease.request
+        if request.holder is not None and request.holder == self.holder and not request.is_command:
+            self.loop.line_open(action.lease.id)
+        if request.may_yield:
             self.loop.reach(action.lease.id, self.want_back)
 
     def want_back(self, lease_id: str, text: str) -> None:
