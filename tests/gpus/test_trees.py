@@ -356,3 +356,24 @@ def test_a_daemon_inside_a_job_and_what_it_runs_are_not_the_jobs() -> None:
         for pid in (*(processes.listed_children(daemon.pid) or ()), daemon.pid):
             os.kill(pid, signal.SIGKILL)
         daemon.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_process_of_another_user_is_reported_as_not_ended() -> None:
+    with subprocess.Popen(["sleep", "600"]) as target:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setuid(65534)
+                holder = trees.holder_of(target.pid)
+                refused = trees.end_processes([holder] if holder else [])
+                os.write(writer, b"refused" if refused == [holder] else b"ended")
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as said:
+            assert said.read() == "refused"
+        os.waitpid(pid, 0)
+        assert target.poll() is None
+        target.kill()

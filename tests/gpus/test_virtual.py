@@ -341,6 +341,13 @@ def test_a_process_under_two_leases_ends_both() -> None:
     assert overflowing(FULL, now, None) == ("A", "B")
 
 
+def test_nobody_else_is_named_while_one_that_overflowed_is_still_there() -> None:
+    before, now = of_two(8, 1), of_two(8, 3)
+    assert overflowing(FULL, now, before) == ("B",)
+    assert overflowing(FULL, now, before, {"A"}) == ()
+    assert overflowing(FULL, now, before, {"C"}) == ("B",)
+
+
 def test_growth_is_that_of_a_lease_not_of_a_process() -> None:
     """A fresh child of an old job is not a newcomer."""
     before = a_reading(FULL, a_use(1, 4 * GiB, "A"), a_use(2, 4 * GiB, "B"))

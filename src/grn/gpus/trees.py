@@ -126,8 +126,12 @@ def inner_pids(pid: int) -> list[int]:
     return [int(word) for word in found[1].split()] if found else [pid]
 
 
-def end_processes(holders: Iterable[Holder]) -> None:
-    """Kill exactly these processes; one whose pid was reused meanwhile is left alone."""
+def end_processes(holders: Iterable[Holder]) -> list[Holder]:
+    """Kill exactly these processes, and return those that we may not kill.
+
+    One whose pid was reused meanwhile is left alone.
+    """
+    refused = []
     for holder in holders:
         try:
             pidfd = os.pidfd_open(holder.pid)
@@ -136,10 +140,13 @@ def end_processes(holders: Iterable[Holder]) -> None:
         try:
             if is_alive(holder):  # checked after opening, so the fd is of the right process
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # it has just ended, or is another user's and not ours to end
+        except ProcessLookupError:
+            pass  # it has just ended
+        except PermissionError:
+            refused.append(holder)
         finally:
             os.close(pidfd)
+    return refused
 
 
 class Memories:

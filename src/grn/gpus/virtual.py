@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from grn.errors import BadSetting
 from grn.gpus import trees
@@ -169,8 +169,16 @@ class VirtualProbe:
         return loads
 
 
-def overflowing(gpu: Gpu, reading: Reading, before: Reading | None) -> tuple[str, ...]:
-    """Return the leases whose growth overflowed a virtual GPU: what a driver would have refused."""
+def overflowing(
+    gpu: Gpu, reading: Reading, before: Reading | None, named: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the leases whose growth overflowed a virtual GPU: what a driver would have refused.
+
+    `named` are those that were found before. While one of them is still there, be it dying or not
+    ours to end, nobody else is to blame.
+    """
+    if any(lease in named for use in reading.uses for lease in use.leases):
+        return ()
     if gpu.kind is not GpuKind.VIRTUAL or (reading.used_bytes or 0) <= gpu.total_bytes:
         return ()
     grown = _by_lease(reading)

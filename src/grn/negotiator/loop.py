@@ -89,6 +89,7 @@ class Loop:
         self._absent: frozenset[str] = frozenset()  # enumerated in this boot, but not by us
         self._overflowed: set[str] = set()
         self._told_of_dropped: set[int] = set()  # users
+        self._not_ours: dict[str, int] = {}  # those of them that we may not end, and their GPU
         self._bereaved: set[str] = set()  # leases whose holder is gone since the last look
         self._survivors: dict[str, tuple[Holder, ...]] = {}  # what their holders left behind
         self._lines: set[str] = set()  # leases whose holder asked itself, over a line still open
@@ -136,6 +137,16 @@ class Loop:
     def indices_hold(self) -> bool:
         """True while every GPU that was enumerated in this boot answers where it was."""
         return not self._absent and self._probe.indices_hold
+
+    @property
+    def trouble(self) -> str | None:
+        """Say what somebody has to look after, None when all is well."""
+        for lease_id, index in self._not_ours.items():
+            return (
+                f"lease {lease_id} has more memory than virtual GPU {index}, and this negotiator "
+                "may not end its processes"
+            )
+        return self.store.trouble
 
     def now(self) -> float:
         """Return the time events carry: it never jumps."""
@@ -297,6 +308,7 @@ class Loop:
             self._tellers.pop(action.lease, None)
             self._reported.discard(action.lease)
             self._overflowed.discard(action.lease)
+            self._not_ours.pop(action.lease, None)
             self._lines.discard(action.lease)
             log.debug("action=end lease=%s", action.lease)
         elif isinstance(action, DropProfile):
@@ -380,13 +392,14 @@ class Loop:
         """Do what a driver would: refuse memory that is not there. Only virtual GPUs need it."""
         for reading in readings:
             book = self.engine.books[reading.uuid]
-            for lease_id in overflowing(book.gpu, reading, book.reading):
-                if lease_id in self._overflowed:
-                    continue
+            for lease_id in overflowing(book.gpu, reading, book.reading, self._overflowed):
                 log.warning("action=kill lease=%s reason=virtual-gpu-overflow", lease_id)
                 self._overflowed.add(lease_id)
                 pids = [use.pid for use in reading.uses if lease_id in use.leases]
-                trees.end_processes(who for pid in pids if (who := trees.holder_of(pid)))
+                left = trees.end_processes(who for pid in pids if (who := trees.holder_of(pid)))
+                if left:
+                    log.error("action=kill lease=%s result=not-permitted", lease_id)
+                    self._not_ours[lease_id] = book.gpu.index
 
     def _note_health(self, readings: tuple[Reading, ...]) -> None:
         for reading in readings:

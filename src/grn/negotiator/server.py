@@ -97,7 +97,7 @@ class Server:
             "version": self.version,
             "pid": os.getpid(),
             "uid": os.getuid(),
-            "trouble": self.loop.store.trouble,
+            "trouble": self.loop.trouble,
             "types_dropped": self.loop.engine.memory.quota.dropped.total(),
         }
 
