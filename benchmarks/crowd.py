@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import rig
 
 import grn
-from grn import places, wire
+from grn import paths, wire
 from grn.model.gpu import Gpu, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Request
-from grn.model.sizes import GiB, MiB
+from grn.model.units import GiB, MiB
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Released, Requested, Sampled, Started, Withdrawn
+from grn.negotiator.events import JobStarted, Released, Requested, Sampled, Withdrawn
 
 MANY, GPUS = 1000, 8
 TARGET_MS = 1.0
@@ -79,7 +79,7 @@ class Clocked:
             Gpu(f"GPU-{index}", index, "model", 80 * GiB, GpuKind.VIRTUAL) for index in range(GPUS)
         )
         empty = tuple(Reading(gpu.uuid, used_bytes=0) for gpu in gpus)
-        self.engine.handle(Started(self._at, gpus, empty))
+        self.engine.handle(JobStarted(self._at, gpus, empty))
         while len(self.engine.waitlist) < MANY:
             self.ask()
 
@@ -205,7 +205,7 @@ def _wait(crowd: Crowd) -> object:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     clients = [socket.socket(socket.AF_UNIX) for _ in range(MANY)]
     for number, client in enumerate(clients):
-        client.connect(places.own_socket())
+        client.connect(paths.own_socket())
         message = {
             "op": "lease",
             "id": 1,

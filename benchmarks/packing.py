@@ -19,14 +19,14 @@ from packing_jobs import LARGE, SMALL, Case, drawn, generated, trace
 
 from grn.simulate.bound import lower_bound_s
 from grn.simulate.policies import POLICIES, play
-from grn.simulate.workload import Assumptions, Job, parse_gpus
+from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
 
 BETAS = (1.0, 0.6)
 BASE, OURS, BEST = "exclusive", "grn", "clairvoyant"
-MOST_MAKESPAN, MOST_MEAN = 1.03, 1.05  # against one who knows everything beforehand
-MOST_DEATHS = 1.0  # in 300 jobs, cold, on small GPUs
-MOST_WASTE = 0.23
-MOST_FIRST_S = 120.0  # until the first sibling of an unknown type may start
+MAX_MAKESPAN, MAX_MEAN = 1.03, 1.05  # against one who knows everything beforehand
+MAX_DEATHS = 1.0  # in 300 jobs, cold, on small GPUs
+MAX_WASTE = 0.23
+MAX_FIRST_S = 120.0  # until the first sibling of an unknown type may start
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
             yield drawn(options.traces, options.jobs, options.seeds, gpus)
 
 
-def _replay(policy: str, jobs: Sequence[Job], gpus: str, assumed: Assumptions) -> Result:
+def _replay(policy: str, jobs: Sequence[SimulatedJob], gpus: str, assumed: Assumptions) -> Result:
     """Play one workload under one policy, in a process of its own."""
     if policy == "lower bound":
         return Result(lower_bound_s(jobs, parse_gpus(gpus), assumed), 0.0)
@@ -163,14 +163,14 @@ def _verdicts(
     jobs = sum(map(len, case.many)) / len(case.many)
     for beta in BETAS:
         ours, best = found[OURS, beta], found[BEST, beta]
-        yield f"makespan over {BEST}, β={beta:g}", ours.makespan / best.makespan, MOST_MAKESPAN
-        yield f"mean completion over {BEST}, β={beta:g}", ours.mean / best.mean, MOST_MEAN
+        yield f"makespan over {BEST}, β={beta:g}", ours.makespan / best.makespan, MAX_MAKESPAN
+        yield f"mean completion over {BEST}, β={beta:g}", ours.mean / best.mean, MAX_MEAN
     rows = [found[OURS, beta] for beta in BETAS]
     yield "deaths of known types", max(row.known_deaths for row in rows), 0.0
     if case.gpus == SMALL:
-        yield "deaths in 300 jobs", max(row.deaths for row in rows) * 300 / jobs, MOST_DEATHS
-    yield "wasted for each byte used", sum(row.waste for row in rows) / len(rows), MOST_WASTE
-    yield "longest wait for a first run, s", max(row.first_s for row in rows), MOST_FIRST_S
+        yield "deaths in 300 jobs", max(row.deaths for row in rows) * 300 / jobs, MAX_DEATHS
+    yield "wasted for each byte used", sum(row.waste for row in rows) / len(rows), MAX_WASTE
+    yield "longest wait for a first run, s", max(row.first_s for row in rows), MAX_FIRST_S
 
 
 if __name__ == "__main__":

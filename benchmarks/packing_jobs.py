@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grn.simulate.generate import arriving, generate
-from grn.simulate.workload import Job, parse_gpus
+from grn.simulate.workload import SimulatedJob, parse_gpus
 
 LARGE, SMALL = "4x40000MB", "4x24000MB"
 _IMAGE_NET = ("Inception", "Xception", "resnet", "vgg")
@@ -28,7 +28,7 @@ class Case:
 
     title: str
     gpus: str
-    many: tuple[tuple[Job, ...], ...]
+    many: tuple[tuple[SimulatedJob, ...], ...]
     clashing: float = 0.0  # the share of pairs of types that slow each other
 
 
@@ -63,12 +63,12 @@ def drawn(folder: Path, count: int, seeds: int, gpus: str) -> Case:
     return Case(f"{count} drawn from the traces, {seeds} seeds", gpus, tuple(many))
 
 
-def catalogue(folder: Path) -> dict[str, Job]:
+def catalogue(folder: Path) -> dict[str, SimulatedJob]:
     """Read what jobs there are; the type of a job is its script, as it is for a command."""
     jobs = {}
     for row in _rows(folder / "carma_jobs.csv"):
         if row["solo_minutes"]:
-            jobs[row["job"]] = Job(
+            jobs[row["job"]] = SimulatedJob(
                 row["job"],
                 row["script"],
                 0.0,
@@ -81,7 +81,7 @@ def catalogue(folder: Path) -> dict[str, Job]:
     return jobs
 
 
-def _shaken(jobs: Sequence[Job], seed: int) -> list[Job]:
+def _shaken(jobs: Sequence[SimulatedJob], seed: int) -> list[SimulatedJob]:
     if not seed:
         return list(jobs)
     draw = random.Random(f"shaken {seed}")
@@ -96,7 +96,7 @@ def _shaken(jobs: Sequence[Job], seed: int) -> list[Job]:
     return sorted(moved, key=lambda job: job.arrival_s)
 
 
-def _named(jobs: Sequence[Job]) -> list[Job]:
+def _named(jobs: Sequence[SimulatedJob]) -> list[SimulatedJob]:
     """Give each job a name of its own: only so can each be told apart by one who knows all."""
     return [replace(job, name=f"{job.name}#{number}") for number, job in enumerate(jobs)]
 
@@ -113,7 +113,7 @@ def _load(name: str, batch: int) -> float:
     return 0.2 if name.startswith("dlrm") else 0.9
 
 
-def _fitting(jobs: Sequence[Job], gpus: str) -> list[Job]:
+def _fitting(jobs: Sequence[SimulatedJob], gpus: str) -> list[SimulatedJob]:
     """Leave out what these GPUs cannot take beside their guard."""
     least = min(gpu.total_bytes for gpu in parse_gpus(gpus))
     return [job for job in jobs if job.peak_bytes < 0.9 * least]

@@ -109,7 +109,7 @@ def _gap_ms() -> float:
 
 def _shell_submit() -> rig.Figure:
     """`grn submit` from a shell against the start of bare Python."""
-    grn = [sys.executable, "-c", "from grn.front.main import main; main()"]
+    grn = [sys.executable, "-c", "from grn.cli.main import main; main()"]
     ours, theirs = [], []
     for _ in range(SHELL_SUBMITS):
         theirs.append(_took(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True)))

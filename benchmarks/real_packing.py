@@ -119,7 +119,7 @@ def _mixed() -> list[Kind]:
 
 def _argv(kind: Kind, folder: str, flags: Sequence[str]) -> list[str]:
     job = [sys.executable, os.path.join(folder, kind.script), "--mib", str(kind.mib)]
-    grn = [sys.executable, "-c", "from grn.front.main import main; main()", "exec", *flags]
+    grn = [sys.executable, "-c", "from grn.cli.main import main; main()", "exec", *flags]
     return [*grn, "--", *job, "--seconds", str(kind.seconds)]
 
 

@@ -16,9 +16,9 @@ import rig
 from grn.model.gpu import Gpu, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.profile import Profile, Run
-from grn.model.sizes import GiB, MiB
+from grn.model.units import GiB, MiB
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Grant, Released, Requested, Started, Withdrawn
+from grn.negotiator.events import Grant, JobStarted, Released, Requested, Withdrawn
 
 WAITING, GPUS, TYPES, USERS, EVENTS = 100_000, 1_000, 5_000, 20, 1_000
 TARGET_MS, STALL_MS = 1.0, 20.0
@@ -38,7 +38,7 @@ class Crowd:
         known = tuple(
             Profile(_type(n), "model", _type(n), 1000, (_run(n), _run(n))) for n in range(TYPES)
         )
-        self.engine.handle(Started(0.0, gpus, empty, profiles=known))
+        self.engine.handle(JobStarted(0.0, gpus, empty, profiles=known))
 
     def ask(self) -> float:
         """A newcomer asks."""

@@ -126,7 +126,7 @@ def top() -> Iterator[subprocess.Popen[bytes]]:
     """Run `grn top` in a terminal of its own that is read all the time."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 200, 0, 0))
-    command = [sys.executable, "-c", "from grn.front.main import main; main()", "top", "--unicode"]
+    command = [sys.executable, "-c", "from grn.cli.main import main; main()", "top", "--unicode"]
     env = {**os.environ, "TERM": "xterm-256color"}
     env.pop("COLUMNS", None)
     env.pop("LINES", None)

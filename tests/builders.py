@@ -11,24 +11,24 @@ from typing import Any
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.profile import Profile, Run
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     Event,
     Grant,
     HolderGone,
+    JobStarted,
     Lease,
     Refuse,
     Released,
     Requested,
     Sampled,
-    Started,
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.ledger import Book, Guard
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.ledger import Book, Guard
+from grn.negotiator.schedule.limits import Rules
 
 MODEL = "Card 24"
 NO_GUARD = Guard(fraction=0.0, fixed_bytes=0)
@@ -114,7 +114,7 @@ def an_engine(
     values = {"at": 0.0, "gpus": gpus, "readings": tuple(a_reading(gpu) for gpu in gpus)}
     engine = Engine(rules)
     places = tuple((key, place) for place, key in enumerate(waiting))
-    engine.handle(Started(**values | remembered, waiting=places))
+    engine.handle(JobStarted(**values | remembered, waiting=places))
     engine.check()
     return engine
 

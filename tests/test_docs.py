@@ -12,11 +12,12 @@ from pathlib import Path
 import click
 import pytest
 
+from grn.cli import app
+from grn.cli.commands import execute
+from grn.cli.commands.submit import parser as submit_parser
 from grn.errors import BY_CODE
-from grn.front import cli, execute
-from grn.front.submit import parser as submit_parser
-from grn.model.sizes import GiB
-from grn.negotiator import report
+from grn.model.units import GiB
+from grn.negotiator import views
 from grn.negotiator.events import WaitReason
 from grn.settings import Settings
 from tests.builders import Story, a_profile, a_run
@@ -78,9 +79,9 @@ def test_every_variable_is_mentioned(name: str) -> None:
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(cli.grn)
-    for name in cli.COMMANDS:
-        command = cli.grn.get_command(context, name)
+    context = click.Context(app.grn)
+    for name in app.COMMANDS:
+        command = app.grn.get_command(context, name)
         assert command is not None
         yield name, command
         if isinstance(command, click.Group):
@@ -150,8 +151,8 @@ def json_keys() -> Iterator[tuple[str, str]]:
     story = Story(profiles=(a_profile(a_run(GiB, arguments=(("bs", 8.0),))),))
     story.asks("a", is_exclusive=True)
     story.asks("b")
-    status = report.status(story.engine, story.at)
-    (profile,) = report.profiles(story.engine, None)
+    status = views.status(story.engine, story.at)
+    (profile,) = views.profiles(story.engine, None)
     rows = {
         "status": status,
         "gpu": status["gpus"][0],

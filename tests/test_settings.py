@@ -12,7 +12,7 @@ import pytest
 
 from grn import settings
 from grn.errors import BadSetting
-from grn.model.sizes import GiB, MiB
+from grn.model.units import GiB, MiB
 from grn.settings import Settings
 
 Config = Callable[[str | bytes], Path]

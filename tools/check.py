@@ -25,8 +25,8 @@ SECOND_LOOKS = 3  # more than so many failures are not bad luck
 # What needs large packages, a browser or long campaigns runs on one Python version only.
 HEAVY = ("queue_faults", "web", "examples", "integrations", "simulate", "test_docs.py")
 HEAVY_FILES = (
-    *("front/test_stream.py", "sweep/test_command.py", "sweep/test_documented.py"),
-    *("sweep/test_files.py", "sweep/test_leases.py", "sweep/test_pictures.py"),
+    *("cli/test_events.py", "sweep/test_command.py", "sweep/test_documented.py"),
+    *("sweep/test_config_file.py", "sweep/test_leases.py", "sweep/test_pictures.py"),
     *("sweep/test_results.py", "sweep/test_sampler.py"),
 )
 ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))

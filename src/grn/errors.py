@@ -1,6 +1,6 @@
 """Every error grn raises on purpose, with the exit code the command line gives it.
 
-Holds no logic beyond the texts; turning errors into terminal output is the work of `front/cli.py`.
+Holds no logic beyond the texts; turning errors into terminal output is the work of `cli/app.py`.
 """
 
 from __future__ import annotations

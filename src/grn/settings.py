@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import msgspec
 import msgspec.structs
 
-from grn import places
+from grn import paths
 from grn.errors import BadSetting
-from grn.model.sizes import parse_size
+from grn.model.units import parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,7 +103,7 @@ class _Given:
 def load(flags: Mapping[str, object] | None = None) -> Settings:
     """Read all sources; a bad value is one line that names it and its source."""
     given: dict[str, _Given] = {}
-    path = places.settings_file()
+    path = paths.settings_file()
     for name, value in _from_file(path).items():
         given[name] = _Given(name, value, f"in {path}")
     for name in Settings.__struct_fields__:

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_has_no_fingerprint(tmp_path: Path, words: list[str]
     (tmp_path / "train.py").write_text("1")
     os.mkfifo(tmp_path / "pipe.sh")
     with open(tmp_path / "large.py", "wb") as file:
-        file.truncate(fingerprint.MOST_BYTES + 1)
+        file.truncate(fingerprint.MAX_BYTES + 1)
 
     assert of_command(words, str(tmp_path)) == ""
     assert fingerprint.told(words, str(tmp_path)) == {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grn import places
+from grn import paths
 from grn.client import connection
 from grn.client.retry import PATIENCE_S, Retry, through_restarts
 from grn.errors import DaemonError, DaemonNotRunning, NeverFits
@@ -126,6 +126,6 @@ def test_a_negotiator_of_another_folder_does_not_count(
 def meet() -> None:
     """Reach somebody who listens as a negotiator of this user would."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(places.own_socket())
+        listener.bind(paths.own_socket())
         listener.listen()
         connection.connect().close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from grn import places
+from grn import paths
 from grn.client import trust
 from grn.client.connection import ask_once, connect
 from grn.errors import DaemonNotRunning, NotTrusted
@@ -105,7 +105,7 @@ def test_who_keeps_the_folder_is_asked_before_others(folder: Path) -> None:
         (folder / f"{name}.sock").touch()
     os.chown(folder, OTHER_UID, -1)
 
-    names = [Path(path).stem for path in places.sockets_to_try()]
+    names = [Path(path).stem for path in paths.sockets_to_try()]
     assert names == ["0", str(OTHER_UID), "1", "2"]
 
 
@@ -113,7 +113,7 @@ def test_all_others_are_asked_in_the_order_of_their_numbers(folder: Path) -> Non
     for name in ("1002", "998", "70000", "x", "12"):
         (folder / f"{name}.sock").touch()
 
-    names = [Path(path).stem for path in places.sockets_to_try()]
+    names = [Path(path).stem for path in paths.sockets_to_try()]
     assert names == [str(os.getuid()), "12", "998", "1002", "70000", "x"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grn.compat.tasks.curtain import has_opened_gpus
+from grn.compat.tasks.hide_gpus import has_opened_gpus
 from tests.compat.tasks import config, run, start
 from tests.harness import Story
 

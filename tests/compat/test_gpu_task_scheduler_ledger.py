@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from grn.compat.tasks.ledger import (
+from grn.compat.tasks.done_marks import (
+    DoneMark,
     Folder,
-    Found,
+    InstanceRun,
     Mark,
-    Refuse,
-    Run,
+    RefuseRun,
     Skip,
     decide,
     finished_of_log,
@@ -34,30 +34,32 @@ BEGUN = Mark(False, TEST, COMMON)
 @pytest.mark.parametrize(
     ("found", "kind"),
     [
-        (Found(), Run),
-        (Found(has_files=True), Run),  # a folder alone proves nothing
-        (Found(BEGUN, has_files=True), Run),
-        (Found(FINISHED, has_files=True), Skip),
-        (Found(has_files=True, is_older_result=True), Skip),
-        (Found(Mark(True, {"lr": "0.2"}, COMMON), has_files=True), Refuse),
-        (Found(Mark(False, {"lr": "0.2"}, COMMON), has_files=True), Refuse),
+        (DoneMark(), InstanceRun),
+        (DoneMark(has_files=True), InstanceRun),  # a folder alone proves nothing
+        (DoneMark(BEGUN, has_files=True), InstanceRun),
+        (DoneMark(FINISHED, has_files=True), Skip),
+        (DoneMark(has_files=True, is_older_result=True), Skip),
+        (DoneMark(Mark(True, {"lr": "0.2"}, COMMON), has_files=True), RefuseRun),
+        (DoneMark(Mark(False, {"lr": "0.2"}, COMMON), has_files=True), RefuseRun),
     ],
 )
-def test_what_has_finished_is_skipped_and_all_else_is_run(found: Found, kind: type) -> None:
+def test_what_has_finished_is_skipped_and_all_else_is_run(found: DoneMark, kind: type) -> None:
     assert isinstance(decide(WANTED, found, is_forced=False), kind)
-    assert decide(WANTED, found, is_forced=True) == Run()
+    assert decide(WANTED, found, is_forced=True) == InstanceRun()
 
 
 def test_a_first_run_needs_no_words_and_another_says_why() -> None:
-    assert decide(WANTED, Found(), is_forced=False) == Run("")
-    assert decide(WANTED, Found(BEGUN), is_forced=False) == Run("it did not finish before")
-    assert decide(WANTED, Found(FINISHED), is_forced=False) == Skip("")
+    assert decide(WANTED, DoneMark(), is_forced=False) == InstanceRun("")
+    assert decide(WANTED, DoneMark(BEGUN), is_forced=False) == InstanceRun(
+        "it did not finish before"
+    )
+    assert decide(WANTED, DoneMark(FINISHED), is_forced=False) == Skip("")
 
 
 def test_a_change_of_the_global_config_is_told_and_not_run() -> None:
     before = Mark(True, TEST, {"epochs": "100", "old": "1"})
 
-    assert decide(WANTED, Found(before), is_forced=False) == Skip(
+    assert decide(WANTED, DoneMark(before), is_forced=False) == Skip(
         "it finished with another global_config, epochs was 100 and is 200; "
         "old was 1 and is not set; see force_rerun"
     )
@@ -70,7 +72,7 @@ def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "a/b"), "MyTask")
     folder.write(FINISHED)
 
-    assert folder.look(False, None) == Found(FINISHED, has_files=True)
+    assert folder.look(False, None) == DoneMark(FINISHED, has_files=True)
     assert os.listdir(folder.path) == [".grn-MyTask.json"]
 
 
@@ -128,7 +130,7 @@ def test_two_tasks_in_one_folder_have_a_mark_each(tmp_path: Path) -> None:
 def test_a_mark_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / ".grn-T.json").write_text(text)
 
-    assert Folder(str(tmp_path), "T").look(True, None) == Found(None, has_files=True)
+    assert Folder(str(tmp_path), "T").look(True, None) == DoneMark(None, has_files=True)
 
 
 def test_a_folder_is_for_one_scheduler_at_a_time(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_an_older_result_counts_if_both_logs_say_that_it_finished(
 
 
 def test_an_empty_folder_is_no_result(tmp_path: Path) -> None:
-    assert Folder(str(tmp_path), "T").look(True, None) == Found()
+    assert Folder(str(tmp_path), "T").look(True, None) == DoneMark()
 
 
 def test_a_folder_that_we_have_used_is_not_the_older_tools(tmp_path: Path) -> None:

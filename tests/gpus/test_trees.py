@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grn import processes
 from grn.gpus import trees
 from grn.gpus.probe import Placement
-from grn.gpus.trees import Process, Trees
+from grn.gpus.trees import TreeProcess, Trees
 from grn.model.job import Holder
+from grn.proc import processes
 from tests.harness import wait_for
 
 ME = os.getpid()
@@ -34,11 +34,11 @@ def cat() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def a_process(pid: int, parent: int = 1, ticks: int = 0) -> Process:
-    return Process(BEYOND + pid, BEYOND + parent if parent > 1 else parent, 0, ticks, 0, 0)
+def a_process(pid: int, parent: int = 1, ticks: int = 0) -> TreeProcess:
+    return TreeProcess(BEYOND + pid, BEYOND + parent if parent > 1 else parent, 0, ticks, 0, 0)
 
 
-def a_table(*processes: Process) -> dict[int, Process]:
+def a_table(*processes: TreeProcess) -> dict[int, TreeProcess]:
     return {process.pid: process for process in processes}
 
 
@@ -55,7 +55,7 @@ def members(found: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
 
 
 def test_a_process_is_read_as_it_is(cat: subprocess.Popen[bytes]) -> None:
-    def read() -> Process | None:
+    def read() -> TreeProcess | None:
         """Read it once it has memory, which the kernel counts a little late."""
         process = trees.read_process(cat.pid)
         return process if process and process.resident_bytes else None
@@ -177,7 +177,7 @@ def test_a_process_of_another_user_is_left_alone_and_the_rest_is_ended() -> None
         pytest.skip("only root can be another user: run the tests as root for this one")
     code = """
 import os, signal, subprocess
-from grn import processes
+from grn.proc import processes
 from grn.gpus import trees
 other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # root's
 os.setresuid(54321, 54321, 54321)
@@ -310,7 +310,7 @@ def test_a_process_that_left_its_tree_is_known_by_its_environment() -> None:
     try:
         real = trees.read_process(process.pid)
         assert real is not None
-        table = {real.pid: Process(real.pid, 1, 0, real.started_ticks, 0, 0)}
+        table = {real.pid: TreeProcess(real.pid, 1, 0, real.started_ticks, 0, 0)}
         own = Placement("feedbeef", None, ("GPU-0",), os.getuid())
         other = Placement("0badf00d", None, ("GPU-0",), os.getuid())
 
@@ -328,7 +328,7 @@ def test_another_user_cannot_make_its_memory_count_for_somebody_elses_lease() ->
     try:
         real = trees.read_process(process.pid)
         assert real is not None
-        table = {real.pid: Process(real.pid, 1, 0, real.started_ticks, 0, 0)}
+        table = {real.pid: TreeProcess(real.pid, 1, 0, real.started_ticks, 0, 0)}
 
         def found(user: int) -> dict[int, tuple[str, ...]]:
             return Trees().members(table, [Placement("feedbeef", None, ("GPU-0",), user)])

@@ -14,10 +14,10 @@ import pytest
 from grn.errors import BadSetting
 from grn.gpus import trees
 from grn.gpus.probe import Placement
-from grn.gpus.virtual import MOST_GPUS, VirtualProbe, overflowing, parse_virtual
+from grn.gpus.virtual import MAX_GPUS, VirtualProbe, overflowing, parse_virtual
 from grn.model.gpu import GpuHealth, GpuKind
 from grn.model.job import Holder
-from grn.model.sizes import GiB, MiB
+from grn.model.units import GiB, MiB
 from tests.builders import a_gpu, a_reading, a_use, a_virtual_gpu
 
 SIZE = 64 * MiB
@@ -103,7 +103,7 @@ def sample(probe: VirtualProbe, *placements: Placement) -> list[Any]:
         ("4x512MiB", [512 * MiB] * 4),
         (" 2 X 1.5g ", [3 * GiB // 2] * 2),
         ("2x8GiB+1x4GiB", [8 * GiB, 8 * GiB, 4 * GiB]),
-        (f"{MOST_GPUS}x1MiB", [MiB] * MOST_GPUS),
+        (f"{MAX_GPUS}x1MiB", [MiB] * MAX_GPUS),
     ],
 )
 def test_a_description_gives_gpus_of_these_sizes(spec: str, sizes: list[int]) -> None:
@@ -145,8 +145,8 @@ def test_gpus_of_different_sizes_are_different_models() -> None:
     "spec",
     [
         "", "x", "4", "8GiB", "4x", "x8GiB", "0x8GiB", "-1x8GiB", "1.5x8GiB", "4x8Gib/s", "4x-8GiB",
-        "4x0", "4x8GiB+", "+4x8GiB", "4x8GiB,2x4GiB", f"{MOST_GPUS + 1}x1MiB",
-        f"{MOST_GPUS}x1MiB+1x1MiB", "99999x1MiB", "1x" + "9" * 400, "1xnanGiB", "1x\x1b[31m",
+        "4x0", "4x8GiB+", "+4x8GiB", "4x8GiB,2x4GiB", f"{MAX_GPUS + 1}x1MiB",
+        f"{MAX_GPUS}x1MiB+1x1MiB", "99999x1MiB", "1x" + "9" * 400, "1xnanGiB", "1x\x1b[31m",
     ],
 )  # fmt: skip
 def test_what_describes_no_gpus_is_refused_with_an_example(spec: str) -> None:

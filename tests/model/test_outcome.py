@@ -8,14 +8,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from grn.front.account import UNFINISHED
+from grn.cli.output.usage_report import UNFINISHED
 from grn.model import job
 from grn.model.outcome import JOB_OUTCOMES, LEASE_OUTCOMES, Outcome, OutcomeKind, kind_of
-from grn.negotiator.messages import DoneSaid
+from grn.protocol.negotiator_requests import DoneRequest
 from grn.queue.events import EndReason
-from grn.sweep.folders import State
+from grn.sweep.manifest import RunState
 
-STYLE = (resources.files("grn.front.web") / "static" / "style.css").read_text()
+STYLE = (resources.files("grn.cli.web") / "static" / "style.css").read_text()
 COLOURS = {
     OutcomeKind.GOOD: "--good",
     OutcomeKind.BAD: "--bad",
@@ -47,9 +47,9 @@ def test_every_outcome_has_a_colour_on_the_page(outcome: Outcome) -> None:
 
 
 def test_words_of_sweeps_and_of_clients_are_outcomes() -> None:
-    ends = {state.value for state in State} - {State.RUNNING.value}
+    ends = {state.value for state in RunState} - {RunState.RUNNING.value}
     ends |= {"ok", "failed", "oom", "interrupted", "requeued"}  # those of the diary of a batch
-    ends |= set(get_args(get_type_hints(DoneSaid)["outcome"]))
+    ends |= set(get_args(get_type_hints(DoneRequest)["outcome"]))
 
     assert {word for word in ends if kind_of(word) is None} == set()
     assert kind_of("running") is kind_of("") is None

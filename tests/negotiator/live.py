@@ -29,8 +29,8 @@ from grn import wire
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.negotiator.engine import Engine
 from grn.negotiator.loop import Loop
-from grn.negotiator.rules import Rules
-from grn.negotiator.server import Limits, Server
+from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.store import Store
 from grn.negotiator.verbs import VERBS
 from tests.harness import Story
@@ -132,7 +132,7 @@ class Client:
 class Inside:
     """A server in a thread of the test, with its parts in reach."""
 
-    def __init__(self, folder: Path, limits: Limits, gpus: str) -> None:
+    def __init__(self, folder: Path, limits: ServerLimits, gpus: str) -> None:
         self.path = str(folder / "inside.sock")
         self.stops = 0
         self._folder = folder
@@ -196,7 +196,7 @@ class Inside:
 
 def inside(folder: Path, gpus: str = "2x64GiB", **limits: Any) -> Inside:
     """Serve in this process, with virtual GPUs large enough for anything; no job is measured."""
-    return Inside(folder, Limits(**limits), gpus)
+    return Inside(folder, ServerLimits(**limits), gpus)
 
 
 # --- other users ---------------------------------------------------------------------------

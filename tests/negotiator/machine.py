@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Outcome, Policy, Request
 from grn.model.profile import Profile
-from grn.model.sizes import GiB
-from grn.negotiator import learn
+from grn.model.units import GiB
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
@@ -27,6 +26,7 @@ from grn.negotiator.events import (
     Grant,
     HolderChanged,
     HolderGone,
+    JobStarted,
     Lease,
     LeaseState,
     ProfileForgotten,
@@ -38,15 +38,15 @@ from grn.negotiator.events import (
     SaveNumber,
     SaveRun,
     SaveWaiting,
-    Started,
     WaitReason,
     WantBack,
     Withdrawn,
 )
-from grn.negotiator.ledger import Guard
-from grn.negotiator.margin import FIRST_MARGIN
-from grn.negotiator.memory import CHANCE
-from grn.negotiator.rules import Rules
+from grn.negotiator.learn import profiling
+from grn.negotiator.learn.margin import FIRST_MARGIN
+from grn.negotiator.learn.type_profiles import CHANCE
+from grn.negotiator.schedule.ledger import Guard
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
 QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0}
@@ -174,7 +174,7 @@ class Negotiation(RuleBasedStateMachine):
         self.wanted.clear()
         waiting = sorted(self.saved_waiting.items(), key=lambda row: row[1])
         self.tell(
-            Started(self.now, tuple(self.world.gpus.values()), self.world.readings(),
+            JobStarted(self.now, tuple(self.world.gpus.values()), self.world.readings(),
                     tuple(self.saved_leases.values()), tuple(waiting),
                     tuple(self.saved_profiles.values()), numbers=tuple(self.saved_numbers.items()))
         )  # fmt: skip
@@ -182,12 +182,12 @@ class Negotiation(RuleBasedStateMachine):
     def tell(self, event: Event) -> None:
         self.is_sound = False
         growing = set()
-        if isinstance(event, Started):
+        if isinstance(event, JobStarted):
             self.has_looked = False
         elif isinstance(event, Sampled):  # the first look after a start can show no growth
             growing = self._growing(event) if self.has_looked else growing
             self.has_looked = True
-        if isinstance(event, (Started, Sampled)):
+        if isinstance(event, (JobStarted, Sampled)):
             self.told.update({reading.uuid: reading for reading in event.readings})
         actions = self.engine.handle(event)
         before = dict(self.saved_leases)
@@ -218,7 +218,7 @@ class Negotiation(RuleBasedStateMachine):
             key = (action.job_type, action.model)
             empty = Profile(action.job_type, action.model, action.label, action.owner)
             profile = self.saved_profiles.get(key, empty)
-            self.saved_profiles[key] = learn.add_run(profile, action.run)
+            self.saved_profiles[key] = profiling.add_run(profile, action.run)
         elif isinstance(action, SaveNumber):
             self.saved_numbers[action.name] = action.value
         elif isinstance(action, DropProfile):
@@ -386,7 +386,7 @@ class Negotiation(RuleBasedStateMachine):
             lease.request.job_type
             for lease in self.engine.leases.values()
             if lease.is_probe
-            and self.now - lease.granted_at < learn.GROWS_ON_S  # later it may grow on
+            and self.now - lease.granted_at < profiling.GROWS_ON_S  # later it may grow on
         )
         assert all(count == 1 for count in first_runs.values()), "two first runs of one type"
         for uuid, gpu in self.world.gpus.items():

@@ -7,11 +7,12 @@ import random
 import pytest
 
 from grn.model.job import Outcome
-from grn.model.sizes import GiB, MiB
-from grn.negotiator import arguments, report
+from grn.model.units import GiB, MiB
+from grn.negotiator import views
 from grn.negotiator.events import WaitReason
-from grn.negotiator.fit import fit
-from grn.negotiator.known import Known
+from grn.negotiator.learn import arguments
+from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.least_squares import fit
 from tests.builders import Story, a_profile, a_run, some_gpus
 
 
@@ -226,10 +227,10 @@ def test_small_values_do_not_break_the_sums() -> None:
 def test_what_arguments_tell_is_said_in_words() -> None:
     story = a_story(*LINEAR)
 
-    (row,) = report.profiles(story.engine, None)
+    (row,) = views.profiles(story.engine, None)
 
     assert any("line over batch" in text for text in row["by_arguments"])
-    (plain,) = report.profiles(a_story(a_run(GiB), a_run(GiB)).engine, None)
+    (plain,) = views.profiles(a_story(a_run(GiB), a_run(GiB)).engine, None)
     assert plain["by_arguments"] == []
 
 
@@ -295,7 +296,7 @@ def test_two_numbers_seen_apart_but_never_together_are_measured_anew() -> None:
 
 @pytest.mark.parametrize("memory", [PRODUCT, SUM], ids=["product", "sum"])
 def test_a_line_over_two_numbers_is_said_in_words(memory) -> None:
-    (row,) = report.profiles(a_story(*memory).engine, None)
+    (row,) = views.profiles(a_story(*memory).engine, None)
 
     text = row["by_arguments"][0]
     assert "batch" in text

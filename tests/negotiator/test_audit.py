@@ -32,7 +32,7 @@ def test_a_line_that_was_cut_off_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "MOST_BYTES", 2000)
+    monkeypatch.setattr(audit, "MAX_BYTES", 2000)
     notes = Audit(str(tmp_path))
     for number in range(100):
         notes.note(0, 1, "forget", str(number), "done")

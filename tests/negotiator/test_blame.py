@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from grn.model.sizes import GiB
-from grn.negotiator.blame import Fault, Part, Scene, judge
+from grn.model.units import GiB
+from grn.negotiator.learn.blame import Fault, Participant, Scene, judge
 
 
-def a_job(used_gib: float, reserved_gib: float = 4, name: str = "a") -> Part:
-    return Part(f"lease-{name}", f"{name}.py", int(reserved_gib * GiB), int(used_gib * GiB))
+def a_job(used_gib: float, reserved_gib: float = 4, name: str = "a") -> Participant:
+    return Participant(f"lease-{name}", f"{name}.py", int(reserved_gib * GiB), int(used_gib * GiB))
 
 
 INSIDE, ABOVE = a_job(2, 6, "b"), a_job(9, 6, "c")
@@ -42,7 +42,7 @@ INSIDE, ABOVE = a_job(2, 6, "b"), a_job(9, 6, "c")
 def test_whose_fault_it_was(
     used_gib: float,
     asked_gib: float | None,
-    neighbours: list[Part],
+    neighbours: list[Participant],
     strangers_gib: int,
     fault: Fault,
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from grn.model.gpu import GpuHealth, GpuKind
 from grn.model.job import Outcome, Policy
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import (
     DropLease,
     DropProfile,
@@ -21,8 +21,8 @@ from grn.negotiator.events import (
     TellWaiting,
     WaitReason,
 )
-from grn.negotiator.ledger import Guard
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.ledger import Guard
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import (
     MODEL,
     Story,

@@ -4,9 +4,9 @@ import pytest
 
 from grn.model.gpu import GpuHealth
 from grn.model.job import Outcome, Policy
-from grn.model.sizes import GiB, MiB
+from grn.model.units import GiB, MiB
 from grn.negotiator.events import ProfileForgotten, SaveLease, SaveRun, WaitReason
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import MODEL, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
 FAILED, KILLED = Outcome.FAILED, Outcome.KILLED

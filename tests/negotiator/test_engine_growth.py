@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
-from grn.negotiator import learn
+from grn.model.units import GiB
 from grn.negotiator.events import SaveRun, WantBack
-from grn.negotiator.ledger import Guard
-from grn.negotiator.rules import Rules
+from grn.negotiator.learn import profiling
+from grn.negotiator.schedule.ledger import Guard
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import MODEL, PLAIN_RULES, Story, a_profile, a_request, a_run
 
 RULES = Rules(guard=Guard(0.0, 2 * GiB))  # 512 MiB of a 24 GiB GPU: a 48th is the most
@@ -147,8 +147,8 @@ def test_a_run_that_outgrows_what_was_believed_is_believed_of_its_like_at_once()
 # --- growers -------------------------------------------------------------------------------
 
 
-def seen(*samples: tuple[float, float]) -> learn.Watch:
-    watch = learn.Watch(0.0)
+def seen(*samples: tuple[float, float]) -> profiling.RunWatch:
+    watch = profiling.RunWatch(0.0)
     for at, used_gib in samples:
         watch = watch.seen(at, int(used_gib * GiB))
     return watch
@@ -181,7 +181,7 @@ def test_it_is_known_after_which_part_of_its_run_a_job_had_nearly_all(
 def test_a_type_is_a_grower_when_most_of_its_runs_were(
     shares: list[float | None], is_grower: bool
 ) -> None:
-    assert learn.is_grower(a_profile(*[a_run(grown=share) for share in shares])) is is_grower
+    assert profiling.is_grower(a_profile(*[a_run(grown=share) for share in shares])) is is_grower
 
 
 @pytest.mark.parametrize(("grown", "least_gib"), [(0.1, 4), (0.5, 10)])

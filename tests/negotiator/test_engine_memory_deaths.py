@@ -3,9 +3,9 @@
 import pytest
 
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import SaveRun
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import MODEL, Story, a_profile, a_request, a_use, some_gpus
 
 OOM = Outcome.OUT_OF_MEMORY

@@ -8,27 +8,27 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from grn.model.job import Outcome
 from grn.model.profile import Run
-from grn.negotiator import grant as grant_file
-from grn.negotiator import learn
-from grn.negotiator import place as place_file
-from grn.negotiator.blame import Verdict
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     DropWaiting,
     HolderGone,
+    JobStarted,
     LeaseState,
     Released,
     Requested,
     Sampled,
     SaveLease,
-    Started,
     Wait,
     WaitReason,
     WantBack,
     Withdrawn,
 )
-from grn.negotiator.ledger import Book
-from grn.negotiator.order import Group
+from grn.negotiator.learn import profiling
+from grn.negotiator.learn.blame import Verdict
+from grn.negotiator.schedule import grant as grant_file
+from grn.negotiator.schedule import placement as place_file
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.order import Group
 from tests.negotiator.machine import Negotiation
 
 # The same histories each time, and no effort to shorten the one that fails.
@@ -140,8 +140,10 @@ class GrantsTwice(Engine):
 
 class ForgetsItsLeases(Engine):
     def handle(self, event):
-        if isinstance(event, Started):
-            event = Started(event.at, event.gpus, event.readings, (), event.waiting, event.profiles)
+        if isinstance(event, JobStarted):
+            event = JobStarted(
+                event.at, event.gpus, event.readings, (), event.waiting, event.profiles
+            )
         return super().handle(event)
 
 
@@ -181,7 +183,7 @@ def test_an_engine_that_asks_anybody_to_make_room_is_found_out():
 
 def test_blame_for_those_who_kept_their_word_is_found_out(monkeypatch):
     monkeypatch.setattr(Verdict, "is_innocent", False)
-    monkeypatch.setattr(learn, "finished_run", _blames_all)
+    monkeypatch.setattr(profiling, "finished_run", _blames_all)
 
     assert "kept its word" in finds_out()
 
@@ -213,7 +215,7 @@ def test_a_process_that_is_moved_is_found_out(monkeypatch):
 
 
 def test_a_no_that_is_remembered_too_long_is_found_out(monkeypatch):
-    monkeypatch.setattr(place_file.Room, "has", lambda room, *asked: False)
+    monkeypatch.setattr(place_file.FreeSpace, "has", lambda room, *asked: False)
 
     finds_out()
 

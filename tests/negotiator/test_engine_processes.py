@@ -4,7 +4,7 @@ import pytest
 
 from grn.model.gpu import GpuHealth
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import DropLease, LeaseState, SaveLease, WaitReason
 from tests.builders import Story, a_gpu, a_profile, a_use, a_virtual_gpu, some_gpus
 

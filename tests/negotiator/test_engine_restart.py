@@ -2,18 +2,18 @@
 
 import pytest
 
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     DropLease,
     DropWaiting,
+    JobStarted,
     LeaseState,
     Requested,
     SaveWaiting,
-    Started,
     WaitReason,
 )
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import (
     NO_GUARD,
     Story,
@@ -192,7 +192,9 @@ def test_a_second_restart_keeps_the_places_of_those_who_are_still_away():
 
 def test_places_are_kept_as_they_were_saved():
     engine = Engine()
-    engine.handle(Started(0.0, (a_gpu(),), (a_reading(a_gpu()),), (), (("old", 7), ("older", 3))))
+    engine.handle(
+        JobStarted(0.0, (a_gpu(),), (a_reading(a_gpu()),), (), (("old", 7), ("older", 3)))
+    )
 
     actions = engine.handle(Requested(0.1, a_request("new", **BIG)))
     assert [action.sequence for action in actions if type(action) is SaveWaiting] == [8]

@@ -1,9 +1,9 @@
 """Stories of whose turn it is, and of nobody waiting for ever."""
 
 from grn.model.gpu import GpuHealth
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import ProfileForgotten, WaitReason
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import NO_GUARD, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
 BIG, SMALL = {"mem_bytes": 20 * GiB}, {"mem_bytes": 4 * GiB}

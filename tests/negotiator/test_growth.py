@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grn.model.sizes import MiB
-from grn.negotiator.growth import FEWEST_POINTS, MOST_POINTS, SPAN_S, Track, runs_out
+from grn.model.units import MiB
+from grn.negotiator.learn.growth import MAX_POINTS, MIN_POINTS, SPAN_S, Track, runs_out
 
 
 def a_track(*sizes: float, every_s: float = 1.0) -> Track:
@@ -42,8 +42,8 @@ def test_a_track_stays_small_and_reaches_back_as_far_as_it_is_of_use(every_s: fl
     track = a_track(*range(4000), every_s=every_s)
 
     reach_s = track.points[-1][0] - track.points[0][0]
-    assert FEWEST_POINTS <= len(track.points) <= MOST_POINTS
-    assert SPAN_S / 2.5 <= reach_s <= SPAN_S + MOST_POINTS * 5.0
+    assert MIN_POINTS <= len(track.points) <= MAX_POINTS
+    assert SPAN_S / 2.5 <= reach_s <= SPAN_S + MAX_POINTS * 5.0
     assert track.slope() * every_s / MiB == pytest.approx(1.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator import history as past
 from grn.negotiator.history import Curve, GpuPast, History
 from tests.builders import Story, a_lease
@@ -24,7 +24,7 @@ def test_a_curve_of_days_is_no_longer_than_one_of_minutes_and_keeps_its_peak() -
     for second in range(200_000):
         curve.add(float(second), 9 if second == 77_777 else 1)
 
-    assert len(curve.values) <= past.MOST_POINTS
+    assert len(curve.values) <= past.MAX_POINTS
     assert max(value or 0 for value in curve.values) == 9
     place = next(place for place, value in enumerate(curve.values) if value == 9)
     assert place * curve.step_s <= 77_777 < (place + 1) * curve.step_s
@@ -85,7 +85,7 @@ def test_a_lease_has_its_curve_for_a_while_after_its_end() -> None:
     assert [end.outcome for end in history.ends] == [Outcome.OK]
 
 
-@pytest.mark.parametrize("count", [past.MOST_ENDS + 100])
+@pytest.mark.parametrize("count", [past.MAX_ENDS + 100])
 def test_old_ends_and_their_curves_are_forgotten(count: int) -> None:
     history = History()
     for number in range(count):
@@ -93,7 +93,7 @@ def test_old_ends_and_their_curves_are_forgotten(count: int) -> None:
         history.curves[lease.id] = Curve(0.0)
         history.ended(lease, float(number), Outcome.FAILED, None)
 
-    assert len(history.ends) == past.MOST_ENDS
+    assert len(history.ends) == past.MAX_ENDS
     assert len(history.curves) == past.ENDS_WITH_CURVES
     assert history.outcomes()["failed"] == count
     assert [end.number for end in history.ended_since(count - 2)] == [count - 1, count]

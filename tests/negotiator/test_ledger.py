@@ -3,9 +3,9 @@
 import pytest
 
 from grn.model.gpu import GpuHealth, Reading
-from grn.model.sizes import GiB, MiB
+from grn.model.units import GiB, MiB
 from grn.negotiator.events import LeaseState
-from grn.negotiator.ledger import Guard, check_books
+from grn.negotiator.schedule.ledger import Guard, check_books
 from tests.builders import a_book, a_gpu, a_lease, a_reading, a_use, a_virtual_gpu
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.profile import Run
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import SaveRun, WaitReason
-from grn.negotiator.load import Loads
-from grn.negotiator.overlap import slowdown
-from grn.negotiator.rules import Rules
+from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.slowdown import slowdown
+from grn.negotiator.schedule.limits import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 CAPPED = Rules(NO_GUARD, load_cap=1.4)

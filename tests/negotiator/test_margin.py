@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import SaveNumber
-from grn.negotiator.margin import FIRST_MARGIN, Experience, Margin, spread_within
-from grn.negotiator.memory import CHANCE
+from grn.negotiator.learn.margin import FIRST_MARGIN, Experience, Margin, spread_within
+from grn.negotiator.learn.type_profiles import CHANCE
 from tests.builders import Story, a_profile, a_run, an_engine, some_gpus
 
 

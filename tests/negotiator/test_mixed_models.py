@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import Refuse
 from tests.builders import Story, a_gpu, a_profile, a_request, a_run
 

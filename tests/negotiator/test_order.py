@@ -5,8 +5,8 @@ import math
 import pytest
 
 from grn.model.job import Policy
-from grn.negotiator.order import Refused, Waiting, turn
-from grn.negotiator.waitlist import Waitlist
+from grn.negotiator.schedule.order import Refused, Waiting, turn
+from grn.negotiator.schedule.wait_queue import Waitlist
 from tests.builders import a_holder, a_request
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grn.client import pages as client
-from grn.model.sizes import GiB
-from grn.negotiator import report
+from grn.model.units import GiB
+from grn.negotiator import views
 from grn.negotiator.pages import MAX_ORDERS, PAGE_ROWS, PROFILE_ROWS, Pages
 from tests.builders import Story, a_profile, a_run, an_engine
 
@@ -65,14 +65,14 @@ def test_every_page_of_a_long_listing_is_bounded_and_together_they_are_all() -> 
         rows = answer["status"]
         assert len(rows["waiting"]) <= PAGE_ROWS
         assert len(rows["leases"]) <= PAGE_ROWS
-    assert whole == report.status(story.engine, story.at)
+    assert whole == views.status(story.engine, story.at)
     assert [row["place"] for row in whole["waiting"]] == [*range(1, MANY + 1)]
 
 
 def test_the_first_of_those_who_wait_are_found_without_sorting_all() -> None:
     story = crowded()
     expected = sorted(story.engine.waitlist, key=story.engine.turn)
-    assert [one for _, one in report.in_turn(story.engine)] == expected
+    assert [one for _, one in views.in_turn(story.engine)] == expected
 
 
 def test_nobody_who_waits_all_the_time_is_left_out_while_others_leave() -> None:

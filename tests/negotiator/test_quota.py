@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.negotiator.events import DropProfile, SaveRun
-from grn.negotiator.learn import RUNS_KEPT
-from grn.negotiator.quota import (
+from grn.negotiator.learn.profiling import RUNS_KEPT
+from grn.negotiator.learn.quota import (
     MAX_ARGUMENTS_BYTES,
     MAX_BYTES,
     MAX_BYTES_PER_USER,

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from grn import wire
 from grn.model.job import Policy
-from grn.negotiator import messages
-from grn.negotiator.asking import MOST_ASKED_AT_ONCE
+from grn.negotiator.handlers import MAX_ASKED_AT_ONCE
+from grn.protocol import negotiator_requests
 from tests.harness import Story, wait_for
 from tests.negotiator.live import (
     OTHER_UID,
@@ -449,14 +449,14 @@ def test_one_connection_has_so_many_requests_waiting(tmp_path: Path) -> None:
     ):
         holder.lease(exclusive=True)
         asking = threading.Thread(
-            target=lambda: client.say(*(a_wish(id=i) for i in range(MOST_ASKED_AT_ONCE + 1)))
+            target=lambda: client.say(*(a_wish(id=i) for i in range(MAX_ASKED_AT_ONCE + 1)))
         )
         asking.start()
-        heard = [client.hear() for _ in range(MOST_ASKED_AT_ONCE + 1)]
+        heard = [client.hear() for _ in range(MAX_ASKED_AT_ONCE + 1)]
         asking.join()
 
         assert [answer["id"] for answer in heard if answer and "error" in answer] == [
-            MOST_ASKED_AT_ONCE
+            MAX_ASKED_AT_ONCE
         ]
         assert holder.is_served()
 
@@ -700,7 +700,7 @@ MAY = {
 def test_every_verb_is_allowed_to_exactly_those_of_the_table(story: Story) -> None:
     # Everybody may follow, on a connection of its own: see test_followers.py.
     assert MAY.keys() | {"follow"} == {
-        kind.__struct_config__.tag for kind in messages.Message.__args__
+        kind.__struct_config__.tag for kind in negotiator_requests.Message.__args__
     }
     _let_all_in(story)
     begun = begin(story, negotiator_of(OWN_UID, "--gpus", "virtual:4x1GiB"))

@@ -19,8 +19,7 @@ import pytest
 
 from grn.errors import MachineError
 from grn.model.job import Outcome
-from grn.model.sizes import GiB
-from grn.negotiator import learn
+from grn.model.units import GiB
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -32,6 +31,7 @@ from grn.negotiator.events import (
     SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.learn import profiling
 from grn.negotiator.store import FILE_NAME, SCHEMA_VERSION, Remembered, Store, without_undone
 from tests.builders import a_holder, a_lease, a_run
 from tests.harness import SOURCES, Story, wait_for
@@ -165,11 +165,11 @@ def test_after_a_reboot_only_what_was_learned_is_left(tmp_path: Path) -> None:
 
 def test_of_a_type_so_many_runs_are_kept(tmp_path: Path) -> None:
     with a_store(tmp_path) as store:
-        store.write(a_saved_run(peak_bytes=n) for n in range(1, learn.RUNS_KEPT + 11))
+        store.write(a_saved_run(peak_bytes=n) for n in range(1, profiling.RUNS_KEPT + 11))
         store.write([a_saved_run("other")])
 
     runs = {profile.job_type: profile.runs for profile in saved(tmp_path).profiles}
-    assert [run.peak_bytes for run in runs["t"]] == list(range(11, learn.RUNS_KEPT + 11))
+    assert [run.peak_bytes for run in runs["t"]] == list(range(11, profiling.RUNS_KEPT + 11))
     assert len(runs["other"]) == 1
 
 
@@ -472,14 +472,14 @@ def test_a_long_trouble_does_not_fill_the_memory(tmp_path: Path) -> None:
                 store.write([DropWaiting(key), SaveLease(a_lease(key))])
                 store.write([a_saved_run(peak_bytes=number + 1), DropLease(f"lease-{key}")])
             store.write([DropLease("lease-old"), SaveLease(a_lease("new"))])
-            few = learn.RUNS_KEPT + 2
+            few = profiling.RUNS_KEPT + 2
             wait_for(lambda: not is_written(store) and store.unwritten <= few, "a tidy memory")
         wait_for(lambda: is_written(store), "room to be noticed")
 
     found = saved(tmp_path)
     assert [lease.id for lease in found.leases] == ["lease-new"]
     assert found.waiting == ()
-    assert len(found.profiles[0].runs) == learn.RUNS_KEPT
+    assert len(found.profiles[0].runs) == profiling.RUNS_KEPT
 
 
 LEASE, NEW_LEASE = SaveLease(a_lease("a")), SaveLease(a_lease("a", GiB))
@@ -504,9 +504,9 @@ ON_DISK = {("leases", "lease-a"), ("waiting", "a")}
         ([DropProfile("x"), a_saved_run("x")], (), [DropProfile("x"), a_saved_run("x")]),
         ([a_saved_run("x"), DropProfile("y")], (), [a_saved_run("x"), DropProfile("y")]),
         (
-            [a_saved_run("x", n) for n in range(1, learn.RUNS_KEPT + 3)],
+            [a_saved_run("x", n) for n in range(1, profiling.RUNS_KEPT + 3)],
             (),
-            [a_saved_run("x", n) for n in range(3, learn.RUNS_KEPT + 3)],
+            [a_saved_run("x", n) for n in range(3, profiling.RUNS_KEPT + 3)],
         ),
     ],
 )

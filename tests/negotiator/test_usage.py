@@ -3,7 +3,7 @@
 import pytest
 
 from grn.negotiator.events import SaveUse
-from grn.negotiator.usage import SAVE_S, Usage
+from grn.negotiator.schedule.usage import SAVE_S, Usage
 
 HOUR, DAY = 3600.0, 86400.0
 ADA, BOB = 1, 2

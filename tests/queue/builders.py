@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from grn.queue.asks import Limits
-from grn.queue.engine import Engine
+from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
     After,
     AskLease,
+    AttemptStarted,
     CancelAsked,
     DrainAsked,
     DropAsk,
@@ -37,9 +37,9 @@ from grn.queue.events import (
     SaveState,
     Settled,
     ShimLost,
-    Started,
     Submitted,
 )
+from grn.queue.lease_window import WindowLimits
 
 Kind = TypeVar("Kind")
 OK = Exit(0)
@@ -65,8 +65,8 @@ def kept(job: int = 1, state: JobState = JobState.QUEUED, **changes: Any) -> Kep
 class Line:
     """A queue's engine, its clock and what it has said; the books are checked after each step."""
 
-    def __init__(self, *jobs: Kept, limits: Limits | None = None, **recovered: Any) -> None:
-        self.engine = Engine(limits)
+    def __init__(self, *jobs: Kept, limits: WindowLimits | None = None, **recovered: Any) -> None:
+        self.engine = QueueEngine(limits)
         self.at = 0.0
         self.asked: list[int] = []  # jobs the negotiator is asked for, in that order
         self.launched: list[tuple[int, int]] = []
@@ -130,7 +130,7 @@ class Line:
         return self.tell(LeaseAwaited(self.at, job, text))
 
     def starts(self, job: int) -> list[Action]:
-        return self.tell(Started(self.at, job, self.attempt(job)))
+        return self.tell(AttemptStarted(self.at, job, self.attempt(job)))
 
     def runs(self, *jobs: int) -> None:
         """Bring jobs from the queue to their first instruction."""

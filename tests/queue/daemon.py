@@ -20,7 +20,7 @@ from grn.client import queue as line
 from grn.errors import GrnError
 from tests.harness import Ended, Gate, Job, Story, is_running, wait_for
 
-GRN = (sys.executable, "-c", "from grn.front.main import main; main()")
+GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
 FOUR_SMALL = "virtual:4x512MiB"
 # Jobs of tests state their memory: nothing has to be learned before the next may start.
 SMALL = ("--mem", "16MiB")

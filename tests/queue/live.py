@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grn.queue import attempt as folders
-from grn.queue.channel import HEADER, MOST_SAID
+from grn.queue import attempt_files as folders
+from grn.queue.channel import HEADER, MAX_SAID
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
 FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"
@@ -36,7 +36,7 @@ class Channel:
 
     def is_done(self) -> bool:
         """Wait until the shim has done an order; False when it is gone instead."""
-        self.said = self.sock.recv(MOST_SAID)
+        self.said = self.sock.recv(MAX_SAID)
         return self.said.endswith(b"\n")
 
     def close(self) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from grn.queue import finish
-from grn.queue.asks import Limits
-from grn.queue.engine import Engine
+from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
     After,
     AskLease,
+    AttemptFate,
+    AttemptStarted,
     CancelAsked,
     DrainAsked,
     DropAsk,
@@ -24,7 +25,6 @@ from grn.queue.events import (
     Event,
     Exit,
     Exited,
-    Found,
     HoldAsked,
     JobSpec,
     Kept,
@@ -41,11 +41,11 @@ from grn.queue.events import (
     ReturnLease,
     Settled,
     ShimLost,
-    Started,
     Stop,
     Submitted,
     TellEnded,
 )
+from grn.queue.lease_window import WindowLimits
 from tests.queue.world import (
     QUEUED,
     RUNNING,
@@ -60,7 +60,7 @@ from tests.queue.world import (
     Shim,
 )
 
-MOST_ALIVE = 14
+MAX_ALIVE = 14
 SHORT_S = 1.0
 LONG = Exit(0, ran_s=9.0)
 CANCELLED = Exit(None, 15, EndReason.CANCELLED)
@@ -112,8 +112,8 @@ class Simulation:
     def __init__(
         self,
         seed: int,
-        engine_type: Callable[[Limits], Engine] = Engine,
-        found: Callable[..., Found] = finish.found,
+        engine_type: Callable[[WindowLimits], QueueEngine] = QueueEngine,
+        found: Callable[..., AttemptFate] = finish.found,
         *,
         acts_first: bool = False,
         passes_blindly: bool = False,
@@ -121,7 +121,9 @@ class Simulation:
         self.chance = random.Random(seed)
         self.engine_type, self.found = engine_type, found
         self.acts_first, self.passes_blindly = acts_first, passes_blindly
-        self.limits = self.chance.choice([Limits(window=4), Limits(window=64), Limits(3, 2)])
+        self.limits = self.chance.choice(
+            [WindowLimits(window=4), WindowLimits(window=64), WindowLimits(3, 2)]
+        )
         self.has_faults = True
         self.now = 0.0
         self.events = self.crashes = self.power_cuts = 0
@@ -132,7 +134,7 @@ class Simulation:
         self.wishes: list[Wish] = []  # sent, and not answered
         # The queue's process.
         self.life = 0
-        self.engine: Engine | None = None
+        self.engine: QueueEngine | None = None
         self.inbox: list[Event] = []
         self.unwritten: list[Action] = []
         self.held: dict[int, str] = {}
@@ -195,7 +197,7 @@ class Simulation:
     def order(self, shim: Shim) -> None:
         assert self.engine is not None
         self.shims.append(shim)
-        self.tell(Started(self.now, *shim.attempt))
+        self.tell(AttemptStarted(self.now, *shim.attempt))
         job = self.engine.jobs.get(shim.attempt[0])
         shim.is_stopped = job is not None and job.state is STOPPING
 
@@ -364,7 +366,7 @@ class Simulation:
         self.tell(Recovered(self.now, tuple(kept), ends, self.disk.is_drained))
         self.turn()
         for one in kept:
-            if one.found in (Found.ENDED, Found.LOST):
+            if one.found in (AttemptFate.ENDED, AttemptFate.LOST):
                 self.shim_gone((one.spec.id, one.attempt))
 
     def look_at(self, row: Row) -> Kept:
@@ -375,7 +377,7 @@ class Simulation:
         folder, (lease, boot) = self.disk.folders[attempt], self.disk.begun[attempt]
         is_same_boot = boot == self.disk.boot
         if not folder.claim and is_same_boot:
-            folder.claim, found = "queue", Found.NOT_BEGUN
+            folder.claim, found = "queue", AttemptFate.NOT_BEGUN
         else:
             found = self.found(
                 has_claim=folder.claim == "shim",
@@ -383,7 +385,7 @@ class Simulation:
                 has_exit=folder.exit is not None,
                 is_same_boot=is_same_boot,
             )
-        if is_same_boot and found is not Found.NOT_BEGUN:
+        if is_same_boot and found is not AttemptFate.NOT_BEGUN:
             self.held[row.spec.id] = lease
         elif is_same_boot:
             self.leases.done(lease, None)
@@ -512,7 +514,7 @@ class Simulation:
         elif what < 0.75:
             self.negotiate()
         elif what < 0.90:
-            if self.engine is None or len(self.engine.jobs) < MOST_ALIVE:
+            if self.engine is None or len(self.engine.jobs) < MAX_ALIVE:
                 self.submit()
         elif what < 0.95:
             if self.engine is not None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from grn.model.again import MOST_MEMORY_ATTEMPTS
-from grn.queue.asks import PASS_ON_S, Limits
+from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
 from grn.queue.events import (
     Action,
     ActionFailed,
     After,
     AskLease,
+    AttemptFate,
     DropAsk,
     EndReason,
     Exit,
-    Found,
     JobState,
     Launch,
     LeaseWanted,
@@ -30,6 +29,7 @@ from grn.queue.events import (
     TellEmpty,
     TellEnded,
 )
+from grn.queue.lease_window import PASS_ON_S, WindowLimits
 from tests.queue.builders import (
     ALONE,
     FAILED,
@@ -132,7 +132,7 @@ def test_jobs_are_asked_for_by_priority_then_age() -> None:
 
 
 def test_the_negotiator_is_asked_for_a_bounded_window() -> None:
-    line = Line(limits=Limits(window=3))
+    line = Line(limits=WindowLimits(window=3))
     line.submits(*range(1, 8))
     assert line.asked == [1, 2, 3]
     line.grants(2)
@@ -144,7 +144,7 @@ def test_the_negotiator_is_asked_for_a_bounded_window() -> None:
 
 
 def test_a_better_job_takes_the_place_of_the_last_in_a_full_window() -> None:
-    line = Line(limits=Limits(window=2))
+    line = Line(limits=WindowLimits(window=2))
     line.submits(1, 2, 3)
     line.submits(4, priority=1)
     assert line.asked == [1, 4]
@@ -156,14 +156,14 @@ def test_a_better_job_takes_the_place_of_the_last_in_a_full_window() -> None:
 
 
 def test_a_job_as_good_as_those_asked_for_takes_nobodys_place() -> None:
-    line = Line(limits=Limits(window=2))
+    line = Line(limits=WindowLimits(window=2))
     line.submits(2, 3)
     line.submits(1)
     assert line.asked == [2, 3]
 
 
 def test_no_more_run_at_once_than_the_limit_says() -> None:
-    line = Line(limits=Limits(running=2))
+    line = Line(limits=WindowLimits(running=2))
     line.submits(1, 2, 3)
     assert line.asked == [1, 2]
     line.runs(1, 2)
@@ -176,7 +176,7 @@ def test_no_more_run_at_once_than_the_limit_says() -> None:
 
 
 def test_a_better_job_is_preferred_under_a_limit_too() -> None:
-    line = Line(limits=Limits(running=1))
+    line = Line(limits=WindowLimits(running=1))
     line.submits(1)
     line.submits(2, priority=3)
     assert line.asked == [2]
@@ -207,7 +207,7 @@ def test_a_try_again_is_saved_and_asks_under_a_new_number() -> None:
 
 
 def test_out_of_memory_while_sharing_is_tried_again_first_in_line_and_not_counted() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.submits(3, priority=9)
     line.runs(3, 1)
@@ -225,7 +225,7 @@ def test_out_of_memory_while_sharing_is_tried_again_first_in_line_and_not_counte
 def test_out_of_memory_is_tried_again_a_few_times_at_most() -> None:
     line = Line()
     line.submits(1)
-    for attempt in range(MOST_MEMORY_ATTEMPTS + 1):
+    for attempt in range(MAX_MEMORY_ATTEMPTS + 1):
         assert line.engine.jobs[1].memory_attempt == attempt
         line.runs(1)
         line.exits(1, OUT_OF_MEMORY, SHARING)
@@ -233,7 +233,7 @@ def test_out_of_memory_is_tried_again_a_few_times_at_most() -> None:
 
 
 def test_a_victim_of_others_is_tried_again_first_in_line_with_the_room_it_had() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.runs(1)
     settled = Settled("oom", was_alone=False, is_victim=True, because="b.py took its room")
@@ -258,7 +258,7 @@ def wants(line: Line, job: int, lease: str = "") -> list[Action]:
 
 
 def test_a_job_asked_to_make_room_is_stopped_and_runs_again_first_in_line() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.runs(1)
     assert wants(line, 1) == [Stop(1, 1, is_now=False, is_requeue=True)]
@@ -298,7 +298,7 @@ def test_a_cancel_is_stronger_than_making_room() -> None:
 
 
 def test_a_queue_that_was_killed_meanwhile_runs_it_again_all_the_same() -> None:
-    line = Line(kept(1, RUNNING, attempt=1, lease="lease-1", found=Found.ENDED))
+    line = Line(kept(1, RUNNING, attempt=1, lease="lease-1", found=AttemptFate.ENDED))
     line.exits(1, REQUEUED)
     assert line.saved[1].memory_attempt == 1
     assert line.why(1).startswith("made room for the jobs beside it; ")
@@ -484,7 +484,7 @@ def test_holding_a_job_takes_its_request_back() -> None:
 
 
 def test_holding_makes_room_for_the_next_in_a_full_window() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.holds(1)
     assert line.asked == [2]
@@ -543,7 +543,7 @@ def test_a_job_moved_back_goes_after_all_others() -> None:
 
 
 def test_a_job_moved_to_the_front_comes_into_a_full_window() -> None:
-    line = Line(limits=Limits(window=2))
+    line = Line(limits=WindowLimits(window=2))
     line.submits(1, 2, 3, 4)
     line.moves(4, to_front=True)
     assert line.asked == [4, 1]
@@ -695,7 +695,7 @@ def test_a_job_that_ends_well_before_it_hears_of_the_cancel_ended_well() -> None
 
 
 def test_cancelling_makes_room_for_the_next() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.cancels(1)
     assert line.asked == [2]
@@ -760,7 +760,7 @@ def test_the_lease_of_a_short_job_is_passed_on_to_the_next_of_its_kind() -> None
 
 
 def test_what_was_asked_for_the_heir_serves_the_next_in_line() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2, 3)
     line.grants(1, "L")
     line.exits(1, OK, None, after_s=0.01)
@@ -808,7 +808,7 @@ def test_a_lease_is_passed_on_for_a_moment_in_all_not_for_each() -> None:
 
 
 def test_a_lease_is_not_passed_over_the_head_of_a_better_job() -> None:
-    line = Line(limits=Limits(window=1))
+    line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.grants(1, "L")
     line.submits(a_spec(3, job_type="other.py", priority=2))
@@ -827,7 +827,7 @@ def test_a_lease_is_not_passed_on_in_a_drained_queue() -> None:
 
 
 def test_passing_on_keeps_to_the_limit_of_running_jobs() -> None:
-    line = Line(limits=Limits(running=2))
+    line = Line(limits=WindowLimits(running=2))
     line.submits(*range(1, 9))
     line.grants(1)
     line.exits(1, OK, None, after_s=0.01)
@@ -853,7 +853,7 @@ def test_what_was_saved_of_a_job_is_so_again() -> None:
 
 
 def test_an_attempt_that_had_not_begun_is_made_under_another_number() -> None:
-    line = Line(kept(1, STARTING, attempt=1, found=Found.NOT_BEGUN, lease="L"))
+    line = Line(kept(1, STARTING, attempt=1, found=AttemptFate.NOT_BEGUN, lease="L"))
     ends = [action for action in line.begun if isinstance(action, SaveAttemptEnd)]
     assert [(end.job, end.attempt) for end in ends] == [(1, 1)], "it has a stated reason"
     assert line.asked == [1]
@@ -862,14 +862,14 @@ def test_an_attempt_that_had_not_begun_is_made_under_another_number() -> None:
 
 
 def test_a_cancelled_attempt_that_had_not_begun_is_cancelled() -> None:
-    line = Line(kept(1, STOPPING, attempt=1, found=Found.NOT_BEGUN, lease="L"))
+    line = Line(kept(1, STOPPING, attempt=1, found=AttemptFate.NOT_BEGUN, lease="L"))
     assert line.ends == {1: EndReason.CANCELLED}
     assert line.asked == []
 
 
 @pytest.mark.parametrize("state", [STARTING, RUNNING])
 def test_a_living_attempt_goes_on(state: JobState) -> None:
-    line = Line(kept(1, state, attempt=2, found=Found.ALIVE, lease="L"))
+    line = Line(kept(1, state, attempt=2, found=AttemptFate.ALIVE, lease="L"))
     assert line.begun == []
     assert line.state(1) is RUNNING
     line.exits(1)
@@ -877,17 +877,17 @@ def test_a_living_attempt_goes_on(state: JobState) -> None:
 
 
 def test_a_living_attempt_that_was_cancelled_is_told_again_to_stop() -> None:
-    line = Line(kept(1, STOPPING, attempt=2, found=Found.ALIVE, lease="L"))
+    line = Line(kept(1, STOPPING, attempt=2, found=AttemptFate.ALIVE, lease="L"))
     assert line.begun == [Stop(1, 2, False)]
     line.exits(1, Exit(None, 15, EndReason.CANCELLED))
     assert line.ends == {1: EndReason.CANCELLED}
 
 
-@pytest.mark.parametrize("found", [Found.ENDED, Found.LOST])
-def test_an_attempt_that_is_over_waits_for_its_end_to_be_told(found: Found) -> None:
+@pytest.mark.parametrize("found", [AttemptFate.ENDED, AttemptFate.LOST])
+def test_an_attempt_that_is_over_waits_for_its_end_to_be_told(found: AttemptFate) -> None:
     line = Line(kept(1, RUNNING, attempt=1, found=found, lease="L"))
     assert line.begun == []
-    if found is Found.ENDED:
+    if found is AttemptFate.ENDED:
         line.exits(1, Exit(4))
         assert line.ends == {1: EndReason.FAILED}
     else:
@@ -896,14 +896,16 @@ def test_an_attempt_that_is_over_waits_for_its_end_to_be_told(found: Found) -> N
 
 
 def test_an_interrupted_job_ends_as_such() -> None:
-    line = Line(kept(1, RUNNING, attempt=1, found=Found.INTERRUPTED, lease="L", tries_left=3))
+    line = Line(kept(1, RUNNING, attempt=1, found=AttemptFate.INTERRUPTED, lease="L", tries_left=3))
     assert line.ends == {1: EndReason.INTERRUPTED}
     (end,) = [action for action in line.begun if isinstance(action, SaveAttemptEnd)]
     assert (end.attempt, end.reason) == (1, EndReason.INTERRUPTED)
 
 
 def test_an_interrupted_job_runs_again_if_it_was_asked_to() -> None:
-    line = Line(kept(1, RUNNING, attempt=1, found=Found.INTERRUPTED, lease="L", may_requeue=True))
+    line = Line(
+        kept(1, RUNNING, attempt=1, found=AttemptFate.INTERRUPTED, lease="L", may_requeue=True)
+    )
     assert line.ends == {}
     assert line.asked == [1]
     line.grants(1)
@@ -911,12 +913,14 @@ def test_an_interrupted_job_runs_again_if_it_was_asked_to() -> None:
 
 
 def test_an_interrupted_job_that_was_cancelled_does_not_run_again() -> None:
-    line = Line(kept(1, STOPPING, attempt=1, found=Found.INTERRUPTED, lease="L", may_requeue=True))
+    line = Line(
+        kept(1, STOPPING, attempt=1, found=AttemptFate.INTERRUPTED, lease="L", may_requeue=True)
+    )
     assert list(line.ends) == [1]
 
 
 def test_what_comes_after_what_is_so_again() -> None:
-    jobs = [kept(2, RUNNING, attempt=1, found=Found.ALIVE), kept(3, after=[1, 2])]
+    jobs = [kept(2, RUNNING, attempt=1, found=AttemptFate.ALIVE), kept(3, after=[1, 2])]
     line = Line(*jobs, ends={1: True})
     assert line.why(3) == "comes after 2"
     line.exits(2)
@@ -935,7 +939,7 @@ def test_a_job_that_was_cleaned_away_had_ended_well() -> None:
 
 
 def test_those_after_an_interrupted_job_are_skipped() -> None:
-    line = Line(kept(1, RUNNING, attempt=1, found=Found.INTERRUPTED), kept(2, after=[1]))
+    line = Line(kept(1, RUNNING, attempt=1, found=AttemptFate.INTERRUPTED), kept(2, after=[1]))
     assert line.ends == {1: EndReason.INTERRUPTED, 2: EndReason.SKIPPED}
 
 
@@ -996,20 +1000,20 @@ def test_a_damaged_job_that_waited_is_set_aside_and_takes_along_what_needs_it() 
 
 
 def test_a_damaged_job_that_runs_goes_on_and_is_never_run_again() -> None:
-    line = Line(kept(1, RUNNING, attempt=1, tries_left=5, found=Found.ALIVE, fault="damaged"))
+    line = Line(kept(1, RUNNING, attempt=1, tries_left=5, found=AttemptFate.ALIVE, fault="damaged"))
     assert line.state(1) is RUNNING
     line.exits(1, FAILED)
     assert (line.ends, line.texts) == ({1: EndReason.LOST}, {1: "damaged"})
 
 
 def test_a_damaged_job_that_ends_well_has_ended_well() -> None:
-    line = Line(kept(1, RUNNING, attempt=1, found=Found.ALIVE, fault="damaged"))
+    line = Line(kept(1, RUNNING, attempt=1, found=AttemptFate.ALIVE, fault="damaged"))
     line.exits(1, OK)
     assert line.ends == {1: EndReason.OK}
 
 
-@pytest.mark.parametrize("found", [Found.NOT_BEGUN, Found.INTERRUPTED])
-def test_a_damaged_job_is_not_run_again_after_a_restart(found: Found) -> None:
+@pytest.mark.parametrize("found", [AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED])
+def test_a_damaged_job_is_not_run_again_after_a_restart(found: AttemptFate) -> None:
     line = Line(kept(1, STARTING, attempt=1, may_requeue=True, found=found, fault="damaged"))
     assert line.ends == {1: EndReason.LOST}
     assert line.launched == []
@@ -1019,7 +1023,7 @@ def test_a_damaged_job_is_not_run_again_after_a_restart(found: Found) -> None:
 
 
 def test_each_wait_says_why() -> None:
-    line = Line(limits=Limits(window=1, running=2))
+    line = Line(limits=WindowLimits(window=1, running=2))
     line.submits(1, 2, 3, 4)
     line.submits(a_spec(5, after=[1, 2]))
     line.submits(6, is_held=True)

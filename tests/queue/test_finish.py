@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from grn.model.again import MOST_MEMORY_ATTEMPTS, MOST_SPARED
-from grn.queue.events import EndReason, Exit, Found, Settled
+from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS, MAX_SPARED
+from grn.queue.events import AttemptFate, EndReason, Exit, Settled
 from grn.queue.finish import (
-    Again,
-    End,
-    Tries,
+    AttemptEnd,
+    RetryBudget,
+    RunAgain,
     after_exit,
     after_loss,
     describe,
@@ -54,41 +54,41 @@ def test_an_attempt_has_one_reason_to_have_ended(
 @pytest.mark.parametrize(
     ("exit", "settled", "tries_left", "memory_attempt", "is_stopping", "verdict"),
     [
-        (Exit(0), FINE, 3, 0, False, End(EndReason.OK)),
-        (Exit(0), FINE, 0, 0, True, End(EndReason.OK)),  # it ended well before it heard
-        (Exit(1), FINE, 0, 0, False, End(EndReason.FAILED, "exit status 1")),
-        (Exit(1), FINE, 1, 0, False, Again(EndReason.FAILED, is_counted=True)),
-        (Exit(1), FINE, 1, 0, True, End(EndReason.CANCELLED)),
-        (Exit(None, 11), FINE, 0, 0, False, End(EndReason.FAILED, "ended by signal 11")),
-        (Exit(None, 11), FINE, 2, 0, False, Again(EndReason.FAILED, is_counted=True)),
+        (Exit(0), FINE, 3, 0, False, AttemptEnd(EndReason.OK)),
+        (Exit(0), FINE, 0, 0, True, AttemptEnd(EndReason.OK)),  # it ended well before it heard
+        (Exit(1), FINE, 0, 0, False, AttemptEnd(EndReason.FAILED, "exit status 1")),
+        (Exit(1), FINE, 1, 0, False, RunAgain(EndReason.FAILED, is_counted=True)),
+        (Exit(1), FINE, 1, 0, True, AttemptEnd(EndReason.CANCELLED)),
+        (Exit(None, 11), FINE, 0, 0, False, AttemptEnd(EndReason.FAILED, "ended by signal 11")),
+        (Exit(None, 11), FINE, 2, 0, False, RunAgain(EndReason.FAILED, is_counted=True)),
         # Out of memory while sharing is our fault: again, with more room, and not counted.
-        (Exit(1, because=OOM), SHARED, 0, 0, False, Again(OOM, False, needs_more_memory=True)),
-        (Exit(1, because=OOM), SHARED, 2, 1, False, Again(OOM, False, needs_more_memory=True)),
-        (Exit(None, 9), SHARED, 0, 3, False, Again(OOM, False, needs_more_memory=True)),
-        (Exit(1, because=OOM), SHARED, 0, 0, True, End(EndReason.CANCELLED)),
+        (Exit(1, because=OOM), SHARED, 0, 0, False, RunAgain(OOM, False, needs_more_memory=True)),
+        (Exit(1, because=OOM), SHARED, 2, 1, False, RunAgain(OOM, False, needs_more_memory=True)),
+        (Exit(None, 9), SHARED, 0, 3, False, RunAgain(OOM, False, needs_more_memory=True)),
+        (Exit(1, because=OOM), SHARED, 0, 0, True, AttemptEnd(EndReason.CANCELLED)),
         (
-            Exit(1, because=OOM), SHARED, 0, MOST_MEMORY_ATTEMPTS, False,
-            End(OOM, "ran out of GPU memory although it was alone on its GPU"),
+            Exit(1, because=OOM), SHARED, 0, MAX_MEMORY_ATTEMPTS, False,
+            AttemptEnd(OOM, "ran out of GPU memory although it was alone on its GPU"),
         ),
-        (Exit(1, because=OOM), SHARED, 1, MOST_MEMORY_ATTEMPTS, False, Again(OOM, True)),
+        (Exit(1, because=OOM), SHARED, 1, MAX_MEMORY_ATTEMPTS, False, RunAgain(OOM, True)),
         # Alone it is the job's own.
         (
             Exit(1, because=OOM), ALONE, 0, 0, False,
-            End(OOM, "ran out of GPU memory although it was alone on its GPU"),
+            AttemptEnd(OOM, "ran out of GPU memory although it was alone on its GPU"),
         ),
-        (Exit(1, because=OOM), ALONE, 1, 0, False, Again(OOM, is_counted=True)),
+        (Exit(1, because=OOM), ALONE, 1, 0, False, RunAgain(OOM, is_counted=True)),
         # Unless a larger GPU is managed here.
         (
-            Exit(1, because=OOM), LARGER, 0, MOST_MEMORY_ATTEMPTS, False,
-            Again(OOM, False, needs_more_memory=True),
+            Exit(1, because=OOM), LARGER, 0, MAX_MEMORY_ATTEMPTS, False,
+            RunAgain(OOM, False, needs_more_memory=True),
         ),
         # What another try would not change, or what was asked for.
         (Exit(127, None, EndReason.NOT_RUNNABLE, "x: not found"), FINE, 5, 0, False,
-         End(EndReason.NOT_RUNNABLE, "x: not found")),
+         AttemptEnd(EndReason.NOT_RUNNABLE, "x: not found")),
         (Exit(None, 15, EndReason.TIMED_OUT), FINE, 5, 0, False,
-         End(EndReason.TIMED_OUT, "ended by signal 15")),
+         AttemptEnd(EndReason.TIMED_OUT, "ended by signal 15")),
         (Exit(None, 15, EndReason.CANCELLED), FINE, 5, 0, False,
-         End(EndReason.CANCELLED, "ended by signal 15")),
+         AttemptEnd(EndReason.CANCELLED, "ended by signal 15")),
     ],
 )  # fmt: skip
 def test_what_follows_an_exit(
@@ -99,21 +99,21 @@ def test_what_follows_an_exit(
     is_stopping: bool,
     verdict: object,
 ) -> None:
-    tries = Tries(tries_left, memory_attempt)
+    tries = RetryBudget(tries_left, memory_attempt)
     assert after_exit(exit, settled, tries, is_stopping) == verdict
 
 
 @pytest.mark.parametrize(
     ("tries", "verdict"),
     [
-        (Tries(), Again(OOM, False, is_spared=True)),
-        (Tries(memory=1), Again(OOM, False, is_spared=True)),
-        (Tries(spared=MOST_SPARED), Again(OOM, False, needs_more_memory=True)),
-        (Tries(0, MOST_MEMORY_ATTEMPTS, MOST_SPARED), End(OOM, "b.py took its room")),
+        (RetryBudget(), RunAgain(OOM, False, is_spared=True)),
+        (RetryBudget(memory=1), RunAgain(OOM, False, is_spared=True)),
+        (RetryBudget(spared=MAX_SPARED), RunAgain(OOM, False, needs_more_memory=True)),
+        (RetryBudget(0, MAX_MEMORY_ATTEMPTS, MAX_SPARED), AttemptEnd(OOM, "b.py took its room")),
     ],
 )
 def test_a_victim_of_others_is_tried_again_as_it_is_but_not_for_ever(
-    tries: Tries, verdict: object
+    tries: RetryBudget, verdict: object
 ) -> None:
     settled = Settled("oom", was_alone=False, is_victim=True, because="b.py took its room")
     assert after_exit(Exit(1), settled, tries, is_stopping=False) == verdict
@@ -121,19 +121,21 @@ def test_a_victim_of_others_is_tried_again_as_it_is_but_not_for_ever(
 
 def test_what_could_not_be_started_yet_is_tried_again_uncounted() -> None:
     exit = Exit(None, None, EndReason.NOT_STARTED, "no room for a process")
-    again = Again(EndReason.NOT_STARTED, is_counted=False)
-    assert after_exit(exit, FINE, Tries(), is_stopping=False) == again
-    assert after_exit(exit, FINE, Tries(), is_stopping=True) == End(EndReason.CANCELLED)
+    again = RunAgain(EndReason.NOT_STARTED, is_counted=False)
+    assert after_exit(exit, FINE, RetryBudget(), is_stopping=False) == again
+    assert after_exit(exit, FINE, RetryBudget(), is_stopping=True) == AttemptEnd(
+        EndReason.CANCELLED
+    )
     assert past(EndReason.NOT_STARTED, FINE, "", exit.text) == "no room for a process"
 
 
-@pytest.mark.parametrize("tries", [Tries(), Tries(2, MOST_MEMORY_ATTEMPTS, MOST_SPARED)])
-def test_who_made_room_for_others_runs_again_however_often_it_was_tried(tries: Tries) -> None:
+@pytest.mark.parametrize("tries", [RetryBudget(), RetryBudget(2, MAX_MEMORY_ATTEMPTS, MAX_SPARED)])
+def test_who_made_room_for_others_runs_again_however_often_it_was_tried(tries: RetryBudget) -> None:
     exit = Exit(None, 15, EndReason.REQUEUED)
-    again = Again(EndReason.REQUEUED, is_counted=False, needs_more_memory=True)
+    again = RunAgain(EndReason.REQUEUED, is_counted=False, needs_more_memory=True)
     assert after_exit(exit, FINE, tries, is_stopping=False) == again
-    assert after_exit(exit, FINE, tries, is_stopping=True) == End(EndReason.CANCELLED)
-    assert after_exit(Exit(0), FINE, tries, is_stopping=False) == End(EndReason.OK)
+    assert after_exit(exit, FINE, tries, is_stopping=True) == AttemptEnd(EndReason.CANCELLED)
+    assert after_exit(Exit(0), FINE, tries, is_stopping=False) == AttemptEnd(EndReason.OK)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +152,8 @@ def test_what_follows_the_loss_of_a_shim(
 ) -> None:
     verdict = after_loss(tries_left, is_stopping)
     assert verdict.reason is reason
-    assert isinstance(verdict, Again) == is_again
-    if isinstance(verdict, Again):
+    assert isinstance(verdict, RunAgain) == is_again
+    if isinstance(verdict, RunAgain):
         assert verdict.is_counted
         assert not verdict.needs_more_memory
 
@@ -164,22 +166,22 @@ def test_an_end_is_told_in_a_few_words() -> None:
 
 # claim, lock, exit, same boot → what became of the attempt
 FINDS = {
-    (False, False, False, False): Found.INTERRUPTED,  # a claim may not have reached the disk
-    (False, False, False, True): Found.NOT_BEGUN,
-    (False, False, True, False): Found.ENDED,
-    (False, False, True, True): Found.ENDED,
-    (False, True, False, False): Found.INTERRUPTED,
-    (False, True, False, True): Found.ALIVE,  # between its lock and its claim
-    (False, True, True, False): Found.ENDED,
-    (False, True, True, True): Found.ALIVE,
-    (True, False, False, False): Found.INTERRUPTED,
-    (True, False, False, True): Found.LOST,
-    (True, False, True, False): Found.ENDED,
-    (True, False, True, True): Found.ENDED,
-    (True, True, False, False): Found.INTERRUPTED,
-    (True, True, False, True): Found.ALIVE,
-    (True, True, True, False): Found.ENDED,
-    (True, True, True, True): Found.ALIVE,  # about to let go of its lock
+    (False, False, False, False): AttemptFate.INTERRUPTED,  # a claim may not have reached the disk
+    (False, False, False, True): AttemptFate.NOT_BEGUN,
+    (False, False, True, False): AttemptFate.ENDED,
+    (False, False, True, True): AttemptFate.ENDED,
+    (False, True, False, False): AttemptFate.INTERRUPTED,
+    (False, True, False, True): AttemptFate.ALIVE,  # between its lock and its claim
+    (False, True, True, False): AttemptFate.ENDED,
+    (False, True, True, True): AttemptFate.ALIVE,
+    (True, False, False, False): AttemptFate.INTERRUPTED,
+    (True, False, False, True): AttemptFate.LOST,
+    (True, False, True, False): AttemptFate.ENDED,
+    (True, False, True, True): AttemptFate.ENDED,
+    (True, True, False, False): AttemptFate.INTERRUPTED,
+    (True, True, False, True): AttemptFate.ALIVE,
+    (True, True, True, False): AttemptFate.ENDED,
+    (True, True, True, True): AttemptFate.ALIVE,  # about to let go of its lock
 }
 
 
@@ -197,4 +199,4 @@ def test_what_is_on_disk_tells_what_became_of_an_attempt(
 def test_an_attempt_that_may_have_begun_never_begins_again() -> None:
     for (has_claim, is_locked, _, is_same_boot), seen in FINDS.items():
         if has_claim or is_locked or not is_same_boot:
-            assert seen is not Found.NOT_BEGUN
+            assert seen is not AttemptFate.NOT_BEGUN

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from grn.errors import MachineError
-from grn.queue.disk import SCHEMA_VERSION, NotWritten
 from grn.queue.events import (
     After,
     EndReason,
@@ -32,6 +31,7 @@ from grn.queue.events import (
     TellEnded,
 )
 from grn.queue.journal import Journal
+from grn.queue.journal_file import SCHEMA_VERSION, NotWritten
 from grn.queue.rows import BadRow, Command, NewJob
 from tests.queue.builders import a_spec
 

@@ -7,6 +7,7 @@ import pytest
 from grn.queue import events
 from grn.queue.events import (
     ActionFailed,
+    AttemptStarted,
     CancelAsked,
     DrainAsked,
     Event,
@@ -23,7 +24,6 @@ from grn.queue.events import (
     NegotiatorLost,
     Recovered,
     ShimLost,
-    Started,
     Submitted,
 )
 from grn.queue.lifecycle import NEXT, moved
@@ -42,7 +42,7 @@ EVENTS: dict[type, Event] = {
         LeaseWanted(1.0, 1, "lease-1", "b.py beside it grows"),
         NegotiatorLost(1.0),
         NegotiatorFound(1.0),
-        Started(1.0, 1, 1),
+        AttemptStarted(1.0, 1, 1),
         Exited(1.0, 1, 1, Exit(0)),
         ShimLost(1.0, 1, 1),
         ActionFailed(1.0, 1, 1, "its record is damaged"),
@@ -59,7 +59,7 @@ MOVES = {
     (QUEUED, LeaseRefused): ENDED,
     (QUEUED, CancelAsked): ENDED,
     (QUEUED, ActionFailed): ENDED,
-    (STARTING, Started): RUNNING,
+    (STARTING, AttemptStarted): RUNNING,
     (STARTING, Exited): ENDED,
     (STARTING, ShimLost): ENDED,
     (STARTING, ActionFailed): ENDED,
@@ -67,7 +67,7 @@ MOVES = {
     (RUNNING, Exited): ENDED,
     (RUNNING, ShimLost): ENDED,
     (RUNNING, CancelAsked): STOPPING,
-    (STOPPING, Started): STOPPING,
+    (STOPPING, AttemptStarted): STOPPING,
     (STOPPING, CancelAsked): STOPPING,
     (STOPPING, Exited): ENDED,
     (STOPPING, ShimLost): ENDED,
@@ -115,7 +115,7 @@ def test_the_engine_goes_by_the_table(state: JobState, kind: type) -> None:
 
 @pytest.mark.parametrize(
     "late",
-    [Started(2.0, 1, 1), Exited(2.0, 1, 1, Exit(0)), ShimLost(2.0, 1, 1)],
+    [AttemptStarted(2.0, 1, 1), Exited(2.0, 1, 1, Exit(0)), ShimLost(2.0, 1, 1)],
     ids=lambda event: type(event).__name__,
 )
 def test_what_is_told_of_an_earlier_attempt_means_nothing(late: Event) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from grn.processes import oom_score
-from grn.queue import attempt as folders
-from grn.queue.channel import MOST_SAID
+from grn.proc.processes import oom_score
+from grn.queue import attempt_files as folders
+from grn.queue.channel import MAX_SAID
 from tests.harness import is_running, wait_for
 from tests.queue.live import PLAIN, Shims, gone, pids_in
 
@@ -122,7 +122,7 @@ def test_too_long_a_command_says_so(shims: Shims) -> None:
 
 
 def test_a_record_too_long_to_be_said_is_read(shims: Shims) -> None:
-    run = shims.start("./" + "x" * (2 * MOST_SAID))
+    run = shims.start("./" + "x" * (2 * MAX_SAID))
     assert run.channel.is_done()
     assert run.channel.said == b"\n"
     assert "File name too long" in (folders.read_exit(str(run.folder)) or {})["text"]

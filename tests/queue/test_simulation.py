@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from grn.queue import finish
-from grn.queue.engine import Engine
+from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
     AskLease,
+    AttemptFate,
     Event,
-    Found,
     NegotiatorFound,
     SaveEnd,
     SaveState,
@@ -63,24 +63,26 @@ def test_a_loop_that_acts_before_it_writes_is_found_out() -> None:
 
 
 def test_a_recovery_that_begins_a_claimed_attempt_again_is_found_out() -> None:
-    def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> Found:
+    def found(
+        *, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool
+    ) -> AttemptFate:
         seen = finish.found(
             has_claim=has_claim, is_locked=is_locked, has_exit=has_exit, is_same_boot=is_same_boot
         )
-        return Found.NOT_BEGUN if seen in (Found.LOST, Found.ALIVE) else seen
+        return AttemptFate.NOT_BEGUN if seen in (AttemptFate.LOST, AttemptFate.ALIVE) else seen
 
     assert "interrupted by nothing" in finds_out(found=found)
 
 
 def test_a_recovery_that_takes_the_living_for_lost_is_found_out() -> None:
-    def found(**facts: bool) -> Found:
+    def found(**facts: bool) -> AttemptFate:
         seen = finish.found(**facts)
-        return Found.LOST if seen is Found.ALIVE else seen
+        return AttemptFate.LOST if seen is AttemptFate.ALIVE else seen
 
     finds_out(found=found)
 
 
-class Altered(Engine):
+class Altered(QueueEngine):
     """An engine whose answers pass through one more hand."""
 
     def handle(self, event: Event) -> list[Action]:
@@ -130,7 +132,7 @@ class ForgetsToAsk(Altered):
         (ForgetsToAsk, "nobody was asked"),
     ],
 )
-def test_an_engine_with_a_fault_is_found_out(mutant: type[Engine], complaint: str) -> None:
+def test_an_engine_with_a_fault_is_found_out(mutant: type[QueueEngine], complaint: str) -> None:
     assert complaint in finds_out(engine_type=mutant)
 
 

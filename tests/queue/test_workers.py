@@ -7,7 +7,7 @@ import socket
 import threading
 
 from grn.queue.channel import HEADER
-from grn.queue.workers import MOST_SPARES, SPARE_S, Attempt, Spares, Worker
+from grn.queue.workers import MAX_SPARES, SPARE_S, Attempt, Spares, Worker
 
 FIRST, SECOND = Attempt(1, 1), Attempt(2, 1)
 SHORT = {"ran_s": 0.1}
@@ -40,11 +40,11 @@ def test_the_record_of_a_long_attempt_is_kept() -> None:
 
 def test_only_some_records_are_kept_spare() -> None:
     spares = Spares()
-    for number in range(2 * MOST_SPARES):
+    for number in range(2 * MAX_SPARES):
         spares.ended(Attempt(number, 1), SHORT)
         spares.settled(Attempt(number, 1), str(number))
-    taken = [spares.take() for _ in range(2 * MOST_SPARES)]
-    assert len({one for one in taken if one}) == MOST_SPARES
+    taken = [spares.take() for _ in range(2 * MAX_SPARES)]
+    assert len({one for one in taken if one}) == MAX_SPARES
 
 
 def test_an_order_larger_than_the_line_arrives_whole() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from grn.queue.events import (
     AskLease,
+    AttemptFate,
     EndReason,
     Exit,
-    Found,
     JobSpec,
     JobState,
     Kept,
@@ -55,7 +55,7 @@ class Row:
         return (self.state, self.attempt, self.tries, self.memory, self.held, self.priority,
                 self.place, self.spared)  # fmt: skip
 
-    def kept(self, found: Found | None, lease: str) -> Kept:
+    def kept(self, found: AttemptFate | None, lease: str) -> Kept:
         spec = replace(self.spec, priority=self.priority)  # the journal has one column for both
         return Kept(spec, self.state, self.attempt, self.tries, self.memory, self.held, self.place,
                     found, lease, self.spared)  # fmt: skip

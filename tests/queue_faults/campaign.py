@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from grn import places
+from grn import paths
 from grn.errors import GrnError
 from tests.harness import wait_for
 from tests.queue_faults.ledger import Ledger
@@ -39,12 +39,12 @@ BLOWS: Blows = (
 )
 # What can be removed under a living service.
 FILES: dict[str, Callable[[], str]] = {
-    "queue socket": places.queue_socket,
-    "queue lock": lambda: os.path.join(os.path.dirname(places.queue_socket()), "lock"),
-    "queue folder": lambda: os.path.dirname(places.queue_socket()),
-    "negotiator socket": places.own_socket,
-    "negotiator lock": lambda: os.path.join(places.runtime_dir(), "lock"),
-    "runtime folder": places.runtime_dir,
+    "queue socket": paths.queue_socket,
+    "queue lock": lambda: os.path.join(os.path.dirname(paths.queue_socket()), "lock"),
+    "queue folder": lambda: os.path.dirname(paths.queue_socket()),
+    "negotiator socket": paths.own_socket,
+    "negotiator lock": lambda: os.path.join(paths.runtime_dir(), "lock"),
+    "runtime folder": paths.runtime_dir,
 }
 
 

@@ -22,7 +22,7 @@ from tests.harness import DEADLINE_S, SOURCES, Ended, Job, Story, wait_for
 # Not crun, which wants one kind of cgroups; no higher limits than a plain root may set.
 RUN = ("podman", "--runtime", "runc", "run", "--rm", "--network", "none", "--no-hosts")
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
-GRN = (sys.executable, "-c", "from grn.front.main import main; main()")
+GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
 MARK = "NO CONTAINER ENGINE"
 
 

@@ -16,13 +16,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from grn import ground, places, services
+from grn import paths
 from grn.client import trust
+from grn.daemon import lockfile
 from grn.errors import MachineError
+from grn.proc import services
 from grn.queue import __main__ as service
-from grn.queue import attempt as folders
-from grn.queue import command, disk, forker, journal, launch, logs, rows, stopping
-from grn.queue.events import Exit, Found
+from grn.queue import attempt_files as folders
+from grn.queue import (
+    command,
+    forker,
+    journal,
+    journal_file,
+    launcher,
+    output_log,
+    rows,
+    termination,
+)
+from grn.queue.events import AttemptFate, Exit
 
 _IN_FORKER = (
     "import sys; sys.path[:] = sys.argv[1:]; from tests.queue_faults import mutants;"
@@ -32,7 +43,7 @@ _IN_FORKER = (
 
 def commit_late() -> None:
     """Answer clients before their jobs are on the disk: each commit is done with the next."""
-    real_begin = disk.Transaction.__enter__
+    real_begin = journal_file.Transaction.__enter__
 
     def begin(self: Any) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -43,13 +54,13 @@ def commit_late() -> None:
         if error is not None:
             self._db.execute("ROLLBACK")
 
-    disk.Transaction.__enter__ = begin  # type: ignore[method-assign]
-    disk.Transaction.__exit__ = end  # type: ignore[method-assign]
+    journal_file.Transaction.__enter__ = begin  # type: ignore[method-assign]
+    journal_file.Transaction.__exit__ = end  # type: ignore[method-assign]
 
 
 def run_again() -> None:
     """Start anew whatever was running when the queue was killed, as if nothing had begun."""
-    launch.Launcher.find = lambda *_: Found.NOT_BEGUN  # type: ignore[method-assign]
+    launcher.Launcher.find = lambda *_: AttemptFate.NOT_BEGUN  # type: ignore[method-assign]
 
 
 def believe_number() -> None:
@@ -59,13 +70,13 @@ def believe_number() -> None:
 
 def listen_below() -> None:
     """Listen in the runtime folder, as older queues did."""
-    places.queue_socket = places.former_queue_socket
+    paths.queue_socket = paths.former_queue_socket
     service.end_former = lambda: None
 
 
 def kill_at_start() -> None:
     """Take every running job for lost after a restart, and end it."""
-    launch.Launcher.find = lambda *_: Found.LOST  # type: ignore[method-assign]
+    launcher.Launcher.find = lambda *_: AttemptFate.LOST  # type: ignore[method-assign]
 
 
 def forget_keys() -> None:
@@ -94,55 +105,55 @@ def die_unanswered() -> None:
 
 def sync_normal() -> None:
     """Do not wait for the disk at a commit."""
-    real = disk.open_file
+    real = journal_file.open_file
 
     def open_lazily(path: str) -> sqlite3.Connection:
         db = real(path)
         db.execute("PRAGMA synchronous=NORMAL")
         return db
 
-    disk.open_file = open_lazily
+    journal_file.open_file = open_lazily
 
 
 def lost_is_ok() -> None:
     """Take a job whose end nobody saw for one that ended well."""
-    real = launch.Launcher.exit_of
-    launch.Launcher.exit_of = (  # type: ignore[method-assign]
+    real = launcher.Launcher.exit_of
+    launcher.Launcher.exit_of = (  # type: ignore[method-assign]
         lambda self, attempt, said=None: real(self, attempt, said) or Exit(0)
     )
 
 
 def leave_leftovers() -> None:
     """Let the processes of a killed shim be."""
-    launch.Launcher.end_leftovers = lambda *_: 0  # type: ignore[method-assign]
+    launcher.Launcher.end_leftovers = lambda *_: 0  # type: ignore[method-assign]
 
 
 def trust_pids() -> None:
     """Take whatever process has the number of a shim for that shim."""
-    real = launch.Launcher.find
+    real = launcher.Launcher.find
 
-    def find(self: Any, attempt: Any, is_same_boot: bool) -> Found:
+    def find(self: Any, attempt: Any, is_same_boot: bool) -> AttemptFate:
         claim = folders.read_claim(self.folder(attempt))
         try:
             fd = os.pidfd_open(int((claim or "").split(" ")[0]))
         except (OSError, ValueError):
             return real(self, attempt, is_same_boot)
         self._adopted[attempt] = fd
-        return Found.ALIVE
+        return AttemptFate.ALIVE
 
-    launch.Launcher.find = find  # type: ignore[method-assign]
+    launcher.Launcher.find = find  # type: ignore[method-assign]
 
 
 def swallow_errors() -> None:
     """Go on after a failed write as if it had been a good one."""
-    real = disk.Transaction.__exit__
+    real = journal_file.Transaction.__exit__
 
     def end(self: Any, kind: Any, error: BaseException | None, trace: Any) -> bool:
         with contextlib.suppress(MachineError):
             real(self, kind, error, trace)
         return True
 
-    disk.Transaction.__exit__ = end  # type: ignore[method-assign,assignment]
+    journal_file.Transaction.__exit__ = end  # type: ignore[method-assign,assignment]
 
 
 def no_checksums() -> None:
@@ -152,8 +163,8 @@ def no_checksums() -> None:
 
 def same_boot() -> None:
     """Take every boot for this one."""
-    real = launch.Launcher.find
-    launch.Launcher.find = (  # type: ignore[method-assign]
+    real = launcher.Launcher.find
+    launcher.Launcher.find = (  # type: ignore[method-assign]
         lambda self, attempt, _is_same_boot: real(self, attempt, True)
     )
 
@@ -164,8 +175,8 @@ def never_look() -> None:
     async def rest(_self: Any, _leave: Any) -> None:
         await asyncio.Event().wait()
 
-    ground.Ground.look_after = rest  # type: ignore[method-assign]
-    ground.Ground.hold = lambda _self: None  # type: ignore[method-assign]
+    lockfile.DaemonLock.look_after = rest  # type: ignore[method-assign]
+    lockfile.DaemonLock.hold = lambda _self: None  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
@@ -192,7 +203,7 @@ def end_group() -> None:
 
     real, groups = command.start, [0]
 
-    def start(order: dict[str, Any]) -> command.Started:
+    def start(order: dict[str, Any]) -> command.StartedCommand:
         started = real(order)
         groups[0] = started.pid
         return started
@@ -202,14 +213,14 @@ def end_group() -> None:
             os.killpg(groups[0], signum)
 
     command.start = start
-    stopping.Stopping.signal_all = signal_group  # type: ignore[method-assign]
-    stopping.Stopping.end_leftovers = lambda *_: None  # type: ignore[method-assign]
+    termination.Termination.signal_all = signal_group  # type: ignore[method-assign]
+    termination.Termination.end_leftovers = lambda *_: None  # type: ignore[method-assign]
 
 
 def no_cap() -> None:
     """Keep all that a command prints."""
-    real = logs.CappedLog.__init__
-    logs.CappedLog.__init__ = (  # type: ignore[method-assign]
+    real = output_log.CappedLog.__init__
+    output_log.CappedLog.__init__ = (  # type: ignore[method-assign]
         lambda self, path, _cap: real(self, path, 1 << 50)
     )
 
@@ -243,7 +254,7 @@ def main() -> int:
     """Be the queue with the fault named."""
     name = sys.argv.pop(1)
     if name in FORKER_MUTANTS:
-        launch._FORKER_CODE = _IN_FORKER.format(name=name)
+        launcher._FORKER_CODE = _IN_FORKER.format(name=name)
     else:
         MUTANTS[name]()
     return service.main(sys.argv[1:])

@@ -21,7 +21,7 @@ from typing import Any
 
 from grn.client import pages, queue
 from grn.errors import DaemonError, GrnError
-from grn.queue import attempt as attempts
+from grn.queue import attempt_files as attempts
 from grn.queue.rows import fill_checksums
 from tests.harness import DEADLINE_S, Story, is_running, wait_for
 

@@ -17,7 +17,7 @@ from tests.queue_faults.rig import Rig, pause
 
 SHORT_KILLS, LONG_KILLS = 4, 60
 EXECS, SCRIPTS = 3, 3
-MOST_UP_S, MOST_DOWN_S = 0.8, 0.6
+MAX_UP_S, MAX_DOWN_S = 0.8, 0.6
 
 # Both run until a file says that it is enough, and leave a line for each thing done.
 EXEC_LOOP = """
@@ -75,10 +75,10 @@ class Campaign:
         self._go_on(jobs)
         chance = random.Random(seed)
         for _ in range(kills):
-            pause(chance.uniform(0, MOST_UP_S))
+            pause(chance.uniform(0, MAX_UP_S))
             assert rig.negotiator is not None
             rig.negotiator.kill()
-            pause(chance.uniform(0, MOST_DOWN_S))
+            pause(chance.uniform(0, MAX_DOWN_S))
             self._start_again()
             self._go_on(jobs)
         (self.folder / "enough").touch()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from grn import places
+from grn import paths
 from tests.harness import Ended, Story, wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.engines import GRN, Box, needed
@@ -132,7 +132,7 @@ def test_a_box_that_mounts_all_of_tmp_cannot_submit_outside(host: Rig, box: Boxe
     volumes, env = all_of(host.story), there(host.story)
     words = ("submit", *SOME, "--", "touch", str(marked(host.story)))
     assert is_refused(box(*GRN, *words, volumes=volumes, env=env).wait())
-    raw = (sys.executable, "-c", RAW, places.queue_socket(), str(marked(host.story)))
+    raw = (sys.executable, "-c", RAW, paths.queue_socket(), str(marked(host.story)))
     assert raw_is_refused(box(*raw, volumes=volumes, env=env).ended_well())
     assert host.rows() == {}
     assert not marked(host.story).exists()
@@ -185,7 +185,7 @@ def test_behind_a_wall_a_client_says_nothing_and_is_not_heard(
     host: Rig, walls: list[tuple[str, ...]]
 ) -> None:
     words = ("submit", *SOME, "--", "touch", marked(host.story))
-    raw = (sys.executable, "-c", RAW, places.queue_socket(), marked(host.story))
+    raw = (sys.executable, "-c", RAW, paths.queue_socket(), marked(host.story))
     for wall in walls:
         tries = [host.story.start(*wall, *argv) for argv in ((*GRN, *words), raw)]
         assert is_refused(tries[0].wait()), wall
@@ -208,7 +208,7 @@ def test_the_check_finds_out_a_queue_that_believes_a_user_number(rigs: Rigs) -> 
         pytest.skip("NAMESPACES ARE NOT PERMITTED")
     rig.start_negotiator()
     rig.start()
-    raw = (sys.executable, "-c", RAW, places.queue_socket(), marked(rig.story))
+    raw = (sys.executable, "-c", RAW, paths.queue_socket(), marked(rig.story))
     rig.story.start(*MOUNT, *raw)
     wait_for(marked(rig.story).exists, "an escape", PATIENCE_S)
 
@@ -220,8 +220,8 @@ def test_the_queue_of_an_older_grn_is_replaced(rigs: Rigs) -> None:
     """It listens in the runtime folder, where containers reach it: it must not live on."""
     rig = rigs("listen-below")
     older = rig.start()
-    assert Path(places.former_queue_socket()).exists()
-    assert not Path(places.queue_socket()).exists()
+    assert Path(paths.former_queue_socket()).exists()
+    assert not Path(paths.queue_socket()).exists()
     assert rig.ask("ping")["pid"] == older.pid  # `grn ls` still finds it
     rig.mutant = ""
     rig.start()
@@ -232,7 +232,7 @@ def test_the_queue_of_an_older_grn_is_replaced(rigs: Rigs) -> None:
 def test_whoever_else_listens_where_older_queues_did_is_left_alone(rig: Rig) -> None:
     if not may(*MOUNT):
         pytest.skip("NAMESPACES ARE NOT PERMITTED")
-    path = Path(places.former_queue_socket())
+    path = Path(paths.former_queue_socket())
     path.parent.mkdir(parents=True)
     code = (
         "import socket, sys; line = socket.socket(socket.AF_UNIX); line.bind(sys.argv[1]);"
@@ -258,7 +258,7 @@ def _round(host: Rig, box: Boxes, chance: random.Random, done: Counter[str]) -> 
     done[f"escape by {escape}"] += 1
     command: tuple[str, ...] = (*GRN, "submit", *SOME, "--", "touch", str(marked(host.story)))
     if escape == "raw":
-        command = (sys.executable, "-c", RAW, places.queue_socket(), str(marked(host.story)))
+        command = (sys.executable, "-c", RAW, paths.queue_socket(), str(marked(host.story)))
     outside = box(*command, volumes=all_of(host.story), env=there(host.story))
     for one in boxes:
         verb = chance.choice(("kill", "pause", "stop"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grn import processes
+from grn.proc import processes
 from tests.harness import is_running, wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig, gone, kill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn import places
+from grn import paths
 from tests.conftest import Scripts
 from tests.queue_faults.campaign import FILES, Blows, Campaign, remove
 from tests.queue_faults.conftest import Rigs
@@ -68,7 +68,7 @@ def test_a_command_waits_until_the_queue_is_reachable_again(
 
 def test_a_command_waits_until_the_negotiator_is_reachable_again(rig: Rig, script: Scripts) -> None:
     daemon = rig.start_negotiator()
-    remove(places.runtime_dir())
+    remove(paths.runtime_dir())
 
     rig.story.start(script("grn"), "exec", "--", "true").ended_well()
 

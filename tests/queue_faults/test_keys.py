@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import grn
-from grn import places, wire
+from grn import paths, wire
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import PATIENCE_S, Rig, pause
@@ -110,7 +110,7 @@ def _line() -> Iterator[socket.socket]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(PATIENCE_S)
     with sock:
-        sock.connect(places.queue_socket())
+        sock.connect(paths.queue_socket())
         yield sock
 
 

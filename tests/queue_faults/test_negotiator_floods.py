@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from grn import places, wire
+from grn import paths, wire
 from grn.client import pages
 from grn.client.connection import ask_once
+from grn.daemon.connection import MAX_KEPT_BYTES_PER_USER
+from grn.negotiator.learn.quota import MAX_BYTES_PER_USER, MAX_TYPES_PER_USER
 from grn.negotiator.pages import PAGE_ROWS
-from grn.negotiator.quota import MAX_BYTES_PER_USER, MAX_TYPES_PER_USER
-from grn.talk import MAX_KEPT_BYTES_PER_USER
 from tests.harness import wait_for
 from tests.negotiator.live import Client, a_wish, frame
 from tests.queue_faults.rig import Daemon, Rig
@@ -37,7 +37,7 @@ TYPES = 50  # of those who wait
 # Be the negotiator without the bound on what is kept for connections.
 UNBOUNDED = """
 import sys
-from grn import talk
+from grn.daemon import connection as talk
 from grn.negotiator.__main__ import main
 talk.Kept.is_over = lambda self, uid, of_connection: False
 sys.exit(main())
@@ -60,7 +60,7 @@ def beside() -> Iterator[list[float]]:
     is_over = threading.Event()
 
     def ask() -> None:
-        with Client(places.own_socket()) as client:
+        with Client(paths.own_socket()) as client:
             while not is_over.wait(0.002):
                 began = time.perf_counter()
                 assert client.is_served()
@@ -113,7 +113,7 @@ def unfinished_frames(count: int) -> int:
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
-            sock.connect(places.own_socket())
+            sock.connect(paths.own_socket())
             sock.settimeout(5.0)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 sock.sendall(almost)
@@ -134,7 +134,7 @@ def _is_open(sock: socket.socket) -> bool:
 
 def garbage_frames(count: int, chance: random.Random) -> None:
     """Send frames of random bytes; read the complaints."""
-    with Client(places.own_socket()) as client:
+    with Client(paths.own_socket()) as client:
         for _ in range(count // AT_ONCE):
             client.raw(b"".join(frame(chance.randbytes(60)) for _ in range(AT_ONCE)))
             for _ in range(AT_ONCE):
@@ -145,10 +145,10 @@ def garbage_frames(count: int, chance: random.Random) -> None:
 def many_waiting(count: int) -> Iterator[None]:
     """Let so many requests of long types wait for whole GPUs."""
     with contextlib.ExitStack() as stack:
-        holder = stack.enter_context(Client(places.own_socket()))
+        holder = stack.enter_context(Client(paths.own_socket()))
         holder.lease(gpus=4, type="holder")
         for begin in range(0, count, WAITING_PER_CONNECTION):
-            client = stack.enter_context(Client(places.own_socket()))
+            client = stack.enter_context(Client(paths.own_socket()))
             for number in range(begin, min(count, begin + WAITING_PER_CONNECTION), AT_ONCE):
                 wishes = [
                     a_wish(id=one, exclusive=True, type=f"{one % TYPES:04}" + "t" * 1020)
@@ -169,7 +169,7 @@ def long_names(number: int) -> dict[str, object]:
 
 def new_types(count: int) -> None:
     """Take leases of ever new types, many at once."""
-    with Client(places.own_socket()) as client:
+    with Client(paths.own_socket()) as client:
         for begin in range(0, count, AT_ONCE):
             ids = range(begin, begin + AT_ONCE)
             client.say(*(a_wish(id=one, **long_names(one)) for one in ids))

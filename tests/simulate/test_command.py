@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from grn.front import cli
+from grn.cli import app
 from grn.simulate import show
-from grn.simulate.policies import Figures
+from grn.simulate.policies import PolicyFigures
 from grn.simulate.replay import Replayed
 from grn.simulate.workload import Assumptions
 
 
 def grn(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
-        cli.main(["simulate", *words])
+        app.main(["simulate", *words])
     return int(left.value.code or 0)
 
 
@@ -101,5 +101,5 @@ def test_the_table_and_its_words_fit_the_terminal(width: int) -> None:
     assert ("first runs" in drawn) is (width == 200)
 
 
-def a_figure(makespan_s: float) -> Figures:
-    return Figures("grn", makespan_s, makespan_s, makespan_s, 0, 0, 0.1, 1.0, 5.0, Replayed())
+def a_figure(makespan_s: float) -> PolicyFigures:
+    return PolicyFigures("grn", makespan_s, makespan_s, makespan_s, 0, 0, 0.1, 1.0, 5.0, Replayed())

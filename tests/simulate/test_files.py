@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grn.errors import UsageError
-from grn.model.sizes import GiB
+from grn.model.units import GiB
 from grn.simulate.files import read_arrivals, read_jobs, write_jobs
 from grn.simulate.generate import arriving, generate
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import pytest
 
 from grn.errors import BadSetting, GrnError
-from grn.model.sizes import GiB
-from grn.negotiator.rules import Rules
+from grn.model.units import GiB
+from grn.negotiator.schedule.limits import Rules
 from grn.simulate.bound import lower_bound_s
-from grn.simulate.policies import POLICIES, Figures, play
-from grn.simulate.workload import LOADS_S, Assumptions, Job, parse_gpus
+from grn.simulate.policies import POLICIES, PolicyFigures, play
+from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus
 
 ASSUMED = Assumptions(beta=1.0, tick_s=5.0)
 
 
-def a_job(name: str = "a", gib: float = 2, **changes: object) -> Job:
+def a_job(name: str = "a", gib: float = 2, **changes: object) -> SimulatedJob:
     values: dict[str, object] = {"job_type": name, "arrival_s": 0.0, "solo_s": 1000.0}
-    return Job(name=name, peak_bytes=int(gib * GiB), **values | changes)  # type: ignore[arg-type]
+    return SimulatedJob(name=name, peak_bytes=int(gib * GiB), **values | changes)  # type: ignore[arg-type]
 
 
-def played(policy: str, jobs: list[Job], gpus: str = "1x24GiB", beta: float = 1.0) -> Figures:
+def played(
+    policy: str, jobs: list[SimulatedJob], gpus: str = "1x24GiB", beta: float = 1.0
+) -> PolicyFigures:
     return play(policy, jobs, parse_gpus(gpus), Assumptions(beta=beta))
 
 
@@ -110,7 +112,7 @@ def test_wrong_gpus_are_named(text: str) -> None:
 
 
 def test_a_slow_gpu_takes_longer() -> None:
-    job = Job("a", "a", 0.0, 1000.0, 10**9)
+    job = SimulatedJob("a", "a", 0.0, 1000.0, 10**9)
     slow = play("exclusive", [job], parse_gpus("1x8GB@0.5"), Assumptions())
 
     assert slow.makespan_s == pytest.approx(2000, abs=10)
@@ -118,7 +120,7 @@ def test_a_slow_gpu_takes_longer() -> None:
 
 
 def test_one_who_knows_all_keeps_types_apart_that_clash() -> None:
-    jobs = [Job(f"{n}", "same", 0.0, 1000.0, 10**9, load=0.4) for n in range(2)]
+    jobs = [SimulatedJob(f"{n}", "same", 0.0, 1000.0, 10**9, load=0.4) for n in range(2)]
     clashing = Assumptions(clashing=1.0, clash=2.5)
     found = play("all-knowing", jobs, parse_gpus("1x8GB"), clashing)
 
@@ -127,7 +129,7 @@ def test_one_who_knows_all_keeps_types_apart_that_clash() -> None:
 
 
 def test_a_clairvoyant_knows_jobs_and_not_how_gpus_share() -> None:
-    jobs = [Job(f"{n}", f"{n}", 0.0, 1000.0, 10**9, load=0.7) for n in range(3)]
+    jobs = [SimulatedJob(f"{n}", f"{n}", 0.0, 1000.0, 10**9, load=0.7) for n in range(3)]
     spans = {
         policy: play(policy, jobs, parse_gpus("1x8GB"), Assumptions(beta=0.0)).makespan_s
         for policy in ("clairvoyant", "all-knowing")
@@ -146,7 +148,7 @@ def test_a_speed_that_makes_no_sense_is_refused(text: str) -> None:
 # --- between users -------------------------------------------------------------------------
 
 
-def mean_h(figures: Figures, jobs: list[Job], user: int, arrival_s: float) -> float:
+def mean_h(figures: PolicyFigures, jobs: list[SimulatedJob], user: int, arrival_s: float) -> float:
     """Return how long the jobs of a user that came then took to their ends, in hours."""
     ranked = sorted(jobs, key=lambda job: job.arrival_s)
     times = [
@@ -157,7 +159,7 @@ def mean_h(figures: Figures, jobs: list[Job], user: int, arrival_s: float) -> fl
     return sum(times) / len(times) / 3600
 
 
-def some_jobs(user: int, count: int, arrival_s: float) -> list[Job]:
+def some_jobs(user: int, count: int, arrival_s: float) -> list[SimulatedJob]:
     facts = {"job_type": f"t{user}", "solo_s": 1800.0, "user": user, "arrival_s": arrival_s}
     return [a_job(f"{user}-{arrival_s}-{n}", 20, **facts) for n in range(count)]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from grn.cli.web.queries import Facts
 from grn.client.connection import ask_once
-from grn.client.watching import Watch
-from grn.front.web.facts import Facts
+from grn.client.state_mirror import StateMirror
 from tests.harness import wait_for
 from tests.queue.daemon import Queue, a_queue
 
@@ -16,7 +16,7 @@ def reason_of(job: int, queue: Queue) -> str:
     return str(row["why"])
 
 
-def page_of(watch: Watch) -> tuple[list[str], list[str]]:
+def page_of(watch: StateMirror) -> tuple[list[str], list[str]]:
     """Return the reasons in both tables of the page."""
     watch.wait(0.1)
     now = Facts().now(watch.picture)
@@ -33,7 +33,7 @@ def test_a_reason_changes_with_what_is_free() -> None:
         wait_for(lambda: len(ask_once({"op": "status"})["status"]["leases"]) == 2, "two leases")
         job = queue.submit("--gpus", "2", "--mem", "300MiB", "--", "true")
         wait_for(lambda: "has the most free" in reason_of(job, queue), "the first reason")
-        with Watch() as watch:
+        with StateMirror() as watch:
             wait_for(lambda: "has the most free" in "".join(page_of(watch)[1]), "a page")
             queue.gate("one").open()
             wait_for(lambda: len(ask_once({"op": "status"})["status"]["leases"]) == 1, "a free GPU")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grn import places
+from grn import paths
 from tests.harness import wait_for
 from tests.queue.daemon import SMALL, Queue, a_queue, being_here
 
@@ -88,7 +88,7 @@ def test_a_binary_name_of_a_program_that_is_not_there(queue: Queue) -> None:
 def test_garbage_on_the_socket_harms_nobody(queue: Queue, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(60)
-        line.connect(places.queue_socket())
+        line.connect(paths.queue_socket())
         line.sendall(data)
         if len(data) > 4 and data != struct.pack(">I", 10):
             assert b"error" in line.recv(65536)

@@ -1,13 +1,13 @@
-"""What tests of a crew need around it: tasks from a list, and an ear that remembers."""
+"""What tests of a runner need around it: tasks from a list, and an ear that remembers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from grn.sweep.crew import Crew
-from grn.sweep.roles import Slots
+from grn.sweep.protocols import Slots
+from grn.sweep.runner import Runner
 from grn.sweep.slots import FixedSlots
-from grn.sweep.task import Ended, Slot, Task
+from grn.sweep.task import CommandEnd, Slot, Task
 
 
 def sh(line: str, number: int = 1, **more: object) -> Task:
@@ -38,17 +38,17 @@ class Listed:
 class Ear:
     """Remembers all it hears, and does with each end what a test wants."""
 
-    def __init__(self, on_end: Callable[[Crew, Ended], None] | None = None) -> None:
+    def __init__(self, on_end: Callable[[Runner, CommandEnd], None] | None = None) -> None:
         self.starts: list[tuple[str, str]] = []  # label and slot
-        self.ends: list[Ended] = []
-        self._on_end = on_end or (lambda crew, ended: None)
+        self.ends: list[CommandEnd] = []
+        self._on_end = on_end or (lambda runner, ended: None)
 
-    def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
         self.starts.append((task.label, slot.name))
 
-    def ended(self, crew: Crew, ended: Ended) -> None:
+    def ended(self, runner: Runner, ended: CommandEnd) -> None:
         self.ends.append(ended)
-        self._on_end(crew, ended)
+        self._on_end(runner, ended)
 
     @property
     def statuses(self) -> dict[str, int]:
@@ -58,10 +58,10 @@ class Ear:
 def run(
     tasks: Iterable[Task],
     slots: Slots | Sequence[str] = ("0", "1"),
-    on_end: Callable[[Crew, Ended], None] | None = None,
+    on_end: Callable[[Runner, CommandEnd], None] | None = None,
 ) -> Ear:
     """Run tasks to their end and return what was heard of them."""
     ear = Ear(on_end)
     places = FixedSlots(slots) if isinstance(slots, Sequence) else slots
-    Crew(places, Listed(tasks), ear).run()
+    Runner(places, Listed(tasks), ear).run()
     return ear

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
+from grn.cli.commands.sweep import take_values
 from grn.errors import UsageError
-from grn.front.sweep import take_values
+from tests.cli.live import GRN, Shell
 from tests.conftest import Negotiators
-from tests.front.live import GRN, Shell
 from tests.harness import Ended, Story, wait_for
 
 TRAIN = """

@@ -183,7 +183,7 @@ def test_a_sweep_starts_a_negotiator_if_there_is_none(story: Story) -> None:
     story.env["GRN_GPUS"] = "virtual:1x512MiB"
     rows = rows_of(story, what="true {x}", parameters={"x": [1]})
     assert [row["state"] for row in rows] == ["finished"]
-    story.start(sys.executable, "-c", "from grn.front.main import main; main()", "stop").wait()
+    story.start(sys.executable, "-c", "from grn.cli.main import main; main()", "stop").wait()
     wait_for(lambda: not list(story.left_behind()), "the end of the negotiator")
 
 
@@ -197,7 +197,7 @@ def test_a_negotiator_that_was_started_for_a_sweep_outlives_its_interruption(sto
     job.signal(signal.SIGINT)
     assert "KeyboardInterrupt" in job.wait().err
     assert ask_once({"op": "ping"})["pid"]
-    grn = (sys.executable, "-c", "from grn.front.main import main; main()")
+    grn = (sys.executable, "-c", "from grn.cli.main import main; main()")
     assert story.start(*grn, "stop").wait().code == 0
     wait_for(lambda: not list(story.left_behind()), "the end of the negotiator")
 

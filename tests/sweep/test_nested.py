@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grn.sweep.nested import Nested
-from grn.sweep.task import Grant, Needs, Slot, Task
+from grn.sweep.task import Needs, Slot, SlotGrant, Task
 
 
 def task(number: int, gpus: int = 1) -> Task:
@@ -17,11 +17,11 @@ def nested(visible: str, *gpus: int) -> Nested:
     return found
 
 
-def slots(grants: list[Grant]) -> list[Slot]:
+def slots(grants: list[SlotGrant]) -> list[Slot]:
     return [grant.slot for grant in grants if grant.slot is not None]
 
 
-def numbers(grants: list[Grant]) -> list[int]:
+def numbers(grants: list[SlotGrant]) -> list[int]:
     return [grant.task.number for grant in grants]
 
 

@@ -10,25 +10,27 @@ from typing import Any
 import pytest
 
 from grn.sweep.best import rank
-from grn.sweep.folders import About, Run, State
+from grn.sweep.chart_data import MAX_DRAWN, ChartData, axis, draw
+from grn.sweep.manifest import About, RunManifest, RunState
 from grn.sweep.page import page, write_page
-from grn.sweep.picture import MOST_DRAWN, Picture, axis, draw
 from grn.sweep.plot import write_png
 from grn.sweep.results import Table
 
 EVIL = "<script>alert(1)</script>\"'&$x^2$\x1b[31m"
 
 
-def a_picture(points: list[dict[str, Any]], name: str = "s", metric: str = "loss") -> Picture:
+def a_picture(points: list[dict[str, Any]], name: str = "s", metric: str = "loss") -> ChartData:
     """Draw a sweep; the value of a point is its metric, else its number is."""
     runs = []
     for number, point in enumerate(points):
         params = {key: value for key, value in point.items() if key != "value"}
         result = {metric: point.get("value", number)}
-        made = Run(f"r{number}", str(number), number, params, State.FINISHED, result=result)
+        made = RunManifest(
+            f"r{number}", str(number), number, params, RunState.FINISHED, result=result
+        )
         runs.append(made)
     names = tuple(runs[0].params)
-    runs.append(Run("bad", "bad", len(runs), {}, State.FAILED, trouble="x"))
+    runs.append(RunManifest("bad", "bad", len(runs), {}, RunState.FAILED, trouble="x"))
     about = About(name, f"cmd {name}", False, names, 0.0)
     table = Table(runs, names)
     ranking = rank(table, about)
@@ -175,7 +177,7 @@ def test_a_png_is_written_whole(tmp_path: Path) -> None:
 
 def test_a_huge_sweep_makes_a_page_of_a_sane_size(tmp_path: Path) -> None:
     picture = a_picture([{"x": n, "y": -n} for n in range(5000)])
-    assert len(picture.rows) == MOST_DRAWN
+    assert len(picture.rows) == MAX_DRAWN
     assert picture.is_partial
     write_page(picture, str(tmp_path / "p.html"))
     assert (tmp_path / "p.html").stat().st_size < 3_000_000

@@ -12,14 +12,14 @@ import pytest
 
 from grn.errors import UsageError
 from grn.sweep.best import is_large_good, rank
-from grn.sweep.folders import About, Run, State, plain
+from grn.sweep.manifest import About, RunManifest, RunState, plain
 from grn.sweep.results import NoResult, Table, from_file, from_output, from_value, last_line
 
 ABOUT = About("s", "cmd", False, ("x",), 0.0)
 
 
-def a_run(x: Any, state: State = State.FINISHED, /, **result: Any) -> Run:
-    return Run(f"x={x}", str(x), int(x), {"x": x}, state, result=result)
+def a_run(x: Any, state: RunState = RunState.FINISHED, /, **result: Any) -> RunManifest:
+    return RunManifest(f"x={x}", str(x), int(x), {"x": x}, state, result=result)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_empty_table_is_a_table() -> None:
 
 
 def test_the_best_come_first_and_what_failed_does_not_count() -> None:
-    runs = [a_run("1", acc=0.1), a_run("2", acc=0.9), a_run("3", State.FAILED, acc=5.0)]
+    runs = [a_run("1", acc=0.1), a_run("2", acc=0.9), a_run("3", RunState.FAILED, acc=5.0)]
     table = Table([*runs, a_run("4", acc="high"), a_run("5", acc=True)], ["x"])
     ranking = rank(table, ABOUT)
     assert ranking is not None

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from grn.errors import UsageError
-from grn.sweep.folders import Run, State
+from grn.sweep.manifest import RunManifest, RunState
 from grn.sweep.names import fingerprint, folder_name
 from grn.sweep.plan import Plan, make
 from grn.sweep.sampler import OptunaFeed
 from grn.sweep.slots import FixedSlots
 from grn.sweep.space import Point
-from grn.sweep.study import Study
 from grn.sweep.sweep import Sweep
+from grn.sweep.sweep_run import Study
 
 CODE = "import json,sys; x=float(sys.argv[1]); print(json.dumps(dict(y=(x-3)**2)))"
 
@@ -32,9 +32,9 @@ def a_plan(**options: Any) -> Plan:
     return make({**given, **options})
 
 
-def a_run(point: Point, y: float | None, state: State = State.FINISHED) -> Run:
+def a_run(point: Point, y: float | None, state: RunState = RunState.FINISHED) -> RunManifest:
     result = {} if y is None else {"y": y}
-    return Run(folder_name(point), fingerprint(point), 1, dict(point), state, result=result)
+    return RunManifest(folder_name(point), fingerprint(point), 1, dict(point), state, result=result)
 
 
 def all_of(feed: OptunaFeed) -> list[Point]:
@@ -83,7 +83,7 @@ def test_a_search_goes_on_with_what_it_knew() -> None:
 
 def test_an_interrupted_trial_is_run_first_and_a_failed_one_is_not_counted() -> None:
     left, bad = {"x": "1.5", "o": "b"}, {"x": "2", "o": "b"}
-    known = [a_run(left, None, State.INTERRUPTED), a_run(bad, None, State.FAILED)]
+    known = [a_run(left, None, RunState.INTERRUPTED), a_run(bad, None, RunState.FAILED)]
     feed = OptunaFeed(a_plan(trials=2), known, lambda: 1)
     assert feed.left == 2
     assert feed.next_point() == left
@@ -94,7 +94,7 @@ def test_a_trial_without_the_metric_has_failed() -> None:
     point = feed.next_point()
     assert point is not None
     told = feed.heard(a_run(point, None))
-    assert (told.state, told.trouble) == (State.FAILED, "it gave no number 'y'")
+    assert (told.state, told.trouble) == (RunState.FAILED, "it gave no number 'y'")
 
 
 def test_a_small_space_is_not_run_twice() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from grn.sweep.held import shares
+from grn.sweep.slot_leases import shares
 from grn.sweep.slots import FixedSlots
-from grn.sweep.task import Ended, Slot
+from grn.sweep.task import CommandEnd, Slot
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
 from tests.sweep.crew_parts import run, sh
@@ -37,7 +37,7 @@ def test_slots_are_a_stack() -> None:
     assert not slots.has_room()  # one is kept at hand, no more
     assert granted(slots) == []
     for name in "ab":
-        slots.give(Ended(sh("true"), Slot(name, {}), 0, 0.0, 0.0), None)
+        slots.give(CommandEnd(sh("true"), Slot(name, {}), 0, 0.0, 0.0), None)
     assert granted(slots) == ["b"]
 
 
@@ -88,7 +88,7 @@ def test_what_is_used_is_held_to_the_end_and_then_free(negotiator: Negotiators) 
     ear = run(
         [sh("true 1"), sh("true 2"), sh("true 3")],
         FixedSlots(["0", "2,1"]),
-        lambda crew, ended: seen.append(held(here)),
+        lambda runner, ended: seen.append(held(here)),
     )
 
     assert set(ear.statuses.values()) == {0}
@@ -120,7 +120,7 @@ def test_a_gpu_in_use_is_passed_over_while_another_is_free(
 def test_gpus_that_the_negotiator_does_not_know_are_simply_used(negotiator: Negotiators) -> None:
     here = negotiator("virtual:1x256MiB")
     seen: list[list[list[int]]] = []
-    ear = run([sh("true")], FixedSlots(["9"]), lambda crew, ended: seen.append(held(here)))
+    ear = run([sh("true")], FixedSlots(["9"]), lambda runner, ended: seen.append(held(here)))
 
     assert ear.starts == [("true", "9")]
     assert seen == [[]]

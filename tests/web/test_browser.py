@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from grn.model.sizes import show_size
+from grn.model.units import show_size
 from tests.harness import wait_for
 
 pytestmark = pytest.mark.slow

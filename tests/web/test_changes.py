@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from grn.front.web.changes import LISTS, changes
+from grn.cli.web.diff import LISTS, changes
 
 
 def a_picture(**changed):

@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 
-from grn.front.web.guard import LOOPBACK, Guard
+from grn.cli.web.security import LOOPBACK, RequestGuard
 
 PORT = 8642
 GOOD = {"host": "127.0.0.1:8642"}
 
 
 @pytest.fixture
-def guard() -> Guard:
-    return Guard(PORT)
+def guard() -> RequestGuard:
+    return RequestGuard(PORT)
 
 
 def test_a_link_opens_one_session_and_no_more(guard):

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 
-from grn import places, wire
+from grn import paths, wire
 from grn.client import trust
 from grn.errors import (
     DaemonError,
@@ -137,7 +137,7 @@ def garbled() -> ProtocolError | None:
         return None
     path, user = _others[0]
     return ProtocolError(
-        f"the negotiator at {path} (user {places.user_name(user)})"
+        f"the negotiator at {path} (user {paths.user_name(user)})"
         " does not speak the protocol of this grn.",
         "It may be of another version, or none of grn's: see GRN_TRUSTED_USERS.",
     )
@@ -148,12 +148,12 @@ _met: set[str] = set()  # where this process, or one it was forked from, has rea
 
 def has_met() -> bool:
     """True when a negotiator has answered here before: one that is away now may come back."""
-    return places.own_socket() in _met
+    return paths.own_socket() in _met
 
 
 def forget_met() -> None:
     """Expect no negotiator here any more."""
-    _met.discard(places.own_socket())
+    _met.discard(paths.own_socket())
 
 
 def connect() -> Connection:
@@ -164,7 +164,7 @@ def connect() -> Connection:
 def call() -> socket.socket:
     """Return a socket to the negotiator of this machine, unless it is an impostor's."""
     doubts: NotTrusted | None = None
-    for path in places.sockets_to_try():
+    for path in paths.sockets_to_try():
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(path)
@@ -175,11 +175,11 @@ def call() -> socket.socket:
         if doubt is None:
             user = trust.user_of(sock)
             _others[:] = [] if user in (0, os.getuid()) else [(path, user)]
-            _met.add(places.own_socket())
+            _met.add(paths.own_socket())
             return sock
         doubts = doubts or doubt
         sock.close()
-    raise doubts or DaemonNotRunning(places.own_socket())
+    raise doubts or DaemonNotRunning(paths.own_socket())
 
 
 def drive(steps: Steps[Result]) -> Result:
@@ -231,7 +231,7 @@ def _ask_once(message: Message) -> Steps[Message]:
             "It may be stopped or overloaded; `grn doctor` tells more.",
         ) from error
     except ConnectionError as error:
-        raise DaemonNotRunning(places.own_socket()) from error
+        raise DaemonNotRunning(paths.own_socket()) from error
     finally:
         connection.close()
     return answer

@@ -6,10 +6,11 @@ import os
 import subprocess
 import time
 
-from grn import places, processes
+from grn import paths
 from grn.client.connection import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
-from grn.startup import own_module, service_environment
+from grn.interpreter import own_module, service_environment
+from grn.proc import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
 READY_S = 30.0  # a driver that was not in use takes seconds to come up
 
 
-class Started:
+class DaemonProcess:
     """A process of grn's that this process has started."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_path: str) -> None:
@@ -57,11 +58,11 @@ def who_answers() -> dict[str, object] | None:
         return None
 
 
-def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
+def start_aside(what: str, argv: list[str], *, is_detached: bool) -> DaemonProcess:
     """Start `what` beside us and return when it is ready, or raise with its reason."""
-    log_path = os.path.join(places.state_dir(), f"{what}.log")
+    log_path = os.path.join(paths.state_dir(), f"{what}.log")
     try:
-        os.makedirs(places.state_dir(), mode=0o700, exist_ok=True)
+        os.makedirs(paths.state_dir(), mode=0o700, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise MachineError(
@@ -92,10 +93,10 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> Started:
         reason = line.removeprefix("error: ") or f"it ended with status {process.returncode}"
         kind = _TROUBLES.get(process.returncode, MachineError)
         raise kind(f"the {what} did not start: {reason}", f"Its log is {log_path}.")
-    return Started(process, log_path)
+    return DaemonProcess(process, log_path)
 
 
-def start_or_find_negotiator(argv: list[str]) -> Started | None:
+def start_or_find_negotiator(argv: list[str]) -> DaemonProcess | None:
     """Start a negotiator aside; None when somebody else was faster, once theirs answers."""
     try:
         return start_aside("negotiator", argv, is_detached=True)

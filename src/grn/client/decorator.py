@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
     from grn.client.lease import Lease
-    from grn.model.again import Had
+    from grn.model.oom_retry import Had
 
     Arguments = ParamSpec("Arguments")
     Result = TypeVar("Result", covariant=True)
@@ -196,7 +196,7 @@ class _Managed:
         """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
         from grn.client.fingerprint import of_function
         from grn.client.lease import wish
-        from grn.model.again import Had
+        from grn.model.oom_retry import Had
 
         names = self._names()
         if names != self._wished_as:  # the same at nearly every call
@@ -244,7 +244,7 @@ class _Retries:
 
     def out_of_memory(self, is_victim: bool) -> bool:
         """Note that a try ran out of memory; True if it is to be repeated."""
-        from grn.model.again import again
+        from grn.model.oom_retry import again
 
         self.next = again(self._had, is_victim, self._most)
         return self.next is not None
@@ -338,7 +338,7 @@ class _Attempt:
 
 
 def _facts(code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    from grn.client.facts import worth_learning
+    from grn.client.job_features import worth_learning
 
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
     return worth_learning([*zip(names, args, strict=False), *kwargs.items()])

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from grn import places
+from grn import paths
 from grn.client import queue
 from grn.client.call import name_of, pack
 from grn.client.submit import exit_code_of, submit
@@ -81,7 +81,7 @@ class _Call:
     """One call on its way: its folder and its future."""
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        parent = os.path.join(places.state_dir(), "calls")
+        parent = os.path.join(paths.state_dir(), "calls")
         os.makedirs(parent, mode=0o700, exist_ok=True)
         self.folder = tempfile.mkdtemp(dir=parent)
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-MOST_BYTES = 1 << 20  # of a script; what is longer is data
+MAX_BYTES = 1 << 20  # of a script; what is longer is data
 FIRST_WORDS = 8  # of a command: its script is among them
 _SCRIPTS = (".py", ".sh")
 
@@ -53,7 +53,7 @@ def told(words: Sequence[str], folder: str = "") -> dict[str, str]:
 def _of_file(path: str) -> str:
     try:
         seen = os.stat(path)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size > MOST_BYTES:
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_BYTES:
             return ""
         return _of_content(path, seen.st_mtime_ns, seen.st_size)
     except (OSError, ValueError):  # a name with a null in it
@@ -63,7 +63,7 @@ def _of_file(path: str) -> str:
 @functools.lru_cache(maxsize=256)  # a thousand commands of one batch run the same script
 def _of_content(path: str, _changed_at: int, _size: int) -> str:
     with open(path, "rb") as file:
-        return f"{crc32(file.read(MOST_BYTES)):08x}"
+        return f"{crc32(file.read(MAX_BYTES)):08x}"
 
 
 def _spelled(code: CodeType, doc: str | None = None) -> str:

@@ -13,8 +13,8 @@ import sys
 
 from grn.client import frameworks
 from grn.client.connection import IDLE, Connection, connect, drive, drive_async, garbled
+from grn.client.gpu_environment import SURROUNDINGS
 from grn.client.retry import Retry, through_restarts
-from grn.client.surroundings import SURROUNDINGS
 from grn.errors import DaemonNotRunning, GrnError, ProtocolError, UsageError
 
 TYPE_CHECKING = False
@@ -325,7 +325,7 @@ def wish(job_type: str, label: str, **asked: Any) -> Message:
         "exclusive": bool(asked.get("exclusive", False)),
     }
     if asked.get("mem") is not None:
-        from grn.model.sizes import parse_size
+        from grn.model.units import parse_size
 
         message["mem"] = parse_size(asked["mem"])
     return message

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from grn import places, wire
+from grn import paths, wire
 from grn.client import trust
 from grn.client.connection import ANSWER_S, Connection, drive
 from grn.errors import (
@@ -42,7 +42,7 @@ def connect(*, may_start: bool = True) -> Connection:
                 raise
             return former
     from grn.client.daemons import start_aside, until_answered
-    from grn.startup import own_module
+    from grn.interpreter import own_module
 
     try:
         start_aside("queue", own_module("grn.queue"), is_detached=True)
@@ -128,13 +128,13 @@ def end_former() -> None:
 def _former() -> Connection | None:
     """Return a line to the queue of an older grn; whoever else listens there is not heard."""
     try:
-        return _connect_now(places.former_queue_socket())
+        return _connect_now(paths.former_queue_socket())
     except (DaemonNotRunning, NotAllowed):
         return None
 
 
 def _connect_now(path: str = "") -> Connection:
-    path = path or places.queue_socket()
+    path = path or paths.queue_socket()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(ANSWER_S)
     try:

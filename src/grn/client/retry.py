@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 
-from grn import places
+from grn import paths
 from grn.client import connection
 from grn.errors import DaemonError, DaemonNotRunning
 
@@ -88,4 +88,4 @@ def _given_up(error: OSError) -> DaemonError:
             f"the negotiator did not answer within {PATIENCE_S:.0f} s.",
             "It may be stopped or overloaded; `grn doctor` tells more.",
         )
-    return DaemonNotRunning(places.own_socket())
+    return DaemonNotRunning(paths.own_socket())

@@ -6,7 +6,7 @@ import os
 import sys
 
 from grn import wire
-from grn.client import facts, fingerprint, queue
+from grn.client import fingerprint, job_features, queue
 from grn.errors import JobFailed, UsageError
 
 TYPE_CHECKING = False
@@ -116,12 +116,12 @@ def wanted(
     """Return one job of a submit."""
     is_shell = argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3
     told = argv[2].split() if is_shell else argv
-    full, label = facts.command_type(told, cwd or "") if told else ("sh", "sh")
+    full, label = job_features.command_type(told, cwd or "") if told else ("sh", "sh")
     message: Message = {
         "argv": [wire.spelled(word) for word in argv],
         "type": _text("type", job_type) if job_type else (_text("", full)[-1024:] or "?"),
         "label": _text("", job_type or label)[-256:] or "?",
-        "args": facts.of_command(told),
+        "args": job_features.of_command(told),
         **fingerprint.told(told, cwd or ""),
     }
     if name:
@@ -144,7 +144,7 @@ def request(**options: Any) -> Message:
     }
     mem = options.pop("mem", None)
     if mem is not None:
-        from grn.model.sizes import parse_size
+        from grn.model.units import parse_size
 
         message["mem"] = parse_size(mem)
     time_limit = options.pop("time_limit", None)

@@ -13,7 +13,7 @@ import socket
 import struct
 
 from grn.errors import NotAllowed, NotTrusted
-from grn.places import user_name
+from grn.paths import user_name
 
 SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")

@@ -1,6 +1,6 @@
 """`simple_gpu_scheduler`: commands from standard input, one per line, each on a GPU of its own.
 
-Translates lines to tasks and slots; running them is the crew's work.
+Translates lines to tasks and slots; running them is the runner's work.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import signal
 import sys
 
 from grn.errors import GrnError, MachineError, UsageError
-from grn.sweep.crew import Crew
-from grn.sweep.lines import Lines, shell_argv
+from grn.sweep.line_reader import LineReader, shell_argv
+from grn.sweep.runner import Runner
 from grn.sweep.slots import FixedSlots
 from grn.sweep.task import Task
 
@@ -19,10 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from grn.sweep.task import Ended, Slot
+    from grn.sweep.task import CommandEnd, Slot
 
 NAME = "simple_gpu_scheduler"
-MOST_FAILURES = 20  # so many are listed at the end
+MAX_FAILURES = 20  # so many are listed at the end
 _SHOWN_BYTES = 200  # of a command that failed
 
 
@@ -32,16 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     gpus, is_strict = _plain(words) or _parse(words)
     try:
         _check_files()
-        report, lines = Report(), Lines(0)
+        report, lines = Report(), LineReader(0)
         slots = FixedSlots(_slot_names(gpus), NAME, _complain)
-        crew = Crew(slots, Commands(lines), report)
-        crew.run()
+        runner = Runner(slots, Commands(lines), report)
+        runner.run()
     except GrnError as error:
         _complain(str(error))
         return error.exit_code
-    report.summarise(crew.stopped_by)
-    if crew.stopped_by:
-        _die_of(crew.stopped_by)
+    report.summarise(runner.stopped_by)
+    if runner.stopped_by:
+        _die_of(runner.stopped_by)
     if lines.trouble:
         _complain(lines.trouble)
         return MachineError.exit_code
@@ -93,7 +93,7 @@ def _slot_names(gpus: list[str]) -> list[str]:
 class Commands:
     """The commands among the lines: no blank ones, no comments."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LineReader) -> None:
         self._lines = lines
         self._count = 0
         self.fileno = lines.fileno
@@ -120,19 +120,19 @@ class Report:
     def __init__(self) -> None:
         self._count = 0
         self.failures = 0
-        self._first_failures: list[Ended] = []
+        self._first_failures: list[CommandEnd] = []
 
-    def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
         """Say what starts where, at once."""
         text = f"Processing command `{task.label}` on gpu {slot.name}\n"
         _say(1, os.fsencode(text))
 
-    def ended(self, crew: Crew, ended: Ended) -> None:
+    def ended(self, runner: Runner, ended: CommandEnd) -> None:
         """Remember how it went."""
         self._count += 1
         if ended.status:
             self.failures += 1
-            if self.failures <= MOST_FAILURES:
+            if self.failures <= MAX_FAILURES:
                 self._first_failures.append(ended)
 
     def summarise(self, stopped_by: int) -> None:
@@ -144,12 +144,12 @@ class Report:
             return
         lines = [f"{self.failures} of {self._count} commands failed:"]
         lines += [f"  {_how(ended)}: {_shown(ended)}" for ended in self._first_failures]
-        if self.failures > MOST_FAILURES:
-            lines.append(f"  ... and {self.failures - MOST_FAILURES} more")
+        if self.failures > MAX_FAILURES:
+            lines.append(f"  ... and {self.failures - MAX_FAILURES} more")
         _complain("\n".join(lines))
 
 
-def _how(ended: Ended) -> str:
+def _how(ended: CommandEnd) -> str:
     if ended.trouble:
         return f"not started ({ended.trouble})"
     if ended.status < 0:
@@ -157,7 +157,7 @@ def _how(ended: Ended) -> str:
     return f"exit status {ended.status}"
 
 
-def _shown(ended: Ended) -> str:
+def _shown(ended: CommandEnd) -> str:
     text = ended.task.label.replace("\0", "\\0")
     return text if len(text) <= _SHOWN_BYTES else f"{text[:_SHOWN_BYTES]} ..."
 
@@ -176,7 +176,7 @@ def _say(fd: int, data: bytes) -> None:
 
 
 def _check_files() -> None:
-    """See that the standard files are open, lest the crew's own take their numbers."""
+    """See that the standard files are open, lest the runner's own take their numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

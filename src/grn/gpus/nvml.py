@@ -14,7 +14,7 @@ from grn.gpus import trees
 from grn.gpus.nvml_pipe import (
     CannotOpen,
     Figures,
-    Found,
+    FoundGpu,
     HelperLost,
     HelperSilent,
     Joined,
@@ -22,7 +22,7 @@ from grn.gpus.nvml_pipe import (
     LeftOut,
     Patience,
 )
-from grn.gpus.nvml_watch import Watch
+from grn.gpus.nvml_watch import NvmlWatch
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, Link, LinkKind, ProcessUse, Reading
 
@@ -47,7 +47,7 @@ _REMEDY: dict[str | int, str] = {
 
 
 @dataclass(slots=True)
-class _Run:
+class _Reads:
     """The processes of one lease, and those that were on a GPU before it began."""
 
     pids: set[int]
@@ -72,14 +72,14 @@ class NvmlProbe:
     ) -> None:
         patience = Patience(open_s=open_s, read_s=deadline_s)
         self._open_s = open_s
-        self._watch = Watch(patience, (restart_s, longest_restart_s), dict(env or {}))
+        self._watch = NvmlWatch(patience, (restart_s, longest_restart_s), dict(env or {}))
         self._lock = asyncio.Lock()
         self._gpus: tuple[Gpu, ...] = ()
         self._left_out = 0  # GPUs that did not answer at the start
         self._all_answer = False
         self._trees = trees.Trees()
         self._on_gpus: frozenset[int] = frozenset()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _Reads] = {}
         self._past_peaks: dict[int, dict[str, int]] = {}  # pid -> uuid -> bytes
 
     @property
@@ -138,7 +138,7 @@ class NvmlProbe:
     def begin(self, placement: Placement) -> None:
         """Note who was on a GPU before a lease began: only a later peak is its own."""
         pids = {placement.holder.pid} if placement.holder else set()
-        self._runs[placement.lease] = _Run(pids, self._on_gpus)
+        self._runs[placement.lease] = _Reads(pids, self._on_gpus)
 
     @property
     def keeps_peaks(self) -> bool:
@@ -245,7 +245,7 @@ def _links(pairs: Sequence[Joined]) -> dict[str, tuple[Link, ...]]:
     return links
 
 
-def _gpu(found: Found, links: tuple[Link, ...]) -> Gpu:
+def _gpu(found: FoundGpu, links: tuple[Link, ...]) -> Gpu:
     return Gpu(
         uuid=found.uuid,
         index=found.index,

@@ -24,7 +24,7 @@ _LISTS = (
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
 _LIST_TRIES = 4  # a burst of starts between sizing and reading makes the list too long again
-_LARGEST_BYTES = 1 << 50
+_MAX_BYTES = 1 << 50
 _ALL_ONES = (1 << 64) - 1
 _LONGEST_NAME = 80
 
@@ -101,14 +101,14 @@ class Nvml:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DeviceMemory:
     """Memory of one GPU. `total_bytes` leaves out the driver's reserve where it is known."""
 
     total_bytes: int
     free_bytes: int
 
 
-def memory(nvml: Nvml, handle: object) -> Memory:
+def memory(nvml: Nvml, handle: object) -> DeviceMemory:
     """Read the memory of a GPU, by the newer call where there is one that makes sense."""
     if nvml.has_memory_v2:
         try:
@@ -121,10 +121,10 @@ def memory(nvml: Nvml, handle: object) -> Memory:
     return _checked(int(raw.total), int(raw.free))
 
 
-def _checked(total_bytes: int, free_bytes: int) -> Memory:
-    if not 0 < total_bytes <= _LARGEST_BYTES or not 0 <= free_bytes <= total_bytes:
+def _checked(total_bytes: int, free_bytes: int) -> DeviceMemory:
+    if not 0 < total_bytes <= _MAX_BYTES or not 0 <= free_bytes <= total_bytes:
         raise DriverError(GARBAGE)
-    return Memory(total_bytes, free_bytes)
+    return DeviceMemory(total_bytes, free_bytes)
 
 
 def load_pct(nvml: Nvml, handle: object) -> int | None:
@@ -200,7 +200,7 @@ def peaks(nvml: Nvml, handle: object, pids: list[int]) -> Iterator[tuple[int, in
             value = _known(nvml.call("nvmlDeviceGetAccountingStats", handle, pid).maxMemoryUsage)
         except DriverError:
             continue
-        if value is not None and 0 < value <= _LARGEST_BYTES:
+        if value is not None and 0 < value <= _MAX_BYTES:
             yield pid, value
 
 

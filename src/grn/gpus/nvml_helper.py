@@ -23,7 +23,7 @@ from grn.gpus.nvml_calls import DriverError, Nvml
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class DeviceSlot:
     """One open GPU or MIG slice; `index` is that of the card it is on."""
 
     uuid: str
@@ -74,7 +74,7 @@ class Session:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._nvml: Nvml | None = None
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, DeviceSlot] = {}
 
     def serve(self, request: Mapping[str, object]) -> None:
         """Carry out one request."""
@@ -122,7 +122,7 @@ class Session:
         text = "nonsense from the driver" if error.code < 0 else nvml.error_text(error.code)
         self._answers.say("left-out", index=index, code=error.code, text=text)
 
-    def _add(self, slot: Slot) -> None:
+    def _add(self, slot: DeviceSlot) -> None:
         self._slots[slot.uuid] = slot
         self._answers.say(
             "found",
@@ -173,9 +173,9 @@ def load() -> Nvml:
     return Nvml(module)
 
 
-def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> Slot:
+def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> DeviceSlot:
     """Learn the fixed facts of one GPU or slice."""
-    return Slot(
+    return DeviceSlot(
         uuid=nvml_calls.uuid(nvml, handle),
         index=index,
         model=nvml_calls.model(nvml, handle),
@@ -187,7 +187,7 @@ def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> Slot
     )
 
 
-def read(nvml: Nvml, slot: Slot) -> dict[str, object]:
+def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
     """Read one GPU once: its figures, or the code of the error that kept them back."""
     try:
         memory = nvml_calls.memory(nvml, slot.handle)

@@ -12,8 +12,8 @@ from itertools import combinations
 
 from grn.gpus.nvml_calls import DriverError, Nvml
 
-MOST_CARDS = 64  # beyond, there are too many pairs to ask for
-_MOST_LANES = 36
+MAX_CARDS = 64  # beyond, there are too many pairs to ask for
+_MAX_LANES = 36
 _NVLINK = 2  # what nvmlDeviceGetP2PStatus is asked about
 _ONE_SIDE = 20  # up to here two GPUs meet in PCIe switches,
 _ONE_NODE = 40  # up to here at one processor
@@ -41,7 +41,7 @@ class Joined:
 
 def joined(nvml: Nvml, cards: Sequence[Card]) -> Iterator[Joined]:
     """Yield all pairs of GPUs that are near each other."""
-    if len(cards) > MOST_CARDS:
+    if len(cards) > MAX_CARDS:
         return
     places = {card.uuid: _bus(nvml, card.handle) for card in cards}
     lanes = {card.uuid: _lanes(nvml, card.handle) for card in cards}
@@ -69,7 +69,7 @@ def _bus(nvml: Nvml, handle: object) -> Bus | None:
 def _lanes(nvml: Nvml, handle: object) -> Counter[Bus]:
     """Count the active NVLinks of a GPU by where they lead."""
     found: Counter[Bus] = Counter()
-    for lane in range(_MOST_LANES):
+    for lane in range(_MAX_LANES):
         try:
             if nvml.call("nvmlDeviceGetNvLinkState", handle, lane) == 1:
                 far = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, lane)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from grn.startup import own_module
+from grn.interpreter import own_module
 
 _COMMAND = own_module("grn.gpus.nvml_helper")
 _GOODBYE_S = 3.0
@@ -55,7 +55,7 @@ class CannotOpen(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundGpu:
     """One GPU or MIG slice, open in the helper."""
 
     uuid: str
@@ -106,7 +106,7 @@ class Joined:
     lanes: int
 
 
-Fact = Found | LeftOut | Figures | Peak | Joined
+Fact = FoundGpu | LeftOut | Figures | Peak | Joined
 Line = dict[str, object]
 
 
@@ -115,7 +115,7 @@ class Launched:
     """A helper with its GPUs open and read once."""
 
     helper: Helper
-    found: tuple[Found, ...]
+    found: tuple[FoundGpu, ...]
     left_out: tuple[LeftOut, ...]
     skipped: frozenset[int]  # indices that were not touched
     figures: tuple[Figures, ...]
@@ -268,7 +268,7 @@ async def launch(
     helper = await spawn(env)
     try:
         facts = [f async for f in helper.ask({"do": "open", "skip": [*skip]}, patience.open_s)]
-        found = tuple(fact for fact in facts if isinstance(fact, Found))
+        found = tuple(fact for fact in facts if isinstance(fact, FoundGpu))
         uuids = [gpu.uuid for gpu in found if wanted is None or gpu.uuid in wanted]
         figures = await read(helper, uuids, patience.read_s)
     except HelperLost:
@@ -288,8 +288,8 @@ async def read(helper: Helper, uuids: Sequence[str], silence_s: float) -> list[F
     return [fact async for fact in answer if isinstance(fact, Figures)]
 
 
-def _found(line: Line) -> Found:
-    return Found(
+def _found(line: Line) -> FoundGpu:
+    return FoundGpu(
         uuid=str(line["uuid"]),
         index=_whole(line["index"]),
         model=str(line["model"]),

@@ -52,7 +52,7 @@ class Backoff:
         self.stuck = None
 
 
-class Watch:
+class NvmlWatch:
     """The helper in use, and the one that looks whether more can be had.
 
     Retries run in a second helper beside the first, the scout. It takes over only when it sees no

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grn.gpus.probe import Placement
+from grn.interpreter import SERVICE
 from grn.model.job import Holder
-from grn.startup import SERVICE
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -25,7 +25,7 @@ _NUMBERS = re.compile(rb"^NSpid:([\s\d]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TreeProcess:
     """One process at one moment."""
 
     pid: int
@@ -36,13 +36,13 @@ class Process:
     cpu_ticks: int
 
 
-def read_process(pid: int) -> Process | None:
+def read_process(pid: int) -> TreeProcess | None:
     """Return one process, None when it is gone (or only its exit status is left)."""
     text = _read(pid, "stat")
     fields = text[text.rfind(b")") + 2 :].split(None, 22)
     if len(fields) < 22 or fields[0] in (b"Z", b"X"):
         return None
-    return Process(
+    return TreeProcess(
         pid=pid,
         parent=int(fields[1]),
         session=int(fields[3]),
@@ -52,10 +52,10 @@ def read_process(pid: int) -> Process | None:
     )
 
 
-def read_all(known: Mapping[int, Process] | None = None) -> dict[int, Process]:
+def read_all(known: Mapping[int, TreeProcess] | None = None) -> dict[int, TreeProcess]:
     """Return all processes that can be seen; those in `known` are not read again."""
     known = known or {}
-    found: dict[int, Process] = {}
+    found: dict[int, TreeProcess] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             pid = int(name)
@@ -65,9 +65,9 @@ def read_all(known: Mapping[int, Process] | None = None) -> dict[int, Process]:
     return found
 
 
-def read_chains(pids: Iterable[int]) -> dict[int, Process]:
+def read_chains(pids: Iterable[int]) -> dict[int, TreeProcess]:
     """Return some processes with all their ancestors: much less to read than all there are."""
-    found: dict[int, Process] = {}
+    found: dict[int, TreeProcess] = {}
     for pid in pids:
         while pid > 1 and pid not in found:
             process = read_process(pid)
@@ -217,7 +217,7 @@ class Trees:
         self._tags: dict[Holder, tuple[str, int]] = {}
 
     def members(
-        self, processes: Mapping[int, Process], placements: Sequence[Placement]
+        self, processes: Mapping[int, TreeProcess], placements: Sequence[Placement]
     ) -> dict[int, tuple[str, ...]]:
         """Return pid -> leases for all of `processes` that work for a lease."""
         roots = _roots(processes, placements)
@@ -231,7 +231,7 @@ class Trees:
     def _answer(
         self,
         pid: int,
-        processes: Mapping[int, Process],
+        processes: Mapping[int, TreeProcess],
         roots: Mapping[int, tuple[str, ...]],
         live: Mapping[str, int | None],
         answers: dict[int, tuple[str, ...]],
@@ -255,7 +255,9 @@ class Trees:
             answers[member] = leases
         return leases
 
-    def _known(self, process: Process, live: Mapping[str, int | None]) -> tuple[str, ...] | None:
+    def _known(
+        self, process: TreeProcess, live: Mapping[str, int | None]
+    ) -> tuple[str, ...] | None:
         """Return the leases of a process, none for a daemon, None when its parent decides."""
         holder = Holder(process.pid, process.started_ticks)
         kept = tuple(lease for lease in self._remembered.get(holder, ()) if lease in live)
@@ -270,7 +272,7 @@ class Trees:
         return (tag,) if tag in live and live[tag] in (None, user) else None
 
     def _remember(
-        self, processes: Mapping[int, Process], answers: Mapping[int, tuple[str, ...]]
+        self, processes: Mapping[int, TreeProcess], answers: Mapping[int, tuple[str, ...]]
     ) -> None:
         present = {Holder(process.pid, process.started_ticks) for process in processes.values()}
         self._tags = {holder: tag for holder, tag in self._tags.items() if holder in present}
@@ -303,7 +305,7 @@ def _size_in(status: bytes, name: bytes) -> int | None:
 
 
 def _roots(
-    processes: Mapping[int, Process], placements: Sequence[Placement]
+    processes: Mapping[int, TreeProcess], placements: Sequence[Placement]
 ) -> dict[int, tuple[str, ...]]:
     roots: dict[int, tuple[str, ...]] = {}
     for placement in placements:

@@ -14,10 +14,10 @@ from grn.gpus import trees
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import Gpu, GpuKind, Link, LinkKind, ProcessUse, Reading
 from grn.model.job import Holder
-from grn.model.sizes import parse_size
+from grn.model.units import parse_size
 
 _SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*([^/]+)(?:/nvlink=(\d{1,4}))?\s*", re.IGNORECASE)
-MOST_GPUS = 1024
+MAX_GPUS = 1024
 ALL_AGAIN_S = 10.0  # a pid may come to name another process
 
 
@@ -29,7 +29,7 @@ def parse_virtual(spec: str) -> list[Gpu]:
     gpus: list[Gpu] = []
     for part in spec.split("+"):
         found = _SPEC.fullmatch(part)
-        if not found or not 1 <= int(found[1]) <= MOST_GPUS - len(gpus):
+        if not found or not 1 <= int(found[1]) <= MAX_GPUS - len(gpus):
             raise BadSetting(
                 f"'{spec}' does not describe virtual GPUs.", "Write it like 4x8GiB or 2x512MiB."
             )
@@ -61,7 +61,7 @@ class VirtualProbe:
         self._memories = trees.Memories()
         self._cpu_ticks: dict[Holder, int] = {}
         self._looked_at = time.monotonic()
-        self._strangers: dict[int, trees.Process] = {}
+        self._strangers: dict[int, trees.TreeProcess] = {}
         self._read_all_at = self._looked_at
         self._baseline: dict[str, int] = {}
 
@@ -118,7 +118,7 @@ class VirtualProbe:
 
     def _look_around(
         self, placements: Sequence[Placement]
-    ) -> tuple[dict[int, trees.Process], dict[int, tuple[str, ...]]]:
+    ) -> tuple[dict[int, trees.TreeProcess], dict[int, tuple[str, ...]]]:
         """Read who is there and works for a lease; strangers, who are many, only now and then."""
         now = time.monotonic()
         if now - self._read_all_at >= ALL_AGAIN_S:
@@ -136,7 +136,7 @@ class VirtualProbe:
     def _read(
         self,
         gpu: Gpu,
-        processes: Mapping[int, trees.Process],
+        processes: Mapping[int, trees.TreeProcess],
         members: Mapping[int, tuple[str, ...]],
         homes: Mapping[str, tuple[str, ...]],
         loads: Mapping[int, float],
@@ -153,7 +153,7 @@ class VirtualProbe:
         return Reading(gpu.uuid, used_bytes=used, load_pct=min(100.0, load_pct), uses=tuple(uses))
 
     def _loads(
-        self, processes: Mapping[int, trees.Process], members: Mapping[int, tuple[str, ...]]
+        self, processes: Mapping[int, trees.TreeProcess], members: Mapping[int, tuple[str, ...]]
     ) -> dict[int, float]:
         now = time.monotonic()
         passed_s = max(now - self._looked_at, 0.001)

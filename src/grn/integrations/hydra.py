@@ -25,7 +25,7 @@ from hydra.core.utils import (
 )
 from omegaconf import open_dict
 
-from grn.client.facts import of_command
+from grn.client.job_features import of_command
 from grn.integrations.pool import Call, Pool, RemoteTraceback
 
 log = logging.getLogger(__name__)

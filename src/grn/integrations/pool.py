@@ -23,11 +23,11 @@ from typing import Any
 
 from grn.client.call import name_of, pack
 from grn.client.daemons import ensure_negotiator
-from grn.client.facts import worth_learning
 from grn.client.fingerprint import of_function
+from grn.client.job_features import worth_learning
 from grn.client.lease import type_and_label, wish
 from grn.errors import JobFailed, UsageError
-from grn.model.again import Had, again
+from grn.model.oom_retry import Had, again
 
 IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
 GRACE_S = 5.0
@@ -48,7 +48,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallReply:
     """What a process says of its call before its answer, which may be unreadable."""
 
     is_good: bool
@@ -187,7 +187,7 @@ def facts_of(
 class _Answer:
     """What a call gave, or what it raised."""
 
-    def __init__(self, told: Told, value: Any) -> None:
+    def __init__(self, told: CallReply, value: Any) -> None:
         self.is_good = told.is_good
         self.is_out_of_memory = told.is_out_of_memory
         self.is_victim = told.is_victim
@@ -197,7 +197,7 @@ class _Answer:
 def _answer(folder: str, label: str, status: int) -> _Answer:
     """Read what a process has left; one that left nothing has failed."""
     path = os.path.join(folder, ANSWER_FILE)
-    told = Told(False)
+    told = CallReply(False)
     try:
         with open(path, "rb") as file:
             told = pickle.load(file)
@@ -207,10 +207,10 @@ def _answer(folder: str, label: str, status: int) -> _Answer:
         end = f"signal {-status}" if status < 0 else f"exit status {status}"
         failure = f"the process of {label} ended with {end} and gave no answer."
         code = status if status >= 0 else 128 - status
-        return _Answer(Told(False), JobFailed(failure, code))
+        return _Answer(CallReply(False), JobFailed(failure, code))
     except Exception as error:  # an answer may break in any way where it is put together
         failure = f"the answer of {label} cannot be read: {error!r}.\n{told.text}".strip()
-        return _Answer(Told(False), JobFailed(failure, 1))
+        return _Answer(CallReply(False), JobFailed(failure, 1))
     if told.text:
         value.__cause__ = RemoteTraceback(told.text)
     return _Answer(told, value)

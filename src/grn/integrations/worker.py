@@ -19,7 +19,7 @@ from typing import Any
 
 from grn.client import frameworks
 from grn.client.lease import Lease
-from grn.integrations.pool import ANSWER_FILE, GRACE_S, REQUEST_FILE, Told
+from grn.integrations.pool import ANSWER_FILE, GRACE_S, REQUEST_FILE, CallReply
 
 
 def main(folder: str) -> int:
@@ -34,7 +34,7 @@ def main(folder: str) -> int:
     lease = Lease(message, is_expected=True)  # the pool has made sure of a negotiator
     try:
         with lease:
-            _leave(folder, Told(True), _call(folder))  # what it gave may live on the GPU
+            _leave(folder, CallReply(True), _call(folder))  # what it gave may live on the GPU
     except Exception as error:  # whatever the call raises goes back to whoever asked for it
         _leave_failure(folder, error, lease.is_victim)
         return 1
@@ -51,7 +51,7 @@ def _call(folder: str) -> Any:
 
 def _leave_failure(folder: str, error: Exception, is_victim: bool) -> None:
     is_out = frameworks.is_out_of_memory(error)
-    told = Told(False, is_out, is_victim, traceback.format_exc())
+    told = CallReply(False, is_out, is_victim, traceback.format_exc())
     error.__cause__ = error.__context__ = error.__traceback__ = None  # the text tells of them
     try:
         _leave(folder, told, error)
@@ -59,7 +59,7 @@ def _leave_failure(folder: str, error: Exception, is_victim: bool) -> None:
         _leave(folder, told, RuntimeError(repr(error)))
 
 
-def _leave(folder: str, told: Told, answer: object) -> None:
+def _leave(folder: str, told: CallReply, answer: object) -> None:
     import cloudpickle
 
     temporary = os.path.join(folder, ANSWER_FILE + ".tmp")

@@ -17,25 +17,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grn import __version__, daemon_log, settings
+from grn import __version__, settings
+from grn.daemon import capped_log
+from grn.daemon.lockfile import DaemonLock, boot_id, mounts, state_folder
 from grn.errors import GrnError
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.gpus.visible import restrict
-from grn.ground import Ground, boot_id, mounts, state_folder
 from grn.model.job import Policy
 from grn.negotiator.engine import Engine
-from grn.negotiator.ledger import Guard
 from grn.negotiator.loop import Loop
-from grn.negotiator.rules import Rules
-from grn.negotiator.server import Limits, Server
+from grn.negotiator.schedule.ledger import Guard
+from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.server import Server, ServerLimits
+from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store
 from grn.negotiator.verbs import VERBS
-from grn.negotiator.weights import weights
 
 log = logging.getLogger("grn.negotiator")
-_MOST_FILES = 1 << 20
+_MAX_FILES = 1 << 20
 _OWN_FILES = 128
 _TIDY_S = 60.0
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _log_to_stderr(arguments.log, arguments.debug)
     try:
         chosen = settings.load({"gpus": arguments.gpus, "idle_exit_s": arguments.idle_exit_s})
-        with Ground() as ground:
+        with DaemonLock() as ground:
             asyncio.run(_serve(chosen, ground, arguments))
     except GrnError as error:
         _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.Namespace) -> None:
+async def _serve(
+    chosen: settings.Settings, ground: DaemonLock, arguments: argparse.Namespace
+) -> None:
     probe = _probe(chosen)
     try:
         await _serve_gpus(probe, chosen, ground, arguments)
@@ -74,7 +77,7 @@ async def _serve(chosen: settings.Settings, ground: Ground, arguments: argparse.
 
 
 async def _serve_gpus(
-    probe: GpuProbe, chosen: settings.Settings, ground: Ground, arguments: argparse.Namespace
+    probe: GpuProbe, chosen: settings.Settings, ground: DaemonLock, arguments: argparse.Namespace
 ) -> None:
     inventory = _restricted(await probe.start())
     folder, note = state_folder(mounts())
@@ -127,15 +130,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _limits(chosen: settings.Settings) -> Limits:
+def _limits(chosen: settings.Settings) -> ServerLimits:
     """Leave descriptors for our own work, and half of the connections to other users."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard if hard != resource.RLIM_INFINITY else _MOST_FILES, _MOST_FILES)
+    wanted = min(hard if hard != resource.RLIM_INFINITY else _MAX_FILES, _MAX_FILES)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
         soft = max(soft, wanted)
     most = max(8, (soft - _OWN_FILES) // 2)  # two for each client: its socket, its pidfd
-    return Limits(
+    return ServerLimits(
         min(chosen.connections_per_user, most // 2),
         chosen.waiting_per_user,
         chosen.context_bytes,
@@ -156,7 +159,7 @@ def _restricted(inventory: Inventory) -> Inventory:
 
 
 def _announce(
-    inventory: Inventory, ground: Ground, folder: str, note: str, arguments: argparse.Namespace
+    inventory: Inventory, ground: DaemonLock, folder: str, note: str, arguments: argparse.Namespace
 ) -> None:
     banner = BANNER.format(version=__version__, socket=ground.socket_path, state=folder)
     print(banner, file=sys.stderr, flush=True)
@@ -202,7 +205,7 @@ async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event
 
 
 def _log_to_stderr(path: str | None, is_debug: bool) -> None:
-    daemon_log.begin(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
+    capped_log.begin(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     # What no line of ours shows is not looked up for each of them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -16,7 +16,7 @@ import msgspec
 
 log = logging.getLogger(__name__)
 FILE_NAME = "audit.jsonl"
-MOST_BYTES = 4 << 20  # of one file; the one before is kept as well
+MAX_BYTES = 4 << 20  # of one file; the one before is kept as well
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -37,7 +37,7 @@ class Audit:
             fd = os.open(self._path, flags, 0o600)
             try:
                 os.write(fd, _encode({**row, "result": result}) + b"\n")
-                is_full = os.fstat(fd).st_size >= MOST_BYTES
+                is_full = os.fstat(fd).st_size >= MAX_BYTES
             finally:
                 os.close(fd)
             if is_full:

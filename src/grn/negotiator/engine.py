@@ -10,8 +10,6 @@ from dataclasses import replace
 
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.job import Request
-from grn.negotiator import learn
-from grn.negotiator.blame import Verdict
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -21,6 +19,7 @@ from grn.negotiator.events import (
     Grant,
     HolderChanged,
     HolderGone,
+    JobStarted,
     Lease,
     LeaseState,
     LookSoon,
@@ -31,36 +30,40 @@ from grn.negotiator.events import (
     Sampled,
     SaveLease,
     SaveWaiting,
-    Started,
     Stopping,
     TellWaiting,
     Wait,
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.grant import USUAL_S, Granter
-from grn.negotiator.holdings import Holdings
-from grn.negotiator.load import Loads
-from grn.negotiator.memory import CHANCE, Memory
-from grn.negotiator.order import Waiting
-from grn.negotiator.place import Need, pinned
-from grn.negotiator.refuse import refusal
-from grn.negotiator.returning import Returning
-from grn.negotiator.rules import Rules
-from grn.negotiator.runs import Runs
-from grn.negotiator.shares import Shares, class_of
-from grn.negotiator.usage import Usage
-from grn.negotiator.waitlist import Waitlist
+from grn.negotiator.learn import profiling
+from grn.negotiator.learn.blame import Verdict
+from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.runs import Runs
+from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
+from grn.negotiator.schedule.admission import refusal
+from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.fair_share import Shares, class_of
+from grn.negotiator.schedule.grant import USUAL_S, Granter
+from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.order import Waiting
+from grn.negotiator.schedule.placement import Need, pinned
+from grn.negotiator.schedule.reconnects import Returning
+from grn.negotiator.schedule.usage import Usage
+from grn.negotiator.schedule.wait_queue import Waitlist
 
 
 class Engine:
     """The negotiator's mind."""
 
     def __init__(
-        self, rules: Rules | None = None, memory: Memory | None = None, loads: Loads | None = None
+        self,
+        rules: Rules | None = None,
+        memory: TypeProfiles | None = None,
+        loads: Loads | None = None,
     ) -> None:
         self.rules = rules or Rules()
-        self.memory = memory or Memory()
+        self.memory = memory or TypeProfiles()
         self.loads = loads or Loads()
         self.usage = Usage(self.rules.share_half_life_s, self.rules.weights)
         self._shares = Shares(self.rules, self.usage)
@@ -102,7 +105,7 @@ class Engine:
             return list(self._withdrawn(event))
         if isinstance(event, HolderChanged):
             return list(self._holder_changed(event))
-        if isinstance(event, Started):
+        if isinstance(event, JobStarted):
             return list(self._started(event))
         if isinstance(event, Stopping):
             return list(self.usage.to_save(event.at, is_last=True))
@@ -136,7 +139,7 @@ class Engine:
         """Return how many users who wait go first, since they have had less."""
         return self._shares.before(user, at)
 
-    def watch(self, lease_id: str) -> learn.Watch:
+    def watch(self, lease_id: str) -> profiling.RunWatch:
         """Return what has been seen of a running job."""
         return self._holdings.watches[lease_id]
 
@@ -166,7 +169,7 @@ class Engine:
 
     # --- one method per event ------------------------------------------------------------
 
-    def _started(self, event: Started) -> Iterator[Action]:
+    def _started(self, event: JobStarted) -> Iterator[Action]:
         readings = {reading.uuid: reading for reading in event.readings}
         self._runs.wall_offset_s = event.wall_offset_s
         for gpu in event.gpus:
@@ -281,7 +284,7 @@ class Engine:
 
     def _move_users(self, at: float) -> None:
         """Let those who have had more than was thought go after others, and the other way."""
-        self.waitlist.move(self._shares.update(at), _MOST_MOVED)
+        self.waitlist.move(self._shares.update(at), _MAX_MOVED)
 
     def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
         self._returning.take(event.key)
@@ -306,7 +309,7 @@ class Engine:
             return
         self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
-        self.waitlist.learned(lease.request.job_type, _MOST_MOVED)
+        self.waitlist.learned(lease.request.job_type, _MAX_MOVED)
         yield from self._runs.drop(lease)
         yield from self._drop_types()
         if not all(self.books[uuid].is_virtual for uuid in lease.gpus):
@@ -322,7 +325,7 @@ class Engine:
             return
         self.usage.ended(lease.id, event.at)
         yield from self._runs.ended(lease, event)
-        self.waitlist.learned(lease.request.job_type, _MOST_MOVED)
+        self.waitlist.learned(lease.request.job_type, _MAX_MOVED)
         yield from self._drop_types()
         draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=event.outcome)
         self._holdings.replace(draining)
@@ -350,7 +353,7 @@ class Engine:
         self.loads.forget(event.job_type)
         if self.memory.forget(event.job_type):
             yield DropProfile(event.job_type)
-            self.waitlist.learned(event.job_type, _MOST_MOVED)
+            self.waitlist.learned(event.job_type, _MAX_MOVED)
             yield from self._schedule(event.at)
 
     def _drop_types(self) -> Iterator[Action]:
@@ -378,7 +381,7 @@ class Engine:
                 self.usage.follow(lease.id, self._holdings.share_of(lease), at)
         if self._shares.are_several():
             self._move_users(at)
-        self.waitlist.sort(_MOST_MOVED)
+        self.waitlist.sort(_MAX_MOVED)
         yield from self.usage.to_save(at)
 
     # --- what follows from an event ------------------------------------------------------
@@ -406,7 +409,7 @@ class Engine:
 
 
 _NEVER = float("-inf")
-_MOST_MOVED = 64  # groups whose turns are changed at once: some 8 us each
+_MAX_MOVED = 64  # groups whose turns are changed at once: some 8 us each
 _RESIDUE_S = 5.0
 _RESTARTING = Wait(
     WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"

@@ -75,7 +75,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class JobStarted:
     """The negotiator came up: the GPUs it manages and what it remembers."""
 
     at: float
@@ -154,7 +154,7 @@ class Stopping:
 
 
 Event = (
-    Started
+    JobStarted
     | Requested
     | Withdrawn
     | HolderChanged

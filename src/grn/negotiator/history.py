@@ -10,16 +10,16 @@ from itertools import islice
 from typing import NamedTuple
 
 from grn.model.outcome import LEASE_OUTCOMES, Outcome
-from grn.negotiator import report
+from grn.negotiator import views
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Lease, LeaseState
 
 STEP_S = 1.0  # from one kept sample to the next
 RECENT = 120  # samples of a GPU that are kept one by one
 MINUTES = 1440  # a day of them, of each GPU
-MOST_POINTS = 128  # of one curve: when it is full, every two points become one
-MOST_CURVES = 4096
-MOST_ENDS = 1000
+MAX_POINTS = 128  # of one curve: when it is full, every two points become one
+MAX_CURVES = 4096
+MAX_ENDS = 1000
 ENDS_WITH_CURVES = 200
 
 Point = tuple[int | None, float | None]  # memory in use, load
@@ -38,7 +38,7 @@ class Curve:
     def add(self, at: float, used_bytes: int | None) -> None:
         """Add one sample; a point is the highest of all samples in its time."""
         place = max(0, int((at - self.began_at) / self.step_s))
-        while place >= MOST_POINTS:
+        while place >= MAX_POINTS:
             self._halve()
             place //= 2
         values = self.values
@@ -80,7 +80,7 @@ class GpuPast:
         self._minute.append(point)
 
 
-class End(NamedTuple):
+class LeaseEnd(NamedTuple):
     """How one lease ended."""
 
     lease: Lease
@@ -96,7 +96,7 @@ class History:
     def __init__(self) -> None:
         self.gpus: dict[str, GpuPast] = {}
         self.curves: dict[str, Curve] = {}
-        self.ends: deque[End] = deque(maxlen=MOST_ENDS)
+        self.ends: deque[LeaseEnd] = deque(maxlen=MAX_ENDS)
         self.sampled_at = float("-inf")
         self.ended_in_all = 0  # since the negotiator started
         self._counted: dict[Outcome, int] = dict.fromkeys(LEASE_OUTCOMES, 0)
@@ -116,17 +116,17 @@ class History:
                 continue
             curve = self.curves.get(lease.id)
             if curve is None:
-                if len(self.curves) >= MOST_CURVES:
+                if len(self.curves) >= MAX_CURVES:
                     continue
                 curve = self.curves[lease.id] = Curve(lease.granted_at)
-            curve.add(at, report.used_by(engine, lease))
+            curve.add(at, views.used_by(engine, lease))
 
     def ended(self, lease: Lease, at: float, outcome: Outcome, peak_bytes: int | None) -> None:
         """Keep how a lease ended, and its curve for a while."""
         self.ended_in_all += 1
-        self.ends.append(End(lease, at, outcome, peak_bytes, self.ended_in_all))
+        self.ends.append(LeaseEnd(lease, at, outcome, peak_bytes, self.ended_in_all))
         self._uncounted += 1
-        if self._uncounted == MOST_ENDS:
+        if self._uncounted == MAX_ENDS:
             self.outcomes()
         lease_id = lease.request.lease
         if lease_id in self.curves:
@@ -141,9 +141,9 @@ class History:
         self._uncounted = 0
         return {outcome.lease_word: count for outcome, count in self._counted.items()}
 
-    def ended_since(self, number: int) -> list[End]:
+    def ended_since(self, number: int) -> list[LeaseEnd]:
         """Return the ends after the one of that number, oldest first."""
-        found: list[End] = []
+        found: list[LeaseEnd] = []
         for end in reversed(self.ends):
             if end.number <= number:
                 break

@@ -26,6 +26,7 @@ from grn.negotiator.events import (
     Event,
     Grant,
     HolderGone,
+    JobStarted,
     Lease,
     LeaseState,
     LookSoon,
@@ -33,7 +34,6 @@ from grn.negotiator.events import (
     Released,
     Sampled,
     SaveGpu,
-    Started,
     Stopping,
     TellWaiting,
     WantBack,
@@ -45,7 +45,7 @@ from grn.negotiator.store import Store
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
-MOST_ENDS = 1000
+MAX_ENDS = 1000
 REPORT_S = 0.5
 COMMAND_S = 2.0
 
@@ -64,7 +64,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class LeaseSettled:
     """How a lease ended in the negotiator's eyes; no outcome when it knows nothing of it."""
 
     outcome: Outcome | None
@@ -93,7 +93,7 @@ class Loop:
         self._bereaved: set[str] = set()  # leases whose holder is gone since the last look
         self._survivors: dict[str, tuple[Holder, ...]] = {}  # what their holders left behind
         self._lines: set[str] = set()  # leases whose holder asked itself, over a line still open
-        self._ends: dict[str, Settled] = {}  # how the last leases ended, for late askers
+        self._ends: dict[str, LeaseSettled] = {}  # how the last leases ended, for late askers
         self._tellers: dict[str, Teller] = {}  # lease -> who can end its job and run it again
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
         self._releasing: set[asyncio.Task[None]] = set()
@@ -116,7 +116,7 @@ class Loop:
         now = self.now()
         offset_s = time.time() - now
         self.tell(
-            Started(
+            JobStarted(
                 now, inventory.gpus, inventory.readings, saved.leases, waiting, saved.profiles,
                 offset_s, saved.uses, saved.numbers,
             )
@@ -198,7 +198,7 @@ class Loop:
         text = "this request was taken back."
         self._carry_out(Refuse(key, text, code="UsageError"))
 
-    def release(self, lease_id: str, ending: Ending, then: Callable[[Settled], None]) -> None:
+    def release(self, lease_id: str, ending: Ending, then: Callable[[LeaseSettled], None]) -> None:
         """End a lease, at once where its peak is known, else after a last look at it."""
         lease = self.engine.leases[lease_id]
         if lease_id in self._overflowed and ending.outcome is Outcome.FAILED:
@@ -233,7 +233,7 @@ class Loop:
             if lease and lease.request.holder and not trees.is_alive(lease.request.holder):
                 self._conclude(lease_id)
 
-    def end_of(self, lease_id: str) -> Settled | None:
+    def end_of(self, lease_id: str) -> LeaseSettled | None:
         """Return how a lease of late ended when its holder could not say so itself."""
         return self._ends.get(lease_id)
 
@@ -382,7 +382,7 @@ class Loop:
         log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.lease_word)
         peak = self.engine.watch(lease_id).peak_bytes or None
         self._ends[lease_id] = self._settled(lease, Ending(outcome), peak)
-        if len(self._ends) > MOST_ENDS:
+        if len(self._ends) > MAX_ENDS:
             del self._ends[next(iter(self._ends))]
         self.history.ended(lease, self.now(), outcome, peak)
         self._bereaved.add(lease_id)
@@ -415,7 +415,7 @@ class Loop:
         return self._probe.keeps_peaks or self.engine.watch(lease.id).rose_at is None
 
     async def _release_later(
-        self, lease_id: str, ending: Ending, then: Callable[[Settled], None]
+        self, lease_id: str, ending: Ending, then: Callable[[LeaseSettled], None]
     ) -> None:
         """Look once more before the end: a job shorter than the pace of looking has no sample."""
         lease = self.engine.leases[lease_id]
@@ -428,10 +428,10 @@ class Loop:
             if lease_id in self.engine.leases:
                 self._release_now(lease, ending, peak, then)
             else:
-                then(Settled(ending.outcome))
+                then(LeaseSettled(ending.outcome))
 
     def _release_now(
-        self, lease: Lease, ending: Ending, exact: int | None, then: Callable[[Settled], None]
+        self, lease: Lease, ending: Ending, exact: int | None, then: Callable[[LeaseSettled], None]
     ) -> None:
         is_virtual = self._kind_of(lease) is GpuKind.VIRTUAL
         reported = ending.resident_bytes if is_virtual else ending.gpu_peak_bytes
@@ -447,12 +447,12 @@ class Loop:
             self.holders.unwatch(holder)
         log.info("action=release lease=%s outcome=%s", lease.id, ending.outcome.lease_word)
 
-    def _settled(self, lease: Lease, ending: Ending, peak: int | None) -> Settled:
+    def _settled(self, lease: Lease, ending: Ending, peak: int | None) -> LeaseSettled:
         """Return how a lease ended; where memory ran out, whose fault it was."""
         is_alone = not self.engine.is_sharing(lease)
         if ending.outcome is Outcome.OUT_OF_MEMORY:
             verdict = self.engine.verdict(lease, peak, ending.asked_bytes)
-            return Settled(
+            return LeaseSettled(
                 ending.outcome,
                 is_alone,
                 peak,
@@ -460,7 +460,7 @@ class Loop:
                 verdict.text,
                 verdict.has_larger,
             )
-        return Settled(ending.outcome, is_alone, peak)
+        return LeaseSettled(ending.outcome, is_alone, peak)
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from grn.negotiator import report
+from grn.negotiator import views
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Lease
-from grn.negotiator.report import Row
+from grn.negotiator.views import Row
 
 PAGE_ROWS = 100
 PROFILE_ROWS = 25  # each has twenty runs
@@ -36,15 +36,15 @@ class Pages:
             return self._following(at, *_parts(after))
         engine = self._engine
         is_whole = max(len(engine.leases), len(engine.waitlist)) <= PAGE_ROWS
-        row = report.status(engine, at, PAGE_ROWS)
+        row = views.status(engine, at, PAGE_ROWS)
         return row, None if is_whole else f"{self._latest + 1}.0"
 
     def why(self, name: str, at: float, after: Cursor | None) -> tuple[list[Row], Cursor | None]:
         """Return a page of all that a name may mean."""
         begin = _parts(after)[1] if after else 0
         end = begin + PAGE_ROWS
-        found = report.all_meant(self._engine, name)
-        return [report.meant(self._engine, one, at) for one in found[begin:end]], _next(
+        found = views.all_meant(self._engine, name)
+        return [views.meant(self._engine, one, at) for one in found[begin:end]], _next(
             0, end, len(found)
         )
 
@@ -54,8 +54,8 @@ class Pages:
         """Return a page of what was learned."""
         begin = _parts(after)[1] if after else 0
         end = begin + PROFILE_ROWS
-        found = report.profiles_of(self._engine, job_type)
-        return [report.profile(self._engine, one) for one in found[begin:end]], _next(
+        found = views.profiles_of(self._engine, job_type)
+        return [views.profile(self._engine, one) for one in found[begin:end]], _next(
             0, end, len(found)
         )
 
@@ -65,7 +65,7 @@ class Pages:
         leases = list(self._leases(entries))
         waiting = list(self._waiting(entries, at))
         shown = {
-            "leases": [report.lease(self._engine, one, at) for one in leases],
+            "leases": [views.lease(self._engine, one, at) for one in leases],
             "waiting": waiting,
         }
         return shown, _next(number, begin + PAGE_ROWS, len(order))
@@ -84,7 +84,7 @@ class Pages:
         for place, key in entries:
             one = self._engine.waitlist.find(key) if place else None
             if one is not None:
-                yield report.waiting(self._engine, one, place, at)
+                yield views.waiting(self._engine, one, place, at)
 
     def _order(self, number: int) -> tuple[int, list[Entry]]:
         """Return an order by its number; one to come is made now, one forgotten is the latest."""

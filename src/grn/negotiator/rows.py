@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from grn.database import checksum, is_intact
+from grn.daemon.database import checksum, is_intact
 from grn.model.job import Argument
 from grn.model.profile import Run
-from grn.negotiator import learn
 from grn.negotiator.events import (
     DropLease,
     DropProfile,
@@ -24,6 +23,7 @@ from grn.negotiator.events import (
     SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.learn import profiling
 
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 
@@ -122,7 +122,7 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
         db.execute(
             "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE job_type = ? AND model = ?"
             " ORDER BY id DESC LIMIT -1 OFFSET ?)",
-            (action.job_type, action.model, learn.RUNS_KEPT),
+            (action.job_type, action.model, profiling.RUNS_KEPT),
         )
 
 

@@ -15,25 +15,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn import wire
+from grn.daemon.connection import (
+    MAX_KEPT_BYTES,
+    MAX_KEPT_BYTES_PER_USER,
+    ConnectionSettings,
+    Service,
+    Talk,
+    Verbs,
+)
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.gpus import trees
 from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
-from grn.negotiator import messages, report
+from grn.negotiator import views
 from grn.negotiator.audit import Audit
 from grn.negotiator.events import Grant, Lease, LeaseState, Refuse, TellWaiting, Withdrawn
-from grn.negotiator.followers import Followers
 from grn.negotiator.holders import peer_of
-from grn.negotiator.loop import Ending, Loop, Settled
+from grn.negotiator.loop import Ending, LeaseSettled, Loop
 from grn.negotiator.pages import Pages
-from grn.talk import MAX_KEPT_BYTES, MAX_KEPT_BYTES_PER_USER, Manners, Service, Talk, Verbs
+from grn.negotiator.subscribers import Subscribers
+from grn.protocol import negotiator_requests
 
 AWAKE_S = 0.0002
-MOST_REFUSALS_NOTED = 1000  # of one user
+MAX_REFUSALS_NOTED = 1000  # of one user
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What one user may take up, and what a context adds to a framework's own figure."""
 
     connections_per_user: int = 4096
@@ -50,7 +58,7 @@ class Server:
     """What all clients share."""
 
     def __init__(
-        self, loop: Loop, limits: Limits, verbs: Verbs, version: str, stop: Callable[[], None]
+        self, loop: Loop, limits: ServerLimits, verbs: Verbs, version: str, stop: Callable[[], None]
     ) -> None:
         self.loop = loop
         self.audit = Audit(os.path.dirname(loop.store.path))
@@ -58,7 +66,7 @@ class Server:
         self.version = version
         self.stop = stop
         self.pages = Pages(loop.engine)
-        self.followers = Followers(loop, self.facts_to_follow)
+        self.followers = Subscribers(loop, self.facts_to_follow)
         self.started_at = time.time()
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
@@ -66,9 +74,9 @@ class Server:
         self.namespaces = len(trees.inner_pids(os.getpid()))
         self._is_awake = False
         self._awake_until = 0.0
-        manners = Manners(
-            "negotiator", messages.read, verbs, wire.MAX_REQUEST_BYTES, limits.deadline_s,
-            limits.kept_bytes_per_user, limits.kept_bytes,
+        manners = ConnectionSettings(
+            "negotiator", negotiator_requests.read, verbs, wire.MAX_REQUEST_BYTES,
+            limits.deadline_s, limits.kept_bytes_per_user, limits.kept_bytes,
         )  # fmt: skip
         self._service = Service(manners, lambda talk, peer: Peer(self, talk, peer))
 
@@ -176,7 +184,7 @@ class Peer:
     def refused(self, message: Any, error: GrnError) -> None:
         """Note who wanted to change what belongs to others."""
         refusals = self.server.refusals
-        if isinstance(error, NotAllowed) and refusals[self.uid] < MOST_REFUSALS_NOTED:
+        if isinstance(error, NotAllowed) and refusals[self.uid] < MAX_REFUSALS_NOTED:
             refusals[self.uid] += 1  # nobody shall wash away what others did
             verb = message.__struct_config__.tag
             names = (getattr(message, name, "") for name in ("lease", "key", "type"))
@@ -203,7 +211,7 @@ class Peer:
             self._talk.refuse(message_id, from_code(action.code, action.message, action.hint))
             return
         self.granted.add(action.lease.id)
-        self.send(message_id, report.granted(action, self.indices_hold()))
+        self.send(message_id, views.granted(action, self.indices_hold()))
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
@@ -267,5 +275,5 @@ class Peer:
         return not self.is_contained and self.loop.indices_hold
 
 
-def nobody_cares(_settled: Settled) -> None:
+def nobody_cares(_settled: LeaseSettled) -> None:
     """Stand for the client that is gone."""

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from grn import database
+from grn.daemon import database
+from grn.daemon.lockfile import set_aside
 from grn.errors import MachineError
-from grn.ground import set_aside
 from grn.model.job import Holder
 from grn.model.profile import Profile
-from grn.negotiator import learn
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -37,6 +36,7 @@ from grn.negotiator.events import (
     SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.learn import profiling
 from grn.negotiator.rows import LEASE, RUN, WRITERS, fill_checksums, is_good, read_run
 
 log = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ class Store:
                 log.error("action=set-aside run=%s type=%r reason=unreadable", row_id, job_type)
                 self._set_aside("runs", row_id, columns)
                 continue
-            profiles[(job_type, model)] = learn.add_run(known, run)
+            profiles[(job_type, model)] = profiling.add_run(known, run)
         return tuple(profiles.values())
 
 
@@ -313,7 +313,7 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
     for action in reversed(actions):
         if isinstance(action, SaveRun):
             runs[(action.job_type, action.model)] += 1
-            is_outlived = runs[(action.job_type, action.model)] > learn.RUNS_KEPT
+            is_outlived = runs[(action.job_type, action.model)] > profiling.RUNS_KEPT
             if action.job_type in forgotten or is_outlived:
                 continue
         elif isinstance(action, DropProfile):

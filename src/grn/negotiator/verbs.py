@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from grn.negotiator import asking, looking, messages
-from grn.talk import Verbs
+from grn.daemon.connection import Verbs
+from grn.negotiator import handlers, query_handlers
+from grn.protocol import negotiator_requests
 
 VERBS: Verbs = {
-    messages.LeaseAsked: asking.lease,
-    messages.HoldAsked: asking.hold,
-    messages.DoneSaid: asking.done,
-    messages.WatchAsked: asking.watch,
-    messages.CancelAsked: asking.cancel,
-    messages.StatusAsked: looking.status,
-    messages.FollowAsked: looking.follow,
-    messages.SamplesAsked: looking.samples,
-    messages.WhyAsked: looking.why,
-    messages.ReasonsAsked: looking.reasons,
-    messages.ProfilesAsked: looking.profiles,
-    messages.AuditAsked: looking.audit,
-    messages.PingSaid: looking.ping,
-    messages.ForgetAsked: looking.forget,
-    messages.StopAsked: looking.stop,
+    negotiator_requests.LeaseRequest: handlers.lease,
+    negotiator_requests.BindRequest: handlers.hold,
+    negotiator_requests.DoneRequest: handlers.done,
+    negotiator_requests.WatchRequest: handlers.watch,
+    negotiator_requests.WithdrawRequest: handlers.cancel,
+    negotiator_requests.StatusRequest: query_handlers.status,
+    negotiator_requests.FollowRequest: query_handlers.follow,
+    negotiator_requests.SamplesRequest: query_handlers.samples,
+    negotiator_requests.WhyRequest: query_handlers.why,
+    negotiator_requests.ReasonsRequest: query_handlers.reasons,
+    negotiator_requests.ProfilesRequest: query_handlers.profiles,
+    negotiator_requests.AuditRequest: query_handlers.audit,
+    negotiator_requests.PingRequest: query_handlers.ping,
+    negotiator_requests.ForgetRequest: query_handlers.forget,
+    negotiator_requests.StopRequest: query_handlers.stop,
 }

@@ -18,19 +18,20 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from grn import __version__, daemon_log, places, settings
+from grn import __version__, paths, settings
 from grn.client.queue import end_former
+from grn.daemon import capped_log
+from grn.daemon.lockfile import DaemonLock, boot_id, lock, mounts, state_folder
 from grn.errors import GrnError
-from grn.ground import Ground, boot_id, lock, mounts, state_folder
-from grn.queue.asks import Limits
-from grn.queue.disk import NotWritten
-from grn.queue.engine import Engine
+from grn.interpreter import SERVICE
+from grn.queue.engine import QueueEngine
 from grn.queue.journal import Journal
-from grn.queue.launch import Manners
-from grn.queue.loop import Hooks, Loop
-from grn.queue.server import Server
+from grn.queue.journal_file import NotWritten
+from grn.queue.launcher import LaunchSettings
+from grn.queue.lease_window import WindowLimits
+from grn.queue.loop import Hooks, QueueLoop
+from grn.queue.server import QueueServer
 from grn.queue.verbs import VERBS
-from grn.startup import SERVICE
 
 log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
@@ -43,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
     parser.add_argument("--log", help="the file that standard error is, to be kept small")
     arguments = parser.parse_args(argv)
-    daemon_log.begin(arguments.log)
+    capped_log.begin(arguments.log)
     os.environ.pop(SERVICE, None)  # what our hooks start is no service
     try:
         chosen = settings.load()
-        with Ground(places.queue_socket(), is_private=True) as ground:
+        with DaemonLock(paths.queue_socket(), is_private=True) as ground:
             end_former()
             asyncio.run(_serve(chosen, ground, arguments.ready_fd))
     except GrnError as error:
@@ -57,22 +58,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(chosen: settings.Settings, ground: Ground, ready_fd: int | None) -> None:
+async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | None) -> None:
     state, note = state_folder(mounts())
     folder = os.path.join(state, "queue")
     if note:
         log.warning(note)
     _check_locks(folder)
     journal = Journal(folder, boot_id(), time.time)
-    loop = Loop(
-        Engine(Limits(running=chosen.queue_running)),
+    loop = QueueLoop(
+        QueueEngine(WindowLimits(running=chosen.queue_running)),
         journal,
         _manners(chosen, os.path.join(folder, "jobs", journal.identity), journal, ground.lock_path),
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
     stopped = asyncio.Event()
-    server = Server(loop, VERBS, __version__, stopped.set, ground.hold)
+    server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     _raise_limits()
@@ -104,8 +105,10 @@ def _check_locks(folder: str) -> None:
             lock(file.fileno(), folder, "GRN_STATE_DIR")
 
 
-def _manners(chosen: settings.Settings, root: str, journal: Journal, lock_path: str) -> Manners:
-    return Manners(
+def _manners(
+    chosen: settings.Settings, root: str, journal: Journal, lock_path: str
+) -> LaunchSettings:
+    return LaunchSettings(
         root=root,
         queue_id=journal.identity,
         queue_lock=lock_path,

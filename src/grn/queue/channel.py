@@ -8,14 +8,14 @@ import select
 import signal
 import struct
 
-from grn import processes
+from grn.proc import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 HEADER = struct.Struct(">I")
-MOST_SAID = 16 << 10  # of a record; so much is read as it was written, in one piece
+MAX_SAID = 16 << 10  # of a record; so much is read as it was written, in one piece
 
 
 class Channel:
@@ -48,7 +48,7 @@ class Channel:
     def say_done(self, record: bytes) -> None:
         """Tell the queue that the order is done, and how; a queue that is gone need not know."""
         try:
-            os.write(self.fd, record if len(record) <= MOST_SAID else b"\n")
+            os.write(self.fd, record if len(record) <= MAX_SAID else b"\n")
         except OSError:
             self.is_open = False
 

@@ -6,8 +6,9 @@ import errno
 import os
 import signal
 
-from grn import processes, wire
-from grn.client import surroundings
+from grn import wire
+from grn.client import gpu_environment
+from grn.proc import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP,
                    signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
 
 
-class Started:
+class StartedCommand:
     """A command that runs, and the pipes its output comes from."""
 
     def __init__(self, pid: int, out: int, err: int) -> None:
@@ -32,10 +33,10 @@ def meant(environment: dict[str, str]) -> dict[str, str]:
     return {wire.meant(name): wire.meant(value) for name, value in environment.items()}
 
 
-def start(order: dict[str, Any]) -> Started:
+def start(order: dict[str, Any]) -> StartedCommand:
     """Start the command of an order; raise OSError when the system does not run it."""
     os.chdir(wire.meant(order["cwd"]))
-    environment = surroundings.for_command(order["lease"], order["visible"], order["env"])
+    environment = gpu_environment.for_command(order["lease"], order["visible"], order["env"])
     argv = [wire.meant(word) for word in order["argv"]]
     program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
     opened: list[int] = []
@@ -64,7 +65,7 @@ def start(order: dict[str, Any]) -> Started:
         os.umask(mask)
         for fd in opened:
             os.close(fd)
-    return Started(pid, out, err)
+    return StartedCommand(pid, out, err)
 
 
 def not_started(argv: list[str], error: OSError) -> dict[str, Any]:

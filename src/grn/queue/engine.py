@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from grn.queue import finish
-from grn.queue.asks import Asks, Limits
 from grn.queue.events import (
     Action,
     ActionFailed,
+    AttemptFate,
+    AttemptStarted,
     CancelAsked,
     DrainAsked,
     EndReason,
     Event,
     Exit,
     Exited,
-    Found,
     HoldAsked,
     JobState,
     Kept,
@@ -38,23 +38,23 @@ from grn.queue.events import (
     SaveDrain,
     Settled,
     ShimLost,
-    Started,
     Stop,
     Submitted,
     TellEmpty,
     TellEnded,
 )
+from grn.queue.job_table import Roll, saved
+from grn.queue.lease_window import Asks, WindowLimits
 from grn.queue.lifecycle import moved
-from grn.queue.line import Job
-from grn.queue.roll import Roll, saved
+from grn.queue.ready_queue import QueuedJob
 
 
-class Engine:
+class QueueEngine:
     """The queue's mind."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: WindowLimits | None = None) -> None:
         self._roll = Roll()
-        self._asks = Asks(limits or Limits(), self._roll)
+        self._asks = Asks(limits or WindowLimits(), self._roll)
         self.jobs = self._roll.jobs
 
     def handle(self, event: Event) -> list[Action]:
@@ -71,7 +71,7 @@ class Engine:
         """True while no job is started."""
         return self._asks.is_drained
 
-    def why(self, job: Job) -> str:
+    def why(self, job: QueuedJob) -> str:
         """Say why a job does not run yet, or what it does."""
         if job.state is not JobState.QUEUED:
             return str(job.state.value)
@@ -170,7 +170,7 @@ class Engine:
             yield from self._unask_followers(job)
         yield from self._asks.more()
 
-    def _unask_followers(self, moved_job: Job) -> Iterator[Action]:
+    def _unask_followers(self, moved_job: QueuedJob) -> Iterator[Action]:
         """Let those behind a moved job ask once more: the negotiator goes by who asked first."""
         for job in self._roll.line.all_asked():
             if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
@@ -228,7 +228,7 @@ class Engine:
 
     # --- attempts ------------------------------------------------------------------------
 
-    def _started(self, event: Started) -> Iterator[Action]:
+    def _started(self, event: AttemptStarted) -> Iterator[Action]:
         """Note that it runs; not written down, for recovery treats starting and running alike."""
         job = self._roll.at(event.job, event.attempt)
         if job is not None:
@@ -245,7 +245,7 @@ class Engine:
         job.past = finish.past(reason, settled, job.past, event.exit.text)
         peak = settled.peak_bytes
         yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, job.past)
-        tries = finish.Tries(job.tries_left, job.memory_attempt, job.spared)
+        tries = finish.RetryBudget(job.tries_left, job.memory_attempt, job.spared)
         verdict = finish.after_exit(event.exit, settled, tries, is_stopping)
         if event.settled is None:
             yield from self._asks.pass_on(job, event)
@@ -276,16 +276,16 @@ class Engine:
             yield ReturnLease(job.lease)
             is_stopping = job.state is JobState.STOPPING
             reason = EndReason.CANCELLED if is_stopping else EndReason.LOST
-            yield from self._conclude(job, finish.End(reason, event.text), None)
+            yield from self._conclude(job, finish.AttemptEnd(reason, event.text), None)
 
     def _conclude(
-        self, job: Job, verdict: finish.End | finish.Again, exit: Exit | None
+        self, job: QueuedJob, verdict: finish.AttemptEnd | finish.RunAgain, exit: Exit | None
     ) -> Iterator[Action]:
-        if job.fault and isinstance(verdict, finish.Again):
-            verdict = finish.End(EndReason.LOST, job.fault)
+        if job.fault and isinstance(verdict, finish.RunAgain):
+            verdict = finish.AttemptEnd(EndReason.LOST, job.fault)
         self._roll.busy -= 1
         job.lease, job.grant = "", None
-        if isinstance(verdict, finish.End):
+        if isinstance(verdict, finish.AttemptEnd):
             yield from self._roll.end(job, verdict.reason, verdict.text, exit)
         else:
             job.state = JobState.QUEUED
@@ -299,7 +299,7 @@ class Engine:
     def _settle_found(self, kept: Kept) -> Iterator[Action]:
         """Go on from what recovery found of an attempt; exits come as events of their own."""
         job = self.jobs[kept.spec.id]
-        if kept.found is Found.NOT_BEGUN:
+        if kept.found is AttemptFate.NOT_BEGUN:
             is_stopping = job.state is JobState.STOPPING
             exit = Exit(None, text="the queue ended before it began")
             yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
@@ -312,35 +312,35 @@ class Engine:
             else:
                 self._roll.line.add(job)
                 yield saved(job)
-        elif kept.found is Found.INTERRUPTED:
+        elif kept.found is AttemptFate.INTERRUPTED:
             exit = Exit(None, text="the machine went down")
             yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
-            again = finish.Again(EndReason.INTERRUPTED, is_counted=False)
-            end = finish.End(EndReason.INTERRUPTED, "the machine went down while it ran")
+            again = finish.RunAgain(EndReason.INTERRUPTED, is_counted=False)
+            end = finish.AttemptEnd(EndReason.INTERRUPTED, "the machine went down while it ran")
             may_requeue = job.spec.may_requeue and job.state is not JobState.STOPPING
             yield from self._conclude(job, again if may_requeue else end, None)
-        elif kept.found is Found.ALIVE:
+        elif kept.found is AttemptFate.ALIVE:
             if job.state is JobState.STOPPING:
                 yield Stop(job.spec.id, job.attempt, is_now=False)
             else:
                 job.state = JobState.RUNNING
 
 
-_HANDLERS: dict[type, Callable[[Engine, Any], Iterator[Action]]] = {
-    Recovered: Engine._recovered,
-    Submitted: Engine._submitted,
-    LeaseGranted: Engine._lease_granted,
-    LeaseAwaited: Engine._lease_awaited,
-    LeaseRefused: Engine._lease_refused,
-    LeaseWanted: Engine._lease_wanted,
-    NegotiatorLost: Engine._negotiator_lost,
-    NegotiatorFound: Engine._negotiator_found,
-    Started: Engine._started,
-    Exited: Engine._exited,
-    ShimLost: Engine._shim_lost,
-    ActionFailed: Engine._action_failed,
-    CancelAsked: Engine._cancel_asked,
-    HoldAsked: Engine._hold_asked,
-    MoveAsked: Engine._move_asked,
-    DrainAsked: Engine._drain_asked,
+_HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
+    Recovered: QueueEngine._recovered,
+    Submitted: QueueEngine._submitted,
+    LeaseGranted: QueueEngine._lease_granted,
+    LeaseAwaited: QueueEngine._lease_awaited,
+    LeaseRefused: QueueEngine._lease_refused,
+    LeaseWanted: QueueEngine._lease_wanted,
+    NegotiatorLost: QueueEngine._negotiator_lost,
+    NegotiatorFound: QueueEngine._negotiator_found,
+    AttemptStarted: QueueEngine._started,
+    Exited: QueueEngine._exited,
+    ShimLost: QueueEngine._shim_lost,
+    ActionFailed: QueueEngine._action_failed,
+    CancelAsked: QueueEngine._cancel_asked,
+    HoldAsked: QueueEngine._hold_asked,
+    MoveAsked: QueueEngine._move_asked,
+    DrainAsked: QueueEngine._drain_asked,
 }

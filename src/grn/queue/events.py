@@ -88,13 +88,13 @@ class Kept:
     memory_attempt: int = 0
     is_held: bool = False
     place: int = 0
-    found: Found | None = None
+    found: AttemptFate | None = None
     lease: str = ""
     spared: int = 0
     fault: str = ""  # its row is damaged: what runs goes on, nothing is run from it again
 
 
-class Found(Enum):
+class AttemptFate(Enum):
     """What recovery finds of an attempt that was begun before a restart."""
 
     NOT_BEGUN = "not-begun"
@@ -172,7 +172,7 @@ class NegotiatorFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class AttemptStarted:
     at: float
     job: int
     attempt: int
@@ -247,7 +247,7 @@ Event = (
     | LeaseWanted
     | NegotiatorLost
     | NegotiatorFound
-    | Started
+    | AttemptStarted
     | Exited
     | ShimLost
     | ActionFailed

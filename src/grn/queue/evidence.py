@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 
-from grn import processes, services
+from grn.proc import processes, services
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

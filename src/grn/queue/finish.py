@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grn.model.again import Had, again
-from grn.queue.events import EndReason, Exit, Found, Settled
+from grn.model.oom_retry import Had, again
+from grn.queue.events import AttemptFate, EndReason, Exit, Settled
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class RetryBudget:
     """What a job has had and has left: retries, tries with more room, tries as a victim."""
 
     left: int = 0
@@ -21,7 +21,7 @@ class Tries:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class AttemptEnd:
     """The job is over."""
 
     reason: EndReason
@@ -29,7 +29,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RunAgain:
     """The job goes back into the queue."""
 
     reason: EndReason  # of the attempt that was not enough
@@ -38,27 +38,29 @@ class Again:
     is_spared: bool = False  # it was no fault of its own: as it is
 
 
-def after_exit(exit: Exit, settled: Settled, tries: Tries, is_stopping: bool) -> End | Again:
+def after_exit(
+    exit: Exit, settled: Settled, tries: RetryBudget, is_stopping: bool
+) -> AttemptEnd | RunAgain:
     """Decide what follows an attempt that ended."""
     reason = reason_of(exit, settled)
     if reason is EndReason.OK:
-        return End(EndReason.OK)
+        return AttemptEnd(EndReason.OK)
     if is_stopping:
-        return End(EndReason.CANCELLED)
+        return AttemptEnd(EndReason.CANCELLED)
     if reason is EndReason.REQUEUED:
-        return Again(reason, is_counted=False, needs_more_memory=True)
+        return RunAgain(reason, is_counted=False, needs_more_memory=True)
     if reason is EndReason.NOT_STARTED:
-        return Again(reason, is_counted=False)
+        return RunAgain(reason, is_counted=False)
     has_larger, had = settled.has_larger, Had(tries.memory, tries.spared)
     has_room = reason is EndReason.OUT_OF_MEMORY and (has_larger or not settled.was_alone)
     room = again(had, settled.is_victim, has_larger=has_larger) if has_room else None
     if room is not None:
         is_spared = room.spared > tries.spared
-        return Again(reason, False, needs_more_memory=not is_spared, is_spared=is_spared)
+        return RunAgain(reason, False, needs_more_memory=not is_spared, is_spared=is_spared)
     may_retry = reason in (EndReason.FAILED, EndReason.OUT_OF_MEMORY)
     if may_retry and tries.left > 0:
-        return Again(reason, is_counted=True)
-    return End(reason, exit.text or settled.because or describe(exit, reason))
+        return RunAgain(reason, is_counted=True)
+    return AttemptEnd(reason, exit.text or settled.because or describe(exit, reason))
 
 
 def reason_of(exit: Exit, settled: Settled) -> EndReason:
@@ -90,16 +92,16 @@ def describe(exit: Exit, reason: EndReason) -> str:
     return f"exit status {exit.status}"
 
 
-def after_loss(tries_left: int, is_stopping: bool) -> End | Again:
+def after_loss(tries_left: int, is_stopping: bool) -> AttemptEnd | RunAgain:
     """Decide what follows when a shim was killed: how the command ended is not known."""
     if is_stopping:
-        return End(EndReason.CANCELLED)
+        return AttemptEnd(EndReason.CANCELLED)
     if tries_left > 0:
-        return Again(EndReason.LOST, is_counted=True)
-    return End(EndReason.LOST, "its shim was killed; what was left of it has been ended")
+        return RunAgain(EndReason.LOST, is_counted=True)
+    return AttemptEnd(EndReason.LOST, "its shim was killed; what was left of it has been ended")
 
 
-def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> Found:
+def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> AttemptFate:
     """Conclude what became of an attempt from what is on disk.
 
     A lock that is held proves a living shim, whatever else is there; an exit record is the truth
@@ -107,9 +109,9 @@ def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: boo
     was begun was interrupted.
     """
     if is_locked and is_same_boot:
-        return Found.ALIVE
+        return AttemptFate.ALIVE
     if has_exit:
-        return Found.ENDED
+        return AttemptFate.ENDED
     if not is_same_boot:
-        return Found.INTERRUPTED
-    return Found.LOST if has_claim else Found.NOT_BEGUN
+        return AttemptFate.INTERRUPTED
+    return AttemptFate.LOST if has_claim else AttemptFate.NOT_BEGUN

@@ -16,15 +16,15 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from grn.database import checksum, is_intact
+from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
 from grn.queue import rows
-from grn.queue.disk import Disk, NotWritten
 from grn.queue.events import Action, EndReason, Kept, SaveEnd
+from grn.queue.journal_file import Disk, NotWritten
 from grn.queue.rows import BadRow, Command, NewJob
 
 log = logging.getLogger(__name__)
-MOST_AT_HAND = 64
+MAX_AT_HAND = 64
 _TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
 MAX_ID = 1 << 53  # a higher one is damage: numbers of JSON end there
 
@@ -235,7 +235,7 @@ class Journal:
             body, digest = found[0] if found else (None, None)
             if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
                 raise BadRow("the journal's record of its environment is damaged: it was not run")
-            if len(self._environments) >= MOST_AT_HAND:
+            if len(self._environments) >= MAX_AT_HAND:
                 self._environments.clear()
             self._environments[environment_id] = json.loads(body)
         return self._environments[environment_id]

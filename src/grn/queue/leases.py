@@ -23,7 +23,7 @@ SETTLE_S = 5.0
 REASONS_S = 1.0  # a question about reasons waits so long for its answer
 
 
-class Listener(Protocol):
+class LeaseListener(Protocol):
     """What the loop does when the negotiator speaks."""
 
     def has_work(self) -> bool: ...
@@ -46,7 +46,7 @@ class Listener(Protocol):
 class Leases(asyncio.Protocol):
     """One connection to the negotiator, made again whenever it is lost."""
 
-    def __init__(self, queue_id: str, listener: Listener) -> None:
+    def __init__(self, queue_id: str, listener: LeaseListener) -> None:
         self.queue_id = queue_id  # begins each key
         self._listener = listener
         self._transport: asyncio.Transport | None = None

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from grn.queue.events import (
     ActionFailed,
+    AttemptStarted,
     CancelAsked,
     Exited,
     JobState,
     LeaseGranted,
     LeaseRefused,
     ShimLost,
-    Started,
 )
 
 NEXT: Mapping[tuple[JobState, type], JobState] = {
@@ -20,7 +20,7 @@ NEXT: Mapping[tuple[JobState, type], JobState] = {
     (JobState.QUEUED, LeaseRefused): JobState.ENDED,
     (JobState.QUEUED, CancelAsked): JobState.ENDED,
     (JobState.QUEUED, ActionFailed): JobState.ENDED,
-    (JobState.STARTING, Started): JobState.RUNNING,
+    (JobState.STARTING, AttemptStarted): JobState.RUNNING,
     (JobState.STARTING, Exited): JobState.ENDED,  # over before we saw it run
     (JobState.STARTING, ShimLost): JobState.ENDED,
     (JobState.STARTING, ActionFailed): JobState.ENDED,
@@ -28,7 +28,7 @@ NEXT: Mapping[tuple[JobState, type], JobState] = {
     (JobState.RUNNING, Exited): JobState.ENDED,
     (JobState.RUNNING, ShimLost): JobState.ENDED,
     (JobState.RUNNING, CancelAsked): JobState.STOPPING,
-    (JobState.STOPPING, Started): JobState.STOPPING,  # cancel overtook the start
+    (JobState.STOPPING, AttemptStarted): JobState.STOPPING,  # cancel overtook the start
     (JobState.STOPPING, CancelAsked): JobState.STOPPING,  # asked twice: now in earnest
     (JobState.STOPPING, Exited): JobState.ENDED,
     (JobState.STOPPING, ShimLost): JobState.ENDED,

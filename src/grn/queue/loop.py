@@ -15,18 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grn.queue.disk import NotWritten
-from grn.queue.engine import Engine
+from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
     ActionFailed,
     AskLease,
+    AttemptFate,
+    AttemptStarted,
     DropAsk,
     EndReason,
     Event,
     Exit,
     Exited,
-    Found,
     JobState,
     Kept,
     Launch,
@@ -42,14 +42,14 @@ from grn.queue.events import (
     SaveAttemptEnd,
     Settled,
     ShimLost,
-    Started,
     Stop,
     TellEmpty,
     TellEnded,
 )
 from grn.queue.finish import reason_of
 from grn.queue.journal import Journal
-from grn.queue.launch import Launcher, Manners
+from grn.queue.journal_file import NotWritten
+from grn.queue.launcher import Launcher, LaunchSettings
 from grn.queue.leases import Leases
 from grn.queue.rows import RUN_NO_MORE, BadRow
 from grn.queue.workers import Attempt, Record
@@ -71,11 +71,16 @@ class Hooks:
     on_empty: str = ""
 
 
-class Loop:
+class QueueLoop:
     """The hands of the engine."""
 
     def __init__(
-        self, engine: Engine, journal: Journal, manners: Manners, boot: str, hooks: Hooks
+        self,
+        engine: QueueEngine,
+        journal: Journal,
+        manners: LaunchSettings,
+        boot: str,
+        hooks: Hooks,
     ) -> None:
         self.engine = engine
         self.journal = journal
@@ -140,7 +145,7 @@ class Loop:
         drained = self.journal.is_drained()
         self.tell_now(Recovered(self.now(), tuple(kept), tuple(ends.items()), drained))
         for one in kept:
-            if one.found in (Found.ENDED, Found.LOST):
+            if one.found in (AttemptFate.ENDED, AttemptFate.LOST):
                 self._shim_gone(Attempt(one.spec.id, one.attempt))
 
     def _found(self, kept: Kept) -> Kept:
@@ -157,7 +162,7 @@ class Loop:
         log.info(
             "action=recover job=%d attempt=%d found=%s", kept.spec.id, kept.attempt, found.value
         )
-        if boot == self._boot and found is not Found.NOT_BEGUN:
+        if boot == self._boot and found is not AttemptFate.NOT_BEGUN:
             if lease:
                 self._held[kept.spec.id] = lease
         elif boot == self._boot and lease:
@@ -194,7 +199,7 @@ class Loop:
             if act is not None:
                 self._try(act, action)
 
-    def _try(self, act: Callable[[Loop, Any], None], action: Action) -> None:
+    def _try(self, act: Callable[[QueueLoop, Any], None], action: Action) -> None:
         """Carry out one action; one that fails concerns its own job and no other."""
         try:
             act(self, action)
@@ -283,7 +288,7 @@ class Loop:
     # --- shims ---------------------------------------------------------------------------
 
     def _shim_started(self, attempt: Attempt) -> None:
-        self.tell_lazily(Started(self.now(), attempt.job, attempt.number))
+        self.tell_lazily(AttemptStarted(self.now(), attempt.job, attempt.number))
         job = self.engine.jobs.get(attempt.job)
         if job is not None and job.state is JobState.STOPPING:
             asyncio.get_running_loop().call_soon(self.launcher.stop, attempt, False)
@@ -373,16 +378,16 @@ class Loop:
                 self.tell(LeaseWanted(self.now(), job, lease, text))
 
 
-_ACTS: dict[type, Callable[[Loop, Any], None]] = {
-    AskLease: Loop._ask_lease,
-    DropAsk: Loop._drop_ask,
-    PassAsk: Loop._pass_ask,
-    ReturnLease: Loop._return_lease,
-    Launch: Loop._launch,
-    Stop: Loop._stop,
-    TellEnded: Loop._tell_ended,
-    TellEmpty: Loop._tell_empty,
-    SaveAttemptEnd: Loop._attempt_ended,
+_ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {
+    AskLease: QueueLoop._ask_lease,
+    DropAsk: QueueLoop._drop_ask,
+    PassAsk: QueueLoop._pass_ask,
+    ReturnLease: QueueLoop._return_lease,
+    Launch: QueueLoop._launch,
+    Stop: QueueLoop._stop,
+    TellEnded: QueueLoop._tell_ended,
+    TellEmpty: QueueLoop._tell_empty,
+    SaveAttemptEnd: QueueLoop._attempt_ended,
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grn.database import checksum, is_intact
+from grn.daemon.database import checksum, is_intact
 from grn.queue.events import (
     After,
     EndReason,

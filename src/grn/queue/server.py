@@ -13,25 +13,25 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.client import trust
+from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
-from grn.queue import messages
-from grn.queue.followers import Followers, tag_of
-from grn.queue.line import Job
-from grn.queue.loop import Loop
+from grn.protocol import queue_requests
+from grn.queue.loop import QueueLoop
+from grn.queue.ready_queue import QueuedJob
+from grn.queue.subscribers import QueueSubscribers, tag_of
 from grn.queue.workers import Attempt
-from grn.talk import Manners, Service, Talk, Verbs
 
 log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
-MOST_REQUEST_BYTES = 32 << 20
+MAX_REQUEST_BYTES = 32 << 20
 
 
-class Server:
+class QueueServer:
     """What all clients share."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: QueueLoop,
         verbs: Verbs,
         version: str,
         stop: Callable[[], None],
@@ -41,11 +41,13 @@ class Server:
         self.version = version
         self.stop = stop
         self.hold = hold  # raises when another process is this user's queue now
-        self.followers = Followers(loop, self)
+        self.followers = QueueSubscribers(loop, self)
         self.connections = 0
-        most = 8 * MOST_REQUEST_BYTES  # its one client is the user who runs it
-        manners = Manners("queue", messages.read, verbs, MOST_REQUEST_BYTES, DEADLINE_S, most, most)
-        self._service = Service(manners, lambda talk, peer: Peer(self, talk, peer))
+        most = 8 * MAX_REQUEST_BYTES  # its one client is the user who runs it
+        manners = ConnectionSettings(
+            "queue", queue_requests.read, verbs, MAX_REQUEST_BYTES, DEADLINE_S, most, most
+        )
+        self._service = Service(manners, lambda talk, peer: QueuePeer(self, talk, peer))
 
     def connection(self) -> Talk:
         """Make the protocol of one new connection."""
@@ -75,7 +77,7 @@ class Server:
         row["folder"] = folder if row["attempt"] else None
         return row
 
-    def why(self, job: Job) -> str:
+    def why(self, job: QueuedJob) -> str:
         """Say why a job does not run yet, or what it does."""
         trouble = self.loop.leases.trouble
         text = self.loop.engine.why(job)
@@ -103,10 +105,10 @@ class Server:
         }
 
 
-class Peer:
+class QueuePeer:
     """One client of this user's, and the jobs whose ends it waits for."""
 
-    def __init__(self, server: Server, talk: Talk, connection: socket.socket) -> None:
+    def __init__(self, server: QueueServer, talk: Talk, connection: socket.socket) -> None:
         self.server = server
         self.loop = server.loop
         self.talk = talk

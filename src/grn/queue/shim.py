@@ -16,13 +16,13 @@ import os
 import select
 import time
 
-from grn import processes, services
 from grn.client import frameworks
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.queue import attempt, command, evidence, logs
+from grn.proc import processes, services
+from grn.queue import attempt_files, command, evidence, output_log
 from grn.queue.channel import Channel, listen_for_signals, read_some
-from grn.queue.stopping import Stopping
+from grn.queue.termination import Termination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Shim:
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
         self._folder: str = order["folder"]
-        self._stopping = Stopping(order, wake, channel)
+        self._stopping = Termination(order, wake, channel)
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
         self._error_tail = b""
@@ -51,7 +51,7 @@ class Shim:
 
     def run(self) -> bytes:
         """Do all of it; return the exit record when it is written."""
-        record = attempt.begin(self._folder, _identity(os.getpid()), self._order["spare"])
+        record = attempt_files.begin(self._folder, _identity(os.getpid()), self._order["spare"])
         if record is None:
             return b"\n"  # somebody else has begun it, or a queue has forbidden it
         self._file = record
@@ -74,7 +74,7 @@ class Shim:
 
     # --- starting ------------------------------------------------------------------------
 
-    def _start(self) -> command.Started | dict[str, Any]:
+    def _start(self) -> command.StartedCommand | dict[str, Any]:
         """Start the command under its lease, or return the record of one that did not begin."""
         pauses = processes.pauses()
         while True:
@@ -149,8 +149,8 @@ class Shim:
     def _wait(self, out: int, err: int) -> tuple[int, Any]:
         """Carry the output into files until the command ends; keep to its time limit."""
         cap = self._order["log_bytes"]
-        log = logs.CappedLog(os.path.join(self._folder, "log"), cap)
-        errors = logs.CappedLog(os.path.join(self._folder, "err"), cap)
+        log = output_log.CappedLog(os.path.join(self._folder, "log"), cap)
+        errors = output_log.CappedLog(os.path.join(self._folder, "err"), cap)
         pipes = {out: (log,), err: (log, errors)}
         poll = select.poll()
         for fd in (out, err, self._wake):
@@ -181,7 +181,7 @@ class Shim:
         errors.close()
         return ended
 
-    def _carry(self, fd: int, targets: tuple[logs.CappedLog, ...], is_error: bool) -> int:
+    def _carry(self, fd: int, targets: tuple[output_log.CappedLog, ...], is_error: bool) -> int:
         """Move one piece of output; 0 at its end, 1 when moved, 2 when there is none now."""
         data = read_some(fd)
         if data is None:
@@ -234,7 +234,9 @@ class Shim:
         while True:
             is_synced = not _is_held(self._order["queue_lock"])
             try:
-                return attempt.write_exit(self._file, self._folder, record, is_synced=is_synced)
+                return attempt_files.write_exit(
+                    self._file, self._folder, record, is_synced=is_synced
+                )
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -271,7 +273,7 @@ def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> byt
         # lock without an end and calls the attempt lost.
         import traceback
 
-        with open(attempt.trouble_of(order["folder"]), "w") as file:
+        with open(attempt_files.trouble_of(order["folder"]), "w") as file:
             traceback.print_exc(file=file)
         os._exit(1)
 

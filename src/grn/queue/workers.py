@@ -11,7 +11,7 @@ from grn.queue.channel import HEADER
 from grn.queue.rows import Command
 
 SEND_S = 5.0
-SPARE_S, MOST_SPARES = 10.0, 64
+SPARE_S, MAX_SPARES = 10.0, 64
 Record = dict[str, Any]
 
 
@@ -24,7 +24,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LaunchTask:
     """An attempt and all that a shim must know of it."""
 
     attempt: Attempt
@@ -38,7 +38,7 @@ class Worker:
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self.task: Task | None = None
+        self.task: LaunchTask | None = None
         self.knows: set[int] = set()  # environments it has been given
         self.idle_since = 0.0
 
@@ -80,7 +80,7 @@ class Spares:
         """Note that its end is in the journal: its record tells nothing new any more."""
         if attempt in self._ended:
             self._ended.remove(attempt)
-            if len(self._folders) < MOST_SPARES:
+            if len(self._folders) < MAX_SPARES:
                 self._folders.append(folder)
 
     def take(self) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grn.model.gpu import Gpu
-from grn.negotiator.overlap import MOST_CAP  # no policy here shares a GPU beyond this summed load
-from grn.simulate.workload import Assumptions, Job, speed_of
+from grn.negotiator.learn.slowdown import (
+    MAX_CAP,  # no policy here shares a GPU beyond this summed load
+)
+from grn.simulate.workload import Assumptions, SimulatedJob, speed_of
 
 
-def lower_bound_s(jobs: Sequence[Job], gpus: Sequence[Gpu], assumed: Assumptions) -> float:
+def lower_bound_s(jobs: Sequence[SimulatedJob], gpus: Sequence[Gpu], assumed: Assumptions) -> float:
     """Return the largest of the bounds by time, memory, load, large jobs and wide jobs."""
     if not jobs:
         return 0.0
     count, largest = len(gpus), max(gpu.total_bytes for gpu in gpus)
     memory = sum(gpu.total_bytes for gpu in gpus)
-    gain = MOST_CAP ** (1 - assumed.beta) if assumed.beta < 1 else 1.0
+    gain = MAX_CAP ** (1 - assumed.beta) if assumed.beta < 1 else 1.0
     speeds = [speed_of(gpu) for gpu in gpus]
     fastest, all_speeds = max(speeds), sum(speeds)
     best = max(job.arrival_s + job.solo_s / fastest for job in jobs)

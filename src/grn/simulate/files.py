@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from grn.errors import BadSetting, GrnError, UsageError
 from grn.model.job import Argument
-from grn.model.sizes import parse_size
-from grn.simulate.workload import Job
+from grn.model.units import parse_size
+from grn.simulate.workload import SimulatedJob
 
 COLUMNS = (
     *("job", "type", "user", "arrival_s", "duration_s", "memory", "gpus", "load", "args"),
@@ -20,9 +20,9 @@ _NEEDED = ("type", "duration_s", "memory")
 _HINT = "See docs/packing.md for the columns."
 
 
-def read_jobs(text: str, source: str) -> list[Job]:
+def read_jobs(text: str, source: str) -> list[SimulatedJob]:
     """Read a workload; a wrong line is named."""
-    jobs: list[Job] = []
+    jobs: list[SimulatedJob] = []
     users: dict[str, int] = {}
     for line, row in _rows(text, source, _NEEDED, COLUMNS):
         try:
@@ -35,10 +35,10 @@ def read_jobs(text: str, source: str) -> list[Job]:
     return jobs
 
 
-def read_arrivals(text: str, source: str, jobs: Sequence[Job]) -> list[Job]:
+def read_arrivals(text: str, source: str, jobs: Sequence[SimulatedJob]) -> list[SimulatedJob]:
     """Read when which job of a list comes; a job may come more than once."""
     by_name = {job.name: job for job in jobs}
-    coming: list[Job] = []
+    coming: list[SimulatedJob] = []
     for line, row in _rows(text, source, ("arrival_s", "job"), ("arrival_s", "job")):
         if row["job"] not in by_name:
             raise UsageError(f"{source}, line {line}: no job is called '{row['job']}'.")
@@ -52,7 +52,7 @@ def read_arrivals(text: str, source: str, jobs: Sequence[Job]) -> list[Job]:
     return coming
 
 
-def write_jobs(jobs: Iterable[Job]) -> str:
+def write_jobs(jobs: Iterable[SimulatedJob]) -> str:
     """Spell a workload so that it can be read again."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -84,13 +84,13 @@ def _rows(
         yield reader.line_num, {name: (value or "").strip() for name, value in row.items()}
 
 
-def _job(row: Mapping[str, str], place: int, users: dict[str, int]) -> Job:
+def _job(row: Mapping[str, str], place: int, users: dict[str, int]) -> SimulatedJob:
     job_type = row["type"]
     if not job_type:
         raise ValueError("the type is missing.")
     user = row.get("user", "")
     number = int(user) if user.isdigit() else users.setdefault(user, len(users))
-    return Job(
+    return SimulatedJob(
         name=row.get("job") or f"job{place}",
         job_type=job_type,
         arrival_s=_number(row.get("arrival_s") or "0", 0.0, 1e9),

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from grn.model.sizes import MiB
-from grn.simulate.workload import Job
+from grn.model.units import MiB
+from grn.simulate.workload import SimulatedJob
 
 PER_MINUTE = 0.35
 
@@ -46,7 +46,7 @@ _WEIGHTS = (16, 16, 12, 14, 10, 4, 6, 8, 4, 4, 6)
 _USERS = (0, 0, 0, 1, 1, 2, 3)  # some ask for more than others
 
 
-def generate(count: int, seed: int = 0, per_minute: float = PER_MINUTE) -> list[Job]:
+def generate(count: int, seed: int = 0, per_minute: float = PER_MINUTE) -> list[SimulatedJob]:
     """Return a mixed batch whose jobs come one by one; an eighth of the types grow as they run."""
     draw = random.Random(f"grn workload {seed}")
     jobs, at = [], 0.0
@@ -56,7 +56,7 @@ def generate(count: int, seed: int = 0, per_minute: float = PER_MINUTE) -> list[
         batch = family.batches[place]
         peak = (family.fixed_mib + family.item_mib * batch) * math.exp(draw.gauss(0, 0.01))
         jobs.append(
-            Job(
+            SimulatedJob(
                 f"job{number}",
                 family.script,
                 at,
@@ -75,7 +75,7 @@ def generate(count: int, seed: int = 0, per_minute: float = PER_MINUTE) -> list[
     return jobs
 
 
-def arriving(jobs: Sequence[Job], per_minute: float, seed: int = 0) -> list[Job]:
+def arriving(jobs: Sequence[SimulatedJob], per_minute: float, seed: int = 0) -> list[SimulatedJob]:
     """Let jobs come one by one in their order, as if nobody knew of the others."""
     draw, at, coming = random.Random(f"grn arrivals {seed}"), 0.0, []
     for job in jobs:

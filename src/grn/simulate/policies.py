@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from grn.model.gpu import Gpu
 from grn.model.job import Outcome
 from grn.model.profile import Profile, Run
-from grn.negotiator.ledger import Guard
-from grn.negotiator.rules import Rules
+from grn.negotiator.schedule.ledger import Guard
+from grn.negotiator.schedule.limits import Rules
 from grn.simulate.replay import Replayed, World
 from grn.simulate.schedulers import OfEngine, Scheduler, Simple, ToldLoads, ToldSharing, Truth
-from grn.simulate.workload import Assumptions, Job
+from grn.simulate.workload import Assumptions, SimulatedJob
 
 POLICIES: Mapping[str, str] = {
     "exclusive": "one job per GPU, in turn",
@@ -29,7 +29,7 @@ _TOLD = {"clairvoyant": ToldLoads, "all-knowing": ToldSharing}
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PolicyFigures:
     """What is told of one policy."""
 
     policy: str
@@ -46,11 +46,11 @@ class Figures:
 
 def play(
     policy: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[SimulatedJob],
     gpus: Sequence[Gpu],
     assumed: Assumptions,
     chosen: Rules | None = None,
-) -> Figures:
+) -> PolicyFigures:
     """Replay a workload under one policy."""
     scheduler = _scheduler(policy, jobs, gpus, assumed, chosen or Rules())
     told = [_by_name(job) for job in jobs] if policy in _TOLD else jobs
@@ -59,7 +59,7 @@ def play(
     return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
 
 
-def _by_name(job: Job) -> Job:
+def _by_name(job: SimulatedJob) -> SimulatedJob:
     """Return a job that is a type of its own, so that everything can be told of it."""
     return replace(job, job_type=job.name, kind=job.job_type)
 
@@ -70,7 +70,11 @@ def rules(guard: tuple[float, int], **numbers: float) -> Rules:
 
 
 def _scheduler(
-    policy: str, jobs: Sequence[Job], gpus: Sequence[Gpu], assumed: Assumptions, chosen: Rules
+    policy: str,
+    jobs: Sequence[SimulatedJob],
+    gpus: Sequence[Gpu],
+    assumed: Assumptions,
+    chosen: Rules,
 ) -> Scheduler:
     modes = {"exclusive": "alone", "first-run": "first", "fifo-gate": "gate"}
     if policy in modes:
@@ -80,7 +84,7 @@ def _scheduler(
         truth = Truth([_by_name(job) for job in jobs], assumed)
         return OfEngine(gpus, chosen, told=(truth, _TOLD[policy](truth)))
     if policy == "grn-warm":
-        by_type: dict[str, list[Job]] = {}
+        by_type: dict[str, list[SimulatedJob]] = {}
         for job in jobs:
             by_type.setdefault(job.job_type, []).append(job)
         some = [seen[:3] for seen in by_type.values()]
@@ -88,7 +92,7 @@ def _scheduler(
     return OfEngine(gpus, chosen)
 
 
-def _profile(jobs: Sequence[Job], model: str) -> Profile:
+def _profile(jobs: Sequence[SimulatedJob], model: str) -> Profile:
     good = Outcome.OK
     runs = tuple(
         Run(good, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments, load=job.load, crowd=0.0)
@@ -98,8 +102,8 @@ def _profile(jobs: Sequence[Job], model: str) -> Profile:
 
 
 def _figures(
-    policy: str, jobs: Sequence[Job], replayed: Replayed, probes: Sequence[float]
-) -> Figures:
+    policy: str, jobs: Sequence[SimulatedJob], replayed: Replayed, probes: Sequence[float]
+) -> PolicyFigures:
     times = sorted(end - jobs[place].arrival_s for place, end in replayed.ends.items())
     stretches: dict[int, list[float]] = {}
     for place, end in replayed.ends.items():
@@ -107,7 +111,7 @@ def _figures(
         stretches.setdefault(job.user, []).append((end - job.arrival_s) / job.solo_s)
     means = [sum(each) / len(each) for each in stretches.values()]
     squares = len(means) * sum(mean * mean for mean in means)
-    return Figures(
+    return PolicyFigures(
         policy,
         max(replayed.ends.values(), default=0.0),
         sum(times) / len(times) if times else 0.0,

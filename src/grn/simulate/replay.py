@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from grn.errors import UsageError
 from grn.model.gpu import Gpu, ProcessUse, Reading
 from grn.model.job import Outcome
-from grn.simulate.schedulers import Ended, Granted, Scheduler, pid_of
-from grn.simulate.workload import Assumptions, Job, speed_of
+from grn.simulate.schedulers import Granted, Scheduler, SimulatedEnd, pid_of
+from grn.simulate.workload import Assumptions, SimulatedJob, speed_of
 
 _STUCK_S = 30 * 86400.0
 
@@ -19,7 +19,7 @@ _STUCK_S = 30 * 86400.0
 class Stay:
     """One run of one job on its GPUs, as the timeline draws it."""
 
-    job: Job
+    job: SimulatedJob
     gpus: tuple[int, ...]
     began_at: float
     ended_at: float
@@ -43,7 +43,7 @@ class Replayed:
 @dataclass(slots=True)
 class _Running:
     place: int
-    job: Job
+    job: SimulatedJob
     lease: str
     attempt: int
     gpus: tuple[int, ...]
@@ -56,7 +56,11 @@ class World:
     """Jobs on GPUs in virtual time, under one scheduler."""
 
     def __init__(
-        self, jobs: Sequence[Job], gpus: Sequence[Gpu], scheduler: Scheduler, assumed: Assumptions
+        self,
+        jobs: Sequence[SimulatedJob],
+        gpus: Sequence[Gpu],
+        scheduler: Scheduler,
+        assumed: Assumptions,
     ) -> None:
         self._jobs = sorted(jobs, key=lambda job: job.arrival_s)
         self._gpus, self._scheduler, self._assumed = gpus, scheduler, assumed
@@ -189,7 +193,7 @@ class World:
             self._good.add(run.job.job_type)
             self.result.ends[run.place] = self._now
             run.held_bytes = max(run.held_bytes, run.job.peak_bytes)  # shorter than a tick
-        ended = Ended(run.lease, outcome, run.held_bytes, asked_bytes)
+        ended = SimulatedEnd(run.lease, outcome, run.held_bytes, asked_bytes)
         self._start(self._scheduler.ends(self._now, ended, self._readings()))
         if died:
             self._come(run.place, run.attempt + 1)

@@ -16,19 +16,19 @@ from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     Grant,
+    JobStarted,
     Refuse,
     Released,
     Requested,
     Sampled,
-    Started,
     WantBack,
 )
-from grn.negotiator.load import Loads
-from grn.negotiator.memory import Memory
-from grn.negotiator.overlap import cap_of
-from grn.negotiator.place import Need, Size
-from grn.negotiator.rules import Rules
-from grn.simulate.workload import Assumptions, Job, speed_of_model
+from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.slowdown import cap_of
+from grn.negotiator.learn.type_profiles import TypeProfiles
+from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.placement import Need, Size
+from grn.simulate.workload import Assumptions, SimulatedJob, speed_of_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SimulatedEnd:
     """How a run ended."""
 
     lease: str
@@ -55,9 +55,11 @@ class Scheduler(Protocol):
     refused: list[str]
     wanted: list[str]  # leases whose jobs are asked to make room; each is to be taken out
 
-    def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]: ...
+    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]: ...
 
-    def ends(self, at: float, ended: Ended, readings: Sequence[Reading]) -> list[Granted]: ...
+    def ends(
+        self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
+    ) -> list[Granted]: ...
 
     def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]: ...
 
@@ -68,11 +70,11 @@ class Scheduler(Protocol):
 class Truth:
     """What there is to be told: jobs that are each a type of their own, and how they share."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[SimulatedJob]
     assumed: Assumptions
 
 
-class Told(Memory):
+class SimulatedAnswer(TypeProfiles):
     """A memory that knows what every job will need: types are told by the names of jobs."""
 
     def __init__(self, truth: Truth) -> None:
@@ -159,16 +161,16 @@ class OfEngine:
         profiles: Sequence[Profile] = (),
         told: tuple[Truth, Loads] | None = None,
     ) -> None:
-        self.engine = Engine(rules, Told(told[0]), told[1]) if told else Engine(rules)
+        self.engine = Engine(rules, SimulatedAnswer(told[0]), told[1]) if told else Engine(rules)
         self.refused: list[str] = []
         self.wanted: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
         self._index = {gpu.uuid: place for place, gpu in enumerate(gpus)}
         empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
-        self.engine.handle(Started(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
+        self.engine.handle(JobStarted(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
 
-    def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]:
+    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]:
         """A job asks for GPUs."""
         request = Request(
             key=lease,
@@ -185,7 +187,7 @@ class OfEngine:
         )
         return self._told(at, self.engine.handle(Requested(at, request)))
 
-    def ends(self, at: float, ended: Ended, readings: Sequence[Reading]) -> list[Granted]:
+    def ends(self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]) -> list[Granted]:
         """A job ends, and the GPUs are read again at once, as a negotiator does."""
         event = Released(at, ended.lease, ended.outcome, ended.peak_bytes, ended.asked_bytes)
         granted = self._told(at, self.engine.handle(event))
@@ -223,8 +225,8 @@ class OfEngine:
 
 
 @dataclass(slots=True)
-class _Held:
-    job: Job
+class _SimulatedLease:
+    job: SimulatedJob
     gpus: tuple[int, ...]
     is_alone: bool
 
@@ -243,16 +245,16 @@ class Simple:
     mode: str
     refused: list[str] = field(default_factory=list)
     wanted: list[str] = field(default_factory=list)
-    _line: list[tuple[str, Job]] = field(default_factory=list)
-    _held: dict[str, _Held] = field(default_factory=dict)
+    _line: list[tuple[str, SimulatedJob]] = field(default_factory=list)
+    _held: dict[str, _SimulatedLease] = field(default_factory=dict)
     _peaks: dict[str, int] = field(default_factory=dict)
 
-    def comes(self, at: float, lease: str, job: Job, attempt: int) -> list[Granted]:
+    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]:
         """A job joins the line; one that ran out of memory goes first."""
         self._line.insert(0 if attempt else len(self._line), (lease, job))
         return self._round()
 
-    def ends(self, at: float, ended: Ended, readings: Sequence[Reading]) -> list[Granted]:
+    def ends(self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]) -> list[Granted]:
         """A job has ended; what it used is known from now on."""
         job = self._held.pop(ended.lease).job
         asked = ended.peak_bytes + (ended.asked_bytes or 0)
@@ -270,7 +272,7 @@ class Simple:
             return min(self.gpus[place].total_bytes for place in held.gpus)
         return self._need(held.job)
 
-    def _need(self, job: Job) -> int:
+    def _need(self, job: SimulatedJob) -> int:
         return job.peak_bytes if self.mode == "gate" else self._peaks.get(job.job_type, 0)
 
     def _round(self) -> list[Granted]:
@@ -285,11 +287,11 @@ class Simple:
             if len(chosen) < job.gpus:
                 break
             self._line.remove((lease, job))
-            self._held[lease] = _Held(job, tuple(chosen), is_alone)
+            self._held[lease] = _SimulatedLease(job, tuple(chosen), is_alone)
             granted.append(Granted(lease, tuple(chosen)))
         return granted
 
-    def _fitting(self, job: Job, is_alone: bool) -> list[int]:
+    def _fitting(self, job: SimulatedJob, is_alone: bool) -> list[int]:
         ranked = []
         for place, gpu in enumerate(self.gpus):
             here = [held for held in self._held.values() if place in held.gpus]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from grn.model.sizes import show_size
 from grn.model.text import counted
-from grn.simulate.policies import POLICIES, Figures
+from grn.model.units import show_size
+from grn.simulate.policies import POLICIES, PolicyFigures
 from grn.simulate.replay import Stay
-from grn.simulate.workload import Assumptions, Job
+from grn.simulate.workload import Assumptions, SimulatedJob
 
 _HEADERS = (
     *("policy", "makespan", "ratio", "mean", "ratio", "p95", "deaths", "known", "waste", "fair"),
@@ -17,7 +17,7 @@ _HEADERS = (
 )
 
 
-def table(figures: Sequence[Figures], bound_s: float, width: int = 0) -> str:
+def table(figures: Sequence[PolicyFigures], bound_s: float, width: int = 0) -> str:
     """Draw the policies side by side; ratios are against the first of them.
 
     What does not fit into `width` columns of a terminal is left out, the last first.
@@ -53,7 +53,7 @@ def legend(assumed: Assumptions, names: Sequence[str], width: int = 0) -> str:
     return "\n".join(lines)
 
 
-def _row(each: Figures, base: Figures, unit: str) -> tuple[str, ...]:
+def _row(each: PolicyFigures, base: PolicyFigures, unit: str) -> tuple[str, ...]:
     return (
         each.policy,
         _time(each.makespan_s, unit),
@@ -78,7 +78,7 @@ def _time(seconds: float, unit: str) -> str:
     return f"{seconds / {'h': 3600, 'min': 60, 's': 1}[unit]:.2f} {unit}"
 
 
-def workload(jobs: Sequence[Job], source: str) -> str:
+def workload(jobs: Sequence[SimulatedJob], source: str) -> str:
     """Say in one line what is replayed."""
     types = {job.job_type for job in jobs}
     users = {job.user for job in jobs}

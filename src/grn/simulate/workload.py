@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from grn.model.gpu import Gpu
 from grn.model.job import Argument
-from grn.model.sizes import parse_size
+from grn.model.units import parse_size
 
 LOADS_S = 20.0  # a job has a third of its memory at once and what it starts with after this
 _AT_ONCE = 0.3
@@ -18,7 +18,7 @@ _AT = " at "  # stands before the speed in the name of a simulated model
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """One job of a workload."""
 
     name: str
@@ -63,7 +63,7 @@ class Assumptions:
         """Return how fast each job on a GPU goes, 1 being its speed alone."""
         return 1.0 if load <= 1.0 else float(load**-self.beta)
 
-    def slower_beside(self, one: Job, other: Job) -> float:
+    def slower_beside(self, one: SimulatedJob, other: SimulatedJob) -> float:
         """Return how many times as long a job takes beside another, whatever their loads."""
         if not self.clashing:
             return 1.0

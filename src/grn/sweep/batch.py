@@ -1,6 +1,6 @@
 """Runs a batch: lines become jobs on negotiated GPUs, and the diary keeps what came of them.
 
-The source and the listener of its crew. A job that ran out of memory beside others, or made room
+The source and the listener of its runner. A job that ran out of memory beside others, or made room
 for them, runs again unasked; one that failed for another reason as often as was asked for.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from grn.errors import UsageError
-from grn.sweep.crew import Crew
-from grn.sweep.diary import Diary, Entry, id_of
-from grn.sweep.lines import Lines, shell_argv
-from grn.sweep.roles import Slots
-from grn.sweep.script import Job, Script
-from grn.sweep.task import Ended, Needs, Slot, Task
-from grn.sweep.tries import Tries, past, uncounted
+from grn.sweep.batch_file import BatchJob, Script
+from grn.sweep.batch_journal import Diary, Entry, id_of
+from grn.sweep.line_reader import LineReader, shell_argv
+from grn.sweep.protocols import Slots
+from grn.sweep.retries import CommandRetries, past, uncounted
+from grn.sweep.runner import Runner
+from grn.sweep.task import CommandEnd, Needs, Slot, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class ResumeChoice:
     """A try that was not enough by the doing of others: the job runs once more, unasked."""
 
     entry: Entry  # of that try
@@ -55,10 +55,10 @@ class Batch:
 
     def __init__(
         self,
-        lines: Lines,
+        lines: LineReader,
         diary: Diary,
         wishes: Wishes,
-        on_change: Callable[[Tally, Entry | Again | None], None],
+        on_change: Callable[[Tally, Entry | ResumeChoice | None], None],
         total: int | None = None,
     ) -> None:
         self._lines = lines
@@ -67,10 +67,10 @@ class Batch:
         self._on_change = on_change
         self._script = Script(wishes.needs)
         self._finished: dict[str, Entry] = {}
-        self._jobs: dict[int, Job] = {}  # that wait or run, by the number of their task
+        self._jobs: dict[int, BatchJob] = {}  # that wait or run, by the number of their task
         self._starts: dict[int, int] = {}
         self._past: dict[int, str] = {}  # why earlier tries were not enough
-        self._tries = Tries(wishes.retries)
+        self._tries = CommandRetries(wishes.retries)
         self._count = 0
         self._has_all = False
         self.entries: list[Entry] = []  # of this run and of those it had not to run again
@@ -81,11 +81,11 @@ class Batch:
     def run(self, slots: Slots, finished: dict[str, Entry]) -> None:
         """Run all lines; return when the last has ended, or all was stopped."""
         self._finished = finished
-        crew = Crew(slots, self, self)
+        runner = Runner(slots, self, self)
         try:
-            crew.run()
+            runner.run()
         finally:
-            self.stopped_by = crew.stopped_by
+            self.stopped_by = runner.stopped_by
 
     # --- the source ----------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Batch:
             self._change(skipped=1)
         return None
 
-    def _next_job(self) -> Job | None:
+    def _next_job(self) -> BatchJob | None:
         while (line := self._lines.next_line()) is not None:
             if (job := self._read(lambda: self._script.take(line))) is not None:
                 return job
@@ -121,7 +121,7 @@ class Batch:
         self._change()
         return job
 
-    def _read(self, read: Callable[[], Job | None]) -> Job | None:
+    def _read(self, read: Callable[[], BatchJob | None]) -> BatchJob | None:
         """Read a line; one that makes no sense fails alone: others may run already."""
         try:
             return read()
@@ -133,7 +133,7 @@ class Batch:
             self._change(entry, done=1, failed=1)
             return None
 
-    def _task(self, job: Job) -> Task:
+    def _task(self, job: BatchJob) -> Task:
         self._count += 1
         self._jobs[self._count] = job
         self._change()
@@ -148,32 +148,32 @@ class Batch:
 
     # --- the listener --------------------------------------------------------------------
 
-    def starting(self, crew: Crew, task: Task, slot: Slot) -> None:
+    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
         """A job is about to start; its log holds this run of the batch only."""
         if task.number not in self._starts and task.log_path is not None:
             open(task.log_path, "wb").close()
         self._starts[task.number] = self._starts.get(task.number, 0) + 1
         self._change(running=1)
 
-    def ended(self, crew: Crew, ended: Ended) -> None:
+    def ended(self, runner: Runner, ended: CommandEnd) -> None:
         """Write down how a job ended, or let it run once more."""
         number = ended.task.number
         was_running = number in self._starts
-        again = None if ended.status == 0 or crew.is_draining else self._tries.after(ended)
+        again = None if ended.status == 0 or runner.is_draining else self._tries.after(ended)
         if again is not None:
-            crew.again(again)
+            runner.again(again)
             self._change(self._again(ended, again), running=-was_running)
             return
-        entry = self._entry(ended, crew.is_stopping)
+        entry = self._entry(ended, runner.is_stopping)
         del self._jobs[number]
         self._diary.add(entry)
         self.entries.append(entry)
         is_bad = not entry.is_ok and entry.outcome != "interrupted"
         self._change(entry, running=-was_running, done=entry.is_ok or is_bad, failed=is_bad)
         if is_bad and self._wishes.is_fail_fast:
-            crew.drain()
+            runner.drain()
 
-    def _again(self, ended: Ended, task: Task) -> Again | None:
+    def _again(self, ended: CommandEnd, task: Task) -> ResumeChoice | None:
         """Note a try that is made good unasked; what else fails is told when it was the last."""
         if uncounted(ended) is None:
             return None
@@ -181,9 +181,9 @@ class Batch:
         if ended.is_requeued and not ended.is_out_of_memory:
             entry = replace(entry, outcome="requeued")
         self._past[number] = past(ended, entry.attempts, self._past.get(number, ""))
-        return Again(entry, has_more_room=task.attempt > ended.task.attempt)
+        return ResumeChoice(entry, has_more_room=task.attempt > ended.task.attempt)
 
-    def _entry(self, ended: Ended, is_stopping: bool) -> Entry:
+    def _entry(self, ended: CommandEnd, is_stopping: bool) -> Entry:
         job = self._jobs[ended.task.number]
         outcome = "ok" if ended.status == 0 else "oom" if ended.is_out_of_memory else "failed"
         is_cut_short = is_stopping or (ended.is_requeued and outcome == "failed")
@@ -206,7 +206,7 @@ class Batch:
 
     def _change(
         self,
-        entry: Entry | Again | None = None,
+        entry: Entry | ResumeChoice | None = None,
         *,
         done: int = 0,
         failed: int = 0,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.errors import UsageError
-from grn.sweep.folders import About
+from grn.sweep.manifest import About
 from grn.sweep.results import Table
 
 # What people call that which should be large; all else should be small.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from grn.sweep.task import Grant, Slot
+from grn.sweep.task import Slot, SlotGrant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ class Nested:
             self._free = list(self._all)
         self._waiting.append(task)
 
-    def grants(self) -> list[Grant]:
+    def grants(self) -> list[SlotGrant]:
         """Return what can start now; none is overtaken by one that asks for less."""
         grants = []
         while self._waiting and len(self._free) >= self._count(self._waiting[0]):
             task = self._waiting.popleft()
             taken = self._free[: self._count(task)]
             del self._free[: len(taken)]
-            grants.append(Grant(task, self._slot(taken)))
+            grants.append(SlotGrant(task, self._slot(taken)))
         return grants
 
     def give(self, slot: Slot) -> None:

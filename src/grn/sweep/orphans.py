@@ -1,40 +1,40 @@
-"""What has left the trees of a crew's commands and still lives.
+"""What has left the trees of a runner's commands and still lives.
 
-Whoever loses its parent below a crew becomes a child of the crew, whatever its group and session.
-When the crew is killed nothing of that is left to be seen, so a guard looks from time to time.
+A process below a runner that loses its parent becomes a child of the runner, whatever its group and
+session. A killed runner leaves no trace of that, so a watchdog looks from time to time.
 """
 
 from __future__ import annotations
 
 import os
 
-from grn import processes
+from grn.proc import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from grn.processes import Process
+    from grn.proc.processes import Process
 
 
 class Orphans:
-    """All children of a crew that its commands have started, and its commands."""
+    """All children of a runner that its commands have started, and its commands."""
 
-    def __init__(self, crew: int, elders: Iterable[int], mark: bytes) -> None:
-        """Take the children that the crew had before, and the variable that all commands have."""
-        self._crew = crew
+    def __init__(self, runner: int, elders: Iterable[int], mark: bytes) -> None:
+        """Take the children that the runner had before, and the variable that all commands have."""
+        self._crew = runner
         self._mark = mark
-        found = processes.look(crew)
+        found = processes.look(runner)
         self._own_group = 0 if found is None else found.group
         self._others = {*elders, os.getpid()}  # we are one of its children too
         self.known: dict[int, Process] = {}
 
     def look(self) -> bool:
-        """Look once; False where the system does not tell, or the crew is gone."""
+        """Look once; False where the system does not tell, or the runner is gone."""
         now = processes.listed_children(self._crew)
         if now is None:
             return False
-        # The crew of one moment ago may have no children since it is being killed: look at each.
+        # The runner of one moment ago may have no children since it is being killed: look at each.
         for pid in self.known.keys() - now:
             if not _is_same(self.known[pid]):
                 del self.known[pid]

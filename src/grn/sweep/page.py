@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grn.sweep.chart_data import Axis, ChartData, number_text
 from grn.sweep.condition import number_or_text
-from grn.sweep.folders import write_text
+from grn.sweep.css import SCRIPT, STYLE
+from grn.sweep.manifest import write_text
 from grn.sweep.names import spelled
-from grn.sweep.picture import Axis, Picture, number_text
-from grn.sweep.style import SCRIPT, STYLE
 
 WIDE, TALL = 340, 240  # a small chart
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
@@ -20,12 +20,12 @@ LINES_TALL, LINES_TOP, LINES_BOTTOM, LINES_SIDE = 340, 44, 26, 92
 Places = tuple[float | None, ...]
 
 
-def write_page(picture: Picture, path: str) -> None:
+def write_page(picture: ChartData, path: str) -> None:
     """Write the page."""
     write_text(path, page(picture))
 
 
-def page(picture: Picture) -> str:
+def page(picture: ChartData) -> str:
     """Return the page."""
     title = _text(f"{picture.about.name}: {picture.metric}")
     body = "\n".join(_body(picture))
@@ -37,7 +37,7 @@ def page(picture: Picture) -> str:
     )
 
 
-def _body(picture: Picture) -> Iterator[str]:
+def _body(picture: ChartData) -> Iterator[str]:
     yield f"<header><h1>{_text(picture.about.name)}</h1>"
     yield f"<p><code>{_text(picture.about.command)}</code></p></header>"
     yield _figures(picture)
@@ -56,11 +56,11 @@ def _body(picture: Picture) -> Iterator[str]:
         yield _section("Failed runs", "", f'<div class="scroll"><table>{rows}</table></div>')
 
 
-def _side(picture: Picture) -> str:
+def _side(picture: ChartData) -> str:
     return "highest" if picture.is_maximized else "lowest"
 
 
-def _hint(picture: Picture) -> str:
+def _hint(picture: ChartData) -> str:
     text = "One line for each run; the stronger its colour, the better; the best stands out."
     text += " Point at a run to find it everywhere."
     return text + (" Some runs in the middle are left out." if picture.is_partial else "")
@@ -71,7 +71,7 @@ def _section(title: str, note: str, inner: str) -> str:
     return f"<section><h2>{_text(title)}</h2>{said}{inner}</section>"
 
 
-def _figures(picture: Picture) -> str:
+def _figures(picture: ChartData) -> str:
     best = picture.best[0]
     counts = dict(picture.counts)
     tiles = [
@@ -94,7 +94,7 @@ def _figures(picture: Picture) -> str:
 # --- parallel coordinates ------------------------------------------------------------------
 
 
-def _lines(picture: Picture) -> str:
+def _lines(picture: ChartData) -> str:
     axes = (*picture.axes, picture.value_axis)
     gap = max(110, min(220, 900 // max(1, len(axes) - 1)))
     wide = 2 * LINES_SIDE + gap * (len(axes) - 1)
@@ -109,7 +109,7 @@ def _down(place: float) -> float:
     return LINES_TOP + (1 - place) * (LINES_TALL - LINES_TOP - LINES_BOTTOM)
 
 
-def _run_line(picture: Picture, number: int, spread: Sequence[Places], xs: list[int]) -> str:
+def _run_line(picture: ChartData, number: int, spread: Sequence[Places], xs: list[int]) -> str:
     spots = [
         (x, _down(place))
         for places, x in zip(spread, xs, strict=True)
@@ -142,7 +142,7 @@ def _upright(one: Axis, x: int, is_metric: bool) -> str:
 # --- one chart for each parameter ----------------------------------------------------------
 
 
-def _chart(picture: Picture, one: Axis) -> str:
+def _chart(picture: ChartData, one: Axis) -> str:
     parts = [_frame(one, picture.value_axis)]
     parts.append(_best_line(picture, one))
     heights = picture.value_axis.places
@@ -190,7 +190,7 @@ def _frame(one: Axis, values: Axis) -> str:
     return "".join(parts)
 
 
-def _best_line(picture: Picture, one: Axis) -> str:
+def _best_line(picture: ChartData, one: Axis) -> str:
     """Join the best run of each value, where a value has several runs."""
     found: dict[float, float] = {}
     for place, height in zip(one.places, picture.value_axis.places, strict=True):
@@ -206,7 +206,7 @@ def _best_line(picture: Picture, one: Axis) -> str:
 # --- the table -----------------------------------------------------------------------------
 
 
-def _table(picture: Picture) -> str:
+def _table(picture: ChartData) -> str:
     heads = "".join(f"<th>{_text(_column(name))}</th>" for name in ("", *picture.columns))
     lines = []
     for place, row in enumerate(picture.best, 1):
@@ -243,12 +243,12 @@ def _svg(wide: int, tall: int, inner: str, kind: str, label: str) -> str:
     )
 
 
-def _colour(picture: Picture, number: int) -> str:
+def _colour(picture: ChartData, number: int) -> str:
     is_best = number == len(picture.rows) - 1
     return "run best" if is_best else f"run q{picture.levels[number]}"
 
 
-def _named(picture: Picture, number: int) -> str:
+def _named(picture: ChartData, number: int) -> str:
     """Return the mark of a run, and what is shown when one points at it."""
     row = picture.rows[number]
     value = number_text(row[picture.metric])

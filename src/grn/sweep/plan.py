@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grn.client import facts
+from grn.client import job_features
 from grn.client.call import name_of
 from grn.client.lease import type_and_label
 from grn.errors import UsageError
-from grn.model.sizes import parse_size
+from grn.model.units import parse_size
 from grn.sweep import condition, space, template
-from grn.sweep.files import check_keys
-from grn.sweep.folders import LOG_FILE, RUN_FILE
+from grn.sweep.config_file import check_keys
+from grn.sweep.manifest import LOG_FILE, RUN_FILE
 from grn.sweep.names import fingerprint, spelled, sweep_name
 from grn.sweep.space import Drawn, Listed, Parameter, Space
 from grn.sweep.task import Needs
@@ -23,7 +23,7 @@ from grn.sweep.template import Template
 
 HOME = "sweeps"  # the folder for sweeps that are not told where to be
 SAMPLERS = ("optuna",)
-MOST_RETRIES = 1000
+MAX_RETRIES = 1000
 OPTIONS: dict[str, tuple[type, ...]] = {
     "command": (str, list), "parameters": (dict,), "name": (str,), "out": (str,),
     "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
@@ -94,7 +94,7 @@ def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None)
         is_shuffled=options.get("shuffle", False),
         most=options.get("n_samples"),
         result_file=_result_file(options.get("result")),
-        retries=min(options.get("retry", 0), MOST_RETRIES),
+        retries=min(options.get("retry", 0), MAX_RETRIES),
         is_fail_fast=not options.get("keep_going", True),
         is_rerun=options.get("rerun", False),
         parallel=options.get("parallel"),
@@ -165,7 +165,7 @@ def _program(command: Template | None, text: str) -> str:
         words = text.split()
     else:
         words = ["".join(str(piece) for piece in word) for word in command.words]
-    return os.path.splitext(os.path.basename(facts.command_type(words)[1]))[0]
+    return os.path.splitext(os.path.basename(job_features.command_type(words)[1]))[0]
 
 
 def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> Needs:

@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from grn.errors import MachineError, UsageError
+from grn.sweep.chart_data import LEVELS, Axis, ChartData, number_text
 from grn.sweep.condition import number_or_text
 from grn.sweep.names import spelled
-from grn.sweep.picture import LEVELS, Axis, Picture, number_text
 
 HOW_TO_DRAW = "matplotlib is not installed; pip install matplotlib"
 COLOURS = (
@@ -21,7 +21,7 @@ TABLE_ROWS = 8
 assert len(COLOURS) == LEVELS
 
 
-def write_png(picture: Picture, path: str, *, is_needed: bool = False) -> bool:
+def write_png(picture: ChartData, path: str, *, is_needed: bool = False) -> bool:
     """Write the picture; False when it cannot be drawn here and nobody insists."""
     try:
         import matplotlib
@@ -42,7 +42,7 @@ def write_png(picture: Picture, path: str, *, is_needed: bool = False) -> bool:
     return True
 
 
-def _figure(kind: Any, picture: Picture) -> Any:
+def _figure(kind: Any, picture: ChartData) -> Any:
     rows = -(-len(picture.axes) // ACROSS)
     heights = [0.75, *([3.4] if picture.axes else []), *[2.5] * rows, _table_inches(picture)]
     figure = kind(figsize=(12, sum(heights) + 0.4), facecolor="white", layout="constrained")
@@ -58,7 +58,7 @@ def _figure(kind: Any, picture: Picture) -> Any:
     return figure
 
 
-def _title(axes: Any, picture: Picture) -> None:
+def _title(axes: Any, picture: ChartData) -> None:
     axes.axis("off")
     best = picture.best[0]
     counts = ", ".join(f"{count} {state}" for state, count in picture.counts if count)
@@ -72,7 +72,7 @@ def _title(axes: Any, picture: Picture) -> None:
               va="center", transform=axes.transAxes)  # fmt: skip
 
 
-def _lines(axes: Any, picture: Picture) -> None:
+def _lines(axes: Any, picture: ChartData) -> None:
     """Draw the parallel coordinates."""
     from matplotlib.collections import LineCollection
 
@@ -112,7 +112,7 @@ def _curve(spots: list[tuple[int, float]]) -> list[tuple[float, float]]:
     return curve
 
 
-def _chart(axes: Any, picture: Picture, one: Axis) -> None:
+def _chart(axes: Any, picture: ChartData, one: Axis) -> None:
     sizes = [26] * (len(picture.rows) - 1) + [60]
     dots = [
         dot
@@ -136,11 +136,11 @@ def _chart(axes: Any, picture: Picture, one: Axis) -> None:
     axes.set_ylabel(_shown(picture.metric, 24), color=SOFT, fontsize=8)
 
 
-def _table_inches(picture: Picture) -> float:
+def _table_inches(picture: ChartData) -> float:
     return 0.5 + 0.26 * (1 + min(TABLE_ROWS, len(picture.best)))
 
 
-def _table(axes: Any, picture: Picture) -> None:
+def _table(axes: Any, picture: ChartData) -> None:
     axes.axis("off")
     columns = picture.columns[:9]
     rows = [[_cell(row[name]) for name in columns] for row in picture.best[:TABLE_ROWS]]
@@ -166,7 +166,7 @@ def _cell(value: Any) -> str:
     return _shown(spelled(value), 18) if isinstance(read, str) else spelled(value)
 
 
-def _colours(picture: Picture) -> list[str]:
+def _colours(picture: ChartData) -> list[str]:
     """Return the colour of each run; the last is the best."""
     return [*(COLOURS[level] for level in picture.levels[:-1]), ACCENT]
 

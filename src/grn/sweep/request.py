@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 
-from grn.client import facts, fingerprint
+from grn.client import fingerprint, job_features
 from grn.client.lease import wish
-from grn.model.again import Had
+from grn.model.oom_retry import Had
 from grn.sweep.task import Task
 
 TYPE_CHECKING = False
@@ -20,14 +20,14 @@ _SHELL = ("/bin/sh", "-c")
 def request(task: Task) -> Message:
     """Return the request for a task."""
     words = _words(task.argv)
-    full, label = facts.command_type(words, task.folder or "")
+    full, label = job_features.command_type(words, task.folder or "")
     needs = task.needs
     message = wish(
         needs.job_type or full, needs.job_type or label, gpus=needs.gpus, mem=needs.mem_bytes,
         exclusive=needs.is_exclusive, priority=needs.priority,
     )  # fmt: skip
     message["key"] = os.urandom(12).hex()
-    message["args"] = facts.of_command(words)
+    message["args"] = job_features.of_command(words)
     message |= fingerprint.told(words, task.folder or "")
     message |= Had(task.attempt, task.spared).told()
     message["command"] = True

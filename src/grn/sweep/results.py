@@ -11,13 +11,13 @@ from typing import Any, TypeGuard
 
 from grn.errors import UsageError
 from grn.sweep.condition import number_or_text
-from grn.sweep.folders import Run, State, plain, write_text
+from grn.sweep.manifest import RunManifest, RunState, plain, write_text
 from grn.sweep.names import spelled
 
 TAIL_BYTES = 1 << 20
 LINE_BYTES = 4096
-MOST_LETTERS = 200
-LARGEST_BYTES = 64 << 20
+MAX_LETTERS = 200
+MAX_BYTES = 64 << 20
 OWN = ("run", "state")  # the first columns
 AFTER = ("duration_s", "gpu", "peak_bytes", "attempt", "status", "trouble", "past")
 
@@ -46,14 +46,14 @@ def last_line(path: str) -> str:
     except OSError:
         return ""
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return said if len(said) <= MOST_LETTERS else said[: MOST_LETTERS - 1] + "…"
+    return said if len(said) <= MAX_LETTERS else said[: MAX_LETTERS - 1] + "…"
 
 
 def from_file(path: str) -> dict[str, Any]:
     """Return the JSON object in a file, or that in its last line."""
     name = os.path.basename(path)
     try:
-        if os.path.getsize(path) > LARGEST_BYTES:
+        if os.path.getsize(path) > MAX_BYTES:
             raise NoResult(f"{name} is too large for a result")
         with open(path, "rb") as file:
             data = file.read()
@@ -79,7 +79,7 @@ def from_value(value: object) -> dict[str, Any]:
 class Table:
     """The runs of a sweep as rows: name and state, parameters, results, time and place."""
 
-    def __init__(self, runs: Sequence[Run], parameters: Sequence[str] = ()) -> None:
+    def __init__(self, runs: Sequence[RunManifest], parameters: Sequence[str] = ()) -> None:
         self.runs = tuple(runs)
         seen = dict.fromkeys((*parameters, *(name for run in runs for name in run.params)))
         self.parameters = tuple(seen)
@@ -94,7 +94,7 @@ class Table:
             for run, result in zip(runs, found, strict=True)
         )
 
-    def _row(self, run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, run: RunManifest, metrics: Mapping[str, Any]) -> dict[str, Any]:
         own = {name: getattr(run, name) for name in (*OWN, *AFTER)}
         row = {**own, **run.params, **metrics, "state": run.state.value}
         return {name: row.get(name) for name in self.columns}
@@ -113,7 +113,7 @@ class Table:
     @property
     def finished(self) -> list[dict[str, Any]]:
         """The rows of runs that ended well."""
-        return [row for row in self.rows if row["state"] == State.FINISHED.value]
+        return [row for row in self.rows if row["state"] == RunState.FINISHED.value]
 
     @property
     def numeric_metrics(self) -> tuple[str, ...]:

@@ -13,19 +13,21 @@ from typing import Any
 
 from grn.errors import UsageError
 from grn.sweep.condition import number_or_text
-from grn.sweep.folders import Run, State
+from grn.sweep.manifest import RunManifest, RunState
 from grn.sweep.names import fingerprint
 from grn.sweep.plan import Plan
 from grn.sweep.results import flat, is_number
 from grn.sweep.space import Drawn, Listed, Point
 
-MOST_REFUSED = 500  # points in a row that the conditions leave out
+MAX_REFUSED = 500  # points in a row that the conditions leave out
 
 
 class OptunaFeed:
     """The feed of a search: at most `parallel()` trials are out at a time."""
 
-    def __init__(self, plan: Plan, known: Sequence[Run], parallel: Callable[[], int]) -> None:
+    def __init__(
+        self, plan: Plan, known: Sequence[RunManifest], parallel: Callable[[], int]
+    ) -> None:
         try:
             import optuna
         except ImportError as error:
@@ -39,9 +41,9 @@ class OptunaFeed:
         self._parallel = parallel
         self._distributions = {one.name: self._distribution(one) for one in plan.space.parameters}
         self._out: dict[str, list[Any]] = {}  # trials under way, by the fingerprint of their point
-        self._ended: dict[str, Run] = {}
+        self._ended: dict[str, RunManifest] = {}
         self._study = self._begun(known)
-        done = sum(run.state is State.FINISHED for run in self._ended.values())
+        done = sum(run.state is RunState.FINISHED for run in self._ended.values())
         self.left = max(0, (plan.trials or 0) - done)
         self._to_ask = self.left
 
@@ -68,13 +70,13 @@ class OptunaFeed:
                 return point
         return None
 
-    def heard(self, run: Run) -> Run:
+    def heard(self, run: RunManifest) -> RunManifest:
         """Tell how a trial ended; one that gave no number for the metric has failed."""
-        if run.state is State.FINISHED and self._value(run) is None:
+        if run.state is RunState.FINISHED and self._value(run) is None:
             run = replace(
-                run, state=State.FAILED, trouble=f"it gave no number '{self._plan.metric}'"
+                run, state=RunState.FAILED, trouble=f"it gave no number '{self._plan.metric}'"
             )
-        if run.state in (State.FINISHED, State.FAILED):
+        if run.state in (RunState.FINISHED, RunState.FAILED):
             self._ended[run.fingerprint] = run
         for trial in self._out.pop(run.fingerprint, []):
             self._tell(trial, run)
@@ -82,7 +84,7 @@ class OptunaFeed:
 
     # --- Optuna --------------------------------------------------------------------------
 
-    def _begun(self, known: Sequence[Run]) -> Any:
+    def _begun(self, known: Sequence[RunManifest]) -> Any:
         """Make the study and tell it what is known."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # constant_liar: new, and made for trials in parallel
@@ -96,7 +98,7 @@ class OptunaFeed:
             params = self._params(run)
             if params is None:
                 continue  # the space has changed since
-            value = self._value(run) if run.state is State.FINISHED else None
+            value = self._value(run) if run.state is RunState.FINISHED else None
             if value is not None:
                 self._ended[run.fingerprint] = run
                 study.add_trial(
@@ -104,12 +106,12 @@ class OptunaFeed:
                         params=params, distributions=self._distributions, value=value
                     )
                 )
-            elif run.state is State.INTERRUPTED:
+            elif run.state is RunState.INTERRUPTED:
                 study.enqueue_trial(params)
         return study
 
     def _asked(self) -> tuple[Any, Point]:
-        for _ in range(MOST_REFUSED):
+        for _ in range(MAX_REFUSED):
             trial = self._study.ask(self._distributions)
             point = {
                 one.name: self._chosen(one, trial.params[one.name])
@@ -120,14 +122,14 @@ class OptunaFeed:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         raise UsageError("the conditions leave hardly any point to try.", "Relax them.")
 
-    def _tell(self, trial: Any, run: Run) -> None:
-        value = self._value(run) if run.state is State.FINISHED else None
+    def _tell(self, trial: Any, run: RunManifest) -> None:
+        value = self._value(run) if run.state is RunState.FINISHED else None
         if value is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         else:
             self._study.tell(trial, value)
 
-    def _value(self, run: Run) -> float | None:
+    def _value(self, run: RunManifest) -> float | None:
         value = dict(flat(run.result)).get(self._plan.metric)
         return float(value) if is_number(value) else None
 
@@ -146,7 +148,7 @@ class OptunaFeed:
             return one.spelled(value)
         return one.values[_choices(one).index(value)]
 
-    def _params(self, run: Run) -> dict[str, Any] | None:
+    def _params(self, run: RunManifest) -> dict[str, Any] | None:
         """Return the parameters of an earlier run as Optuna knows them, None if they are others."""
         params: dict[str, Any] = {}
         if set(run.params) != set(self._distributions):

@@ -1,4 +1,4 @@
-"""The signals that stop a crew, as bytes on a pipe that its loop can listen to."""
+"""The signals that stop a runner, as bytes on a pipe that its loop can listen to."""
 
 from __future__ import annotations
 

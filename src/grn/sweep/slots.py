@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 
-from grn import places
-from grn.sweep.task import Grant, Slot
+from grn import paths
+from grn.sweep.task import Slot, SlotGrant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grn.sweep.held import Hold
-    from grn.sweep.task import Ended, Task, Wanted
+    from grn.sweep.slot_leases import Hold
+    from grn.sweep.task import CommandEnd, EvictionAsk, Task
 
 
 class FixedSlots:
@@ -34,7 +34,7 @@ class FixedSlots:
         self._hold: Hold | None = None
         self._has_looked = False  # for a negotiator
         self._asked: list[Task] = []
-        self._ends: list[Ended] = []
+        self._ends: list[CommandEnd] = []
 
     @property
     def wake_at(self) -> float | None:
@@ -52,30 +52,30 @@ class FixedSlots:
             self._hold = _hold(self._names, self._owner, self._say)
         self._asked.append(task)
 
-    def grants(self) -> list[Grant]:
+    def grants(self) -> list[SlotGrant]:
         """Give the free slots to those that were first."""
-        grants: list[Grant] = []
+        grants: list[SlotGrant] = []
         while self._asked and self._free:
             slot = self._free.pop() if self._hold is None else self._next_held(self._hold)
             if slot is None:
                 break
-            grants.append(Grant(self._asked.pop(0), slot))
+            grants.append(SlotGrant(self._asked.pop(0), slot))
         return grants
 
     def _next_held(self, hold: Hold) -> Slot | None:
         """Take the topmost slot that may be used; pass over those that somebody else uses."""
-        from grn.sweep.held import State
+        from grn.sweep.slot_leases import SlotState
 
         for place in reversed(range(len(self._free))):
             state = hold.state(self._free[place].name)
-            if state is State.READY:
+            if state is SlotState.READY:
                 slot = self._free.pop(place)
                 lease = hold.lease_of(slot.name)
                 # A command that asks grn for a GPU itself must not wait for the one it runs on.
                 under = {"GRN_LEASE": lease} if lease else {}
                 visible = {"CUDA_VISIBLE_DEVICES": hold.visible(slot.name)}
                 return Slot(slot.name, {**slot.environment, **visible, **under}, lease)
-            if state is State.ASKED:
+            if state is SlotState.ASKED:
                 return None
         return None
 
@@ -86,17 +86,17 @@ class FixedSlots:
         """Put a slot back on top."""
         self._free.append(slot)
 
-    def give(self, ended: Ended, resident_bytes: int | None) -> None:
+    def give(self, ended: CommandEnd, resident_bytes: int | None) -> None:
         """Put a slot back on top."""
         self._free.append(ended.slot)
         self._ends.append(ended)
 
-    def settled(self) -> list[Ended]:
+    def settled(self) -> list[CommandEnd]:
         """All is known at once."""
         ends, self._ends = self._ends, []
         return ends
 
-    def wanted(self) -> tuple[Wanted, ...]:
+    def wanted(self) -> tuple[EvictionAsk, ...]:
         """Nobody else has a claim to them."""
         return ()
 
@@ -125,8 +125,8 @@ class FixedSlots:
 
 def _hold(names: Sequence[str], owner: str, say: Callable[[str], None]) -> Hold | None:
     """Hold the GPUs if a negotiator may be there: a look at its socket costs nothing."""
-    if not any(os.path.exists(path) for path in places.sockets_to_try()):
+    if not any(os.path.exists(path) for path in paths.sockets_to_try()):
         return None
-    from grn.sweep.held import Hold
+    from grn.sweep.slot_leases import Hold
 
     return Hold(names, owner, say)

@@ -20,8 +20,8 @@ from grn.sweep.condition import Condition, number_or_text
 Point = Mapping[str, object]
 KINDS = ("log", "uniform", "int")
 RESERVED = ("run_dir", "run", "index", "params")  # what a command can ask for beside parameters
-MOST_TRIES = 10_000  # draws in a row that give nothing new
-MOST_LEFT_OUT = 300_000  # points in a row for which no condition holds
+MAX_TRIES = 10_000  # draws in a row that give nothing new
+MAX_LEFT_OUT = 300_000  # points in a row for which no condition holds
 DIGITS = 6  # of a drawn number: more would be noise in names and tables
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
@@ -193,7 +193,7 @@ def _grid(space: Space, randomness: Randomness, is_shuffled: bool) -> Iterator[d
             yield point
             continue
         left_out += 1
-        if left_out == MOST_LEFT_OUT:
+        if left_out == MAX_LEFT_OUT:
             raise UsageError(f"the conditions leave out {left_out} points in a row.", "Relax them.")
 
 
@@ -205,7 +205,7 @@ def _draws(
     axes = _axes(space)
     seen: set[str] = set()
     for count in range(most):
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             number = next(rounds)
             drawn_values = {one.name: one.draw(randomness) for one in ranges}
             point = _in_order(space, {**_combination(axes, number), **drawn_values})

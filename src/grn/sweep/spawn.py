@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 
-from grn import processes
+from grn.proc import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,19 +11,19 @@ from typing import Any
 from grn.client.connection import ask_once
 from grn.errors import DaemonError, JobFailed, UsageError
 from grn.sweep import plan as plans
-from grn.sweep.folders import Run
-from grn.sweep.leased import LeasedSlots
+from grn.sweep.leased_slots import LeasedSlots
+from grn.sweep.manifest import RunManifest
 from grn.sweep.plan import Plan
+from grn.sweep.protocols import Slots
 from grn.sweep.results import Table
-from grn.sweep.roles import Slots
 from grn.sweep.sampler import OptunaFeed
 from grn.sweep.space import Point, points
-from grn.sweep.study import Feed, Progress, Study, Walk, left_to_run
+from grn.sweep.sweep_run import Feed, Progress, Study, Walk, left_to_run
 from grn.sweep.task import Task
 
-MOST_POINTS = 100_000  # each has a folder
+MAX_POINTS = 100_000  # each has a folder
 
-Hearing = Callable[[Progress, Run | None], None]
+Hearing = Callable[[Progress, RunManifest | None], None]
 
 
 class Sweep:
@@ -72,10 +72,10 @@ class Sweep:
         walk = points(
             self.plan.space, randomness, is_shuffled=self.plan.is_shuffled, most=self.plan.most
         )
-        found: list[Point] = list(itertools.islice(walk, MOST_POINTS + 1))
-        if len(found) > MOST_POINTS:
+        found: list[Point] = list(itertools.islice(walk, MAX_POINTS + 1))
+        if len(found) > MAX_POINTS:
             raise UsageError(
-                f"the sweep has more than {MOST_POINTS} points.", "Take some: --n-samples N."
+                f"the sweep has more than {MAX_POINTS} points.", "Take some: --n-samples N."
             )
         if not found:
             raise UsageError("the conditions leave no point to run.")

@@ -106,7 +106,7 @@ class Slot(_Value):
         self.lease: Final = lease  # its id, when it is one
 
 
-class Ended(_Value):
+class CommandEnd(_Value):
     """How a task ended. A command that could not be started has the status 126 or 127."""
 
     __slots__ = (
@@ -146,7 +146,7 @@ class Ended(_Value):
         self.because: Final = because  # whose fault that was, or for whom it made room
 
 
-class Wanted(_Value):
+class EvictionAsk(_Value):
     """A lease that is wanted back: what runs under it is to be ended and run again later."""
 
     __slots__ = ("because", "lease")
@@ -156,7 +156,7 @@ class Wanted(_Value):
         self.because: Final = because  # for whom it makes room
 
 
-class Grant(_Value):
+class SlotGrant(_Value):
     """A place for a task, or why there will never be one."""
 
     __slots__ = ("refusal", "slot", "task")

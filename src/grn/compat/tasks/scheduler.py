@@ -1,6 +1,6 @@
 """`GPUTaskScheduler`: run all instances of a configuration on its GPUs.
 
-Translates to the crew that runs many commands; checks what can be checked before anything runs.
+Translates to the runner that runs many commands; checks what can be checked before anything runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from grn.compat.tasks import curtain
+from grn.compat.tasks import hide_gpus
 from grn.compat.tasks.config import ConfigManager
 from grn.compat.tasks.log import Log
 from grn.errors import MachineError, UsageError
@@ -24,7 +24,7 @@ class GPUTaskScheduler:
     """`GPUTaskScheduler(config=config, gpu_task_class=MyGPUTask).start()`."""
 
     def __init__(self, config: Mapping[str, Any], gpu_task_class: type[Any]) -> None:
-        curtain.lift()
+        hide_gpus.lift()
         self._manager = ConfigManager(config)
         self._task_class = _checked(gpu_task_class)
 
@@ -54,15 +54,15 @@ class GPUTaskScheduler:
     def _run(self, folder: str, log: Log) -> int:
         """Run all; return the signal by which we were stopped, or 0."""
         # Only now: a worker that imports this module has no use for them.
-        from grn.compat.tasks.sending import Sender
-        from grn.compat.tasks.work import Gpus, Instances
-        from grn.sweep.crew import Crew
+        from grn.compat.tasks.adapters import Gpus, Instances
+        from grn.compat.tasks.serialize import Sender
+        from grn.sweep.runner import Runner
 
         sender = Sender(self._task_class, folder)
         sender.check(self._manager.get_all_global_config(), "global_config")
         for remark in self._manager.remarks():
             log.warning(remark)
-        if curtain.has_opened_gpus():
+        if hide_gpus.has_opened_gpus():
             log.warning(
                 "this process uses GPUs itself and keeps some of their memory: what the task's "
                 "module or this script does with them as it is imported belongs into main()"
@@ -70,13 +70,13 @@ class GPUTaskScheduler:
         total = self._manager.get_num_left_config()
         instances = Instances(self._manager, sender, self._task_class.__qualname__, log)
         gpus = Gpus(self._manager.get_all_scheduler_config()["gpu"], instances, log)
-        crew = Crew(gpus, instances, instances, mark=sender.mark)
+        runner = Runner(gpus, instances, instances, mark=sender.mark)
         try:
-            crew.run()
+            runner.run()
         finally:
             instances.close()
         _summarise(instances.failures, total, log)
-        return crew.stopped_by
+        return runner.stopped_by
 
 
 def _summarise(failures: list[str], total: int, log: Log) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from grn.compat.tasks import curtain
+from grn.compat.tasks import hide_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-curtain.draw()  # we may be in the middle of a task module whose imports take the GPUs
+hide_gpus.draw()  # we may be in the middle of a task module whose imports take the GPUs
 
 
 class GPUTask:
@@ -20,7 +20,7 @@ class GPUTask:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        curtain.lift()
+        hide_gpus.lift()
 
     def required_env(self) -> dict[str, str]:
         """Return variables that the task's process is to have besides its GPUs."""

@@ -1,0 +1,298 @@
+"""`grn batch`: lines become jobs on negotiated GPUs, with progress, resume and a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from grn.cli.commands.status import width
+from grn.cli.output.progress import ProgressLine
+from grn.cli.output.render import progress, show_time
+from grn.cli.output.table import table
+from grn.errors import MachineError, UsageError
+from grn.model.text import harmless
+from grn.model.units import parse_size, show_size
+from grn.sweep import batch_file
+from grn.sweep.batch import Batch, ResumeChoice, Tally, Wishes
+from grn.sweep.batch_journal import Diary, Entry, finished, id_of
+from grn.sweep.leased_slots import LeasedSlots
+from grn.sweep.line_reader import LineReader
+from grn.sweep.task import Needs, Task
+
+FAILED, STOPPED = 1, 128
+MAX_FAILURES = 20
+LONGEST_COMMAND = 60
+TAIL_BYTES = 2000
+
+
+@click.command()
+@click.argument("file", default="-", metavar="[FILE]")
+@click.option(
+    "-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs for each line."
+)
+@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; learned if not given.")
+@click.option("--exclusive", is_flag=True, help="GPUs to itself.")
+@click.option("--type", "job_type", metavar="NAME", help="Job type; the program if not given.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    default=0,
+    metavar="N",
+    help="Higher goes first.",
+)
+@click.option("--parallel", type=click.IntRange(1), metavar="N", help="No more than N at once.")
+@click.option("--retry", type=click.IntRange(0), default=0, metavar="N",
+              help="Run a line again up to N times if it fails.")  # fmt: skip
+@click.option("--keep-going/--fail-fast", "keep_going", default=True,
+              help="After a failure go on (default), or start nothing more.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Leave out what finished in an earlier run.")
+@click.option("--out", metavar="DIR", help="Journal, logs and report; FILE.grn if not given.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def batch(
+    file: str,
+    gpus: int,
+    mem: str | None,
+    exclusive: bool,
+    job_type: str | None,
+    priority: int,
+    parallel: int | None,
+    retry: int,
+    keep_going: bool,
+    resume: bool,
+    out: str | None,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Run the lines of FILE, or of standard input, as jobs on GPUs that have room.
+
+    \b
+    grn batch jobs.txt
+    grn batch jobs.txt --resume --retry 1
+    generate_jobs | grn batch --mem 6GiB
+
+    Each line is for the shell. A trailing backslash goes on in the next line; blank lines and
+    lines that begin with # are left out. A line may begin with options of its own:
+
+    \b
+    [mem=6GiB gpus=2] python train.py --model large
+
+    Exit status: 0 if all lines ended well, 1 if some failed, 2 for misuse.
+    """
+    if file == "-" and resume and out is None:
+        raise UsageError(
+            "lines from standard input have no place to resume from.", "Name it with --out DIR."
+        )
+    mem_bytes = None if mem is None else parse_size(mem)
+    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type)
+    folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
+    if dry_run:
+        return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})
+    # A file is read through before anything runs: a mistake at its end must not cost its beginning.
+    total = None if file == "-" else len(list(batch_file.jobs(_all_lines(file), needs)))
+    wishes = Wishes(needs, retry, not keep_going, parallel)
+    return _run(file, folder, wishes, total, is_resumed=resume, quiet=quiet, as_json=as_json)
+
+
+def _all_lines(file: str) -> Sequence[bytes]:
+    fd = _open(file)
+    with open(fd, "rb", closefd=fd != 0) as opened:
+        try:
+            return opened.read().split(b"\n")
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _open(file: str) -> int:
+    if file == "-":
+        if sys.stdin is None:
+            raise UsageError("standard input is closed.", "Give the lines there, or name a file.")
+        return 0
+    try:
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _dry_run(lines: Sequence[bytes], needs: Needs, done: dict[str, Entry]) -> int:
+    for job in batch_file.jobs(lines, needs):
+        skipped = "  # finished before" if id_of(job) in done else ""
+        click.echo(f"{job.line}: {_options(job.needs)}{harmless(os.fsdecode(job.text))}{skipped}")
+    return 0
+
+
+def _options(needs: Needs) -> str:
+    said = [f"gpus={needs.gpus}"] if needs.gpus != 1 else []
+    said += [f"mem={show_size(needs.mem_bytes).replace(' ', '')}"] if needs.mem_bytes else []
+    said += ["exclusive"] if needs.is_exclusive else []
+    said += [f"priority={needs.priority}"] if needs.priority else []
+    said += [f"type={needs.job_type}"] if needs.job_type else []
+    return f"[{' '.join(said)}] " if said else ""
+
+
+def _run(
+    file: str,
+    folder: str,
+    wishes: Wishes,
+    total: int | None,
+    *,
+    is_resumed: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    lines, diary = LineReader(_open(file)), Diary(folder)
+    before = diary.open(is_resumed=is_resumed)
+    story = Story(ProgressLine(sys.stderr, is_quiet=quiet))
+    running = Batch(lines, diary, wishes, story.tell, total)
+    try:
+        running.run(LeasedSlots(story.waits), before)
+    finally:
+        story.teller.finish()
+        report = _report(running, story.passed_s)
+        path = diary.write_report(report)
+        diary.close()
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _summarise(running, story.passed_s, path, is_terse=quiet)
+    if running.stopped_by:
+        return STOPPED + running.stopped_by
+    if lines.trouble:
+        raise MachineError(lines.trouble, "What was read before has been run.")
+    is_whole = running.tally.total == running.tally.done + running.tally.skipped
+    return FAILED if running.tally.failed or not is_whole else 0
+
+
+class Story:
+    """Tells how a batch goes while it does."""
+
+    def __init__(self, teller: ProgressLine) -> None:
+        self.teller = teller
+        self._began = time.monotonic()
+        self._now = Tally(None)
+        self._reasons: dict[int, str] = {}  # of jobs that wait, by number
+        self._reason = ""  # the one that was told
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def tell(self, now: Tally, entry: Entry | ResumeChoice | None) -> None:
+        """Something has begun or ended."""
+        if isinstance(entry, ResumeChoice):
+            room = "with more room" if entry.has_more_room else "as it is"
+            self.teller.say(f"{_ended_line(now, entry.entry)}; runs again {room}")
+        elif entry is not None and (not entry.is_ok or not self.teller.is_terminal):
+            self.teller.say(_ended_line(now, entry))
+        self._now = now
+        if now.running:
+            self._reason = ""
+            self._reasons.clear()
+        self._draw(at_once=now.done + now.skipped == now.total)
+
+    def waits(self, task: Task, reason: str) -> None:
+        """A job waits; when all do, the reason is what people want to know."""
+        reason = "; ".join(filter(None, (task.past, reason)))
+        self._reasons[task.number] = reason
+        now = self._now
+        if not now.running and len(self._reasons) >= now.waiting and reason != self._reason:
+            self._reason = reason
+            if not self.teller.is_terminal:
+                self.teller.say(f"waiting: {harmless(reason)}")
+            self._draw(at_once=True)
+
+    def _draw(self, *, at_once: bool) -> None:
+        now = self._now
+        text = f"{now.running} running"
+        if now.total is not None:
+            left = now.total - now.skipped
+            text = f"{progress(now.done, left, now.failed, self.passed_s)}  {text}"
+        else:
+            text = f"{now.done} done, {now.failed} failed, {text}"
+        if self._reason:
+            text += f"  waiting: {harmless(self._reason)}"
+        self.teller.draw(text, at_once=at_once)
+
+
+def _ended_line(now: Tally, entry: Entry) -> str:
+    done = now.done + now.skipped
+    count = f"[{done}/{now.total}]" if now.total is not None else f"[{done}]"
+    if entry.trouble:
+        return f"{count} line {entry.line}: {_how(entry)}"
+    where = f" on GPU {entry.gpu}" if entry.gpu else ""
+    why = f": {harmless(entry.because)}" if entry.because else ""
+    return f"{count} line {entry.line}: {_how(entry)}, {show_time(entry.duration_s)}{where}{why}"
+
+
+def _how(entry: Entry) -> str:
+    if entry.trouble:
+        return f"not run: {harmless(entry.trouble)}"
+    if entry.outcome in ("ok", "interrupted", "requeued"):
+        return entry.outcome
+    text = f"exit status {entry.status}"
+    if entry.status < 0:
+        text = f"ended by {signal.Signals(-entry.status).name}"
+    return text + (", out of GPU memory" if entry.outcome == "oom" else "")
+
+
+def _report(running: Batch, passed_s: float) -> dict[str, object]:
+    counts = dict.fromkeys(("ok", "failed", "oom", "interrupted"), 0)
+    for entry in running.entries:
+        counts[entry.outcome] += 1
+    return {
+        "schema": 1,
+        "total": running.tally.total,
+        "skipped": running.tally.skipped,
+        "stopped_by": running.stopped_by or None,
+        "passed_s": round(passed_s, 3),
+        "counts": counts,
+        "jobs": [asdict(entry) for entry in sorted(running.entries, key=lambda one: one.line)],
+    }
+
+
+def _summarise(running: Batch, passed_s: float, path: str, *, is_terse: bool) -> None:
+    now = running.tally
+    failed = [entry for entry in running.entries if not entry.is_ok]
+    left = 0 if now.total is None else now.total - now.done - now.skipped
+    parts = [f"{now.done - now.failed} ok", f"{now.failed} failed"]
+    parts += [f"{now.skipped} finished before"] if now.skipped else []
+    parts += [f"{left} not run"] if left else []
+    if failed and not is_terse:
+        rows = [_row(entry) for entry in failed[:MAX_FAILURES]]
+        headers = ("LINE", "HOW", "TOOK", "PEAK", "LOG", "COMMAND")
+        spare = ("PEAK", "TOOK", "LOG")
+        click.echo(table(headers, rows, width(), elastic=("HOW", "COMMAND"), spare=spare))
+        for entry in failed[:MAX_FAILURES]:
+            if last := _last_words(entry.log):
+                click.echo(f"line {entry.line} said at last: {harmless(last)}")
+                break
+        if len(failed) > MAX_FAILURES:
+            click.echo(f"... and {len(failed) - MAX_FAILURES} more in {path}")
+    click.echo(f"{', '.join(parts)} in {show_time(passed_s)}; report: {path}")
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    command = harmless(entry.command)
+    if len(command) > LONGEST_COMMAND:
+        command = command[: LONGEST_COMMAND - 1] + "…"
+    peak = show_size(entry.peak_bytes)
+    return (str(entry.line), _how(entry), show_time(entry.duration_s), peak, entry.log, command)
+
+
+def _last_words(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

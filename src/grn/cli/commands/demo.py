@@ -1,0 +1,172 @@
+"""`grn demo`: real jobs of different sizes on virtual GPUs, shown live; ends by itself.
+
+Uses a negotiator and folders of its own, so it disturbs nothing and can run twice at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from grn.cli.commands.daemon import STOP_S
+from grn.cli.commands.status import user_name
+from grn.cli.output import render
+from grn.cli.output.table import table
+from grn.client import pages
+from grn.client.daemons import negotiator_argv, start_aside
+from grn.errors import GrnError, MachineError
+
+VIRTUAL = "2x512MiB"
+PACE_S = 0.2
+LIMIT_S = 90.0
+BATCH = [
+    ("pretrain", 2.0), ("tokenize", 1.0), ("finetune", 1.5), ("tokenize", 1.0), ("finetune", 1.5),
+    ("pretrain", 2.0), ("tokenize", 1.0), ("finetune", 1.5), ("tokenize", 1.0), ("finetune", 1.5),
+    ("tokenize", 1.0), ("finetune", 1.5), ("tokenize", 1.0), ("finetune", 1.5),
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Demo:
+    """What the demo has started and what came of it."""
+
+    started: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def collect(self) -> bool:
+        """Take in what has ended; True while something still runs."""
+        for name, process in list(self.started):
+            if process.poll() is not None:
+                out, err = process.communicate()
+                self.started.remove((name, process))
+                if process.returncode:
+                    self.failed.append(f"{name}: exit status {process.returncode}\n{err}")
+                else:
+                    self.results.append({"name": name, **json.loads(out)})
+        return bool(self.started)
+
+
+@click.command()
+def demo() -> int:
+    """Watch 14 real jobs of three sizes share two virtual GPUs.
+
+    Nobody says how much memory the jobs need: the first of each kind is measured, then the
+    others run side by side where they fit. Takes under half a minute and needs no GPU.
+    """
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]grn demo[/]: {len(BATCH)} jobs of 3 kinds on virtual GPUs ({VIRTUAL}).\n"
+        "The first of each kind is measured, the rest is packed.\n"
+    )
+    demo = Demo()
+    with _own_negotiator():
+        began = time.monotonic()
+        try:
+            _start_jobs(demo)
+            _watch(demo, console, began + LIMIT_S)
+        finally:
+            for _, process in demo.started:
+                process.kill()
+                process.wait()
+        took_s = time.monotonic() - began
+        learned = pages.ask_all({"op": "profiles"})["profiles"]
+    _tell(demo, console, learned, took_s)
+    return 1 if demo.failed else 0
+
+
+@contextlib.contextmanager
+def _own_negotiator() -> Iterator[None]:
+    """Run a negotiator with folders of its own; everything we start finds it by environment."""
+    with tempfile.TemporaryDirectory(prefix="grn-demo-") as folder:
+        for name in ("GRN_SOCKET", "CUDA_VISIBLE_DEVICES", "GRN_LEASE"):
+            os.environ.pop(name, None)
+        os.environ["GRN_RUNTIME_DIR"] = os.environ["GRN_STATE_DIR"] = folder
+        os.environ["GRN_SAMPLE_S"] = "0.1"
+        started = start_aside(
+            "negotiator",
+            negotiator_argv(f"virtual:{VIRTUAL}", debug=False, idle_exit_s=None),
+            is_detached=True,
+        )
+        try:
+            yield
+        finally:
+            started.end(STOP_S)
+
+
+def _start_jobs(demo: Demo) -> None:
+    for name, seconds in BATCH:
+        argv = [sys.executable, "-m", "grn.cli.commands.demo_jobs", name, str(seconds)]
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        demo.started.append((name, process))
+
+
+def _watch(demo: Demo, console: Console, deadline: float) -> None:
+    with Live(console=console, refresh_per_second=10, transient=True) as live:
+        while demo.collect():
+            if time.monotonic() > deadline:
+                raise MachineError("the demo took too long; is this machine very busy?")
+            with contextlib.suppress(GrnError):
+                status = pages.status()
+                if console.is_terminal:
+                    live.update(_picture(demo, status, console.width))
+            time.sleep(PACE_S)
+
+
+def _picture(demo: Demo, status: dict[str, Any], width: int) -> Group:
+    counts = f"{len(demo.results)} done, {len(status['leases'])} running, "
+    counts += f"{len(status['waiting'])} waiting"
+    jobs = render.ps(status, user_name, width)
+    return Group(
+        Text(render.gpus(status, width)), Text(""), Text(jobs), Text(""), Text(counts, "bold")
+    )
+
+
+def _tell(demo: Demo, console: Console, learned: list[dict[str, Any]], took_s: float) -> None:
+    """Say what ran where, what was learned, and what sharing brought."""
+    first = min((result["began_at"] for result in demo.results), default=0.0)
+    rows = [
+        (
+            result["name"],
+            f"GPU {result['gpu']}",
+            f"{result['began_at'] - first:5.1f}s",
+            f"{result['ended_at'] - first:5.1f}s",
+            _span(result["began_at"] - first, result["ended_at"] - first, took_s),
+        )
+        for result in sorted(demo.results, key=lambda result: (result["gpu"], result["began_at"]))
+    ]
+    console.print("[bold]where each ran[/]")
+    console.print(Text(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
+    console.print("\n[bold]what was learned[/]")
+    console.print(Text(render.profiles(learned)))
+    spent = sum(result["ended_at"] - result["began_at"] for result in demo.results)
+    console.print(
+        f"\n[bold]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/];\n"
+        f"one at a time on each GPU they would take at least {spent / 2:.1f} s."
+    )
+    for failure in demo.failed:
+        console.print(Text(f"failed: {failure}", "red"))
+
+
+def _span(began_s: float, ended_s: float, whole_s: float, size: int = 32) -> str:
+    start = round(size * began_s / whole_s)
+    return " " * start + "━" * max(1, round(size * (ended_s - began_s) / whole_s))

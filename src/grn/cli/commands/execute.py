@@ -1,0 +1,227 @@
+"""`grn exec`: one command in the foreground, under a lease of its own."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import click
+
+from grn.cli.app import say_error
+from grn.client import fingerprint, frameworks, job_features, retry
+from grn.client.daemons import ensure_negotiator
+from grn.client.gpu_environment import for_command
+from grn.client.lease import Lease, wish
+from grn.errors import GrnError
+from grn.model.oom_retry import Had, again
+from grn.model.text import harmless
+from grn.proc import processes
+
+OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND = 125, 126, 127
+IDLE_EXIT_S = 300.0
+TAIL_BYTES = 64 << 10
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+              signal.SIGUSR2)  # fmt: skip
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="How many GPUs.")
+@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; learned if not given.")
+@click.option("--type", "job_type", metavar="NAME", help="Job type; the program if not given.")
+@click.option("--exclusive", is_flag=True, help="GPUs to itself.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    default=0,
+    metavar="N",
+    help="Higher goes first.",
+)
+@click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
+@click.option("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
+              help="Run again if GPU memory ran out, with more room N times.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD ...")
+def execute(
+    gpus: int,
+    mem: str | None,
+    job_type: str | None,
+    exclusive: bool,
+    priority: int,
+    pack: bool,
+    retry_oom: int,
+    quiet: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run CMD when GPUs have room for it and return its exit status.
+
+    \b
+    grn exec -- python train.py --lr 0.1
+    grn exec --gpus 2 --mem 12GiB -- torchrun --nproc-per-node=gpu train.py
+
+    CMD sees its GPUs in CUDA_VISIBLE_DEVICES. Signals are passed on. A negotiator is started in
+    the background if none runs.
+    """
+    try:
+        full, label = job_features.command_type(command)
+        message = wish(
+            job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
+            priority=priority, policy="pack" if pack else "spread",
+        )  # fmt: skip
+        ensure_negotiator(IDLE_EXIT_S)
+        message["args"] = job_features.of_command(command)
+        message |= fingerprint.told(command)
+        message["command"] = True
+        return _run(command, message, retry_oom, quiet)
+    except GrnError as error:
+        say_error(error)
+        return OWN_TROUBLE
+
+
+def _run(command: tuple[str, ...], message: dict[str, object], retry_oom: int, quiet: bool) -> int:
+    """Run the command, and again where memory ran out and that was asked for."""
+    had = Had()
+    while True:
+        lease = Lease({**message, **had.told()}, None if quiet else _say_why)
+        status, ended = _run_once(command, lease)
+        if ended != "oom":
+            return status
+        said = f"grn: the command {harmless(lease.because or 'ran out of GPU memory')}"
+        following = again(had, lease.is_victim, retry_oom, lease.has_larger)
+        if following is None:
+            click.echo(said, err=True)
+            return status
+        room = "with more room" if following.more > had.more else "as it is"
+        click.echo(f"{said}; it runs again {room}", err=True)
+        had = following
+
+
+def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
+    """Run the command under one lease; return its status and how the lease ended."""
+    lease.acquire()
+    environment = dict(os.environ)
+    if not lease.is_nested:  # else all is set as the outer job has it
+        environment = for_command(lease.id, lease.visible_devices, environment)
+    is_scanned = not _is_same_file(1, 2) and not os.isatty(2)
+    reader, writer = os.pipe() if is_scanned else (-1, -1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = _patiently(os.fork)  # this process has one thread: forking is safe
+    if pid == 0:
+        _become(command, lease, environment, writer)
+    if is_scanned:
+        os.close(writer)
+    _pass_signals_to(pid)
+    tail = _pump(reader, pid) if is_scanned else b""
+    _, raw, usage = os.wait4(pid, 0)
+    status = os.waitstatus_to_exitcode(raw)
+    text = tail.decode(errors="replace")
+    is_oom = status != 0 and frameworks.is_out_of_memory_text(text)
+    outcome = "ok" if status == 0 else "oom" if is_oom else "failed"
+    said: dict[str, Any] = {"outcome": outcome, "resident": max(1, usage.ru_maxrss * 1024)}
+    if is_oom and (asked := frameworks.asked_bytes(text)):
+        said["asked"] = asked
+    ended = lease.release(None, **said)
+    return (status if status >= 0 else 128 - status), ended
+
+
+def _patiently(start: Callable[[], int]) -> int:
+    """Start something, and try again for a while where the machine has no room at this moment."""
+    for pause in processes.pauses():
+        try:
+            return start()
+        except OSError as error:
+            if error.errno not in processes.PASSING:
+                raise
+        time.sleep(pause)
+    return start()
+
+
+def _say_why(text: str) -> None:
+    click.echo(f"grn: waiting: {harmless(text)}", err=True)
+
+
+def _become(
+    command: tuple[str, ...], lease: Lease, environment: dict[str, str], writer: int
+) -> None:
+    """In the child: take the lease over, so that it outlives `grn exec`, and be the command."""
+    try:
+        if writer >= 0:
+            os.dup2(writer, 2)
+        if not lease.is_nested:  # an outer lease stays with the outer job
+            _end_by_ctrl_c()
+            retry.ask({"op": "hold", "lease": lease.id})
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
+            signal.signal(signum, signal.SIG_DFL)
+        if not lease.is_nested:
+            processes.become_first_to_end()
+        _patiently(lambda: os.execvpe(command[0], list(command), environment))
+    except FileNotFoundError:
+        os.write(2, f"grn: {command[0]}: command not found\n".encode())
+        os._exit(NOT_FOUND)
+    except PermissionError:
+        os.write(2, f"grn: {command[0]}: cannot be run (permission denied)\n".encode())
+        os._exit(NOT_RUNNABLE)
+    except (OSError, GrnError) as error:
+        os.write(2, f"grn: {command[0]}: {error}\n".encode())
+        os._exit(OWN_TROUBLE if isinstance(error, GrnError) else NOT_RUNNABLE)
+
+
+def _end_by_ctrl_c() -> None:
+    """Let Ctrl-C end this process as it would end the command, also before the command runs."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _pass_signals_to(pid: int) -> None:
+    def pass_on(signum: int, _frame: FrameType | None) -> None:
+        from_terminal = signum in (signal.SIGINT, signal.SIGQUIT) and os.isatty(0)
+        if not from_terminal:  # a terminal sends those to the command as well
+            os.kill(pid, signum)
+
+    for signum in _PASSED_ON:
+        signal.signal(signum, pass_on)
+
+
+def _pump(reader: int, pid: int) -> bytes:
+    """Copy the command's standard error to ours until it ends; return the last of it."""
+    tail = b""
+    pidfd = os.pidfd_open(pid)
+    with selectors.DefaultSelector() as ready:
+        ready.register(reader, selectors.EVENT_READ)
+        ready.register(pidfd, selectors.EVENT_READ)
+        is_running = True
+        while is_running:
+            keys = [key.fd for key, _ in ready.select()]
+            # Once the command has ended only what is in the pipe already is taken: a process
+            # it left behind may keep the other end open for ever.
+            is_running = pidfd not in keys
+            os.set_blocking(reader, False)
+            while (chunk := _read(reader)) is not None:
+                if not chunk:
+                    is_running = False
+                    break
+                os.write(2, chunk)
+                tail = (tail + chunk)[-TAIL_BYTES:]
+    os.close(pidfd)
+    os.close(reader)
+    return tail
+
+
+def _read(fd: int) -> bytes | None:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return None
+
+
+def _is_same_file(first: int, second: int) -> bool:
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:
+        return True

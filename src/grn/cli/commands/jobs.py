@@ -1,0 +1,360 @@
+"""Commands on the queue: list, show, wait, logs, and everything that steers jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from grn import wire
+from grn.cli.commands.status import json_flag, print_json, width
+from grn.cli.output import job_text, render
+from grn.client import logs as job_logs
+from grn.client import queue
+from grn.client.submit import exit_code_of, is_id, seconds
+from grn.errors import GrnError, UnknownJob, UsageError
+from grn.model.text import counted, harmless
+
+FOLLOW_S = 0.1
+_ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
+
+
+def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("-q", "--quiet", is_flag=True, help="Print nothing but ids.")(function)
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def submit(words: tuple[str, ...]) -> int:
+    """Hand a command to your queue; see `grn submit --help`."""
+    from grn.cli.commands import submit as quick
+
+    return quick.main(words)
+
+
+@click.command()
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1),
+    default=50,
+    metavar="N",
+    help="So many at the most; 50 if not given.",
+)
+@click.option("-a", "--all", "everything", is_flag=True, help="Also what has ended.")
+@click.option("--state", "states", multiple=True, metavar="STATE",
+              help="Only these: queued, held, running, ok, failed, ... (repeatable).")  # fmt: skip
+@click.option("--name", help="Only jobs of this name.")
+@click.option("--type", "job_type", help="Only jobs of this type.")
+@_quiet
+@json_flag
+def ls(
+    most: int,
+    everything: bool,
+    states: tuple[str, ...],
+    name: str | None,
+    job_type: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """List your jobs: what runs, what waits and why, with -a what has ended.
+
+    \b
+    grn ls
+    grn ls -a --state failed
+    grn ls -q --name sweep3 | xargs grn cancel
+    """
+    which = "all" if everything or states else "alive"
+    asked: dict[str, Any] = {"op": "list", "which": which, "most": most, "states": list(states)}
+    asked |= {key: value for key, value in (("name", name), ("type", job_type)) if value}
+    answer = queue.ask(asked)
+    rows = _with_memory([_meant(row) for row in answer["jobs"]])
+    if as_json:
+        return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
+    if quiet:
+        return _print_ids([row["id"] for row in rows])
+    click.echo(job_text.jobs(rows, time.time(), width()))
+    if not rows or len(rows) == most:
+        note = f" ({most} shown: -n shows more)" if rows else ""
+        click.echo(job_text.counts(answer["counts"]) + note, err=True)
+    return 0
+
+
+@click.command()
+@click.argument("job", metavar="ID")
+@json_flag
+def show(job: str, as_json: bool) -> int:
+    """Tell all of one job: command, folder, attempts, how it ended."""
+    (job_id,) = _resolve([job])
+    (row,) = _with_memory([_meant(queue.ask({"op": "show", "job": job_id})["job"])])
+    if as_json:
+        return print_json({"schema": 1, "job": row})
+    click.echo(job_text.job(row, time.time(), width()))
+    return 0
+
+
+@click.command()
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1),
+    default=50,
+    metavar="N",
+    help="So many at the most; 50 if not given.",
+)
+@click.option("--export", "file", metavar="FILE",
+              help="Write all that ended well as a workload for `grn simulate`.")  # fmt: skip
+@json_flag
+def history(most: int, file: str | None, as_json: bool) -> int:
+    """Show what has ended: run times, peaks, exit codes; newest first."""
+    if file is not None:
+        from grn.cli.commands import export
+
+        ended = queue.ask({"op": "list", "which": "ended", "most": 1_000_000})["jobs"]
+        return export.write([_meant(row) for row in ended], file)
+    answer = queue.ask({"op": "list", "which": "ended", "most": most})
+    rows = [_meant(row) for row in answer["jobs"]]
+    if as_json:
+        return print_json({"schema": 1, "jobs": rows})
+    click.echo(job_text.history(rows, time.time(), width()))
+    return 0
+
+
+@click.command()
+@click.argument("job", metavar="ID")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--stderr", is_flag=True, help="Standard error alone.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
+def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
+    """Print what a job has printed."""
+    (job_id,) = _resolve([job])
+    row = queue.ask({"op": "show", "job": job_id})["job"]
+    name = "err" if stderr else "log"
+    if follow and attempt is None:
+        return _follow(job_id, name)
+    if row["folder"] is None:
+        when = "never ran" if row["state"] == "ended" else "has not run yet"
+        why = (row["why"] or row["reason"]).rstrip(".")
+        raise UsageError(f"job {job_id} {when}: {why}.")
+    if attempt is not None and attempt > row["attempt"]:
+        raise UsageError(f"job {job_id} was tried {counted(row['attempt'], 'time')}.")
+    sys.stdout.flush()
+    folder = _folder_of(row, attempt or row["attempt"])
+    sys.stdout.buffer.write(job_logs.read_log(folder, name))
+    return 0
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[ID...]")
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@_quiet
+def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
+    """Wait until jobs have ended; the exit status is that of the first that failed."""
+    if everything:
+        rows = queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"]
+        ids = [row["id"] for row in rows]
+    elif jobs:
+        ids = _resolve(jobs)
+    else:
+        raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
+    failed: list[dict[str, Any]] = []
+    began = time.monotonic()
+    for done, ended in enumerate(queue.ends(ids), 1):
+        if ended["reason"] != "ok":
+            failed.append(ended)
+        if quiet:
+            click.echo(ended["id"])
+        elif sys.stderr.isatty():
+            line = render.progress(done, len(ids), len(failed), time.monotonic() - began)
+            click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
+    for ended in failed if not quiet else []:
+        text = f" ({harmless(ended['text'])})" if ended["text"] else ""
+        click.echo(f"job {ended['id']}: {ended['reason']}{text}", err=True)
+    return exit_code_of(failed[0]) if failed else 0
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[ID...]")
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@click.option("--now", is_flag=True, help="Kill at once, without the grace to end by itself.")
+def cancel(jobs: tuple[str, ...], everything: bool, now: bool) -> int:
+    """End jobs, with every process they have started."""
+    if not jobs and not everything:
+        raise UsageError("there is nothing to cancel.", "Name jobs, or use --all.")
+    rows = (
+        queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"] if everything else []
+    )
+    ids = [row["id"] for row in rows] if everything else _resolve(jobs, is_whole=True)
+    cancelled = queue.ask({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
+    over = sorted(set(ids) - set(cancelled))
+    if over:
+        click.echo(f"ended already: {', '.join(map(str, over))}", err=True)
+    return 0 if cancelled or everything else 1
+
+
+@click.command()
+@_ids
+def hold(jobs: tuple[str, ...]) -> int:
+    """Keep queued jobs back until `grn release`."""
+    queue.ask({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": True})
+    return 0
+
+
+@click.command()
+@_ids
+def release(jobs: tuple[str, ...]) -> int:
+    """Let held jobs go."""
+    queue.ask({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": False})
+    return 0
+
+
+@click.command()
+@_ids
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    metavar="N",
+    help="Higher goes first; 0 is usual.",
+)
+@click.option("--front", "front", flag_value="front", help="Before all others of its priority.")
+@click.option("--back", "front", flag_value="back", help="Behind all others of its priority.")
+def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
+    """Give queued jobs another place in the line."""
+    if priority is None and front is None:
+        raise UsageError("where to?", "Use --priority N, --front or --back.")
+    message: dict[str, Any] = {"op": "move", "jobs": _resolve(jobs, is_whole=True)}
+    if priority is not None:
+        message["priority"] = priority
+    if front is not None:
+        message["front"] = front == "front"
+    queue.ask(message)
+    return 0
+
+
+@click.command()
+@_ids
+def retry(jobs: tuple[str, ...]) -> int:
+    """Submit ended jobs once more, as new jobs; prints their ids."""
+    answer = queue.submit({"op": "retry", "jobs": _resolve(jobs, is_whole=True)})
+    return _print_ids(list(range(answer["first"], answer["first"] + answer["count"])))
+
+
+@click.command()
+@click.option("--off", is_flag=True, help="Go on starting jobs.")
+def drain(off: bool) -> int:
+    """Start nothing more and let what runs finish; --off goes on."""
+    running = queue.ask({"op": "drain", "drained": not off})["running"]
+    if not off:
+        text = f"{counted(running, 'job')} still {'runs' if running == 1 else 'run'}"
+        click.echo(f"draining: {text}; `grn drain --off` goes on", err=True)
+    return 0
+
+
+@click.command()
+@click.option("--older-than", default="0s", metavar="TIME", help="Only what ended so long ago: 7d.")
+def clean(older_than: str) -> int:
+    """Forget jobs that have ended, with their logs."""
+    older_s = 0.0 if older_than in ("0", "0s") else seconds(older_than)
+    cleaned = queue.ask({"op": "clean", "older_than_s": older_s})["cleaned"]
+    click.echo(f"{counted(cleaned, 'job')} forgotten", err=True)
+    return 0
+
+
+@click.command("queue")
+@click.argument("what", type=click.Choice(["status", "start", "stop"]), default="status")
+@json_flag
+def queue_command(what: str, as_json: bool) -> int:
+    """Show, start or stop your queue. Stopping it harms no running job.
+
+    `grn submit` starts it by itself; after a reboot or logout see `grn service`.
+    """
+    if what == "stop":
+        said = queue.ask({"op": "stop"}, may_start=False)
+        click.echo(f"queue stopped{job_text.going_on(said['running'])}", err=True)
+        return 0
+    said = queue.ask({"op": "ping"}, may_start=what == "start")
+    counts = queue.ask({"op": "count"})["counts"]
+    if as_json:
+        said.pop("id")
+        return print_json({"schema": 1, **said, "counts": counts})
+    click.echo(f"queue {said['version']} answers (pid {said['pid']}): {job_text.counts(counts)}")
+    if said["trouble"]:
+        click.echo(f"warning: {said['trouble']}", err=True)
+    return 0
+
+
+def _resolve(names: Sequence[str], *, is_whole: bool = False) -> list[int]:
+    """Return job ids; `-` reads them from standard input.
+
+    The beginning of an id is enough to look at a job. What changes jobs wants whole ids: job 3 may
+    have been forgotten, and job 30 is not what was meant.
+    """
+    words = [word for name in names for word in (_piped() if name == "-" else [name])]
+    for word in words:
+        if not is_id(word):
+            raise UnknownJob(f"'{word}' is no job id.", "Ids are numbers: see `grn ls`.")
+    if is_whole:
+        return [int(word) for word in words]
+    found: list[int] = queue.ask({"op": "names", "names": words})["jobs"]
+    return found
+
+
+def _piped() -> list[str]:
+    data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    return data.decode("utf-8", "backslashreplace").split()
+
+
+def _meant(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a job with its words as they were typed, be they text or not."""
+    row["argv"] = [wire.meant(word) for word in row["argv"]]
+    row["cwd"] = wire.meant(row["cwd"])
+    return row
+
+
+def _print_ids(ids: Sequence[int]) -> int:
+    if ids:
+        click.echo("\n".join(map(str, ids)))
+    return 0
+
+
+def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add what running jobs use and reserve now, as the negotiator sees it."""
+    if not any(row["lease"] and row["state"] == "running" for row in rows):
+        return rows
+    from grn.client import pages
+
+    try:
+        leases = {row["id"]: row for row in pages.status()["leases"]}
+    except GrnError:
+        return rows  # the list is good without it
+    for row in rows:
+        lease = leases.get(row["lease"])
+        if lease is not None and row["state"] == "running":
+            row |= {key: lease[key] for key in ("used_bytes", "reserved_bytes")}
+    return rows
+
+
+def _follow(job_id: int, name: str) -> int:
+    """Print a log as it grows, through attempts, until the job has ended."""
+    shown: dict[str, int] = {}  # file -> how much of it was printed
+    first = 0
+    while True:
+        row = queue.ask({"op": "show", "job": job_id})["job"]
+        first = first or row["attempt"]
+        for attempt in range(first, row["attempt"] + 1) if first else ():
+            for file in job_logs.parts(os.path.join(_folder_of(row, attempt), name)):
+                data = job_logs.read_from(file, shown.get(file, 0))
+                shown[file] = shown.get(file, 0) + len(data)
+                sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        if row["state"] == "ended":
+            return exit_code_of(row)
+        time.sleep(FOLLOW_S)
+
+
+def _folder_of(row: dict[str, Any], attempt: int) -> str:
+    return f"{row['folder'].rpartition('.')[0]}.{attempt}"

@@ -1,0 +1,91 @@
+"""`grn report`: a period, or a sweep, as one HTML file to mail or to keep."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+
+import click
+
+from grn import paths
+from grn.cli.output.report_page import page
+from grn.cli.output.usage_report import Period, inside
+from grn.cli.web.queries import Facts, settle
+from grn.client.state_mirror import StateMirror
+from grn.errors import DaemonError, MachineError, UsageError
+
+MAX_JOBS = 20_000  # ended jobs of one's own queue
+UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@click.command()
+@click.option("--since", default="7d", metavar="TIME", help="How far back: 90m, 12h, 7d, 4w; 7d.")
+@click.option("--sweep", metavar="DIR", help="Of this sweep instead.")
+@click.option("--out", default="grn-report.html", metavar="FILE", help="Where; grn-report.html.")
+def report(since: str, sweep: str | None, out: str) -> int:
+    """Write one HTML file: who had which GPU, hours per user, waste, failures.
+
+    \b
+    grn report --since 4w --out october.html
+    grn report --sweep sweeps/lr
+    """
+    text = _of_sweep(sweep) if sweep is not None else _of_period(since)
+    try:
+        with open(f"{out}.new", "w") as file:
+            file.write(text)
+        os.replace(f"{out}.new", out)
+    except OSError as error:
+        raise MachineError(f"{out} cannot be written: {error.strerror}.") from error
+    click.echo(out)
+    return 0
+
+
+def _of_period(since: str) -> str:
+    found = re.fullmatch(r"(\d{1,6})([mhdw])", since)
+    if found is None or not int(found[1]):
+        raise UsageError(f"'{since}' is no length of time.", "Write it like 90m, 12h, 7d or 4w.")
+    now = time.time()
+    period = Period(now - int(found[1]) * UNITS[found[2]], now)
+    facts, began = Facts(), time.monotonic()
+    _warn_of_gaps(facts)
+    with StateMirror() as watch:
+        while not settle(watch.picture, began):
+            watch.wait(0.1)
+        own = facts.past(period.since, MAX_JOBS)
+        spans = inside(facts.spans(watch.picture, period.since, own), period)
+        gaps = facts.gaps(watch.picture, period.since)
+        gpus = sorted(watch.picture.gpus.values(), key=lambda gpu: gpu["index"])
+    if len(own) == MAX_JOBS:
+        gaps.append(f"Of your own jobs the latest {MAX_JOBS} are in this report.")
+    known = {gpu["index"] for gpu in gpus}
+    past = {index for span in spans for index in span["gpus"]} - known
+    rows = [*gpus, *({"index": index} for index in sorted(past))]
+    return page(spans, rows, period, socket.gethostname(), gaps)
+
+
+def _warn_of_gaps(facts: Facts) -> None:
+    """Say when a queue was used here and cannot be asked: its jobs would seem not to have run."""
+    if not os.path.isdir(os.path.join(paths.state_dir(), "queue")):
+        return
+    try:
+        facts.history(1)
+    except DaemonError as error:
+        click.echo(f"warning: {error.message} {error.hint}", err=True)
+
+
+def _of_sweep(path: str) -> str:
+    from grn.sweep.best import rank
+    from grn.sweep.chart_data import draw
+    from grn.sweep.manifest import existing
+    from grn.sweep.page import page as sweep_page
+    from grn.sweep.results import Table
+
+    folder = existing(path)
+    about = folder.about()
+    table = Table(folder.runs(), about.parameters if about else ())
+    ranking = rank(table, about) if about else None
+    if about is None or ranking is None:
+        raise UsageError(f"no run in {path} has given a number.", "See `grn sweep show`.")
+    return sweep_page(draw(about, table, ranking))

@@ -1,0 +1,195 @@
+"""`grn select`: GPUs for a script that wants nothing but their numbers.
+
+Somebody has to hold the lease: it is the process that called, and the lease ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from types import FrameType
+from typing import Any
+
+import click
+
+from grn.cli.commands import parent_process
+from grn.cli.commands.status import print_json
+from grn.client import pages, retry
+from grn.client.daemons import ensure_negotiator
+from grn.client.gpu_environment import for_command
+from grn.client.lease import Lease, wish
+from grn.errors import DaemonNotRunning, MachineError, UsageError
+from grn.model.text import harmless
+
+IDLE_EXIT_S = 300.0
+NOT_NOW = 1
+
+
+class _TooLong(Exception):
+    """It has waited as long as it was told to."""
+
+
+@click.command()
+@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="How many GPUs.")
+@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; else GPUs to itself.")
+@click.option("--type", "job_type", metavar="NAME", help="Ask for what this job type needs.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    default=0,
+    metavar="N",
+    help="Higher goes first.",
+)
+@click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
+@click.option("--timeout", type=click.FloatRange(0), metavar="S",
+              help="Wait so long at the most, then exit with 1; 0 does not wait.")  # fmt: skip
+@click.option("--for", "pid", type=click.IntRange(1), metavar="PID",
+              help="Who holds them: a process above this one, e.g. $$.")  # fmt: skip
+@click.option("--release", is_flag=True, help="Give back what this process has selected.")
+@click.option("--uuid", "naming", flag_value="uuid", help="Print UUIDs in place of numbers.")
+@click.option("--index", "naming", flag_value="index",
+              help="Print numbers, or fail where they may mislead.")  # fmt: skip
+@click.option("--export", is_flag=True, help="Print lines for the shell's eval.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+def select(pid: int | None, release: bool, timeout: float | None, **options: Any) -> int:
+    """Print the numbers of GPUs and hold them for the process that called.
+
+    \b
+    gpu=$(grn select --mem 6GiB) || exit
+    CUDA_VISIBLE_DEVICES=$gpu python train.py
+    grn select --release
+
+    They are held until that process, usually the shell of a script, has ended, or asks again, or
+    gives them back with --release.
+    """
+    holder = pid or parent_process.calling_process()
+    mark = parent_process.mark_of(holder)
+    if mark is None or not parent_process.is_above(holder):
+        raise UsageError(
+            f"process {holder} is none above `grn select`, so it cannot hold what is selected.",
+            "Name the shell that runs this one, as $$ does.",
+        )
+    if release:
+        return 0 if _give_back(mark) else NOT_NOW
+    ensure_negotiator(IDLE_EXIT_S)
+    message = {**_message(holder, options), "key": mark}
+    former = _leases()
+    try:
+        lease = _wait(message, timeout, options["quiet"])
+        if lease.id in former and not lease.is_nested:  # of the same key: selected before
+            lease.release(None, outcome="ok")
+            lease = _wait(message, timeout, options["quiet"])
+    except _TooLong:
+        return NOT_NOW
+    if options["naming"] == "index" and lease.indices is None:
+        if not lease.is_nested:
+            lease.release(None, outcome="failed")
+        raise MachineError(
+            "GPU numbers cannot be trusted here: a GPU is lost, a MIG slice, or counted"
+            " differently in this container.",
+            "Leave out --index: UUIDs are printed then, which CUDA_VISIBLE_DEVICES takes as well.",
+        )
+    if not lease.is_nested:
+        _bind(lease, holder)
+    return _show(lease, holder, options)
+
+
+def _message(holder: int, options: dict[str, Any]) -> dict[str, Any]:
+    full, label = parent_process.name_of(holder)
+    job_type, mem = options["job_type"], options["mem"]
+    message = wish(
+        job_type or full,
+        job_type or label,
+        gpus=options["gpus"],
+        mem=mem,
+        # How it went is not known in the end, so nothing can be learned of it.
+        exclusive=mem is None and job_type is None,
+        priority=options["priority"],
+        policy="pack" if options["pack"] else "spread",
+    )
+    return {**message, "command": True}
+
+
+def _wait(message: dict[str, Any], timeout_s: float | None, is_quiet: bool) -> Lease:
+    """Wait for the GPUs, as long as that may take."""
+
+    def hear(text: str) -> None:
+        if not is_quiet:
+            click.echo(f"grn: waiting: {harmless(text)}", err=True)
+        if timeout_s == 0:
+            raise _TooLong
+
+    def ring(_signum: int, _frame: FrameType | None) -> None:
+        raise _TooLong
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
+    try:
+        return Lease(message, hear).acquire()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _bind(lease: Lease, holder: int) -> None:
+    """Hand the lease over to the process it is for; if that fails nobody has it."""
+    try:
+        retry.ask({"op": "hold", "lease": lease.id, "pid": holder})
+    except BaseException:  # Ctrl-C as well: nobody knows of this GPU yet
+        lease.release(None, outcome="failed")
+        raise
+
+
+def _give_back(mark: str) -> bool:
+    """Give back what the process of a mark holds; True when there was something."""
+    os.environ.pop("GRN_LEASE", None)  # perhaps the very one, exported
+    former = _leases()
+    message = {**wish("grn select", "grn select", mem=1), "key": mark, "command": True}
+    try:
+        lease = _wait(message, 0, is_quiet=True) if former else None
+    except _TooLong:
+        return False
+    if lease is None:
+        return False
+    is_former = lease.id in former
+    lease.release(None, outcome="ok" if is_former else "failed")
+    return is_former
+
+
+def _leases() -> set[str]:
+    """Return the ids of all leases that are held now; none when nobody answers."""
+    try:
+        return {row["id"] for row in pages.status(retry.ask)["leases"]}
+    except DaemonNotRunning:
+        return set()
+
+
+def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
+    # Inside another job it is that job's GPUs, as they are named there.
+    visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    uuids = [gpu["uuid"] for gpu in retry.ask({"op": "status"})["status"]["gpus"]
+             if lease.id in gpu["leases"]]  # fmt: skip
+    if options["as_json"]:
+        return print_json(
+            {
+                "schema": 1,
+                "lease": lease.id,
+                "gpus": list(lease.gpus),
+                "uuids": uuids,
+                "visible": visible,
+                "pid": holder,
+                "reserved_bytes": lease.reserved_bytes,
+                "nested": lease.is_nested,
+            }
+        )
+    if options["naming"] == "uuid":
+        visible = ",".join(uuids)
+    elif options["naming"] == "index" or not options["export"]:
+        visible = lease.indices or visible
+    if options["export"]:
+        for name, value in for_command(lease.id, visible, {}).items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+    else:
+        click.echo(visible)
+    return 0

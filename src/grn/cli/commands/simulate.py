@@ -1,0 +1,151 @@
+"""`grn simulate`: what a set of GPUs would make of a workload, policy by policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+
+import click
+
+from grn import settings
+from grn.cli.commands.status import print_json, width
+from grn.errors import MachineError, UsageError
+from grn.model.gpu import Gpu
+from grn.simulate import files, show
+from grn.simulate.bound import lower_bound_s
+from grn.simulate.generate import PER_MINUTE, arriving, generate
+from grn.simulate.policies import POLICIES, PolicyFigures, play, rules
+from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
+
+_PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "waste")
+
+
+@click.command()
+@click.option("--gpus", "gpus_text", required=True, metavar="NxSIZE", help="Such as 4x40GB.")
+@click.option("--jobs", "jobs_file", metavar="FILE", help="The workload, as CSV.")
+@click.option("--generate", "count", type=click.IntRange(1, 100_000), metavar="N",
+              help="N jobs of our own making instead (300 without --jobs).")  # fmt: skip
+@click.option("--arrivals", metavar="FILE|RATE",
+              help="When jobs come: a CSV, or so many a minute, or at-once.")  # fmt: skip
+@click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)),
+              help="Only these (repeatable); the first is what ratios are against.")  # fmt: skip
+@click.option("--beta", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="X",
+              help="How much sharing slows down: speed = min(1, U^-beta).")  # fmt: skip
+@click.option("--clashing", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
+              help="Of pairs of types, so many slow each other more than load tells.")  # fmt: skip
+@click.option("--seed", type=int, default=0, metavar="S", help="Of generated jobs and arrivals.")
+@click.option("--sample", "tick_s", type=click.FloatRange(0.5, 600), default=5.0, metavar="S",
+              help="Seconds between readings of the GPUs.")  # fmt: skip
+@click.option("--picture", metavar="FILE", help="Draw the runs: FILE.svg or FILE.html.")
+@click.option("--save", metavar="FILE", help="Write the workload that was replayed as CSV.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+def simulate(
+    gpus_text: str,
+    jobs_file: str | None,
+    count: int | None,
+    arrivals: str | None,
+    policies: tuple[str, ...],
+    beta: float,
+    clashing: float,
+    seed: int,
+    tick_s: float,
+    picture: str | None,
+    save: str | None,
+    as_json: bool,
+) -> int:
+    """Replay a workload in virtual time and compare policies.
+
+    \b
+    grn simulate --gpus 4x40GB --generate 100
+    grn history --export jobs.csv && grn simulate --gpus 6x24GB --jobs jobs.csv
+    """
+    if picture is not None and not picture.endswith((".svg", ".html")):
+        raise UsageError(f"'{picture}' is no picture.", "Name a file that ends in .svg or .html.")
+    gpus = parse_gpus(gpus_text)
+    jobs = _jobs(jobs_file, count, arrivals, seed)
+    _check(jobs, gpus)
+    assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing)
+    chosen = settings.load()
+    guard = (chosen.guard_fraction, chosen.guard_bytes)
+    names = ("flat_s", "patience_s", "load_cap", "short_s", "share_half_life_s")
+    ours = rules(guard, **{name: getattr(chosen, name) for name in names})
+    figures = [play(name, jobs, gpus, assumed, ours) for name in policies or POLICIES]
+    bound_s = lower_bound_s(jobs, gpus, assumed)
+    if save is not None:
+        _write(save, files.write_jobs(jobs))
+    played = [each.policy for each in figures]
+    drawn = next((each for each in figures if each.policy == "grn"), figures[-1])
+    if picture is not None:
+        svg = show.picture(drawn.replayed.stays, len(gpus), f"{drawn.policy} on {gpus_text}")
+        text = f"{show.table(figures, bound_s)}\n\n{show.legend(assumed, played)}"
+        _write(picture, svg if picture.endswith(".svg") else show.page(svg, text))
+    if as_json:
+        rows = [_plain(each) for each in figures]
+        return print_json({"schema": 1, "policies": rows, "lower_bound_s": bound_s,
+                           "assumed": assumed.sentences()})  # fmt: skip
+    source = os.path.basename(jobs_file) if jobs_file else f"generated, seed {seed}"
+    click.echo(f"{show.workload(jobs, source)}; on {gpus_text}\n")
+    click.echo(f"{show.table(figures, bound_s, width())}\n")
+    click.echo(show.legend(assumed, played, width()))
+    click.echo(f"\njobs at once on each GPU over time, {drawn.policy}:")
+    click.echo(show.timeline(drawn.replayed.stays, len(gpus)))
+    return 0
+
+
+def _check(jobs: Sequence[SimulatedJob], gpus: Sequence[Gpu]) -> None:
+    """Refuse a workload that could never run."""
+    if max(job.gpus for job in jobs) > len(gpus):
+        raise UsageError(
+            f"a job needs more GPUs than the {len(gpus)} there are.", "Name more with --gpus."
+        )
+    if max(job.peak_bytes for job in jobs) > max(gpu.total_bytes for gpu in gpus):
+        text = "a job needs more memory than any of the GPUs has."
+        raise UsageError(text, "Name larger ones with --gpus.")
+
+
+def _jobs(
+    jobs_file: str | None, count: int | None, arrivals: str | None, seed: int
+) -> list[SimulatedJob]:
+    if jobs_file is not None and count is not None:
+        raise UsageError("there are two workloads.", "Use --jobs or --generate.")
+    jobs = (
+        files.read_jobs(_read(jobs_file), jobs_file)
+        if jobs_file is not None
+        else generate(count or 300, seed, PER_MINUTE)
+    )
+    if arrivals is None:
+        return jobs
+    if arrivals == "at-once":
+        return [dataclasses.replace(job, arrival_s=0.0) for job in jobs]
+    try:
+        rate = float(arrivals)
+    except ValueError:
+        return files.read_arrivals(_read(arrivals), arrivals, jobs)
+    if not (math.isfinite(rate) and rate > 0):
+        raise UsageError(f"{arrivals} jobs a minute make no sense.")
+    return arriving(jobs, rate, seed)
+
+
+def _plain(figures: PolicyFigures) -> dict[str, object]:
+    row: dict[str, object] = {name: getattr(figures, name) for name in _PLAIN}
+    return row | {"fairness": figures.fairness, "first_run_s": figures.probe_s}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no text.") from error
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,340 @@
+"""`grn sweep`: parameters into runs, runs into one table, the table into pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from grn.cli.commands.status import is_ascii, print_json, width
+from grn.cli.output import sweep_text
+from grn.cli.output.progress import ProgressLine
+from grn.errors import UsageError
+from grn.sweep import config_file, plan, space
+from grn.sweep.best import Ranking, rank
+from grn.sweep.chart_data import draw
+from grn.sweep.manifest import About, SweepFolder, existing
+from grn.sweep.page import write_page
+from grn.sweep.plan import Plan
+from grn.sweep.plot import HOW_TO_DRAW, write_png
+from grn.sweep.results import Table
+from grn.sweep.space import Parameter
+from grn.sweep.sweep import Sweep
+from grn.sweep.sweep_run import Study, left_to_run
+
+FAILED = 1
+MAX_SHOWN = 20
+_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-inf")
+_VALUES_FLAGS = ("-p", "--param")
+
+
+class RunOrLook(click.Group):
+    """A group whose first word may be a command of the user's: then it is run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+class WithValues(click.Command):
+    """A command whose `-p NAME` takes all values up to the next flag."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given, rest = take_values(args)
+        left = super().parse_args(ctx, rest)
+        ctx.params["param"] = given
+        return left
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Leave `run` out, as everybody does."""
+        formatter.write_usage("grn sweep", " ".join(self.collect_usage_pieces(ctx)))
+
+
+def take_values(args: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """Take each `-p NAME VALUES...` out of the words of a command line."""
+    given: list[tuple[str, list[str]]] = []
+    rest: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return given, [*rest, word, *words]
+        name = next((word[len(flag) :] for flag in ("-p", "--param=") if word.startswith(flag)), "")
+        if word in _VALUES_FLAGS:
+            name = words.pop(0) if words and not _is_flag(words[0]) else ""
+            if not name:
+                raise UsageError(f"{word} has no name.", "Write -p lr 1e-3 1e-4.")
+        elif not name or (word.startswith("--") and not word.startswith("--param=")):
+            rest.append(word)
+            continue
+        values = []
+        while words and not _is_flag(words[0]):
+            values.append(words.pop(0))
+        name, mark, first = name.partition("=")
+        given.append((name, [first, *values] if mark else values))
+    return given, rest
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not _NUMBER.fullmatch(word)
+
+
+@click.group("sweep", cls=RunOrLook)
+def sweep() -> None:
+    """Run a command for many values of its parameters, and keep what each run gave."""
+
+
+def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that are options of a sweep, by the names they have in a file."""
+    size, number = click.IntRange(1), click.IntRange(0)
+    options = [
+        click.option("-p", "--param", multiple=True, metavar="NAME VALUES...",
+                     help="A parameter and its values, or a range: log:1e-5..1e-2."),
+        click.option("--zip", "zip", multiple=True, metavar="A,B", help="Lists that go together."),
+        click.option("--if", "if", multiple=True, metavar="COND", help="Keep only such points."),
+        click.option("--shuffle", is_flag=True, default=None, help="In random order."),
+        click.option("--n-samples", type=size, metavar="N", help="Only so many points."),
+        click.option("--seed", type=int, metavar="S", help="For what is random; 0 if not given."),
+        click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
+        click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
+        click.option("--name", help="What to call it; made of the command if not given."),
+        click.option("-n", "--gpus", type=size, metavar="N", help="How many GPUs for each run."),
+        click.option("--mem", metavar="SIZE", help="Memory per GPU; learned if not given."),
+        click.option("--exclusive", is_flag=True, default=None, help="GPUs to itself."),
+        click.option("--type", "type", metavar="NAME", help="Job type; the program if not given."),
+        click.option("--priority", type=click.IntRange(-1000, 1000), metavar="N",
+                     help="Higher goes first."),
+        click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
+        click.option("--retry", type=number, metavar="N", help="Run again so often if it fails."),
+        click.option("--keep-going/--fail-fast", "keep_going", default=None,
+                     help="Go on when a run fails (so if not given), or start no more."),
+        click.option("--result", metavar="FILE", help="File in its folder where a run leaves its"
+                     " result; the last JSON line it prints if not given."),
+        click.option("--parallel", type=size, metavar="N", help="No more than so many at once."),
+        click.option("--rerun", is_flag=True, default=None, help="Also what has finished."),
+        click.option("--sampler", metavar="NAME", help="Let optuna choose the points."),
+        click.option("--maximize", metavar="METRIC", help="What should be large."),
+        click.option("--minimize", metavar="METRIC", help="What should be small."),
+        click.option("--trials", type=size, metavar="N", help="How many the sampler may try."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@sweep.command("run", cls=WithValues)
+@_flags
+@click.option("--file", "path", metavar="FILE", help="Read the sweep from TOML, JSON or YAML.")
+@click.option("--dry-run", is_flag=True, help="Print the commands and run nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar='"CMD"')
+def run(
+    param: list[tuple[str, list[str]]],
+    path: str | None,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+    **given: Any,
+) -> int:
+    """Run CMD once for each combination of the parameters, on GPUs that have room.
+
+    \b
+    grn sweep "python train.py --lr {lr} --bs {bs}" -p lr 1e-3 1e-4 -p bs 32 64
+    grn sweep "python train.py --lr {lr}" -p lr log:1e-5..1e-2 --n-samples 20
+    grn sweep --file sweep.toml --dry-run
+    grn sweep show DIR         the results, best first
+    grn sweep plot DIR         pictures of them
+
+    The same command again runs only what has not finished.
+    """
+    made = plan.make(options_of(param, path, command, given))
+    if dry_run:
+        return _dry(made, as_json)
+    teller = ProgressLine(sys.stderr, is_quiet=quiet)
+    try:
+        telling = sweep_text.Telling(teller)
+        study = Sweep.from_plan(made).study(telling.tell, telling.wait)
+    finally:
+        teller.finish()
+    _report(study, as_json)
+    if study.stopped_by:
+        return 128 + study.stopped_by
+    return FAILED if study.progress.failed else 0
+
+
+def options_of(
+    param: Sequence[tuple[str, list[str]]],
+    path: str | None,
+    command: tuple[str, ...],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Put together what a file says and what the command line says, which goes first."""
+    options = config_file.read(path) if path else {}
+    parameters = options.get("parameters", {})
+    typed: dict[str, Parameter] = {}
+    for name, values in param:
+        if name in typed:
+            raise UsageError(f"parameter '{name}' is given twice.", "Put all its values together.")
+        typed[name] = space.from_words(name, values)
+    if isinstance(parameters, dict):
+        options["parameters"] = {**parameters, **typed}
+    if command:
+        options["command"] = command[0] if len(command) == 1 else list(command)
+    for name, value in given.items():
+        if value is None or value == ():
+            continue
+        if name == "zip":
+            value = [group.split(",") for group in value]
+        options[name] = list(value) if isinstance(value, tuple) else value
+    typed_metrics = [name for name in ("maximize", "minimize") if given.get(name)]
+    if len(typed_metrics) == 1:  # it takes the place of the other one in a file
+        options.pop("minimize" if typed_metrics == ["maximize"] else "maximize", None)
+    return options
+
+
+def _dry(made: Plan, as_json: bool) -> int:
+    if made.trials is not None:
+        raise UsageError("the points of a search are only known as it goes.", "Leave --dry-run.")
+    points = Sweep.from_plan(made).points()
+    study = Study(made, lambda *_: None)
+    study.read()
+    left = left_to_run(study, points)
+    is_shell = made.command is not None and made.command.is_shell
+    for point in left:
+        run = study.run_of(point)
+        if as_json:
+            row = {"run": run.run, "params": run.params, "command": run.command}
+            click.echo(json.dumps(row))
+        else:
+            click.echo(run.command[2] if is_shell else shlex.join(run.command))
+    done = f", {len(points) - len(left)} finished already" if len(points) > len(left) else ""
+    click.echo(f"{len(left)} to run{done}, in {made.out}", err=True)
+    return 0
+
+
+def _report(study: Study, as_json: bool) -> None:
+    table, about = study.table(), study.folder.about()
+    assert about is not None
+    if as_json:
+        print_json(_as_json(study.folder, about, table))
+        return
+    click.echo(sweep_text.results(table, rank(table, about), width(), MAX_SHOWN, is_ascii()))
+    click.echo(sweep_text.summary(study.progress, table, study.plan.out), err=True)
+
+
+def _as_json(folder: SweepFolder, about: About, table: Table) -> dict[str, Any]:
+    ranking = rank(table, about)
+    return {
+        "schema": 1,
+        "name": about.name,
+        "command": about.command,
+        "out": folder.path,
+        "metric": ranking.metric if ranking else None,
+        "is_maximized": ranking.is_maximized if ranking else None,
+        "best": ranking.rows[0]["run"] if ranking else None,
+        "runs": list(table),
+    }
+
+
+_dir = click.argument("folder", metavar="DIR", type=click.Path())
+_metric = click.option("--metric", metavar="M", help="Which result tells what is best.")
+_direction = click.option(
+    "--maximize/--minimize", "is_maximized", default=None, help="Which way is better."
+)
+
+
+def _looked_at(
+    path: str, metric: str | None, is_maximized: bool | None
+) -> tuple[About, Table, Ranking | None]:
+    folder = existing(path)
+    about = folder.about()
+    assert about is not None
+    table = Table(folder.runs(), about.parameters)
+    return about, table, rank(table, about, metric, is_maximized)
+
+
+@sweep.command("show")
+@_dir
+@_metric
+@_direction
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(0),
+    default=MAX_SHOWN,
+    metavar="N",
+    help="So many rows; 0 for all.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
+def show(
+    folder: str,
+    metric: str | None,
+    is_maximized: bool | None,
+    most: int,
+    as_csv: bool,
+    as_json: bool,
+) -> int:
+    """Show what the runs of the sweep in DIR gave, best first.
+
+    \b
+    grn sweep show sweeps/train-3fa2c1
+    grn sweep show sweeps/train-3fa2c1 --metric accuracy --maximize -n 5
+    """
+    about, table, ranking = _looked_at(folder, metric, is_maximized)
+    if as_csv:
+        click.echo(table.to_csv(), nl=False)
+    elif as_json:
+        print_json(_as_json(SweepFolder(folder), about, table))
+    else:
+        click.echo(sweep_text.results(table, ranking, width(), most, is_ascii()))
+    return 0
+
+
+@sweep.command("plot")
+@_dir
+@_metric
+@_direction
+@click.option("--html", "html", metavar="FILE", help="Where the page goes; DIR/plot.html.")
+@click.option("--png", "png", metavar="FILE", help="Where the picture goes; DIR/plot.png.")
+@click.option("--no-png", is_flag=True, help="Make the page only.")
+def plot(
+    folder: str,
+    metric: str | None,
+    is_maximized: bool | None,
+    html: str | None,
+    png: str | None,
+    no_png: bool,
+) -> int:
+    """Draw the sweep in DIR: a page that needs no network, a PNG, and a table here.
+
+    \b
+    grn sweep plot sweeps/train-3fa2c1 --metric accuracy
+    """
+    about, table, ranking = _looked_at(folder, metric, is_maximized)
+    if ranking is None:
+        raise UsageError(
+            f"no run in {folder} has given a number.",
+            'A run prints its result as a JSON line, like {"loss": 0.1}.',
+        )
+    made = draw(about, table, ranking)
+    click.echo(sweep_text.results(table, ranking, width(), MAX_SHOWN, is_ascii()))
+    page = html or os.path.join(folder, "plot.html")
+    write_page(made, page)
+    click.echo(f"page     {page}", err=True)
+    if not no_png:
+        target = png or os.path.join(folder, "plot.png")
+        if write_png(made, target, is_needed=png is not None):
+            click.echo(f"picture  {target}", err=True)
+        else:
+            click.echo(f"no picture: {HOW_TO_DRAW}", err=True)
+    return 0

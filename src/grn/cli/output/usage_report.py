@@ -1,0 +1,119 @@
+"""Sums over what ran in a period: hours, waste, failures, how busy each GPU was.
+
+Pure: rows in, figures out. A span says who held which GPUs from when to when. Jobs are counted,
+not leases: a span whose `is_job` is false adds its hours to a job that another span stands for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grn.model.outcome import OutcomeKind, kind_of
+
+Row = dict[str, Any]
+
+
+UNFINISHED = (OutcomeKind.CANCELLED, OutcomeKind.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """From when to when, in seconds since 1970."""
+
+    since: float
+    until: float
+
+    @property
+    def length_s(self) -> float:
+        return max(1.0, self.until - self.since)
+
+    def overlap_s(self, span: Row) -> float:
+        """Return how long a span was inside."""
+        end = self.until if span["ended_at"] is None else float(span["ended_at"])
+        return max(0.0, min(end, self.until) - max(float(span["from"]), self.since))
+
+
+@dataclass(frozen=True, slots=True)
+class UserShare:
+    """What one user, or one job type, had."""
+
+    name: str
+    jobs: int
+    failed: int
+    cancelled: int  # by its owner, or interrupted by something else
+    gpu_hours: float
+    wasted_gib_hours: float  # memory that was reserved and not needed
+
+
+def inside(spans: Iterable[Row], period: Period) -> list[Row]:
+    """Return the spans that touch a period, oldest first."""
+    found = [span for span in spans if period.overlap_s(span) > 0]
+    return sorted(found, key=lambda span: span["from"])
+
+
+def gpu_hours(span: Row, period: Period) -> float:
+    """Return the time of a span, once for each of its GPUs."""
+    return period.overlap_s(span) / 3600 * len(span["gpus"])
+
+
+def wasted_gib_hours(span: Row, period: Period) -> float:
+    """Return the memory a span had reserved and never used, by time; an unknown peak is none."""
+    if span["peak_bytes"] is None or span["reserved_bytes"] is None:
+        return 0.0
+    unused = max(0, int(span["reserved_bytes"]) - int(span["peak_bytes"]))
+    return unused / 2**30 * gpu_hours(span, period)
+
+
+def shares(spans: Sequence[Row], period: Period, by: str) -> list[UserShare]:
+    """Add up by user or by label, the most hours first."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for span in spans:
+        groups[str(span[by])].append(span)
+    found = [
+        UserShare(
+            name,
+            count(rows),
+            count(rows, OutcomeKind.BAD),
+            count(rows, *UNFINISHED),
+            sum(gpu_hours(row, period) for row in rows),
+            sum(wasted_gib_hours(row, period) for row in rows),
+        )
+        for name, rows in groups.items()
+    ]
+    return sorted(found, key=lambda share: -share.gpu_hours)
+
+
+def count(spans: Iterable[Row], *kinds: OutcomeKind) -> int:
+    """Return how many jobs there are, or how many that ended in one of some ways."""
+    jobs = (span for span in spans if span["is_job"])
+    return sum(not kinds or kind_of(span["outcome"]) in kinds for span in jobs)
+
+
+def is_bad(span: Row) -> bool:
+    """True for a job that ended otherwise than well, and not by its owner's will."""
+    return bool(span["is_job"]) and kind_of(span["outcome"]) is OutcomeKind.BAD
+
+
+def held_share(spans: Sequence[Row], gpu: int, period: Period) -> float:
+    """Return the share of a period in which at least one job was on a GPU."""
+    edges = sorted(
+        (max(span["from"], period.since), min(span["ended_at"] or period.until, period.until))
+        for span in spans
+        if gpu in span["gpus"]
+    )
+    held_s, until = 0.0, period.since
+    for begin, end in edges:
+        held_s += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return min(1.0, held_s / period.length_s)
+
+
+def slices(period: Period, count: int) -> list[Period]:
+    """Cut a period into equal parts."""
+    step_s = period.length_s / count
+    edges = [period.since + step_s * number for number in range(count + 1)]
+    return [Period(since, until) for since, until in itertools.pairwise(edges)]

@@ -1,0 +1,152 @@
+"""What `grn top` does when it is told to: steer a job, read its log, explain it.
+
+Every function here may wait for an answer, so it is called beside the screen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grn import wire
+from grn.cli.commands.status import user_name
+from grn.cli.output import job_text, render
+from grn.cli.top import draw, screen
+from grn.cli.top.draw import Line, Marks
+from grn.cli.top.rows import Row, Section
+from grn.cli.top.screen import Look
+from grn.cli.top.state import KeyAction
+from grn.client import logs, queue
+from grn.client.connection import ask_once
+from grn.errors import GrnError
+from grn.model.text import harmless
+from grn.model.units import show_size
+
+MAX_LOG_BYTES = 256 << 10
+
+
+class LogPage:
+    """Lines that fill the terminal until a key closes them; they can be read anew."""
+
+    def __init__(self, title: str, read: Callable[[], list[str]], *, is_followed: bool) -> None:
+        self._title = title
+        self._read = read
+        self._is_followed = is_followed  # the end is kept in sight
+        self._texts: list[str] = []
+        self._first = 0
+
+    def lines(self, look: Look) -> list[Line]:
+        """Draw it."""
+        self._texts = self._read()
+        room = look.height - 2
+        last = max(0, len(self._texts) - room)
+        self._first = last if self._is_followed else min(self._first, last)
+        shown: list[Line] = [[(draw.cut(f" {self._title}", look.width, look.marks), "title")]]
+        shown += [[(text, "plain")] for text in self._texts[self._first :][:room]]
+        shown += [[("", "plain")]] * (look.height - 1 - len(shown))
+        keys = " q back   Up, Down, PgUp, PgDn, End" + ("  (following)" * self._is_followed)
+        return screen.full([*shown, [(keys, "keys")]], look)
+
+    def press(self, key: str, height: int) -> bool:
+        """Move in it; False when it is to be closed."""
+        step = {"up": -1, "down": 1, "k": -1, "j": 1, "pageup": 2 - height, "pagedown": height - 2}
+        if key in step:
+            self._first = max(0, self._first + step[key])
+            self._is_followed = False
+        elif key == "home":
+            self._first, self._is_followed = 0, False
+        elif key == "end":
+            self._is_followed = True
+        return key in step or key in ("home", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of an order: a sentence, or a page to show."""
+
+    said: str = ""
+    page: LogPage | None = None
+
+
+def carry_out(order: KeyAction, marks: Marks) -> Done:
+    """Do it; an error of grn's is for the caller to show."""
+    row = order.row
+    if row is None:
+        return Done()
+    if order.verb == "log":
+        return _log(row)
+    if order.verb == "explain":
+        text = _explanation(row, marks)
+        return Done(page=LogPage(f"{row.id}  {row.what}", lambda: text, is_followed=False))
+    assert row.job is not None
+    if order.verb == "retry":
+        first = queue.submit({"op": "retry", "jobs": [row.job]})["first"]
+        return Done(f"submitted once more as job {first}")
+    if order.verb == "cancel":
+        queue.ask({"op": "cancel", "jobs": [row.job]}, may_start=False)
+        return Done(f"job {row.job} is being cancelled")
+    is_held = order.verb == "hold"
+    queue.ask({"op": "hold", "jobs": [row.job], "held": is_held}, may_start=False)
+    return Done(f"job {row.job} is held back" if is_held else f"job {row.job} may go")
+
+
+def _log(row: Row) -> Done:
+    job = queue.ask({"op": "show", "job": row.job}, may_start=False)["job"]
+    folder = job["folder"]
+    if folder is None:
+        return Done(f"job {row.id} has not run yet: {harmless(job['why'])}")
+    title = f"log of job {row.id}  {row.what}"
+    return Done(page=LogPage(title, lambda: log_lines(folder), is_followed=True))
+
+
+def log_lines(folder: str) -> list[str]:
+    """Return the end of a log as harmless lines; what CR wrote over shows as it was at last."""
+    data = b""
+    for path in reversed(logs.parts(os.path.join(folder, "log"))):
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        data = logs.read_from(path, max(0, size - MAX_LOG_BYTES)) + data
+        if len(data) >= MAX_LOG_BYTES:
+            break
+    if not data:
+        return ["nothing was printed yet"]
+    text = data[-MAX_LOG_BYTES:].decode("utf-8", "replace")
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    return [harmless(line.expandtabs()) for line in lines]
+
+
+def _explanation(row: Row, marks: Marks) -> list[str]:
+    lines: list[str] = []
+    if row.job is not None:
+        job = queue.ask({"op": "show", "job": row.job}, may_start=False)["job"]
+        job["argv"] = [wire.meant(word) for word in job["argv"]]
+        job["cwd"] = wire.meant(job["cwd"])
+        lines += job_text.job(job, time.time()).splitlines()
+    if row.lease is not None and row.part is not Section.ENDED:
+        lines += ["", *_negotiators_word(row.lease)]
+    if row.lease is not None and row.part is not Section.WAITING:
+        lines += ["", *_memory(row.lease, marks)]
+    return lines or [f"{row.id}: {row.state} {row.why}"]
+
+
+def _negotiators_word(lease: str) -> list[str]:
+    try:
+        rows = ask_once({"op": "why", "name": lease})["why"]
+    except GrnError as error:
+        return [error.message]
+    return [line for row in rows for line in render.why([row], user_name).splitlines()]
+
+
+def _memory(lease: str, marks: Marks) -> list[str]:
+    try:
+        curve = ask_once({"op": "samples", "lease": lease})["curve"]
+    except GrnError:
+        return ["no samples of its memory are kept"]
+    used = curve["used_bytes"]
+    most = max((size for size in used if size is not None), default=None)
+    span = render.show_time(len(used) * curve["step_s"])
+    return [
+        f"memory over {span}, {show_size(most)} at most",
+        "  " + draw.curve(used, 72, marks),
+    ]

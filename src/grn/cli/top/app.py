@@ -1,0 +1,295 @@
+"""`grn top`: the machine and one's jobs on one screen. Draws what changed and carries out orders.
+
+What is shown is decided in board, draw, view and screen; here are only the terminal and the hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import ClassVar
+
+import click
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.app import App, ComposeResult
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from grn.cli.top import actions, draw, screen, state
+from grn.cli.top import rows as boards
+from grn.cli.top.draw import Line, Marks
+from grn.cli.top.screen import Look, Shown
+from grn.cli.top.state import KeyAction, View
+from grn.client.connection import MALFORMED, garbled
+from grn.client.state_mirror import Snapshot, StateMirror
+from grn.errors import GrnError, UsageError
+
+PACE_S = 0.5
+FIRST_LOOK_S = 1.0
+_COLOURS = {
+    "title": "bold reverse",
+    "heading": "bold color(6)",
+    "focus": "reverse",
+    "selected": "reverse",
+    "keys": "dim",
+    "ask": "bold color(3)",
+    "bad": "color(1)",
+    "good": "color(2)",
+    "note": "color(3)",
+    "why": "color(3)",
+    "id": "bold",
+    "index": "bold",
+    "bold": "bold",
+    "dim": "dim",
+    "free": "dim",
+    "guard": "dim",
+    "spark": "color(2)",
+    "strangers": "color(1)",
+    "seat": "bold",
+    "letter": "bold reverse",
+    "job0": "color(4)", "job1": "color(5)", "job2": "color(6)",
+    "job3": "color(3)", "job4": "color(2)", "job5": "color(12)",
+}  # fmt: skip
+
+
+class Canvas(Widget, can_focus=True):
+    """Lines of text; only those that differ from before are drawn again."""
+
+    DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
+
+    def __init__(self, has_colour: bool) -> None:
+        super().__init__()
+        self._lines: list[Line] = []
+        self._strips: list[Strip] = []
+        self.drawn = 0  # lines, since the start
+        self._style = _styles(has_colour)
+
+    def show(self, lines: list[Line]) -> None:
+        """Show these lines."""
+        regions = []
+        for place, line in enumerate(lines):
+            if place >= len(self._lines) or self._lines[place] != line:
+                strip = Strip([Segment(text, self._style(style)) for text, style in line])
+                if place < len(self._strips):
+                    self._strips[place] = strip
+                else:
+                    self._strips.append(strip)
+                regions.append(Region(0, place, self.size.width, 1))
+        if len(lines) < len(self._lines):
+            del self._strips[len(lines) :]
+            regions = [self.size.region]
+        self._lines = lines
+        self.drawn += len(regions)
+        if regions:
+            self.refresh(*regions)
+
+    def text(self) -> str:
+        """Return what is shown, without styles."""
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
+
+    def render_line(self, y: int) -> Strip:
+        """Return one line, as textual asks for it."""
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+
+
+class Top(App[None]):
+    """The terminal view."""
+
+    CSS = "Screen { background: ansi_default; }"
+    ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
+    TITLE = "grn top"
+
+    def __init__(self, watch: StateMirror, marks: Marks, has_colour: bool = True) -> None:
+        super().__init__(ansi_color=True)
+        self.canvas = Canvas(has_colour)
+        self.garbled: GrnError | None = None  # why it has left by itself
+        self.view = View()
+        self._watch = watch
+        self._marks = marks
+        self._shown: Shown | None = None
+        self._drawn_of: tuple[object, ...] = ()
+        self._page: actions.LogPage | None = None
+        self._orders: set[asyncio.Task[None]] = set()
+
+    @property
+    def picture(self) -> Snapshot:
+        return self._watch.picture
+
+    def compose(self) -> ComposeResult:
+        yield self.canvas
+
+    def on_mount(self) -> None:
+        self.canvas.focus()
+        self.set_interval(PACE_S, self.tick)
+        self.call_after_refresh(self.tick)
+
+    def on_unmount(self) -> None:
+        for task in self._orders:
+            task.cancel()
+
+    # --- drawing -------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take in what has changed and draw it."""
+        try:
+            self._watch.take()
+            self.draw()
+        except MALFORMED:
+            self.garbled = garbled()
+            if self.garbled is None:
+                raise
+            self.exit()
+
+    def draw(self) -> None:
+        """Draw what there is; what has not changed is not touched."""
+        size = self.canvas.size
+        if not size.width or not size.height:
+            return
+        look = self._look(size.width, size.height)
+        if self._page is not None:
+            self.canvas.show(self._page.lines(look))
+        elif self.view.is_helping:
+            self.canvas.show(screen.help_lines(look))
+        else:
+            self._draw_board(look)
+
+    def _draw_board(self, look: Look) -> None:
+        now = time.time()
+        drawn_of = (self.picture.version, self.view, look.width, look.height, int(now))
+        if drawn_of == self._drawn_of and self._shown is not None:
+            self.canvas.show(self._shown.lines)
+            return
+        found = self._board()
+        shown = screen.compose(self.picture, found, self.view, look, now)
+        self.view, self._shown = shown.view, shown
+        self._drawn_of = (self.picture.version, self.view, look.width, look.height, int(now))
+        self.canvas.show(shown.lines)
+
+    def _board(self) -> boards.Board:
+        chosen = self.view
+        return boards.board(self.picture, os.getuid(), chosen.wanted, chosen.is_mine, chosen.sorts)
+
+    def _look(self, width: int, height: int) -> Look:
+        return Look(width, height, self._marks, os.getuid(), _user_name, _host())
+
+    # --- keys and clicks -----------------------------------------------------------------
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        event.prevent_default()
+        key = event.character if event.is_printable and event.character else event.key
+        if self._page is not None:
+            if not self._page.press(key, self.canvas.size.height):
+                self._page = None
+            self.draw()
+            return
+        page = self._shown.page if self._shown is not None else 10
+        self.view, order = state.press(self.view, key, self._board(), page)
+        if order is not None:
+            self._carry_out(order)
+        self.draw()
+
+    def on_click(self, event: events.Click) -> None:
+        target = self._shown.targets.get(event.y) if self._shown is not None else None
+        if target is not None and self._page is None:
+            self.view = state.point(self.view, *target)
+            self.draw()
+
+    def on_mouse_scroll_down(self, _event: events.MouseScrollDown) -> None:
+        self._scroll("down")
+
+    def on_mouse_scroll_up(self, _event: events.MouseScrollUp) -> None:
+        self._scroll("up")
+
+    def _scroll(self, key: str) -> None:
+        if self._page is not None:
+            self._page.press(key, self.canvas.size.height)
+        else:
+            self.view, _ = state.press(self.view, key, self._board())
+        self.draw()
+
+    # --- orders --------------------------------------------------------------------------
+
+    def _carry_out(self, order: KeyAction) -> None:
+        if order.verb == "quit":
+            self.exit()
+            return
+        task = asyncio.get_running_loop().create_task(self._do(order))
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    async def _do(self, order: KeyAction) -> None:
+        try:
+            done = await asyncio.to_thread(actions.carry_out, order, self._marks)
+        except GrnError as error:
+            done = actions.Done(said=f"{error.message} {error.hint}".strip())
+        self.view = self.view.said_of(done.said)
+        self._page = done.page or self._page
+        self.tick()
+
+
+@lru_cache
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@lru_cache
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def _styles(has_colour: bool) -> Callable[[str], Style]:
+    @lru_cache(maxsize=256)
+    def style(names: str) -> Style:
+        found = [_COLOURS.get(name, "") for name in names.split()]
+        words = [word for text in found for word in text.split()]
+        is_selected = "selected" in names.split()
+        if is_selected or not has_colour:
+            words = [word for word in words if not word.startswith("color(")]
+        if is_selected and "dim" in words:
+            words.remove("dim")
+        return Style.parse(" ".join(words) or "none")
+
+    return style
+
+
+def is_plain(environment: Mapping[str, str]) -> bool:
+    """True when the locale promises no more than ASCII; Python itself speaks UTF-8 anyway."""
+    names = ("LC_ALL", "LC_CTYPE", "LANG")
+    chosen = next((environment[name] for name in names if environment.get(name)), "C")
+    return "utf" not in chosen.lower()
+
+
+@click.command()
+@click.option("--ascii/--unicode", "as_ascii", default=None,
+              help="Draw with plain characters or not; else as the locale says.")  # fmt: skip
+def top(as_ascii: bool | None) -> int:
+    """Watch GPUs and jobs on one screen; `?` shows the keys, `q` quits.
+
+    GPUs with their memory by job, load over time, what runs, what waits and why, what has ended.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("`grn top` needs a terminal.", "`grn gpus` and `grn ps` print once.")
+    has_colour = not os.environ.get("NO_COLOR")
+    plain = is_plain(os.environ) if as_ascii is None else as_ascii
+    marks = draw.ASCII if plain else draw.UNICODE
+    with StateMirror() as watch, contextlib.suppress(KeyboardInterrupt):
+        watch.look(FIRST_LOOK_S)
+        app = Top(watch, marks, has_colour)
+        app.run()
+        if app.garbled is not None:
+            raise app.garbled
+    return 0

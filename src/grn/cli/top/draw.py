@@ -1,0 +1,315 @@
+"""Lines for a terminal out of rows: pieces of text, each with the name of a style.
+
+Pure. Everything can be told apart without colour, and in plain ASCII.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from grn.cli.output.render import short_model, show_time
+from grn.cli.top.rows import Row, Section, letters
+from grn.model.text import columns_of
+from grn.model.text import cut as text_cut
+from grn.model.units import short_size
+
+Piece = tuple[str, str]  # text, style
+Line = list[Piece]
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The characters things are drawn with."""
+
+    used: str = "█"
+    reserved: str = "▒"
+    strangers: str = "╳"
+    unexplained: str = "?"
+    guard: str = "╱"
+    free: str = "·"
+    spark: str = " ▁▂▃▄▅▆▇█"
+    unknown: str = "?"
+    cut: str = "…"
+    rule: str = "─"
+    selected: str = "▶"
+
+
+UNICODE = Marks()
+ASCII = Marks("#", "=", "x", "?", "/", ".", " .:-=+*#@", "?", "~", "-", ">")
+
+
+# --- small things --------------------------------------------------------------------------
+
+
+def age(seconds: float) -> str:
+    """Spell how long something takes; it changes once a second at most."""
+    return show_time(float(max(0, int(seconds)))) if seconds >= 10 else f"{max(0, int(seconds))}s"
+
+
+def spark(values: Sequence[float | None], size: int, most: float, marks: Marks) -> str:
+    """Draw the latest values, one character each; the newest is on the right."""
+    shown = list(values)[-size:]
+    steps = len(marks.spark) - 1
+    drawn = "".join(
+        marks.unknown
+        if value is None
+        else marks.spark[max(int(value > 0), min(steps, round(steps * value / most)))]
+        for value in shown
+    )
+    return drawn.rjust(size)
+
+
+def curve(values: Sequence[int | None], size: int, marks: Marks) -> str:
+    """Draw all values in so many characters: each the highest of those it stands for."""
+    if not values:
+        return ""
+    size = min(size, len(values))
+    parts = [
+        values[len(values) * place // size : len(values) * (place + 1) // size]
+        for place in range(size)
+    ]
+    highs = [max((value for value in part if value is not None), default=None) for part in parts]
+    most = max((value for value in highs if value), default=1)
+    return spark(highs, size, most, marks)
+
+
+def cut(text: str, size: int, marks: Marks) -> str:
+    """Fit a text into so many columns, with a mark where something is left out."""
+    shown = text_cut(text, size, marks.cut)
+    return shown + " " * (size - columns_of(shown))
+
+
+def width_of(line: Iterable[Piece]) -> int:
+    """Return how many columns a line takes."""
+    return sum(columns_of(text) for text, _ in line)
+
+
+# --- a GPU ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GpuColumns:
+    """How wide the parts of a GPU's line are."""
+
+    bar: int
+    spark: int
+    model: int
+
+    @staticmethod
+    def of(width: int) -> GpuColumns:
+        """Share what is left of a line beside its fixed parts."""
+        left = max(24, width - _GPU_FIXED)
+        model = min(26, max(12, left // 5))
+        past = min(60, (left - model) // 4)
+        return GpuColumns(left - model - past, past, model)
+
+
+def gpu_line(gpu: Facts, leases: Mapping[str, Facts], loads: Sequence[float | None],
+             width: int, marks: Marks) -> Line:  # fmt: skip
+    """Draw one GPU: who has its memory, how much is used, its load now and before, its model."""
+    columns = GpuColumns.of(width)
+    index: Piece = (f"{gpu['index']:>3} ", "index")
+    model: Piece = (" " + cut(short_model(gpu["model"]), columns.model, marks), "dim")
+    if gpu["health"] != "ok":
+        text = _SICK.get(gpu["health"], gpu["health"])
+        room = columns.bar + columns.spark + _GPU_FIXED - 4 - 1
+        return [index, (cut(f" {text} ", room, marks), "bad"), model]
+    used = f"{short_size(gpu['used_bytes'])}/{short_size(gpu['total_bytes'])}"
+    load = "  ?" if gpu["load_pct"] is None else f"{gpu['load_pct']:3.0f}"
+    return [
+        index,
+        *bar(gpu, leases, columns.bar, marks),
+        (f" {used:>11}", "plain"),
+        (f" {load}% ", "bold" if (gpu["load_pct"] or 0) >= 90 else "plain"),
+        (spark(loads, columns.spark, 100.0, marks), "spark"),
+        model,
+    ]
+
+
+def bar(gpu: Facts, leases: Mapping[str, Facts], size: int, marks: Marks) -> Line:
+    """Draw the memory of a GPU: each job from its letter on, what it uses and what is reserved."""
+    total = gpu["total_bytes"] or 1
+    cells: list[tuple[str, str, int]] = []  # mark, style, bytes
+    for lease_id, letter in letters(gpu).items():
+        lease = leases.get(lease_id, {})
+        used = lease.get("used_bytes") or 0
+        rest = max(0, (lease.get("reserved_bytes") or 0) - used)
+        style = job_style(letter)
+        cells += [(letter, style, 0), (marks.used, style, used), (marks.reserved, style, rest)]
+    cells.append((marks.strangers, "strangers", gpu["strangers_bytes"]))
+    cells.append((marks.unexplained, "strangers", gpu["unexplained_bytes"]))
+    guard = _cells(gpu["guard_bytes"], total, size)
+    drawn = _fill(cells, size / total, size - guard)
+    free = size - guard - width_of(drawn)
+    return _joined([*drawn, (marks.free * free, "free"), (marks.guard * guard, "guard")])
+
+
+def job_style(letter: str) -> str:
+    """Return the style of a job by its letter on a GPU: neighbours differ."""
+    return f"job{(ord(letter) - ord('A')) % 6}"
+
+
+def _fill(cells: Sequence[tuple[str, str, int]], per_byte: float, size: int) -> Line:
+    """Lay parts side by side; each boundary is rounded once, so that sums stay true."""
+    line: Line = []
+    at, place, letter = 0.0, 0, ""
+    for mark, style, size_bytes in cells:
+        if mark.isalpha() and mark.isascii() and mark.isupper():
+            letter = mark
+            continue
+        at += size_bytes * per_byte
+        least = place + 1 if letter or size_bytes * per_byte > 1 else 0
+        until = min(size, max(round(at), least))
+        count = max(0, until - place)
+        if letter and count:
+            line.append((letter, f"{style} letter"))
+            count, letter = count - 1, ""
+        line.append((mark * count, style))
+        place = max(place, until)
+    return line
+
+
+def _cells(part: int, total: int, size: int) -> int:
+    return min(size, max(1, round(size * part / total)) if part else 0)
+
+
+def _joined(line: Line) -> Line:
+    return [piece for piece in line if piece[0]]
+
+
+# --- jobs ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def columns(part: Section, width: int) -> tuple[tuple[str, int], ...]:
+    """Return the names and sizes of a part's columns; those to the right have a size below 0."""
+    user = [("USER", 9)] if width >= _WIDE_FROM else []
+    if part is Section.RUNNING:
+        fixed = [("GPU", 6), ("USED/RESERVED", -13), ("FOR", -6), *user]
+    elif part is Section.WAITING:
+        fixed = [("FOR", -6), *user, ("JOB", 20 if width < _WIDE_FROM else min(60, width // 4))]
+    else:
+        fixed = [("HOW", 13), ("RAN", -6), ("PEAK", -6), ("AGO", -6), *user]
+    taken = _LEAD + sum(abs(size) + 2 for _, size in fixed)
+    return (*fixed, ("WHY" if part is Section.WAITING else "JOB", max(8, width - taken)))
+
+
+def heading(
+    part: Section, width: int, count: str, sort: str, is_focused: bool, marks: Marks
+) -> Line:
+    """Draw the heading of one part: its name, how many there are, and its columns."""
+    lead = cut(f"{part.value.upper()} {count}", _LEAD, marks)
+    named = columns(part, width)
+    cells = [name.rjust(-size) if size < 0 else name.ljust(size) for name, size in named]
+    text = cut(lead + "  ".join(cells), width, marks)
+    by = f" by {sort}"
+    by = by if not text[width - len(by) :].strip() else ""
+    style = "heading focus" if is_focused else "heading"
+    return [(text[: width - len(by)] + by, style)]
+
+
+def job_line(
+    row: Row, now: float, width: int, user: str, marks: Marks, is_selected: bool = False
+) -> Line:
+    """Draw one job."""
+    mark = marks.selected if is_selected else " "
+    line: Line = [(mark, "mark"), (cut(row.id, _LEAD - 1, marks), "id")]
+    cells = _CELLS[row.part](row, now) | {"USER": (user, "dim")}
+    for place, (name, size) in enumerate(columns(row.part, width)):
+        text, style = cells[name]
+        shown = text.rjust(-size) if size < 0 else cut(text, size, marks)
+        line.append(("  " * (place > 0) + shown, style))
+    line = clipped(line, width, marks)
+    return [(text, f"{style} selected") for text, style in line] if is_selected else line
+
+
+def clipped(line: Line, width: int, marks: Marks) -> Line:
+    """Cut a line to the width of the terminal, and fill it."""
+    out: Line = []
+    left = width
+    for text, style in line:
+        if left <= 0:
+            break
+        size = min(left, columns_of(text))
+        out.append((text if columns_of(text) <= left else cut(text, left, marks), style))
+        left -= size
+    return [*out, (" " * left, "plain")] if left > 0 else out
+
+
+def _running(row: Row, now: float) -> dict[str, Piece]:
+    state = "" if row.state == "running" else f"[{row.state}] "
+    style = "plain" if not state else "bad" if row.state in ("draining", "stopping") else "note"
+    letter = next((char for char in row.seats if char.isalpha()), None)
+    return {
+        "GPU": (row.seats, f"seat {job_style(letter)}" if letter else "seat"),
+        "USED/RESERVED": (
+            f"{short_size(row.used_bytes)}/{short_size(row.reserved_bytes)}",
+            "plain",
+        ),
+        "FOR": (age(now - row.since_at), "plain"),
+        "JOB": (state + row.what, style),
+    }
+
+
+def _waiting(row: Row, now: float) -> dict[str, Piece]:
+    return {
+        "FOR": (age(now - row.since_at), "plain"),
+        "JOB": (row.name or row.what, "plain"),
+        "WHY": (row.why, "why"),
+    }
+
+
+def _ended(row: Row, now: float) -> dict[str, Piece]:
+    is_good = row.state in ("ok", "profiled")
+    return {
+        "HOW": (row.state, "good" if is_good else "bad"),
+        "RAN": (age(row.ended_at - row.since_at), "plain"),
+        "PEAK": (short_size(row.used_bytes), "plain"),
+        "AGO": (age(now - row.ended_at), "dim"),
+        "JOB": (f"{row.what}  ({row.why})" if row.why else row.what, "plain"),
+    }
+
+
+def heights(room: int, wanted: Sequence[int]) -> list[int]:
+    """Share lines among parts: each gets what it wants while there is room, else alike.
+
+    Every part has a heading of its own in its share.
+    """
+    shares = [0] * len(wanted)
+    asked = [1 + max(1, count) for count in wanted]
+    left = room
+    while left > 0 and any(share < ask for share, ask in zip(shares, asked, strict=True)):
+        hungry = [place for place, ask in enumerate(asked) if shares[place] < ask]
+        portion = max(1, left // len(hungry))
+        for place in hungry:
+            given = min(portion, asked[place] - shares[place], left)
+            shares[place] += given
+            left -= given
+    shares[-1] += left
+    return shares
+
+
+def window(selected: int, count: int, size: int, first: int) -> int:
+    """Return the first line to show so that the selected one is seen, moving no more than need."""
+    if size <= 0 or count <= size:
+        return 0
+    if selected < first:
+        first = selected
+    elif selected >= first + size:
+        first = selected - size + 1
+    return max(0, min(first, count - size))
+
+
+_CELLS = {Section.RUNNING: _running, Section.WAITING: _waiting, Section.ENDED: _ended}
+_GPU_FIXED = 4 + 12 + 6 + 1
+_LEAD = 13
+_WIDE_FROM = 110
+_SICK = {
+    "unknown": "the driver does not answer for this GPU: no new jobs",
+    "lost": "the driver says that this GPU is gone",
+}
+# Characters that take two columns, and those that join the one before them.

@@ -1,0 +1,269 @@
+"""What `grn top` shows, as rows: leases, requests and one's own jobs brought together.
+
+A job of the queue and its lease are one row; so are a queued job and its request. Pure: a picture
+in, rows out; how they are drawn is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from grn.cli.output.job_text import shown_command
+from grn.model.text import harmless
+
+Facts = Mapping[str, Any]
+MAX_ENDED = 200
+
+
+class Section(Enum):
+    """Where a row stands."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+SORTS: Mapping[Section, tuple[str, ...]] = {
+    Section.RUNNING: ("gpu", "age", "memory", "user", "name"),
+    Section.WAITING: ("turn", "age", "user", "name"),
+    Section.ENDED: ("latest", "memory", "user", "name"),
+}
+
+
+class RowSource(Protocol):
+    """What is known: see grn.client.state_mirror."""
+
+    gpus: dict[str, dict[str, Any]]
+    leases: dict[str, dict[str, Any]]
+    waiting: dict[str, dict[str, Any]]
+    jobs: dict[int, dict[str, Any]]
+    ended: dict[int, dict[str, Any]]
+
+    @property
+    def ends(self) -> Iterable[dict[str, Any]]: ...
+
+    def in_turn(self) -> list[dict[str, Any]]: ...
+
+
+class Row(NamedTuple):
+    """One job, wherever it comes from. A tuple: a thousand of them are made twice a second."""
+
+    part: Section
+    id: str  # of the job, else of the lease
+    state: str
+    what: str
+    user: int
+    name: str = ""  # as its owner called it
+    job: int | None = None  # of one's own queue
+    lease: str | None = None
+    gpus: tuple[int, ...] = ()
+    seats: str = ""  # its GPUs and its letter on each: 0A,1C
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    since_at: float = 0.0
+    ended_at: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All rows, filtered and sorted, and how many there are without the filter."""
+
+    rows: Mapping[Section, Sequence[Row]]
+    totals: Mapping[Section, int]
+
+
+def letters(gpu: Facts) -> dict[str, str]:
+    """Return the letter of each lease on one GPU, by the order in which they came."""
+    return {lease: _LETTERS[place % len(_LETTERS)] for place, lease in enumerate(gpu["leases"])}
+
+
+def board(picture: RowSource, own_uid: int, wanted: str = "", is_mine: bool = False,
+          sorts: Mapping[Section, str] | None = None) -> Board:  # fmt: skip
+    """Bring everything together; `wanted` is looked for in ids, names, users, GPUs and reasons."""
+    parts = {
+        Section.RUNNING: running(picture, own_uid),
+        Section.WAITING: waiting(picture, own_uid),
+        Section.ENDED: ended(picture, own_uid),
+    }
+    totals = {part: len(rows) for part, rows in parts.items()}
+    for part, rows in parts.items():
+        kept = [row for row in rows if _is_wanted(row, wanted.lower(), is_mine, own_uid)]
+        parts[part] = _sorted(kept, (sorts or {}).get(part, SORTS[part][0]))
+    return Board(parts, totals)
+
+
+def running(picture: RowSource, own_uid: int) -> list[Row]:
+    """Return what runs: all leases, and own jobs that nobody shows a lease of."""
+    own = {job["lease"]: job for job in picture.jobs.values() if job["lease"]}
+    seats = {gpu["index"]: letters(gpu) for gpu in picture.gpus.values()}
+    rows = [_of_lease(lease, own.get(lease["id"]), seats) for lease in picture.leases.values()]
+    for job in picture.jobs.values():
+        if job["state"] in _BUSY and job["lease"] not in picture.leases:
+            rows.append(_of_job(job, Section.RUNNING, own_uid, since=job["started_at"]))
+    return rows
+
+
+def waiting(picture: RowSource, own_uid: int) -> list[Row]:
+    """Return what waits: requests in turn, then own jobs that have not asked yet."""
+    queued = [job for job in picture.jobs.values() if job["state"] not in _BUSY]
+    by_tag = {job["tag"]: job for job in queued if job.get("tag")}
+    rows, asked = [], set()
+    for request in picture.in_turn():
+        job = by_tag.get(request["tag"])
+        if job is not None:
+            asked.add(job["id"])
+        rows.append(_of_request(request, job))
+    rest = sorted(
+        (job for job in queued if job["id"] not in asked),
+        key=lambda job: (job["is_held"], -job["priority"], job["place"]),
+    )
+    return rows + [
+        _of_job(job, Section.WAITING, own_uid, since=job["submitted_at"]) for job in rest
+    ]
+
+
+def ended(picture: RowSource, own_uid: int) -> list[Row]:
+    """Return what has ended of late, the latest first."""
+    rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
+    own = {row.lease for row in rows if row.lease}
+    own |= {job["lease"] for job in picture.jobs.values()}  # their queue has not told yet
+    rows += [_of_end(end) for end in picture.ends if end["id"] not in own]
+    rows.sort(key=lambda row: -row.ended_at)
+    return rows[:MAX_ENDED]
+
+
+# --- one row -------------------------------------------------------------------------------
+
+
+def _of_lease(lease: Facts, job: Facts | None, seats: Mapping[int, Mapping[str, str]]) -> Row:
+    state = "first run" if lease["first_run"] else str(lease["state"])
+    if job is not None and job["state"] in ("starting", "stopping"):
+        state = job["state"]
+    places = [f"{index}{seats.get(index, {}).get(lease['id'], '')}" for index in lease["gpus"]]
+    return Row(
+        Section.RUNNING,
+        id=str(job["id"]) if job is not None else lease["id"],
+        state=state,
+        what=_what(job) if job is not None else lease["label"],
+        user=lease["user"],
+        job=job["id"] if job is not None else None,
+        lease=lease["id"],
+        gpus=tuple(lease["gpus"]),
+        seats=",".join(places),
+        used_bytes=lease["used_bytes"],
+        reserved_bytes=lease["reserved_bytes"],
+        since_at=lease["since_at"],
+        why=lease["why"],
+    )
+
+
+def _of_request(request: Facts, job: Facts | None) -> Row:
+    return Row(
+        Section.WAITING,
+        id=str(job["id"]) if job is not None else request["id"],
+        state="waiting",
+        what=_what(job) if job is not None else request["label"],
+        user=request["user"],
+        name=harmless(job["name"]) if job is not None else "",
+        job=job["id"] if job is not None else None,
+        lease=request["id"],
+        since_at=job["submitted_at"] if job is not None else request["since_at"],
+        why=request["why"],
+    )
+
+
+def _of_job(job: Facts, part: Section, own_uid: int, since: float | None) -> Row:
+    return Row(
+        part,
+        id=str(job["id"]),
+        state=job["state"],
+        what=_what(job),
+        user=own_uid,
+        name=harmless(job["name"]),
+        job=job["id"],
+        lease=job["lease"],
+        gpus=tuple(job["gpus"]) if part is Section.RUNNING else (),
+        seats=",".join(map(str, job["gpus"])) if part is Section.RUNNING else "",
+        reserved_bytes=job["reserved_bytes"] if part is Section.RUNNING else None,
+        since_at=since or job["submitted_at"],
+        why=harmless(job["why"]),
+    )
+
+
+def _of_ended_job(job: Facts, own_uid: int) -> Row:
+    return Row(
+        Section.ENDED,
+        id=str(job["id"]),
+        state=job["reason"],
+        what=_what(job),
+        user=own_uid,
+        job=job["id"],
+        lease=job["lease"],
+        gpus=tuple(job["gpus"]),
+        used_bytes=job["peak_bytes"],
+        since_at=job["ended_at"] - (job["ran_s"] or 0.0),
+        ended_at=job["ended_at"],
+        why=harmless(job["text"]),
+    )
+
+
+def _of_end(end: Facts) -> Row:
+    return Row(
+        Section.ENDED,
+        id=end["id"],
+        state=end["outcome"],
+        what=end["label"],
+        user=end["user"],
+        lease=end["id"],
+        gpus=tuple(end["gpus"]),
+        used_bytes=end["peak_bytes"],
+        since_at=end["since_at"],
+        ended_at=end["ended_at"],
+    )
+
+
+def _what(job: Facts) -> str:
+    return _spelled(job["name"], tuple(job["argv"]))
+
+
+@lru_cache(maxsize=8192)
+def _spelled(name: str, argv: tuple[str, ...]) -> str:
+    return shown_command({"name": name, "argv": list(argv)})
+
+
+# --- which and in what order ---------------------------------------------------------------
+
+
+def _is_wanted(row: Row, wanted: str, is_mine: bool, own_uid: int) -> bool:
+    if is_mine and row.user != own_uid:
+        return False
+    if not wanted:
+        return True
+    texts = (row.id, row.what, row.state, row.why, row.lease or "")
+    on_gpu = wanted.startswith("gpu") and wanted[3:].strip().isdigit()
+    if on_gpu:
+        return int(wanted[3:]) in row.gpus
+    return any(wanted in text.lower() for text in texts)
+
+
+def _sorted(rows: list[Row], sort: str) -> list[Row]:
+    if sort == "age":
+        return sorted(rows, key=lambda row: row.since_at)
+    if sort == "memory":
+        return sorted(rows, key=lambda row: -(row.used_bytes or 0))
+    if sort == "user":
+        return sorted(rows, key=lambda row: row.user)
+    if sort == "name":
+        return sorted(rows, key=lambda row: row.what)
+    if sort == "gpu":
+        return sorted(rows, key=lambda row: (row.gpus, row.since_at))
+    return rows
+
+
+_BUSY = ("starting", "running", "stopping")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -1,0 +1,314 @@
+"""The routes of the page: files for everybody, facts and actions only with a session.
+
+Actions go to the user's own queue, which knows no other user's jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from grn.cli.output import metrics
+from grn.cli.web.diff import changes
+from grn.cli.web.queries import Facts, Row, settle
+from grn.cli.web.security import HEADERS, RequestGuard
+from grn.cli.web.sweeps import Sweeps
+from grn.client import queue
+from grn.client.state_mirror import Snapshot, StateMirror
+from grn.errors import GrnError, UnknownJob, UsageError
+
+LOOK_S = 0.5
+KEEP_ALIVE_S = 15.0
+MAX_BODY_BYTES = 4096
+MAX_BODY_OPENINGS = 16  # brackets and braces: no body is deeper
+MAX_JOB_DIGITS = 18  # what fits in a column of the journal
+MAX_HISTORY = 10_000
+LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text")
+KINDS = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _BadBody(UsageError):
+    """The body of a request is not what it must be."""
+
+
+class Watchers:
+    """One watch of the machine for all browsers, and none when nobody looks."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._watch = StateMirror()
+        self._latest: Row = {}
+        self._number = 0  # of the latest picture
+        self._count = 0
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def picture(self) -> Snapshot:
+        """What is known of the machine; it grows old while nobody watches."""
+        if self._task is None:
+            self._watch.take()
+        return self._watch.picture
+
+    async def pictures(self) -> AsyncIterator[Row]:
+        """Yield a picture of the machine whenever something has changed, or after a while."""
+        self._count += 1
+        seen = -1
+        try:
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._look())
+            while True:
+                async with self._changed:
+                    while seen == self._number or not self._latest:
+                        await self._changed.wait()
+                    seen, latest = self._number, self._latest
+                yield latest
+        finally:
+            self._count -= 1
+
+    async def _look(self) -> None:
+        began = time.monotonic()
+        try:
+            while self._count:
+                await self._watch.wait_async(KEEP_ALIVE_S)
+                if not settle(self._watch.picture, began):
+                    continue
+                async with self._changed:
+                    self._latest = self._facts.now(self._watch.picture)
+                    self._number += 1
+                    self._changed.notify_all()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._task, self._latest = None, {}
+            self._watch.close()
+            self._watch = StateMirror()
+
+
+class Page:
+    """The application; `guard` says who may talk to it."""
+
+    def __init__(self, guard: RequestGuard, facts: Facts, sweeps: Sweeps) -> None:
+        self._guard = guard
+        self._facts = facts
+        self._sweeps = sweeps
+        self._watchers = Watchers(facts)
+
+    def application(self) -> Starlette:
+        """Return what a server runs."""
+        read, write = ["GET"], ["POST"]
+        routes = [
+            Route("/api/session", self._open(self.session), methods=write),
+            Route("/api/stream", self._closed(self.stream), methods=read),
+            Route("/api/history", self._closed(self.history), methods=read),
+            Route("/api/timeline", self._closed(self.timeline), methods=read),
+            Route("/api/profiles", self._closed(self.profiles), methods=read),
+            Route("/api/sweeps", self._closed(self.sweeps), methods=read),
+            Route("/api/sweep", self._closed(self.sweep), methods=read),
+            Route("/api/job/{job}", self._closed(self.job), methods=read),
+            Route("/api/job/{job}/log", self._closed(self.log), methods=read),
+            Route("/api/job/{job}/{act}", self._closed(self.act), methods=write),
+            Route("/api/lease/{lease}", self._closed(self.lease), methods=read),
+            Route("/metrics", self._open(self.metrics), methods=read),
+            Route("/{name:path}", self._open(self.file), methods=read),
+        ]
+        return Starlette(routes=routes)
+
+    # --- who may ask ---------------------------------------------------------------------
+
+    def _open(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            refusal = self._guard.refusal(request.method, request.headers)
+            response = _error(403, refusal) if refusal else await _answer(handler, request)
+            response.headers.update(HEADERS)
+            return response
+
+        return answer
+
+    def _closed(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            if not self._guard.knows(request.headers.get("authorization", "")):
+                return _error(401, "this page has no session: open the link that `grn web` prints")
+            return await handler(request)
+
+        return self._open(answer)
+
+    async def session(self, request: Request) -> Response:
+        """Open a session with a link, which is used up by that."""
+        link = (await _body(request)).get("link")
+        if not isinstance(link, str):
+            raise _BadBody("a session is opened with a link")
+        secret = secrets.token_urlsafe(32)
+        if not self._guard.open_session(link, secret):
+            return _error(401, "this link was used already: run `grn web` again for another")
+        return JSONResponse({"session": secret})
+
+    # --- what there is to see ------------------------------------------------------------
+
+    async def file(self, request: Request) -> Response:
+        """Return a file of the page."""
+        name = request.path_params["name"] or "index.html"
+        folder = resources.files("grn.cli.web") / "static"
+        known = {entry.name: entry for entry in folder.iterdir()}
+        kind = KINDS.get(name[name.rfind(".") :]) if "." in name else None
+        if name not in known or kind is None:
+            return _error(404, "there is no such page")
+        return Response(known[name].read_bytes(), media_type=f"{kind}; charset=utf-8")
+
+    async def stream(self, request: Request) -> Response:
+        """Send the machine as it is, and then what changes, for as long as it is watched."""
+
+        async def events() -> AsyncIterator[bytes]:
+            before: Row | None = None
+            async for picture in self._watchers.pictures():
+                said = changes(before, picture)
+                before = picture
+                text = b"data: " + json.dumps(said).encode() if said else b": still here"
+                yield text + b"\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def history(self, request: Request) -> Response:
+        most = min(MAX_HISTORY, _number(request, "most", 200))
+        rows = await asyncio.to_thread(self._facts.history, most)
+        return JSONResponse({"jobs": [{name: row[name] for name in LISTED} for row in rows]})
+
+    async def timeline(self, request: Request) -> Response:
+        since = float(_number(request, "since", 0))
+        picture = self._watchers.picture
+        past = await asyncio.to_thread(self._facts.past, since)
+        return JSONResponse({"spans": self._facts.spans(picture, since, past)})
+
+    async def profiles(self, request: Request) -> Response:
+        return JSONResponse({"profiles": await asyncio.to_thread(self._facts.profiles)})
+
+    async def sweeps(self, request: Request) -> Response:
+        return JSONResponse({"sweeps": await asyncio.to_thread(self._sweeps.all)})
+
+    async def sweep(self, request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        return JSONResponse(await asyncio.to_thread(self._sweeps.one, name))
+
+    async def job(self, request: Request) -> Response:
+        number, picture = _job(request), self._watchers.picture
+        return JSONResponse(await asyncio.to_thread(self._facts.job, picture, number))
+
+    async def lease(self, request: Request) -> Response:
+        name, picture = request.path_params["lease"], self._watchers.picture
+        row = await asyncio.to_thread(self._facts.lease, picture, name)
+        return (
+            _error(404, "this page has not seen that lease") if row is None else JSONResponse(row)
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the numbers, to a session or to whoever has their secret."""
+        if not self._guard.knows_reader(request.headers.get("authorization", "")):
+            return _error(401, "the numbers need a token: see `grn web --metrics-token`")
+        text = await asyncio.to_thread(_numbers)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def log(self, request: Request) -> Response:
+        name = request.query_params.get("name", "log")
+        if name not in ("log", "err"):
+            return _error(400, "there are log and err")
+        job, at = _job(request), _number(request, "from", 0)
+        attempt = _number(request, "attempt", 0) or None
+        return JSONResponse(await asyncio.to_thread(self._facts.log, job, name, at, attempt))
+
+    # --- what one may do -----------------------------------------------------------------
+
+    async def act(self, request: Request) -> Response:
+        """Cancel, hold, release, retry or move one of the user's own jobs."""
+        job, said = _job(request), await _body(request)
+        priority = said.get("priority")
+        messages: dict[str, Row] = {
+            "cancel": {"op": "cancel", "jobs": [job], "now": False},
+            "hold": {"op": "hold", "jobs": [job], "held": True},
+            "release": {"op": "hold", "jobs": [job], "held": False},
+            "retry": {"op": "retry", "jobs": [job]},
+            "priority": {"op": "move", "jobs": [job], "priority": priority},
+        }
+        act = request.path_params["act"]
+        if act not in messages:
+            return _error(404, "there is no such action")
+        if act == "priority" and (type(priority) is not int or abs(priority) > 1000):
+            return _error(400, "a priority is a whole number from -1000 to 1000")
+        answer = await asyncio.to_thread(_tell, messages[act])
+        answer.pop("id", None)
+        return JSONResponse(answer)
+
+
+def _numbers() -> str:
+    began = time.monotonic()
+    with StateMirror() as watch:
+        while not settle(watch.picture, began):
+            watch.wait(0.1)
+        return metrics.text(watch.picture, time.time())
+
+
+def _tell(message: Row) -> Row:
+    if message["op"] == "retry":  # new jobs come of it: they must not come twice
+        return queue.submit(message)
+    return queue.ask(message, may_start=False)
+
+
+async def _answer(handler: Handler, request: Request) -> Response:
+    try:
+        return await handler(request)
+    except UnknownJob as error:
+        return _error(404, error.message)
+    except _BadBody as error:
+        return _error(400, error.message)
+    except GrnError as error:
+        return _error(409, f"{error.message} {error.hint}".strip())
+    except ClientDisconnect:  # in the middle of its body: nobody reads the answer
+        return _error(400, "the request has no end")
+
+
+async def _body(request: Request) -> Row:
+    """Return the JSON object of a request; nothing at all is an empty one."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise _BadBody("the body is too large")
+    if data.count(b"[") + data.count(b"{") > MAX_BODY_OPENINGS:
+        raise _BadBody("the body is too deep")
+    try:
+        body: Any = json.loads(data or b"{}")
+    except ValueError as error:  # also what is no UTF-8
+        raise _BadBody("the body is not JSON") from error
+    if not isinstance(body, dict):
+        raise _BadBody("the body is no JSON object")
+    return body
+
+
+def _job(request: Request) -> int:
+    text = request.path_params["job"]
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_JOB_DIGITS):
+        raise UnknownJob("this is no number of a job.")
+    return int(text)
+
+
+def _number(request: Request, name: str, usual: int) -> int:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else usual
+
+
+def _error(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"error": text}, status)

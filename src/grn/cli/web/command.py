@@ -1,0 +1,130 @@
+"""`grn web`: serve the page on loopback and print the link that opens it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import uvicorn
+
+from grn.cli.web.app import Page
+from grn.cli.web.queries import Facts
+from grn.cli.web.redirect import RedirectFile
+from grn.cli.web.security import RequestGuard
+from grn.cli.web.sweeps import Sweeps
+from grn.errors import MachineError, UsageError
+
+ADDRESS = "127.0.0.1"
+MIN_SECRET = 16
+
+
+@click.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="0 for any that is free."
+)
+@click.option("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
+@click.option("--metrics-token", metavar="FILE",
+              help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open a link in your browser.")
+def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
+    """Show GPUs, jobs and what was learned as a page, on this machine only.
+
+    \b
+    grn web
+    grn web --port 8642 --open
+
+    The printed link opens one session; press Enter for another. From elsewhere:
+    `ssh -L 8642:127.0.0.1:8642 HOST`, with the same --port. Ctrl-C ends it.
+    """
+    secret = _secret(metrics_token) if metrics_token is not None else ""
+    listener = _listen(port)
+    port = listener.getsockname()[1]
+    guard = RequestGuard(port, secret)
+    page = Page(guard, Facts(), Sweeps(os.path.abspath(sweeps)))
+    config = uvicorn.Config(
+        page.application(), log_level="error", access_log=False, lifespan="off", ws="none",
+        timeout_graceful_shutdown=1, server_header=False, date_header=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    link = _new_link(guard, port)
+    click.echo(link)
+    click.echo("The link opens once. Ctrl-C ends the page.", err=True)
+    if sys.stdin is not None and sys.stdin.isatty():
+        _offer_links(guard, port)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: setattr(server, "should_exit", True))
+    with _browser(guard, port) if opens else contextlib.nullcontext():
+        server.run(sockets=[listener])
+    return 0
+
+
+@contextlib.contextmanager
+def _browser(guard: RequestGuard, port: int) -> Iterator[None]:
+    """Open a link of its own in the browser, through a file that only this user can read."""
+    file = RedirectFile(_new_link(guard, port))
+    guard.when_used(file.link_used)
+
+    def launch() -> None:  # some browsers return only when they are closed
+        if not webbrowser.open(Path(file.path).as_uri()):
+            click.echo("No browser could be started: open the link yourself.", err=True)
+
+    try:
+        threading.Thread(target=launch, daemon=True).start()
+        yield
+    finally:
+        file.remove()
+
+
+def _secret(path: str) -> str:
+    """Read the secret of those who read the numbers; a short one could be guessed."""
+    try:
+        with open(path) as file:
+            secret = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from error
+    if len(secret) < MIN_SECRET or not secret.isascii():
+        raise UsageError(
+            f"the secret in {path} is too short.",
+            f"Make one: python3 -c 'import secrets; print(secrets.token_hex(16))' > {path}",
+        )
+    return secret
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((ADDRESS, port))
+    except OSError as error:
+        listener.close()
+        raise MachineError(
+            f"port {port} cannot be used: {error.strerror}.", "Choose another with --port, or 0."
+        ) from error
+    listener.listen(128)
+    return listener
+
+
+def _new_link(guard: RequestGuard, port: int) -> str:
+    """Make a link. What follows the # is never sent to a server, so no log has it."""
+    secret = secrets.token_urlsafe(24)
+    guard.give_link(secret)
+    return f"http://{ADDRESS}:{port}/#link={secret}"
+
+
+def _offer_links(guard: RequestGuard, port: int) -> None:
+    """Print another link whenever somebody presses Enter."""
+
+    def listen() -> None:
+        while sys.stdin.readline():
+            click.echo(_new_link(guard, port))
+
+    threading.Thread(target=listen, daemon=True).start()

@@ -1,0 +1,105 @@
+// Small tools to build the page. Text is only ever set as text.
+
+export function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== undefined) made.setAttribute(key, value);
+  }
+  made.append(...children.flat());
+  return made;
+}
+
+// Controls, marks of direction and characters without width are spelled out: they could hide or
+// turn around what stands beside them.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff]/g;
+export const plain = (text) =>
+  String(text ?? "").replace(HIDDEN, (one) => "\\u" + one.charCodeAt(0).toString(16).padStart(4, "0"));
+
+// As model/units.py spells them: what would be 1024 of one unit is 1 of the next.
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return "?";
+  if (!bytes) return "0";
+  let value = bytes;
+  for (const name of ["B", "KiB", "MiB", "GiB", "TiB"]) {
+    const number = value.toFixed(name === "GiB" || name === "TiB" ? 1 : 0);
+    if (Math.abs(number) < 1024 || name === "TiB") return `${number} ${name}`;
+    value /= 1024;
+  }
+}
+
+export function span(seconds) {
+  if (seconds === null || seconds === undefined) return "?";
+  if (seconds < 9.95) return `${Math.max(0, seconds).toFixed(1)} s`;
+  const s = Math.round(seconds), minutes = Math.floor(s / 60), hours = Math.floor(s / 3600);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${minutes} min ${s % 60} s`;
+  return s < 86400 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+export const now = () => Date.now() / 1000;
+export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
+
+export function pill(state) {
+  return el("span", { class: `pill ${String(state).replace(/[^a-z-]/g, "")}` }, plain(state));
+}
+
+export function table(columns, rows, { stack = true, empty = "" } = {}) {
+  if (!rows.length) return el("p", { class: "empty" }, empty);
+  const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: column.kind }, column.name)));
+  const body = rows.map((row) =>
+    el("tr", {}, columns.map((column) => el("td", { class: column.kind, "data-name": column.name }, column.of(row)))));
+  return el("div", { class: "scroll" }, el("table", { class: stack ? "stack" : undefined }, el("thead", {}, head), el("tbody", {}, body)));
+}
+
+// A tip beside the pointer, also for those who walk with the keyboard.
+export function tip(node, text) {
+  const box = document.getElementById("tip");
+  const show = (x, y) => {
+    box.textContent = text();
+    box.hidden = false;
+    box.style.left = `${Math.min(x + 14, window.innerWidth - box.offsetWidth - 8)}px`;
+    box.style.top = `${Math.min(y + 16, window.innerHeight - box.offsetHeight - 8)}px`;
+  };
+  node.addEventListener("pointermove", (event) => show(event.clientX, event.clientY));
+  node.addEventListener("pointerleave", () => (box.hidden = true));
+  node.addEventListener("focus", () => {
+    const place = node.getBoundingClientRect();
+    show(place.left, place.bottom);
+  });
+  node.addEventListener("blur", () => (box.hidden = true));
+  return node;
+}
+
+const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
+const given = new Map(); // the same text has the same colour on all views, and the first few differ
+export function colour(text) {
+  if (!given.has(text)) {
+    let sum = 0;
+    for (const char of String(text)) sum = (sum * 31 + char.codePointAt(0)) >>> 0;
+    const taken = new Set(given.values());
+    const from = COLOURS.map((_, at) => COLOURS[(sum + at) % COLOURS.length]);
+    given.set(text, from.find((one) => !taken.has(one)) || from[0]);
+  }
+  return given.get(text);
+}
+
+// How wide a drawing may be, so that its text is as large as all other text.
+export const room = () => Math.max(280, Math.min(1120, document.querySelector("main").clientWidth - 64));
+
+export const style = (node, properties) => {
+  for (const [name, value] of Object.entries(properties)) node.style.setProperty(name, value);
+  return node;
+};

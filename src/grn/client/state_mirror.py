@@ -1,0 +1,377 @@
+"""The machine and one's own queue as they are now, kept up to date through restarts of either.
+
+`Watch` keeps a `Picture` by following both; it blocks or awaits, starts no thread and no process,
+and changes nothing for running jobs. What the rows hold is in docs/json.md.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+
+from grn import wire
+from grn.client import connection, queue
+from grn.errors import GrnError, ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Row = dict[str, Any]
+
+RETRY_S = 1.0
+SILENT_S = 15.0  # both speak at least every five seconds
+MAX_ENDS = 200
+SAMPLES_KEPT = 120
+NEGOTIATOR, QUEUE = "negotiator", "queue"
+
+
+class Event:
+    """One thing that happened: its name, who told it, when, and the row it is about."""
+
+    __slots__ = ("at", "data", "name", "source")
+
+    def __init__(self, source: str, name: str, at: float, data: Row) -> None:
+        self.source, self.name, self.at, self.data = source, name, at, data
+
+    def row(self) -> Row:
+        """Return it as `grn events --json` prints it."""
+        head = {"schema": 1, "at": self.at, "source": self.source, "ev": self.name}
+        return {**head, "data": self.data}
+
+
+class Snapshot:
+    """All that is known. `trouble` says for each source why it cannot be heard, or nothing."""
+
+    def __init__(self) -> None:
+        self.trouble = {NEGOTIATOR: "", QUEUE: ""}
+        self.negotiator: Row = {}  # version, pid, uid, trouble, started_at, outcomes
+        self.gpus: dict[str, Row] = {}  # by uuid
+        self.leases: dict[str, Row] = {}  # by id
+        self.waiting: dict[str, Row] = {}
+        self.ends: deque[Row] = deque(maxlen=MAX_ENDS)
+        self.samples: dict[str, Samples] = {}  # by uuid
+        self.queue: Row = {}  # version, pid, uid, trouble, drained, counts
+        self.jobs: dict[int, Row] = {}  # not ended, by id
+        self.ended: dict[int, Row] = {}  # the last ones, oldest first
+        self.version = 0  # counts what was taken in, so that a reader knows what it has drawn
+
+    def in_turn(self) -> list[Row]:
+        """Return who waits for the negotiator, the next first."""
+        return sorted(self.waiting.values(), key=lambda row: row["turn"])
+
+    def take(self, source: str, message: Row) -> list[Event]:
+        """Take in one message of the stream; return what it means."""
+        self.version += 1
+        self.trouble[source] = ""
+        at = float(message["at"])
+        is_whole = message["ev"] == "snapshot"
+        if source == NEGOTIATOR:
+            events = self._all_of_machine(message) if is_whole else self._changes(message)
+            self._sample(at)
+        else:
+            events = self._all_of_queue(message) if is_whole else self._job_changes(message)
+        return [Event(source, name, at, data) for name, data in events]
+
+    def lost(self, source: str, why: str) -> list[Event]:
+        """Note that a source cannot be heard; what it said last is kept."""
+        if self.trouble[source] == why:
+            return []
+        self.version += 1
+        self.trouble[source] = why
+        return [Event(source, "lost", time.time(), {"why": why})]
+
+    # --- the negotiator ------------------------------------------------------------------
+
+    def _all_of_machine(self, message: Row) -> list[tuple[str, Row]]:
+        known = self.leases
+        self.negotiator = _only(message, *_NEGOTIATOR_FACTS)
+        self.gpus = {row["uuid"]: row for row in message["gpus"]}
+        self.leases = {row["id"]: row for row in message["leases"]}
+        self.waiting = {row["id"]: row for row in message["waiting"]}
+        self.ends = deque(message["ends"], MAX_ENDS)
+        self.samples = {row["uuid"]: Samples(row) for row in message["samples"]}
+        missed = [row for row in self.ends if row["id"] in known and row["id"] not in self.leases]
+        whole = _without(message, "id", "ev", "at")
+        return [*(("ended", row) for row in missed), ("snapshot", whole)]
+
+    def _changes(self, message: Row) -> list[tuple[str, Row]]:
+        events: list[tuple[str, Row]] = []
+        for row in message.get("ended", ()):
+            self.ends.append(row)
+            if row["id"] not in self.leases:  # granted and ended since we last heard
+                events.append(("granted", _without(row, "outcome", "ended_at", "peak_bytes")))
+            events.append(("ended", row))
+        ended = {row["id"] for row in message.get("ended", ())}
+        for lease_id in message.get("gone", ()):
+            was_waiting = self.waiting.pop(lease_id, None) is not None
+            was_leased = self.leases.pop(lease_id, None) is not None
+            if lease_id not in ended and (was_leased or was_waiting):
+                events.append(("freed" if was_leased else "withdrawn", {"id": lease_id}))
+        for row in message.get("leases", ()):
+            self.waiting.pop(row["id"], None)
+            is_new = row["id"] not in self.leases
+            self.leases.setdefault(row["id"], {}).update(row)
+            events.append(("granted" if is_new else "lease", row))
+        for row in message.get("waiting", ()):
+            self.waiting.setdefault(row["id"], {}).update(row)
+            events.append(("waiting", row))
+        for row in message.get("gpus", ()):
+            self.gpus.setdefault(row["uuid"], {}).update(row)
+            events.append(("gpu", row))
+        facts = _only(message, *_NEGOTIATOR_FACTS)
+        if facts:
+            self.negotiator |= facts
+            events.append(("negotiator", facts))
+        return events
+
+    def _sample(self, at: float) -> None:
+        for uuid, gpu in self.gpus.items():
+            past = self.samples.get(uuid)
+            if past is None:
+                past = self.samples[uuid] = Samples({"until_at": at - 1, "step_s": 1.0})
+            past.add(at, gpu["used_bytes"], gpu["load_pct"])
+
+    # --- the queue -----------------------------------------------------------------------
+
+    def _all_of_queue(self, message: Row) -> list[tuple[str, Row]]:
+        known = self.jobs
+        self.queue = _only(message, *_QUEUE_FACTS)
+        self.jobs = {row["id"]: _meant(row) for row in message["jobs"]}
+        self.ended = {row["id"]: _meant(row) for row in message["ended"]}
+        missed = [row for job_id, row in self.ended.items() if job_id in known]
+        whole = _without(message, "id", "ev", "at")
+        return [*(("job-ended", row) for row in missed), ("snapshot", whole)]
+
+    def _job_changes(self, message: Row) -> list[tuple[str, Row]]:
+        events: list[tuple[str, Row]] = []
+        for job_id in message.get("gone", ()):
+            self.jobs.pop(job_id, None)
+        for row in map(_meant, message.get("jobs", ())):
+            self.jobs[row["id"]] = row
+            events.append(("job", row))
+        for row in map(_meant, message.get("ended", ())):
+            self.jobs.pop(row["id"], None)
+            self.ended.pop(row["id"], None)
+            self.ended[row["id"]] = row
+            events.append(("job-ended", row))
+        while len(self.ended) > MAX_ENDS:
+            del self.ended[next(iter(self.ended))]
+        facts = _only(message, *_QUEUE_FACTS)
+        if facts:
+            self.queue |= facts
+            events.append(("queue", facts))
+        return events
+
+
+class Samples:
+    """The last samples of one GPU, at an even pace."""
+
+    __slots__ = ("load_pct", "step_s", "until_at", "used_bytes")
+
+    def __init__(self, row: Row) -> None:
+        self.step_s = float(row["step_s"])
+        self.until_at = float(row["until_at"])
+        self.used_bytes: deque[int | None] = deque(row.get("used_bytes", ()), SAMPLES_KEPT)
+        self.load_pct: deque[float | None] = deque(row.get("load_pct", ()), SAMPLES_KEPT)
+
+    def add(self, at: float, used_bytes: int | None, load_pct: float | None) -> None:
+        """Add what is so now, if it is time."""
+        missed = int((at - self.until_at + 0.1) / self.step_s)
+        if missed < 1:
+            return
+        self.until_at = at
+        for _ in range(min(missed - 1, SAMPLES_KEPT)):  # nobody told us of these
+            self.used_bytes.append(None)
+            self.load_pct.append(None)
+        self.used_bytes.append(used_bytes)
+        self.load_pct.append(load_pct)
+
+
+class _Line:
+    """One source: a socket that is made again whenever it is lost."""
+
+    def __init__(self, name: str, connect: Callable[[], connection.Connection]) -> None:
+        self.name = name
+        self.sock: socket.socket | None = None
+        self.heard_at = 0.0
+        self._connect = connect
+        self._decode: Callable[[bytes], Row] = wire.decode_reply
+        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        self.try_at = 0.0
+
+    def open(self, now: float) -> str:
+        """Connect and ask to follow; return why not, or nothing."""
+        self.try_at = now + RETRY_S
+        try:
+            line = self._connect()
+        except GrnError as error:
+            return error.message
+        sock, self._decode = line.sock, line.decode
+        try:
+            sock.settimeout(connection.ANSWER_S)
+            sock.sendall(wire.encode({"op": "follow", "id": 1, "v": wire.PROTOCOL}))
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            return f"the {self.name} closed the connection."
+        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        self.sock, self.heard_at = sock, now
+        return ""
+
+    def read(self, now: float) -> list[Row] | str:
+        """Return the messages that are there, or why there are no more."""
+        assert self.sock is not None
+        messages: list[Row] = []
+        try:
+            while data := self.sock.recv(1 << 18):
+                self.heard_at = now
+                messages += map(self._decode, self._frames.feed(data))
+                refused = next((m["error"] for m in messages if "error" in m), None)
+                if refused is not None:
+                    return connection.told(refused).message
+        except BlockingIOError:
+            return messages
+        except (OSError, ProtocolError) as error:
+            return f"the {self.name} cannot be heard: {error}"
+        return f"the {self.name} closed the connection."
+
+    def close(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+
+class StateMirror:
+    """Keeps a picture. Use `wait` in programs that block and `wait_async` on an event loop."""
+
+    def __init__(
+        self,
+        *,
+        with_negotiator: bool = True,
+        with_queue: bool = True,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self.picture = Snapshot()
+        self._silent_s = silent_s
+        self._lines: list[_Line] = []
+        if with_negotiator:
+            self._lines.append(_Line(NEGOTIATOR, connection.connect))
+        if with_queue:
+            self._lines.append(_Line(QUEUE, _queue_that_runs))
+
+    def __enter__(self) -> StateMirror:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def look(self, patience_s: float = connection.ANSWER_S) -> Snapshot:
+        """Return the picture once each has shown itself or is known to be away."""
+        until = time.monotonic() + patience_s
+        heard: set[str] = set()
+        while len(heard) < len(self._lines) and time.monotonic() < until:
+            heard |= {event.source for event in self.wait(until - time.monotonic())}
+        return self.picture
+
+    def close(self) -> None:
+        """Let both go."""
+        for line in self._lines:
+            line.close()
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Return what happened, once something has; nothing when the time is over."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            events = self.take()
+            pause_s = self._pause_s(until)
+            if events or (until is not None and time.monotonic() >= until):
+                return events
+            select.select(self._sockets(), [], [], pause_s)
+
+    async def wait_async(self, timeout_s: float | None = None) -> list[Event]:
+        """Be `wait` on the running event loop."""
+        import asyncio
+
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            events = self.take()
+            pause_s = self._pause_s(until)
+            if events or (until is not None and time.monotonic() >= until):
+                return events
+            loop, ready = asyncio.get_running_loop(), asyncio.Event()
+            sockets = self._sockets()
+            for sock in sockets:
+                loop.add_reader(sock, ready.set)
+            try:
+                await asyncio.wait_for(ready.wait(), pause_s)
+            except asyncio.TimeoutError:
+                pass
+            finally:
+                for sock in sockets:
+                    loop.remove_reader(sock)
+
+    def take(self) -> list[Event]:
+        """Take in what is there now, without waiting; connect again where it is time to."""
+        now = time.monotonic()
+        return [event for line in self._lines for event in self._take_from(line, now)]
+
+    def _take_from(self, line: _Line, now: float) -> list[Event]:
+        if line.sock is None:
+            why = line.open(now) if now >= line.try_at else ""
+            if why:
+                return self.picture.lost(line.name, why)
+            if line.sock is None:
+                return []
+        heard = line.read(now)
+        if isinstance(heard, str):
+            line.close()
+            line.try_at = now + RETRY_S / 10
+            return self.picture.lost(line.name, heard)
+        if not heard and now - line.heard_at > self._silent_s:
+            return self.picture.lost(line.name, f"the {line.name} has been silent for a while.")
+        try:
+            return [event for one in heard for event in self.picture.take(line.name, one)]
+        except connection.MALFORMED:
+            garbled = connection.garbled() if line.name == NEGOTIATOR else None
+            if garbled is None:
+                raise
+            line.close()
+            return self.picture.lost(line.name, garbled.message)
+
+    def _sockets(self) -> list[socket.socket]:
+        return [line.sock for line in self._lines if line.sock is not None]
+
+    def _pause_s(self, until: float | None) -> float:
+        now = time.monotonic()
+        times = [line.try_at for line in self._lines if line.sock is None]
+        times.append(now + self._silent_s)
+        if until is not None:
+            times.append(until)
+        return max(0.0, min(times) - now)
+
+
+def _queue_that_runs() -> connection.Connection:
+    return queue.connect(may_start=False)
+
+
+_NEGOTIATOR_FACTS = ("version", "pid", "uid", "trouble", "started_at", "outcomes")
+_QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts", "origin")
+
+
+def _only(row: Row, *names: str) -> Row:
+    return {name: row[name] for name in names if name in row}
+
+
+def _without(row: Row, *names: str) -> Row:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def _meant(row: Row) -> Row:
+    """Return a job with its words as they were typed, be they text or not."""
+    row["argv"] = [wire.meant(word) for word in row["argv"]]
+    row["cwd"] = wire.meant(row["cwd"])
+    return row

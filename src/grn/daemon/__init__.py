@@ -1,0 +1,1 @@
+"""What both daemons stand on: lock, socket, connections, databases."""

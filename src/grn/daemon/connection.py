@@ -1,0 +1,284 @@
+"""One client's talk with a service: frames in, answers out, and how much of either may lie about.
+
+All that negotiator and queue share of their sockets. Who may speak, and what the verbs do, is
+theirs to say; bad input ends here, as an error for that client alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from grn import wire
+from grn.errors import BY_CODE, GrnError, ProtocolError, UsageError
+from grn.model.text import harmless
+from grn.protocol.schemas import Rejected
+
+log = logging.getLogger(__name__)
+MAX_UNREAD_BYTES = 64 << 10
+TURN_S = 0.005
+MAX_KEPT_BYTES_PER_USER = 8 << 20
+MAX_KEPT_BYTES = 64 << 20  # of all users together
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+class Speaker(Protocol):
+    """Whom a service takes one client for."""
+
+    @property
+    def uid(self) -> int: ...
+
+    def lost(self) -> None:
+        """Hear that the connection is gone."""
+
+    def refused(self, message: Any, error: GrnError) -> None:
+        """Hear that what was said is answered by an error."""
+
+
+Verbs = Mapping[type, Callable[[Any, Any], None]]
+"""What may be said: for each kind of message what is done with a speaker and the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """What a service is called, what it understands, and how much of a client it bears."""
+
+    name: str
+    read: Callable[[bytes], Any]
+    verbs: Verbs
+    most_bytes: int  # of one request
+    deadline_s: float  # to end a frame once begun, and to read what was answered
+    kept_bytes_per_user: int = MAX_KEPT_BYTES_PER_USER
+    kept_bytes: int = MAX_KEPT_BYTES
+
+
+class BufferBudget:
+    """How many bytes a service keeps for connections: unfinished frames and unread answers."""
+
+    def __init__(self, max_per_user: int, max_in_all: int) -> None:
+        self._max_per_user = max_per_user
+        self._max_in_all = max_in_all
+        self.by_user: Counter[int] = Counter()
+        self.in_all = 0
+
+    def change(self, uid: int, by: int) -> None:
+        """Keep so much more for a user, or less."""
+        self.by_user[uid] += by
+        self.in_all += by
+        if not self.by_user[uid]:
+            del self.by_user[uid]
+
+    def is_over(self, uid: int, of_connection: int) -> bool:
+        """True when a connection must go: its user has too much, and not by this one alone.
+
+        When all users together have too much, only those with more than an equal part are over.
+        """
+        of_user = self.by_user[uid]
+        if of_user == of_connection:  # one frame of any allowed size always comes through
+            return False
+        is_crowded = self.in_all > self._max_in_all
+        equal_part = self._max_in_all // max(1, len(self.by_user))
+        return of_user > self._max_per_user or (is_crowded and of_user > equal_part)
+
+
+class Service:
+    """What all connections of one service share."""
+
+    def __init__(
+        self, manners: ConnectionSettings, meet: Callable[[Talk, socket.socket], Speaker]
+    ) -> None:
+        self.manners = manners
+        self.meet = meet
+        self.kept = BufferBudget(manners.kept_bytes_per_user, manners.kept_bytes)
+        # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
+        # is a new block of 256 KiB for each message, which the system maps and unmaps.
+        self.arrived = bytearray(1 << 16)
+        self.is_closed = False  # what clients do from now on is for the next service to hear
+
+    def talk(self) -> Talk:
+        """Make the protocol of one new connection."""
+        return Talk(self)
+
+
+class Talk(asyncio.BufferedProtocol):
+    """One connection: each message goes to its verb, with whom the service takes it for."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._read = service.manners.read
+        self._verbs = service.manners.verbs
+        self._frames = wire.Frames(service.manners.most_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._speaker: Speaker | None = None
+        self._todo: deque[bytes] = deque()  # frames that wait for their turn
+        self._frame_deadline: asyncio.TimerHandle | None = None
+        self._read_deadline: asyncio.TimerHandle | None = None
+        self._kept_bytes = 0  # as the service has counted them
+        self.is_stuffed = False  # it has more answers than it reads
+
+    # --- answers -------------------------------------------------------------------------
+
+    def send(self, message_id: int | None, message: dict[str, Any]) -> None:
+        """Answer one message."""
+        if self._transport is not None:
+            body = _encode_json({"id": message_id, **message})
+            self._transport.write(wire.HEADER.pack(len(body)) + body)
+
+    def send_all(self, message_id: int | None, many: Sequence[dict[str, Any]]) -> None:
+        """Answer one message by several, in one piece."""
+        if self._transport is not None:
+            bodies = [_encode_json({"id": message_id, **message}) for message in many]
+            self._transport.write(b"".join(wire.HEADER.pack(len(one)) + one for one in bodies))
+
+    def push(self, body: bytes) -> None:
+        """Send what is a message already."""
+        if self._transport is not None:
+            self._transport.write(wire.HEADER.pack(len(body)) + body)
+
+    def refuse(self, message_id: int | None, error: GrnError) -> None:
+        """Answer one message by an error, under a name that clients know."""
+        code = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BY_CODE)
+        text = {"code": code, "message": harmless(error.message), "hint": harmless(error.hint)}
+        self.send(message_id, {"error": text})
+
+    def turn_away(self, error: GrnError) -> None:
+        """Say why, and hang up."""
+        self.refuse(None, error)
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- the life of a connection --------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
+        self._speaker = self._service.meet(self, transport.get_extra_info("socket"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._service.is_closed:
+            return
+        self._transport = None
+        self._todo.clear()
+        self._count_kept(0)
+        for timer in filter(None, (self._frame_deadline, self._read_deadline)):
+            timer.cancel()
+        speaker, self._speaker = self._speaker, None
+        if speaker is not None:
+            speaker.lost()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._service.arrived
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            bodies = self._frames.feed(self._service.arrived[:nbytes])
+        except ProtocolError as error:
+            self._todo.clear()
+            self.turn_away(error)
+            return
+        if bodies and self._frame_deadline is not None:
+            self._frame_deadline.cancel()
+            self._frame_deadline = None
+        self._todo.extend(bodies)
+        self._work()
+
+    def pause_writing(self) -> None:
+        """Hear a client no further until it reads its answers; drop one that never does."""
+        self.is_stuffed = True
+        self._read_deadline = self._drop_later("not-reading")
+        self._bound_kept()
+
+    def resume_writing(self) -> None:
+        self.is_stuffed = False
+        if self._read_deadline is not None:
+            self._read_deadline.cancel()
+        self._work()
+
+    def _drop_later(self, reason: str) -> asyncio.TimerHandle:
+        def drop() -> None:
+            if self._transport is not None and self._speaker is not None:
+                log.warning("action=drop-connection uid=%d reason=%s", self._speaker.uid, reason)
+                self._transport.abort()
+
+        return asyncio.get_running_loop().call_later(self._service.manners.deadline_s, drop)
+
+    # --- one message after the other -----------------------------------------------------
+
+    def _work(self) -> None:
+        """Answer for a moment what was asked, and see to it that not too much is left over."""
+        self._take_turn()
+        if self._todo or self._kept_bytes or self._frames.is_mid_frame:
+            self._bound_kept()
+
+    def _bound_kept(self) -> None:
+        """Count what is kept for this client; hang up when its user has too much of that."""
+        transport, speaker = self._transport, self._speaker
+        if transport is None or speaker is None or transport.is_closing():
+            return
+        unread = transport.get_write_buffer_size() if self.is_stuffed else 0
+        self._count_kept(self._frames.unfinished_bytes + sum(map(len, self._todo)) + unread)
+        if not self._service.kept.is_over(speaker.uid, self._kept_bytes):
+            return
+        log.warning("action=drop-connection uid=%d reason=too-much-kept", speaker.uid)
+        self._todo.clear()
+        self._frames = wire.Frames(self._service.manners.most_bytes)
+        self._count_kept(0)
+        if unread:
+            transport.abort()  # it would not read the reason either
+            return
+        most = self._service.manners.kept_bytes_per_user
+        text = f"connections of this user have {most >> 20} MiB of unfinished requests already."
+        self.turn_away(UsageError(text, "Send them one after the other."))
+
+    def _count_kept(self, count: int) -> None:
+        if self._speaker is not None and count != self._kept_bytes:
+            self._service.kept.change(self._speaker.uid, count - self._kept_bytes)
+            self._kept_bytes = count
+
+    def _take_turn(self) -> None:
+        """Answer for a moment what was asked; the rest comes after the turn of all others."""
+        turn_ends_at = time.monotonic() + TURN_S
+        while self._todo and self._transport is not None:
+            if self._transport.is_closing() or self._service.is_closed:
+                return
+            if self.is_stuffed or time.monotonic() > turn_ends_at:
+                self._transport.pause_reading()
+                if not self.is_stuffed:
+                    asyncio.get_running_loop().call_soon(self._work)
+                return
+            self._answer(self._todo.popleft())
+        if self._transport is not None and not self.is_stuffed:
+            self._transport.resume_reading()
+            if self._frames.is_mid_frame and self._frame_deadline is None:
+                # So long from its first byte to its last, however slowly they drip; but it does
+                # not count while we do not listen.
+                self._frame_deadline = self._drop_later("half-a-frame")
+
+    def _answer(self, body: bytes) -> None:
+        message: Any = None
+        message_id: int | None = None
+        try:
+            message = self._read(body)
+            message_id = message.id
+            self._verbs[type(message)](self._speaker, message)
+        except Rejected as rejected:
+            self.refuse(rejected.message_id, rejected.error)
+        except GrnError as error:
+            self.refuse(message_id, error)
+            if self._speaker is not None:
+                self._speaker.refused(message, error)
+        except Exception:
+            # A request that breaks something must not end the service for all others; the client
+            # is told and the traceback is kept.
+            log.exception("action=answer result=failed")
+            name = self._service.manners.name
+            self.refuse(message_id, GrnError(f"the {name} failed on this request; see its log."))

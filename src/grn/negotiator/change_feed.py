@@ -1,0 +1,232 @@
+"""What those who follow have been told, and what has changed since.
+
+The picture is made of the same rows as `status`, but nothing in it moves by itself: times are
+points in time, and turns are numbers to sort by. So only what happened has to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2s
+from typing import Any
+
+from grn.model.text import harmless
+from grn.negotiator import views
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import Lease
+from grn.negotiator.history import STEP_S, Curve, History, LeaseEnd
+from grn.negotiator.schedule.order import Group, Waiting
+
+Row = dict[str, Any]
+Said = tuple[str | None, str]  # the reason and the sentence
+FIRST_GROUPS = 16  # of those who wait, so many are asked for their reason each time,
+NEXT_GROUPS = 24  # and so many of the others in turn, since each answer takes its time
+ENDS_SHOWN = 200
+ORIGIN_DIGITS = 16  # of a key: those of the queue that made it, where one did
+_UNSAID: Said = (None, "")
+
+
+class ChangeFeed:
+    """The machine as followers know it."""
+
+    def __init__(self, engine: Engine, history: History, wall_offset_s: float) -> None:
+        self._engine = engine
+        self._history = history
+        self._offset_s = wall_offset_s
+        self._gpus: dict[str, Row] = {}
+        self._leases: dict[str, tuple[Lease, Row]] = {}
+        self._waiting: dict[str, tuple[Waiting, Row]] = {}
+        self._said: dict[object, Said] = {}  # kind of request -> why it waits
+        self._next_group = 0
+        self._last_end = history.ends[-1].number if history.ends else 0
+
+    def whole(self) -> Row:
+        """Return all of it, as it was when `changes` was last called."""
+        ends = [end for end in self._history.ends if end.number <= self._last_end]
+        return {
+            "gpus": list(self._gpus.values()),
+            "leases": [row for _, row in self._leases.values()],
+            "waiting": [row for _, row in self._waiting.values()],
+            "ends": [self._end(end) for end in ends[-ENDS_SHOWN:]],
+            "samples": recent_samples(self._engine, self._history, self._offset_s),
+        }
+
+    def changes(self, at: float) -> Row:
+        """Look at the engine and return what is new; keys with nothing in them are left out."""
+        before = {*self._leases, *self._waiting}
+        found: dict[str, list[Any]] = {
+            "gpus": list(self._changed_gpus()),
+            "ended": [self._end(end) for end in self._history.ended_since(self._last_end)],
+            "leases": list(self._changed_leases()),
+            "waiting": list(self._changed_waiting(at)),
+        }
+        if found["ended"]:
+            self._last_end = self._history.ends[-1].number
+        found["gone"] = list(before - self._leases.keys() - self._waiting.keys())
+        return {name: rows for name, rows in found.items() if rows}
+
+    # --- parts ---------------------------------------------------------------------------
+
+    def _changed_gpus(self) -> Iterable[Row]:
+        for uuid, book in self._engine.books.items():
+            row = views.gpu(book)
+            before = self._gpus.get(uuid)
+            self._gpus[uuid] = row
+            if before is None:
+                yield row
+            elif row != before:
+                yield {"uuid": uuid, **_newer(before, row)}
+
+    def _changed_leases(self) -> Iterable[Row]:
+        engine = self._engine
+        for lease_id in self._leases.keys() - engine.leases.keys():
+            del self._leases[lease_id]
+        for lease_id, lease in engine.leases.items():
+            known = self._leases.get(lease_id)
+            if known is not None and known[0] is lease:
+                row = known[1]
+                moved = _newer(row, views.moving_parts(engine, lease))
+                if moved:
+                    row.update(moved)
+                    yield {"id": lease_id, **moved}
+                continue
+            row = views.granted_lease(engine, lease) | views.moving_parts(engine, lease)
+            row["since_at"] = lease.granted_at + self._offset_s
+            row |= _names(lease.request.key)
+            self._leases[lease_id] = (lease, row)
+            yield row if known is None else {"id": lease_id, **_newer(known[1], row)}
+
+    def _changed_waiting(self, at: float) -> Iterable[Row]:
+        seen: set[str] = set()
+        changed: dict[str, Row] = {}
+        for one in self._engine.waitlist:
+            lease_id = one.request.lease
+            seen.add(lease_id)
+            known = self._waiting.get(lease_id)
+            if known is None or known[0] is not one:
+                changed[lease_id] = self._new_waiting(one)
+        for lease_id in self._waiting.keys() - seen:
+            del self._waiting[lease_id]
+        for group in self._groups_to_ask():
+            for row in self._ask(group, at):
+                changed.setdefault(row["id"], row)
+        if not self._waiting:
+            self._said.clear()
+        return changed.values()
+
+    def _new_waiting(self, one: Waiting) -> Row:
+        group = self._engine.waitlist.group_of(one.request.key)
+        reason, why = self._said.get(group.kind, _UNSAID) if group is not None else _UNSAID
+        row = views.request(one.request) | {
+            "state": "waiting",
+            "since_at": one.since + self._offset_s,
+            "turn": list(self._engine.turn(one)),
+            **_names(one.request.key),
+            "reason": reason,
+            "why": why,
+        }
+        self._waiting[one.request.lease] = (one, row)
+        return row
+
+    def _groups_to_ask(self) -> list[Group]:
+        """Return the first in turn, some of the others, and never so many that it takes long."""
+        groups = list(self._engine.waitlist.in_turn())
+        first, others = groups[:FIRST_GROUPS], groups[FIRST_GROUPS:]
+        if len(others) <= NEXT_GROUPS:
+            return groups
+        begin = self._next_group % len(others)
+        self._next_group = begin + NEXT_GROUPS
+        return first + (others + others)[begin : begin + NEXT_GROUPS]
+
+    def _ask(self, group: Group, at: float) -> Iterable[Row]:
+        wait = self._engine.why(group.head.request.key, at)
+        said: Said = (wait.reason.value, harmless(wait.text)) if wait else _UNSAID
+        self._said[group.kind] = said
+        first = self._waiting[group.head.request.lease][1]
+        has_moved = first["turn"] != list(group.turn)  # then all of them have
+        for one in group.in_line():
+            row = self._waiting[one.request.lease][1]
+            if has_moved or row["why"] != said[1] or row["reason"] != said[0]:
+                turn = list(self._engine.turn(one)) if has_moved else row["turn"]
+                changed = {"reason": said[0], "why": said[1], "turn": turn}
+                moved = _newer(row, changed)
+                row.update(moved)
+                yield {"id": row["id"], **moved}
+
+    def _end(self, end: LeaseEnd) -> Row:
+        return ended_lease(self._engine, end, self._offset_s)
+
+
+def tag_of(key: str) -> str:
+    """Return a name for a request that its owner can tell too, and that gives nothing away."""
+    return blake2s(key.encode(), digest_size=8).hexdigest()
+
+
+def _names(key: str) -> Row:
+    """Return the names of a request: its own, and that of its origin, alike for one queue."""
+    return {"tag": tag_of(key), "origin": tag_of(key[:ORIGIN_DIGITS])}
+
+
+def ended_lease(engine: Engine, end: LeaseEnd, offset_s: float) -> Row:
+    """Return how a lease ended."""
+    lease = end.lease
+    return {
+        "id": lease.id,
+        "type": harmless(lease.request.job_type),
+        "label": harmless(lease.request.label),
+        "user": lease.request.user,
+        "pid": lease.request.holder.pid if lease.request.holder else None,
+        "gpus": [engine.books[uuid].gpu.index for uuid in lease.gpus],
+        "outcome": end.outcome.lease_word,
+        "reserved_bytes": lease.reserved_bytes,
+        "peak_bytes": end.peak_bytes,
+        "first_run": lease.is_probe,
+        "since_at": lease.granted_at + offset_s,
+        "ended_at": end.at + offset_s,
+        **_names(lease.request.key),
+    }
+
+
+def recent_samples(engine: Engine, history: History, offset_s: float) -> list[Row]:
+    """Return the last two minutes of each GPU, oldest first."""
+    return [
+        _samples(engine, uuid, past.recent, STEP_S, history.sampled_at + offset_s)
+        for uuid, past in history.gpus.items()
+    ]
+
+
+def minute_samples(engine: Engine, history: History, offset_s: float) -> list[Row]:
+    """Return the last day of each GPU, minute by minute, oldest first."""
+    return [
+        _samples(engine, uuid, past.minutes, 60.0, history.sampled_at + offset_s)
+        for uuid, past in history.gpus.items()
+    ]
+
+
+def curve(lease_id: str, curve: Curve, offset_s: float) -> Row:
+    """Return the memory of one lease from its grant on."""
+    return {
+        "id": lease_id,
+        "since_at": curve.began_at + offset_s,
+        "step_s": curve.step_s,
+        "used_bytes": list(curve.values),
+    }
+
+
+def _samples(
+    engine: Engine, uuid: str, points: Iterable[tuple[int | None, float | None]],
+    step_s: float, until_at: float,
+) -> Row:  # fmt: skip
+    kept = list(points)
+    return {
+        "uuid": uuid,
+        "index": engine.books[uuid].gpu.index,
+        "step_s": step_s,
+        "until_at": until_at,
+        "used_bytes": [used for used, _ in kept],
+        "load_pct": [load for _, load in kept],
+    }
+
+
+def _newer(before: Row, after: Row) -> Row:
+    return {name: value for name, value in after.items() if before.get(name) != value}

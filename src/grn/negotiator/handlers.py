@@ -1,0 +1,160 @@
+"""What a client may say about leases: ask for one, hold it, end it, take a request back.
+
+Checks that it may; the engine decides.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from grn.errors import NotAllowed, UnknownJob, UsageError
+from grn.gpus import trees
+from grn.model.job import Argument, Outcome, Policy, Request
+from grn.model.text import harmless
+from grn.negotiator import views
+from grn.negotiator.events import Grant, HolderChanged, LeaseState, Requested
+from grn.negotiator.learn.quota import kept_arguments
+from grn.negotiator.loop import Ending, LeaseSettled
+from grn.negotiator.server import Peer, nobody_cares
+from grn.protocol import negotiator_requests
+
+MAX_ASKED_AT_ONCE = 1024
+
+
+def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
+    """Ask for GPUs; the answers come when the engine has them."""
+    if message.within and _nested(peer, message.id, message.within):
+        return
+    server, loop = peer.server, peer.loop
+    if len(peer.asked) >= MAX_ASKED_AT_ONCE:
+        raise UsageError(f"{MAX_ASKED_AT_ONCE} requests wait on this connection already.")
+    most = server.limits.waiting_per_user
+    if server.waiting[peer.uid] >= most:
+        raise UsageError(f"{most} requests of this user wait already.")
+    if message.key in peer.asked:
+        raise UsageError("a request with this key waits already.")
+    if peer.owner_of(message.key) not in (None, peer.uid):
+        raise NotAllowed("a request with this key belongs to another user.")
+    peer.asked[message.key] = message.id
+    server.waiting[peer.uid] += 1
+    loop.expect(message.key, peer.answer)
+    loop.tell(Requested(loop.now(), _request(peer, message)))
+    if not message.command:  # a command has a process to start before it is over
+        server.stay_awake()
+
+
+def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
+    """Bind a lease to the process that says so, or to a relative of it."""
+    lease, loop = peer.own(message.lease, "hold"), peer.loop
+    if lease.state is not LeaseState.HELD:
+        raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
+    holder = peer.holder
+    if message.pid is not None and holder is not None:
+        speaker = holder.pid
+        holder = trees.child_of(speaker, message.pid)
+        holder = holder or trees.ancestor_of(speaker, message.pid, peer.uid)
+    if holder is None:
+        raise UsageError("the kernel does not show this process; it cannot hold a lease.")
+    before = lease.request.holder
+    if holder != before and loop.holders.watch(holder):
+        if before is not None:
+            loop.holders.unwatch(before)
+        loop.tell(HolderChanged(loop.now(), lease.id, holder))
+        if lease.id not in peer.granted or message.pid is not None:
+            loop.expect_report(lease.id)  # the parent will know how it ended
+    peer.send(message.id, {"ok": True})
+
+
+def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
+    """End a lease, and say what the negotiator saw of it."""
+    loop = peer.loop
+    ended = loop.end_of(message.lease)
+    if ended is not None or message.lease not in loop.engine.leases:
+        _tell_end(peer, message.id, ended or LeaseSettled(None))
+        return
+    lease = peer.own(message.lease, "done")
+    peer.granted.discard(lease.id)
+    context = peer.server.limits.context_bytes
+    gpu_peak = message.peak + context if message.peak is not None else None
+    outcome = Outcome(message.outcome)
+    ending = Ending(outcome, gpu_peak, message.resident, message.asked)
+    is_command = lease.request.is_command or lease.request.has_parent
+    loop.release(lease.id, ending, lambda how: _tell_end(peer, message.id, how))
+    if not is_command:
+        peer.server.stay_awake()
+
+
+def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
+    """Promise to say how a lease ends that another process holds."""
+    lease = peer.own(message.lease, "watch")
+    peer.granted.add(lease.id)
+    peer.loop.expect_report(lease.id)
+    peer.send(message.id, {"ok": True})
+    if lease.request.may_yield:
+        peer.loop.reach(lease.id, peer.want_back)
+
+
+def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
+    """Take a request back, granted or not."""
+    if peer.owner_of(message.key) not in (None, peer.uid):
+        if not peer.is_root:
+            raise NotAllowed("this request belongs to another user.")
+        peer.note("cancel", message.key)
+    lease = peer.held_by_key(message.key)
+    if lease is not None:
+        peer.loop.release(lease.id, Ending(Outcome.FAILED), nobody_cares)
+    elif message.key in peer.loop.engine.waitlist:
+        peer.loop.take_back(message.key)
+    peer.send(message.id, {"ok": True})
+
+
+def _tell_end(peer: Peer, message_id: int, settled: LeaseSettled) -> None:
+    ended = settled.outcome.lease_word if settled.outcome else None
+    facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
+    if settled.because:
+        facts |= {"victim": settled.is_victim, "because": harmless(settled.because)}
+        facts["larger"] = settled.has_larger
+    peer.send(message_id, {"ok": True, "ended": ended, **facts})
+
+
+def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
+    arguments: tuple[Argument, ...] = ()
+    known = peer.loop.engine.books
+    if message.args:
+        arguments = kept_arguments(
+            (name, value) for name, value in message.args.items() if value is not None
+        )
+    return Request(
+        key=message.key,
+        lease=os.urandom(4).hex(),
+        job_type=message.type,
+        label=harmless(message.label),
+        user=peer.uid,
+        gpus=message.gpus,
+        mem_bytes=message.mem,
+        is_exclusive=message.exclusive,
+        priority=message.priority,
+        policy=peer.server.limits.policy or Policy(message.policy),
+        holder=peer.holder,
+        arguments=arguments,
+        slots=tuple(dict.fromkeys(message.slots)),
+        stay=tuple(uuid for uuid in dict.fromkeys(message.stay) if uuid in known),
+        is_command=message.command,
+        attempt=message.attempt,
+        code=message.code or "",
+        may_yield=message.yields,
+        is_spared=message.spared,
+    )
+
+
+def _nested(peer: Peer, message_id: int, lease_id: str) -> bool:
+    """Answer a call inside a running job: it uses the lease that job holds."""
+    engine = peer.loop.engine
+    lease = engine.leases.get(lease_id)
+    if lease is None or lease.request.user != peer.uid or lease.state is not LeaseState.HELD:
+        return False
+    gpus = tuple(engine.books[uuid].gpu for uuid in lease.gpus)
+    answer = views.granted(Grant(lease.request.key, lease, gpus), peer.indices_hold())
+    peer.send(message_id, answer | {"nested": True, "probe": False})
+    return True

@@ -1,0 +1,1 @@
+"""Pure learning: what runs teach about memory, time and interference."""

@@ -1,0 +1,107 @@
+"""Whose fault it is that a job ran out of memory: its own, a neighbour's, a stranger's or nobody's.
+
+A function of what each had and what each used; what follows from it is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from grn.model.units import show_size
+
+
+class Fault(Enum):
+    """Who took the memory that was missing."""
+
+    OWN = "own"  # nobody else was there: more room is not to be had
+    ABOVE = "above"  # the job took, or asked for, more than it had reserved
+    NEIGHBOUR = "neighbour"  # a job beside it had more than it had reserved
+    STRANGER = "stranger"  # a process without a lease had more than the guard leaves to such
+    NOBODY = "nobody"  # all kept to what they had
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """What one job had reserved on a GPU, and what it used there."""
+
+    lease: str
+    label: str
+    reserved_bytes: int
+    used_bytes: int
+
+    @property
+    def is_above(self) -> bool:
+        return self.used_bytes > self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A GPU, or all GPUs of a job together, at the moment it ran out of memory."""
+
+    job: Participant
+    asked_bytes: int | None  # the allocation that failed, None where no message tells
+    neighbours: Sequence[Participant] = ()
+    strangers_bytes: int = 0
+    guard_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whose fault it was, which neighbours had too much, and a sentence for people."""
+
+    fault: Fault
+    offenders: tuple[Participant, ...] = ()
+    text: str = ""
+    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
+
+    @property
+    def is_innocent(self) -> bool:
+        """True when the job kept to what it had: nothing is held against its type."""
+        return self.is_victim or self.fault is Fault.NOBODY
+
+    @property
+    def is_victim(self) -> bool:
+        """True when others took its room: without them the same room will be enough."""
+        return self.fault in (Fault.NEIGHBOUR, Fault.STRANGER)
+
+
+def judge(scene: Scene) -> Verdict:
+    """Decide whose fault it was.
+
+    Where nobody knows what the job asked for last, what it had until then is believed only if
+    somebody else is found who had too much.
+    """
+    job, has_strangers = scene.job, scene.strangers_bytes > scene.guard_bytes
+    offenders = tuple(part for part in scene.neighbours if part.is_above)
+    if not scene.neighbours and not has_strangers:
+        return Verdict(Fault.OWN, text="ran out of GPU memory although it was alone on its GPU")
+    wanted = job.used_bytes + (scene.asked_bytes or 0)
+    is_explained = bool(offenders) or has_strangers
+    if wanted > job.reserved_bytes or (scene.asked_bytes is None and not is_explained):
+        return Verdict(Fault.ABOVE, offenders, _above(job, wanted))
+    if offenders:
+        return Verdict(Fault.NEIGHBOUR, offenders, _beside(offenders))
+    if has_strangers:
+        text = "ran out of memory because processes without a lease had "
+        return Verdict(Fault.STRANGER, (), f"{text}{show_size(scene.strangers_bytes)} of its GPU")
+    text = f"ran out of memory with {show_size(wanted)} of {show_size(job.reserved_bytes)}"
+    return Verdict(Fault.NOBODY, (), f"{text} reserved, and nobody beside it had too much")
+
+
+def _above(job: Participant, wanted: int) -> str:
+    if wanted <= job.reserved_bytes:
+        return f"ran out of memory: {show_size(job.reserved_bytes)} were not enough"
+    had = f"{show_size(wanted)} where {show_size(job.reserved_bytes)} were reserved"
+    return f"ran out of memory: it needed {had}"
+
+
+def _beside(offenders: Sequence[Participant]) -> str:
+    worst = max(offenders, key=lambda part: part.used_bytes - part.reserved_bytes)
+    more = f" and {len(offenders) - 1} more" if len(offenders) > 1 else ""
+    had = f"{show_size(worst.used_bytes)} of {show_size(worst.reserved_bytes)}"
+    return (
+        f"ran out of memory because {worst.label} (lease {worst.lease}){more} beside it grew "
+        f"beyond what it had ({had})"
+    )

@@ -1,0 +1,159 @@
+"""How long a run takes alone, foretold from the numbers it was given: epochs, batch size.
+
+Fitted in logarithms, since times differ by factors. All arithmetic is on finished runs; what is
+made of the answer is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from statistics import median
+
+from grn.model.job import Argument, Outcome
+from grn.model.profile import Run
+from grn.negotiator.learn.arguments import mattering
+
+RUNS = 30  # the last that count
+MAX_COLUMNS = 3  # numbers that are thought of at once
+_PULL = 0.1  # how firmly a first belief is held, in squares of a logarithm
+_OWN = 0.5  # so many runs weighs what others foretell against runs with the same arguments
+_GOES_ON = re.compile(r"(.*_)?(epochs?|steps?|iters?|iterations)", re.IGNORECASE)
+
+
+@lru_cache(maxsize=2048)
+def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """Return the numbers that say how long a job goes on, roughly: those within a factor of 2."""
+    return tuple(
+        sorted(
+            (name, float(round(math.log2(value))))
+            for name, value in arguments
+            if not isinstance(value, str) and value > 0 and _GOES_ON.fullmatch(name)
+        )
+    )
+
+
+@lru_cache(maxsize=2048)
+def _telling(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """Leave out arguments whose names say that time does not depend on them."""
+    goes_on = tuple(one for one in arguments if _GOES_ON.fullmatch(one[0]))
+    return (*mattering(arguments), *sorted(goes_on, key=lambda one: one[0]))
+
+
+_Groups = dict[tuple[Argument, ...], list[float]]  # by what tells of time: its logarithms
+
+
+class Times:
+    """What finished runs of one type tell of the time of the next."""
+
+    __slots__ = ("_base", "_left", "_said", "_slopes")
+
+    def __init__(self, runs: Sequence[Run], power: float) -> None:
+        seen: _Groups = {}
+        for run in _good(runs):
+            telling = _telling(run.arguments) if run.arguments else ()
+            seen.setdefault(telling, []).append(_alone_log(run, power))
+        self._said: dict[tuple[Argument, ...], float] = {}
+        self._slopes = _slopes(seen)
+        rests = {telling: _less(logs, self._on_line(telling)) for telling, logs in seen.items()}
+        every = [rest for each in rests.values() for rest in each]
+        self._base = median(every) if every else None  # one that ended at once says little
+        self._left: _Groups = {}
+        if len(rests) == 1:
+            return  # all are alike: in the middle nothing is left
+        for telling, each in rests.items():
+            left = _less(each, self._base or 0.0)
+            for key in dict.fromkeys((telling, _words(telling))):
+                self._left.setdefault(key, []).extend(left)
+
+    def alone_s(self, arguments: tuple[Argument, ...]) -> float | None:
+        """Return how long a run with these arguments takes alone, None when nobody knows."""
+        if self._base is None:
+            return None
+        telling = _telling(arguments)
+        found = self._said.get(telling)
+        if found is None:
+            left = self._left.get(telling) or self._left.get(_words(telling)) or []
+            own = median(left) * len(left) / (len(left) + _OWN) if left else 0.0
+            found = self._said[telling] = math.exp(self._base + self._on_line(telling) + own)
+        return found
+
+    def _on_line(self, telling: Iterable[Argument]) -> float:
+        values = dict(telling)
+        return sum(
+            slope * math.log(value)
+            for name, slope in self._slopes.items()
+            if (value := _number(values.get(name))) is not None
+        )
+
+
+def _good(runs: Sequence[Run]) -> list[Run]:
+    """Return the last that ended well, the latest first."""
+    good: list[Run] = []
+    for run in reversed(runs):
+        if run.outcome is Outcome.OK and run.duration_s > 0:
+            good.append(run)
+            if len(good) == RUNS:
+                break
+    return good
+
+
+def _alone_log(run: Run, power: float) -> float:
+    alone = math.log(run.duration_s)
+    return alone - power * run.crowd if run.crowd else alone
+
+
+def _number(value: float | str | None) -> float | None:
+    return None if value is None or isinstance(value, str) or value <= 0 else float(value)
+
+
+def _words(telling: Iterable[Argument]) -> tuple[Argument, ...]:
+    return tuple(one for one in telling if isinstance(one[1], str))
+
+
+def _less(values: Sequence[float], by: float) -> list[float]:
+    return [value - by for value in values]
+
+
+def _slopes(seen: _Groups) -> dict[str, float]:
+    """Return how time grows with each number: as they say until runs tell otherwise."""
+    if not any(seen):
+        return {}  # there are no runs, or none was given anything
+    given = [dict(telling) for telling, logs in seen.items() for _ in logs]
+    names = [
+        name for name in given[0] if all(_number(values.get(name)) is not None for values in given)
+    ]
+    first = {name: 1.0 if _GOES_ON.fullmatch(name) else 0.0 for name in names}
+    columns = {name: _away([math.log(float(values[name])) for values in given]) for name in names}
+    varying = sorted(
+        (name for name in names if any(columns[name])),
+        key=lambda name: not _GOES_ON.fullmatch(name),
+    )[:MAX_COLUMNS]
+    ys = _away([log for logs in seen.values() for log in logs])
+    for name in varying:
+        ys = [y - first[name] * x for y, x in zip(ys, columns[name], strict=True)]
+    square = [[_dot(columns[a], columns[b]) + _PULL * (a == b) for b in varying] for a in varying]
+    more = _solved(square, [_dot(columns[name], ys) for name in varying])
+    return first | {name: first[name] + each for name, each in zip(varying, more, strict=True)}
+
+
+def _away(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / len(values)
+    return [value - mean if abs(value - mean) > 1e-9 else 0.0 for value in values]
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(first, second, strict=True))
+
+
+def _solved(square: list[list[float]], right: list[float]) -> list[float]:
+    """Solve a few equations; the diagonal is the largest of each, so it may lead."""
+    rows = [[*row, last] for row, last in zip(square, right, strict=True)]
+    for place, lead in enumerate(rows):
+        for row in rows:
+            if row is not lead:
+                times = row[place] / lead[place]
+                row[:] = [a - times * b for a, b in zip(row, lead, strict=True)]
+    return [row[-1] / row[place] for place, row in enumerate(rows)]

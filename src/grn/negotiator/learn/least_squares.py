@@ -1,0 +1,82 @@
+"""Lines through points: least squares over one or two columns, and how well they foretell.
+
+Plain arithmetic; what the columns mean is for the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Column = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A fitted line: a fixed part, a slope for each column, and how far each point is off."""
+
+    base: float
+    slopes: tuple[float, ...]
+    residuals: tuple[float, ...]  # what lies above the line
+    foretold: tuple[float, ...]  # the same, were each point foretold by all others
+    explained: float  # share of the variance, R²
+
+
+def fit(columns: Sequence[Column], ys: Column) -> Regression | None:
+    """Fit a line over one or two columns, None when they do not differ or say the same."""
+    count = len(ys)
+    mean_y = sum(ys) / count
+    means = [sum(column) / count for column in columns]
+    away = [[x - mean for x in column] for column, mean in zip(columns, means, strict=True)]
+    away_y = [y - mean_y for y in ys]
+    inverse = _inverse([[_dot(a, b) for b in away] for a in away])
+    total = _dot(away_y, away_y)
+    if inverse is None or not total:
+        return None
+    toward = [_dot(column, away_y) for column in away]
+    slopes = [_dot(row, toward) for row in inverse]
+    residuals, foretold = [], []
+    for place, y in enumerate(away_y):
+        point = [column[place] for column in away]
+        left = y - _dot(slopes, point)
+        pull = 1 / count + _dot(point, [_dot(row, point) for row in inverse])
+        residuals.append(left)
+        foretold.append(left / (1 - pull) if pull < 1 - 1e-9 else math.inf)
+    explained = 1 - _dot(residuals, residuals) / total
+    return Regression(
+        mean_y - _dot(slopes, means), tuple(slopes), tuple(residuals), tuple(foretold), explained
+    )
+
+
+def rank_correlation(first: Column, second: Column) -> float:
+    """Return how far two columns rise together, from -1 to 1."""
+    middle = (len(first) - 1) / 2
+    ones = [rank - middle for rank in _ranks(first)]
+    others = [rank - middle for rank in _ranks(second)]
+    under = _dot(ones, ones) * _dot(others, others)
+    return _dot(ones, others) / math.sqrt(under) if under else 0.0
+
+
+def _dot(first: Column, second: Column) -> float:
+    return math.fsum(a * b for a, b in zip(first, second, strict=True))
+
+
+def _inverse(square: list[list[float]]) -> list[list[float]] | None:
+    """Invert a matrix of one or two rows; None when it has no inverse worth the name."""
+    if len(square) == 1:
+        return [[1 / square[0][0]]] if square[0][0] else None
+    (a, b), (c, d) = square
+    determinant = a * d - b * c
+    if determinant <= 1e-9 * a * d:
+        return None
+    return [[d / determinant, -b / determinant], [-c / determinant, a / determinant]]
+
+
+def _ranks(values: Column) -> list[float]:
+    first: dict[float, int] = {}
+    count: dict[float, int] = {}
+    for place, value in enumerate(sorted(values)):
+        first.setdefault(value, place)
+        count[value] = count.get(value, 0) + 1
+    return [first[value] + (count[value] - 1) / 2 for value in values]

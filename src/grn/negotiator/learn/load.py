@@ -1,0 +1,194 @@
+"""How busy a job keeps a GPU, learned from the load of whole GPUs.
+
+A driver tells how much of its time a GPU works, not for whom. A job alone shows its own load;
+beside others it has what theirs leave. Nothing is granted or refused here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import median
+
+from grn.model.job import Argument, Outcome, Request
+from grn.model.profile import Profile, Run
+from grn.negotiator.events import Lease, LeaseState
+from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.slowdown import Overlaps
+from grn.negotiator.schedule.ledger import MIN_LOAD, Book
+
+GUESS = 0.7  # of a job nobody has seen
+FULL = 0.95  # a GPU this busy does not show what more would be asked of it
+ENOUGH_S = 20.0  # of readings before a load is believed
+RUNS = 10  # the last that count
+MAX_ALIKE = 100  # sets of arguments of one type that are told apart
+_LONGEST_S = 60.0  # between two readings that belong together
+_WATCHED = 0.8  # of its time, before a run tells how its neighbours slowed it
+_MANY = 8  # jobs on one GPU: with so many nobody can tell who slows whom
+_MIN_BESIDE = 0.2  # of its time, before a neighbour counts
+
+Key = tuple[str, str]  # job type, GPU model
+_like = lru_cache(maxsize=2048)(mattering)
+
+
+@dataclass(slots=True)
+class Seen:
+    """The load of one running job: what it showed alone, and what was inferred beside others."""
+
+    alone_s: float = 0.0
+    alone_sum: float = 0.0
+    beside_s: float = 0.0
+    beside_sum: float = 0.0
+    crowd_sum: float = 0.0  # of ln U over time
+    with_s: dict[str, float] = field(default_factory=dict)  # types beside it, and for how long
+
+    @property
+    def load(self) -> float | None:
+        """Return its mean, None while too little was seen."""
+        if self.alone_s >= ENOUGH_S:
+            return self.alone_sum / self.alone_s
+        if self.alone_s + self.beside_s >= ENOUGH_S:
+            return (self.alone_sum + self.beside_sum) / (self.alone_s + self.beside_s)
+        return None
+
+    def add(self, load: float, passed_s: float, is_alone: bool) -> None:
+        if is_alone:
+            self.alone_s += passed_s
+            self.alone_sum += load * passed_s
+        else:
+            self.beside_s += passed_s
+            self.beside_sum += load * passed_s
+
+    def put_on(self, run: Run, gpus: int) -> Run:
+        """Return a run with what was seen of its load and of its neighbours."""
+        seen_s = self.alone_s + self.beside_s
+        if gpus > 1 or seen_s < max(ENOUGH_S, _WATCHED * run.duration_s):
+            return replace(run, load=self.load)
+        shares = ((other, round(with_s / seen_s, 3)) for other, with_s in self.with_s.items())
+        beside = tuple((other, share) for other, share in shares if share >= _MIN_BESIDE)
+        return replace(run, load=self.load, crowd=self.crowd_sum / seen_s, beside=beside)
+
+
+class Loads:
+    """What is believed of the load of job types, and what running jobs show."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Key, list[float]] = {}
+        self._alike: dict[Key, dict[tuple[Argument, ...], list[float]]] = {}
+        self._seen: dict[str, Seen] = {}  # by lease
+        self._read_at: dict[str, float] = {}  # by GPU
+        self._believed: dict[Key, float] = {}  # by finished runs, else by one that is still going
+        self.overlaps = Overlaps()
+
+    def load(self, profiles: Iterable[Profile]) -> None:
+        """Take in what was saved."""
+        known = list(profiles)
+        for profile in known:
+            for run in profile.runs:
+                if run.load is not None:
+                    self._believe((profile.job_type, profile.model), run.arguments, run.load)
+        self.overlaps.load(known)
+
+    def forget(self, job_type: str) -> None:
+        """Forget a type on all models."""
+        for key in [key for key in self._believed if key[0] == job_type]:
+            del self._believed[key]
+            self._runs.pop(key, None)
+            self._alike.pop(key, None)
+        self.overlaps.forget(job_type)
+
+    def of(self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()) -> float | None:
+        """Return the believed load of a type, None when nobody knows.
+
+        Runs with the same arguments tell more than others, where there are any.
+        """
+        if arguments:
+            alike = self._alike.get((job_type, model))
+            loads = alike.get(_like(arguments)) if alike else None
+            if loads:
+                return median(loads)
+        return self._believed.get((job_type, model))
+
+    def of_lease(self, lease: Lease, model: str) -> float | None:
+        """Return the believed load of a job that runs."""
+        return self.of(lease.request.job_type, model, lease.request.arguments)
+
+    def cap(self, model: str) -> float:
+        """Return the load up to which jobs share a GPU of this model."""
+        return self.overlaps.cap(model)
+
+    def power(self, model: str) -> float:
+        """Return how fast time grows with load on this model."""
+        return self.overlaps.power(model)
+
+    def alone_s(self, request: Request, model: str) -> float | None:
+        """Return how long runs like this take alone on this model, None when nobody knows."""
+        return self.overlaps.alone_s(request.job_type, model, request.arguments)
+
+    def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
+        """Return how many times as long jobs take beside which types, None: beside none."""
+        return self.overlaps.slower_beside(job_type, model)
+
+    def look(self, book: Book, at: float) -> None:
+        """Share the load that a GPU shows among the jobs on it."""
+        uuid, shown = book.gpu.uuid, book.reading.load_pct
+        passed_s = at - self._read_at.get(uuid, at)
+        self._read_at[uuid] = at
+        if shown is None or not 0 < passed_s <= _LONGEST_S or not book.is_usable:
+            return
+        total, model = shown / 100, book.gpu.model
+        held = [lease for lease in book.leases.values() if lease.state is LeaseState.HELD]
+        loads = [self.of_lease(lease, model) for lease in held]
+        known, unknown = sum(load for load in loads if load is not None), loads.count(None)
+        crowd = 0.0
+        if total >= FULL and len(held) > 1:
+            crowd = math.log(max(1.0, known + GUESS * unknown))
+        for lease, load in zip(held, loads, strict=True):
+            seen_s = min(passed_s, at - lease.granted_at)  # nobody looks at a GPU without leases
+            if seen_s <= 0:
+                continue
+            rest = total - known + (load or 0.0)
+            rest /= unknown + (load is not None)
+            if len(held) > 1 and total >= FULL:
+                rest = max(rest, load or GUESS)
+            seen = self._seen.setdefault(lease.id, Seen())
+            seen.add(min(1.0, max(MIN_LOAD, rest)), seen_s, len(held) == 1)
+            seen.crowd_sum += crowd * seen_s
+            if 1 < len(held) <= _MANY:
+                _note_neighbours(seen, lease, held, seen_s)
+            key = (lease.request.job_type, model)
+            if seen.load is not None and key not in self._runs:
+                self._believed[key] = seen.load
+
+    def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
+        """Put on a run that has ended what was seen of its load, and believe it if it was good."""
+        seen = self._seen.pop(request.lease, None)
+        if seen is None or run is None:
+            return run
+        run = seen.put_on(run, request.gpus)
+        if run.load is not None and run.outcome is Outcome.OK:
+            self._believe((request.job_type, model), run.arguments, run.load)
+        self.overlaps.learn(request.job_type, model, run)
+        return run
+
+    def _believe(self, key: Key, arguments: tuple[Argument, ...], load: float) -> None:
+        loads = self._runs.setdefault(key, [])
+        loads.append(load)
+        del loads[:-RUNS]
+        self._believed[key] = median(loads)
+        if arguments:
+            alike = self._alike.setdefault(key, {})
+            if len(alike) >= MAX_ALIKE and _like(arguments) not in alike:
+                del alike[next(iter(alike))]
+            same = alike.setdefault(_like(arguments), [])
+            same.append(load)
+            del same[:-RUNS]
+
+
+def _note_neighbours(seen: Seen, lease: Lease, held: Iterable[Lease], passed_s: float) -> None:
+    for other in held:
+        if other is not lease:
+            job_type = other.request.job_type
+            seen.with_s[job_type] = seen.with_s.get(job_type, 0.0) + passed_s

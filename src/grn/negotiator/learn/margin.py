@@ -1,0 +1,125 @@
+"""How careful estimates are, as the runs of all job types together have shown.
+
+Two numbers: how much peaks of one type differ, and how often running out of memory is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+PRIOR_WEIGHT = 2.0  # the runs of all types count like so many of a type's own
+MIN_HEADROOM = 0.05
+FIRST_SPREAD, MIN_SPREAD, MAX_SPREAD = 0.15, 0.03, 0.6
+FIRST_CHANCE, MIN_CHANCE, MAX_CHANCE = 0.02, 0.005, 0.1
+ENOUGH_RUNS = 5  # of a type, to tell how much its peaks differ
+LAST_RUNS = 20  # of which that is told
+_IMAGINED = 2  # so many types are imagined to differ by the first guess, lest one sets the rule
+_AIMED_AT = 0.005  # the share of runs that may run out of memory
+_STEP = 0.3  # how much one such run changes the logarithm of the chance
+_AFTER_SHORT, _AFTER_GOOD = (math.exp(-_STEP * (short - _AIMED_AT)) for short in (1, 0))
+_WORTH_SAVING = 0.02  # of that logarithm: a restart forgets no more than a dozen good runs
+_MOVED = 1.1  # a number that has changed by less is not worth telling anybody
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """What an estimate adds to the largest peak, apart from what its own runs say."""
+
+    spread: float = FIRST_SPREAD  # standard deviation of the logarithms of a type's peaks
+    chance: float = FIRST_CHANCE  # of a need above the estimate
+
+    def headroom(self, logs: Sequence[float]) -> float:
+        """Return the share to add: wide after one run, narrow after many like ones."""
+        count = len(logs)
+        mean = sum(logs) / count
+        squares = PRIOR_WEIGHT * self.spread**2 + math.dist(logs, [mean] * count) ** 2
+        return self.for_spread(math.sqrt(squares / (PRIOR_WEIGHT + count - 1)), count)
+
+    def for_spread(self, spread: float, count: int) -> float:
+        """Return the share to add to the largest of so many peaks that differ by this much."""
+        shrink = min(1.0, 1 / (5 * self.chance * count))
+        over = NormalDist().inv_cdf(1 - self.chance) * spread * shrink
+        return max(MIN_HEADROOM, math.exp(over) - 1)
+
+    def is_near(self, other: Margin) -> bool:
+        """True when another margin leads to nearly the same estimates."""
+        apart = abs(math.log(self.spread / other.spread)), abs(math.log(self.chance / other.chance))
+        return max(apart) < math.log(_MOVED)
+
+    def sentences(self, runs: int) -> list[str]:
+        """Say how wide the headroom is after so many runs, and why, for people."""
+        if not runs:
+            return []
+        alike = self.headroom([0.0] * runs)
+        after = "one run" if runs == 1 else f"{runs} equal runs"
+        return [
+            f"headroom after {after} is {alike:.0%}: peaks of one type usually differ by "
+            f"{self.spread:.0%}, and {self.chance:.1%} of runs may need more than their estimate"
+        ]
+
+
+FIRST_MARGIN = Margin()
+
+
+class Experience:
+    """Keeps the margin up to date, run by run."""
+
+    def __init__(self) -> None:
+        self.margin = FIRST_MARGIN
+        self._saved_chance = FIRST_CHANCE
+        self._spreads: dict[Hashable, float] = {}
+        self._ranked: list[float] = [FIRST_SPREAD] * _IMAGINED
+
+    def resume(self, chance: float) -> None:
+        """Go on with a chance that was saved."""
+        self._saved_chance = _clip(chance, MIN_CHANCE, MAX_CHANCE)
+        self.margin = replace(self.margin, chance=self._saved_chance)
+
+    def chance_to_save(self) -> float | None:
+        """Return the chance if it has changed so much that it is worth writing down."""
+        chance = self.margin.chance
+        if abs(math.log(chance / self._saved_chance)) < _WORTH_SAVING:
+            return None
+        self._saved_chance = chance
+        return chance
+
+    def shown(self, key: Hashable, spread: float | None) -> None:
+        """Note how much the peaks of one type differ, None when nobody knows any more."""
+        before = self._spreads.pop(key, None)
+        if before is not None:
+            del self._ranked[bisect_left(self._ranked, before)]
+        if spread is not None:
+            self._spreads[key] = spread
+            insort(self._ranked, spread)
+        middle = self._ranked[len(self._ranked) // 2]
+        self.margin = replace(self.margin, spread=_clip(middle, MIN_SPREAD, MAX_SPREAD))
+
+    def ended(self, is_short: bool) -> None:
+        """Note how a run under an estimate ended: one that was too small makes all others wider.
+
+        One such run in two hundred changes nothing in the long run, which is what is aimed at.
+        """
+        before = self.margin
+        step = _AFTER_SHORT if is_short else _AFTER_GOOD
+        chance = _clip(before.chance * step, MIN_CHANCE, MAX_CHANCE)
+        if chance != before.chance:
+            self.margin = Margin(before.spread, chance)
+
+
+def spread_within(groups: Sequence[Sequence[float]]) -> float | None:
+    """Return how much logarithms of peaks differ within groups, None when there are too few."""
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom < ENOUGH_RUNS - 1:
+        return None
+    squares = 0.0
+    for group in groups:
+        squares += math.dist(group, [sum(group) / len(group)] * len(group)) ** 2
+    return math.sqrt(squares / freedom)
+
+
+def _clip(value: float, least: float, most: float) -> float:
+    return min(most, max(least, value))

@@ -1,0 +1,307 @@
+"""Samples of a run to a profile, and a profile to an estimate for the next run.
+
+All arithmetic of learning is here; who may run where is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from grn.model.job import Argument, Outcome
+from grn.model.profile import Estimate, Profile, Run
+from grn.model.units import GiB, MiB, show_size
+from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.drift import LAST, counted
+from grn.negotiator.learn.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
+
+RUNS_KEPT = 100
+TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
+ALIKE_HEADROOM = 0.05  # over the largest of those
+GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
+GANG_SHARE = 0.75  # of a GPU, for a first run on several
+GROWN = 0.95  # of its peak: so much is nearly all
+LATE = 0.3  # of its run: who has nearly all only then is a grower
+ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
+_FULL = (Outcome.OK, Outcome.PROFILED)
+
+
+@dataclass(frozen=True, slots=True)
+class RunWatch:
+    """What has been seen of one running job: its peak and when that last rose."""
+
+    began_at: float
+    peak_bytes: int = 0
+    rose_at: float | None = None  # None until the first sample with memory in it
+    blanks: int = 0  # good samples before that, which showed nothing
+    rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
+    is_settled: bool = False  # since then, what is reserved for it was fitted to what it has
+    rises: tuple[tuple[float, int], ...] = ()  # the last ones: when, and to how much
+
+    def seen(self, at: float, used_bytes: int) -> RunWatch:
+        """Add one sample; only a rise by more than 1 % since the last one counts as one."""
+        if used_bytes <= 0:
+            is_blank = self.rose_at is None
+            return RunWatch(self.began_at, blanks=self.blanks + 1) if is_blank else self
+        if self.rose_at is None or used_bytes > self.rose_to_bytes * 1.01:
+            late = tuple(rise for rise in self.rises if rise[1] >= GROWN * used_bytes)
+            rises = (*late, (at, used_bytes))
+            return RunWatch(self.began_at, used_bytes, at, 0, used_bytes, rises=rises)
+        if used_bytes > self.peak_bytes:
+            return replace(self, peak_bytes=used_bytes)
+        return self
+
+    def grown_share(self, at: float) -> float | None:
+        """Return after which share of the run until now it had nearly all it ever had."""
+        ran_s = at - self.began_at
+        grown = [since for since, size in self.rises if size >= GROWN * self.peak_bytes]
+        if ran_s <= 0 or not grown:
+            return None
+        return (grown[0] - self.began_at) / ran_s
+
+    def is_flat(self, at: float, flat_s: float) -> bool:
+        """True when the memory has not risen for long enough to believe it."""
+        if self.rose_at is None:
+            return False
+        return at - self.rose_at >= max(flat_s, 0.2 * (at - self.began_at))
+
+
+def pad_bytes(capacity_bytes: int) -> int:
+    """Return the fixed part of a margin: 256 MiB, less on small GPUs."""
+    return min(256 * MiB, capacity_bytes // 96)
+
+
+def growth_bytes(capacity_bytes: int) -> int:
+    """Return the least step up after running out of memory: 1 GiB, less on small GPUs."""
+    return min(GiB, capacity_bytes // 24)
+
+
+def shrunk_bytes(watch: RunWatch, at: float, capacity_bytes: int) -> int:
+    """Return what a first run keeps reserved, given its peak and how long that was flat."""
+    quiet_s = at - watch.rose_at if watch.rose_at is not None else 0.0
+    factor = 1.10 + 0.40 * math.exp(-quiet_s / 30)
+    return min(capacity_bytes, int(watch.peak_bytes * factor) + pad_bytes(capacity_bytes))
+
+
+def growing_bytes(peak_bytes: int, reserved_bytes: int, free_bytes: int) -> int:
+    """Return what a first run that grows on and on is to have: room to double, then some more."""
+    if reserved_bytes > 2.1 * peak_bytes:
+        return 2 * peak_bytes
+    if reserved_bytes >= 1.25 * peak_bytes:
+        return reserved_bytes
+    wish = max(reserved_bytes, int(1.6 * peak_bytes))
+    return min(wish, reserved_bytes + max(0, free_bytes))
+
+
+def trimmed_bytes(watch: RunWatch, most_bytes: int, capacity_bytes: int) -> int:
+    """Return what a run keeps reserved that is flat, given the most that runs like it have used."""
+    need = max(watch.peak_bytes * (1 + TRIMMED_HEADROOM), most_bytes * (1 + ALIKE_HEADROOM))
+    return min(capacity_bytes, int(need) + pad_bytes(capacity_bytes))
+
+
+def counts_in_full(run: Run) -> bool:
+    """True when the peak of a run is what the job needs, not only a lower bound."""
+    return run.outcome in _FULL or run.is_full
+
+
+def is_known(profile: Profile | None) -> bool:
+    """True when at least one run counts in full."""
+    return profile is not None and any(counts_in_full(run) for run in profile.runs)
+
+
+def add_run(profile: Profile, run: Run) -> Profile:
+    """Return the profile with one more run, the oldest dropped when there are many."""
+    runs = (*profile.runs, run)[-RUNS_KEPT:]
+    return Profile(profile.job_type, profile.model, profile.label, profile.owner, runs)
+
+
+@dataclass(slots=True)
+class Peaks:
+    """The peaks of a profile's full runs and their logarithms: one more run costs one of those."""
+
+    sizes: list[int] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def of(profile: Profile) -> Peaks:
+        """Read them off a whole profile."""
+        peaks = Peaks()
+        for run in profile.runs:
+            peaks.add(run)
+        return peaks
+
+    def add(self, run: Run) -> None:
+        """Count one more run."""
+        if counts_in_full(run):
+            self.sizes.append(run.peak_bytes)
+            self.logs.append(math.log(run.peak_bytes) if run.peak_bytes > 1 else 0.0)
+
+    def drop_oldest(self, run: Run) -> None:
+        """Count a run no more, which is the oldest of all."""
+        if counts_in_full(run):
+            del self.sizes[0], self.logs[0]
+
+
+def telling(profile: Profile, code: str) -> Profile:
+    """Leave out the runs that tell nothing of a job of this code any more."""
+    if len(profile.runs) <= LAST:
+        return profile
+    places = counted(profile.runs, [counts_in_full(run) for run in profile.runs], code)
+    if len(places) == len(profile.runs):
+        return profile
+    return replace(profile, runs=tuple(profile.runs[place] for place in places))
+
+
+def left_out(profile: Profile, telling: Profile) -> list[str]:
+    """Say why some runs do not count any more, for people."""
+    code = profile.runs[-1].code if profile.runs else ""
+    gone = [run for run in profile.runs if run not in telling.runs]
+    older = [run for run in gone if code and run.code not in ("", code)]
+    found = []
+    if older:
+        found.append(f"not counted: {show_runs(len(older))} of an older code")
+    if len(gone) > len(older):
+        rest = show_runs(len(gone) - len(older))
+        found.append(f"not counted: {rest} from before its memory changed")
+    return found
+
+
+def estimate(
+    profile: Profile,
+    capacity_bytes: int,
+    margin: Margin = FIRST_MARGIN,
+    known: Peaks | None = None,
+) -> Estimate | None:
+    """Return what the next run needs, or None while no run counts in full."""
+    full = known or Peaks.of(profile)
+    peaks = full.sizes
+    if not peaks:
+        return None
+    largest = max(peaks)
+    headroom = margin.headroom(full.logs)
+    need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
+    because = f"{show_size(largest)} at most in {show_runs(len(peaks))}, {headroom:.0%} headroom"
+    has_failed = len(peaks) < len(profile.runs)
+    floor = lower_bound_bytes(profile, capacity_bytes) if has_failed else 0
+    if floor > need:
+        need, because = floor, f"a failed run already needed {show_size(floor)}"
+    return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
+
+
+def spread(profile: Profile) -> float | None:
+    """Return how much the latest peaks differ among runs with the same arguments."""
+    alike: dict[tuple[Argument, ...], list[float]] = {}
+    full = [run for run in profile.runs[-LAST_RUNS:] if counts_in_full(run) and run.peak_bytes]
+    for run in full:
+        alike.setdefault(mattering(run.arguments), []).append(math.log(run.peak_bytes))
+    return spread_within(list(alike.values()))
+
+
+def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
+    """Return what failed runs prove to be too little, plus a step up; 0 when there is none."""
+    floor = 0
+    for run in profile.runs:
+        if counts_in_full(run):
+            continue
+        if run.outcome is Outcome.OUT_OF_MEMORY:
+            short = max(run.peak_bytes, run.reserved_bytes)
+            floor = max(floor, short + max(short // 10, growth_bytes(capacity_bytes)))
+        else:
+            floor = max(floor, run.peak_bytes + pad_bytes(capacity_bytes))
+    return min(floor, capacity_bytes)
+
+
+def most_of_alike(profile: Profile, given: Sequence[Argument]) -> int | None:
+    """Return the most that runs with the same arguments have used, 0 when there were none.
+
+    None when nobody can tell.
+    """
+    if any(run.outcome is Outcome.OUT_OF_MEMORY for run in profile.runs):
+        return None
+    alike = mattering(tuple(given))
+    full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
+    return max((run.peak_bytes for run in full if mattering(run.arguments) == alike), default=0)
+
+
+def guess_bytes(
+    known: Sequence[int], floor_bytes: int, capacity_bytes: int, is_ranked: bool = False
+) -> int:
+    """Guess a type never seen: like 9 of 10 known types and one imagined, of half a GPU.
+
+    That one counts while few are known: who ends first is short, and the short are often small.
+    """
+    ranked, half = known if is_ranked else sorted(known), capacity_bytes // 2
+    place, at = math.ceil(0.9 * (len(ranked) + 1)) - 1, bisect_left(ranked, half)
+    guess = half if place == at else ranked[place if place < at else place - 1]
+    return min(capacity_bytes, max(guess, floor_bytes))
+
+
+def after_out_of_memory(believed_bytes: int, attempt: int, capacity_bytes: int) -> int:
+    """Return the room for a job that ran out of memory: half as much again, then a whole GPU."""
+    if attempt >= 2:
+        return capacity_bytes
+    more = max(believed_bytes * 3 // 2, believed_bytes + growth_bytes(capacity_bytes))
+    return min(capacity_bytes, more)
+
+
+@dataclass(slots=True)
+class RunEnd:
+    """How a run ended, as far as learning from it goes."""
+
+    outcome: Outcome
+    at: float
+    peak_bytes: int | None  # what the framework or the system reported
+    asked_bytes: int | None  # the allocation that failed
+    reserved_bytes: int
+    was_sharing: bool
+    ran_out_alone: bool = False  # memory ran out though it had its GPUs to itself
+    wall_offset_s: float = 0.0  # wall clock minus the clock of events
+    arguments: tuple[Argument, ...] = ()
+    code: str = ""
+
+
+def finished_run(end: RunEnd, watch: RunWatch, usual_s: float | None, flat_s: float) -> Run | None:
+    """Return what a run taught, or None when it taught nothing of the job's need."""
+    peak, outcome = max(watch.peak_bytes, end.peak_bytes or 0), end.outcome
+    if outcome is Outcome.OUT_OF_MEMORY:
+        is_within = end.asked_bytes is not None and peak + end.asked_bytes <= end.reserved_bytes
+        if is_within and not end.ran_out_alone:
+            return None  # it stayed inside its reservation: a victim of others
+        peak += end.asked_bytes or 0
+        if not end.was_sharing:
+            outcome = Outcome.FAILED  # it had the GPU to itself: the job's own fault
+    uses_none = outcome is Outcome.OK and watch.blanks >= ENOUGH_BLANKS
+    is_telling = outcome is Outcome.OUT_OF_MEMORY or uses_none or end.ran_out_alone
+    if peak <= 0 and not is_telling:
+        return None
+    ran_s = max(0.0, end.at - watch.began_at)
+    is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
+    is_full = is_long and end.outcome is Outcome.FAILED
+    return Run(
+        outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments,
+        is_full, code=end.code, ran_out_alone=end.ran_out_alone,
+    )  # fmt: skip
+
+
+def is_grower(profile: Profile | None) -> bool:
+    """True when most runs of a type had nearly all of their peak only late."""
+    runs = profile.runs if profile else ()
+    shares = [run.grown for run in runs if run.grown is not None and counts_in_full(run)]
+    return 2 * sum(share > LATE for share in shares) > len(shares)
+
+
+def usual_duration_s(profile: Profile | None) -> float | None:
+    """Return the median time of good runs, None when there is none."""
+    times = (
+        sorted(run.duration_s for run in profile.runs if run.outcome is Outcome.OK)
+        if profile
+        else []
+    )
+    return times[len(times) // 2] if times else None
+
+
+def show_runs(count: int) -> str:
+    """Spell a number of runs."""
+    return "1 run" if count == 1 else f"{count} runs"

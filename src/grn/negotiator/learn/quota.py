@@ -1,0 +1,155 @@
+"""How much is remembered of job types: bounds for each user and in all, and which type goes first.
+
+Counts what profiles take up, about as much in memory as in the file. It forgets nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from grn.model.job import Argument
+from grn.model.profile import Profile, Run
+from grn.negotiator.learn.profiling import RUNS_KEPT
+
+MAX_TYPES_PER_USER = 2000
+MAX_TYPES = 10_000
+MAX_BYTES_PER_USER = 24 << 20
+MAX_BYTES = 48 << 20
+MAX_ARGUMENTS_BYTES = 1024  # of one run
+_TYPE_BYTES = 2048  # what is drawn from runs
+_RUN_BYTES = 320
+_ARGUMENT_BYTES = 140  # beside its letters
+_SHARE_OF_NEW = 4  # one part in so many is for types that ran once
+
+
+def kept_arguments(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    """Return the first arguments, as many as are worth their room."""
+    kept: list[Argument] = []
+    left = MAX_ARGUMENTS_BYTES
+    for name, value in arguments:
+        left -= _length(name) + (_length(value) if isinstance(value, str) else 8)
+        if left < 0:
+            break
+        kept.append((name, value))
+    return tuple(kept)
+
+
+@dataclass(slots=True)
+class _Type:
+    """What one type takes up, on all GPU models."""
+
+    owner: int
+    runs: int = 0
+    size: float = _TYPE_BYTES
+
+
+class TypeQuota:
+    """What all types take up, by user; the types of each from the least recently used on.
+
+    Those that ran once go before those that ran again, so that a flood of new ones costs a user
+    none of the others; but there is always some room for new ones.
+    """
+
+    def __init__(self) -> None:
+        self._types: dict[str, _Type] = {}
+        self._once: dict[int, dict[str, None]] = {}
+        self._again: dict[int, dict[str, None]] = {}
+        self._count: Counter[int] = Counter()
+        self._size: Counter[int] = Counter()
+        self.dropped: Counter[int] = Counter()  # types of each user
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def load(self, profiles: Iterable[Profile]) -> None:
+        """Count what was saved, the least recently used first."""
+        used = [profile for profile in profiles if profile.runs]
+        for profile in sorted(used, key=lambda one: one.runs[-1].ended_at):
+            for count, run in enumerate(profile.runs, 1):
+                self.ran(profile.job_type, profile.owner, run, count)
+
+    def ran(self, job_type: str, owner: int, run: Run, runs_of_model: int) -> None:
+        """Count one more run; a profile with as many as are kept has lost its oldest by it."""
+        known = self._types.get(job_type)
+        if known is None:
+            known = self._types[job_type] = _Type(owner)
+            self._count[owner] += 1
+            self._add(known, known.size + _length(job_type))
+            known.size += _length(job_type)
+        more = float(_size_of(job_type, run))
+        if runs_of_model >= RUNS_KEPT and known.runs:
+            more -= (known.size - _TYPE_BYTES) / known.runs
+        else:
+            known.runs += 1
+        known.size += more
+        self._add(known, more)
+        self._once.get(known.owner, {}).pop(job_type, None)
+        self._again.get(known.owner, {}).pop(job_type, None)
+        segment = self._once if known.runs == 1 else self._again
+        segment.setdefault(known.owner, {})[job_type] = None
+
+    def forget(self, job_type: str) -> None:
+        """Count a type no more."""
+        known = self._types.pop(job_type, None)
+        if known is None:
+            return
+        self._count[known.owner] -= 1
+        self._add(known, -known.size)
+        for segment in (self._once, self._again):
+            types = segment.get(known.owner, {})
+            types.pop(job_type, None)
+            if not types:
+                segment.pop(known.owner, None)
+        if not self._count[known.owner]:
+            del self._count[known.owner], self._size[known.owner]
+
+    def is_over(self) -> bool:
+        """True when there is more than may be kept."""
+        return self._user_over() is not None
+
+    def excess(self, in_use: Collection[str]) -> list[str]:
+        """Stop counting the types that are too many, and return them; none that is in use."""
+        chosen: list[str] = []
+        while (user := self._user_over()) is not None:
+            job_type = self._first_to_go(user, in_use)
+            if job_type is None:
+                break
+            self.forget(job_type)
+            self.dropped[user] += 1
+            chosen.append(job_type)
+        return chosen
+
+    def _user_over(self) -> int | None:
+        """Return a user with too much, or who has the most when all have too much together."""
+        for user, size in self._size.items():
+            if size > MAX_BYTES_PER_USER or self._count[user] > MAX_TYPES_PER_USER:
+                return user
+        if len(self._types) > MAX_TYPES:
+            return max(self._count, key=lambda user: self._count[user])
+        if self._size.total() > MAX_BYTES:
+            return max(self._size, key=lambda user: self._size[user])
+        return None
+
+    def _first_to_go(self, user: int, in_use: Collection[str]) -> str | None:
+        once, again = self._once.get(user, {}), self._again.get(user, {})
+        is_new_crowded = len(once) * _SHARE_OF_NEW > self._count[user]
+        segments = (once, again) if is_new_crowded else (again, once)
+        return next((one for types in segments for one in types if one not in in_use), None)
+
+    def _add(self, known: _Type, size: float) -> None:
+        self._size[known.owner] += round(size)
+
+
+def _size_of(job_type: str, run: Run) -> int:
+    """Return what a run takes up; its row has the name of its type twice, for the index."""
+    size = _RUN_BYTES + 2 * _length(job_type) + len(run.note)
+    for name, value in run.arguments:
+        size += _ARGUMENT_BYTES + _length(name) + (_length(value) if isinstance(value, str) else 0)
+    return size + sum(_ARGUMENT_BYTES + _length(other) for other, _ in run.beside)
+
+
+def _length(text: str) -> int:
+    """Return how many bytes a text takes up: Python keeps each letter as wide as the widest."""
+    return len(text) if text.isascii() else 4 * len(text)

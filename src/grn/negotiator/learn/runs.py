@@ -1,0 +1,246 @@
+"""Jobs that run: followed while they do, and learned from when they end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from grn.model.job import Outcome
+from grn.model.units import show_size
+from grn.negotiator.events import (
+    Action,
+    DropLease,
+    HolderGone,
+    Lease,
+    LeaseState,
+    Released,
+    SaveLease,
+    SaveNumber,
+    SaveRun,
+)
+from grn.negotiator.learn import profiling
+from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
+from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
+from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.placement import allowed
+from grn.negotiator.schedule.preemption import Preemption
+
+
+class Runs:
+    """Turns readings and ends into what is known of leases and of job types."""
+
+    def __init__(
+        self, rules: Rules, memory: TypeProfiles, loads: Loads, holdings: Holdings
+    ) -> None:
+        self._rules = rules
+        self._memory = memory
+        self._loads = loads
+        self._holdings = holdings
+        self._guilt: dict[str, str] = {}  # leases whose growth cost others their lives
+        self.room = Preemption(rules, memory, holdings)
+        self.wall_offset_s = 0.0
+
+    def look(self, at: float, survived: Collection[str] = ()) -> Iterator[Action]:
+        """Take in what the latest readings show of every lease.
+
+        A lease in `survived` stays as it is: processes of a dead job live on, and one that has no
+        memory yet may still take what was promised to it.
+        """
+        for lease in list(self._holdings.leases.values()):
+            if lease.state is LeaseState.DRAINING:
+                if lease.id not in survived:
+                    yield from self._drain(lease)
+            else:
+                yield from self._look_at(lease, at)
+        yield from self.room.look(at)
+        for book in self._holdings.books.values():
+            if book.leases:
+                self._loads.look(book, at)
+                self._holdings.weigh(book)
+
+    def drop(self, lease: Lease) -> Iterator[Action]:
+        """Strike a lease out, also where it is written down."""
+        self._guilt.pop(lease.id, None)
+        self._holdings.drop(lease)
+        yield DropLease(lease.id)
+
+    def ended(self, lease: Lease, event: Released | HolderGone) -> Iterator[Action]:
+        """Turn the end of a run into a remembered one, when it taught something."""
+        request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
+        self._memory.run_over(request, model)
+        asked = event.asked_bytes if isinstance(event, Released) else None
+        outcome, note = event.outcome, self._guilt.get(lease.id, "")
+        ran_out_alone = False
+        if outcome is Outcome.OUT_OF_MEMORY:
+            verdict = self.verdict(lease, event.peak_bytes, asked)
+            self._note_guilt(lease, verdict)
+            note = verdict.text
+            ran_out_alone = verdict.fault is Fault.OWN and self._model_of(lease) is not None
+            if verdict.is_innocent:  # it shows what it used, and nothing is held against its type
+                outcome, asked = Outcome.FAILED, None
+        end = profiling.RunEnd(
+            outcome=outcome,
+            at=event.at,
+            peak_bytes=event.peak_bytes,
+            asked_bytes=asked,
+            reserved_bytes=lease.reserved_bytes,
+            was_sharing=self._holdings.is_sharing(lease),
+            ran_out_alone=ran_out_alone,
+            wall_offset_s=self.wall_offset_s,
+            arguments=request.arguments,
+            code=request.code,
+        )
+        usual_s = None
+        if outcome is Outcome.FAILED:  # only a failure is held against the usual time
+            usual_s = profiling.usual_duration_s(self._memory.profile(request.job_type, model))
+        watch = self._holdings.watches[lease.id]
+        run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
+        run = self._loads.ended(request, model, run)
+        if run is not None:
+            grown = watch.grown_share(event.at)
+            if note or grown is not None:
+                run = replace(run, note=note, grown=grown)
+            self._holdings.set_caps(model)
+            self._memory.add(request, model, run)
+            yield SaveRun(request.job_type, model, request.label, request.user, run)
+            chance = self._memory.number_to_save()
+            if chance is not None:
+                yield SaveNumber(CHANCE, chance)
+
+    def verdict(self, lease: Lease, peak_bytes: int | None, asked_bytes: int | None) -> Verdict:
+        """Judge whose fault it is that a job has run out of memory."""
+        seen = self._holdings.watches[lease.id].peak_bytes
+        job = Participant(
+            lease.id, lease.request.label, lease.reserved_bytes, max(seen, peak_bytes or 0)
+        )
+        books = self._holdings.books_of(lease)
+        beside = {
+            other.id: _part(other, book) for book in books for other in book.leases.values()
+        } | {one: _part(book.leases[one], book) for book in books for one in book.outgrown()}
+        beside.pop(lease.id)
+        worst = max(books, key=lambda book: book.strangers_bytes - book.guard_bytes)
+        strangers, guard = worst.strangers_bytes, worst.guard_bytes
+        verdict = judge(Scene(job, asked_bytes, tuple(beside.values()), strangers, guard))
+        if verdict.fault is Fault.OWN and self._has_larger(lease, job.used_bytes, asked_bytes):
+            where = " and ".join(f"GPU {book.gpu.index}" for book in books)
+            size = show_size(max(book.gpu.total_bytes for book in books))
+            text = f"ran out of memory with all of {where} ({size}); a larger GPU is managed here"
+            return replace(verdict, text=text, has_larger=True)
+        return verdict
+
+    def _has_larger(self, lease: Lease, used_bytes: int, asked_bytes: int | None) -> bool:
+        """True when a job that ran out of memory alone can go on where there is more."""
+        request, model = lease.request, self._model_of(lease)
+        if model is None or not (request.has_parent or request.is_command):
+            return False  # the process has used its GPU, and CUDA cannot move
+        had = self._holdings.sizes()[model].capacity_bytes
+        enough = max(had + 1, used_bytes + (asked_bytes or 0))
+        books = allowed(request, list(self._holdings.books.values()))
+        return sum(book.capacity_bytes >= enough for book in books) >= request.gpus
+
+    def _model_of(self, lease: Lease) -> str | None:
+        """Return the one model that a lease is on, None when there are several."""
+        models = {book.gpu.model for book in self._holdings.books_of(lease)}
+        return models.pop() if len(models) == 1 else None
+
+    def _note_guilt(self, victim: Lease, verdict: Verdict) -> None:
+        for part in verdict.offenders:
+            if verdict.is_victim:
+                text = f"took the room of {victim.request.label}, which ran out of memory"
+                self._guilt[part.lease] = text
+
+    def _drain(self, lease: Lease) -> Iterator[Action]:
+        """Let a dead job's lease go when the driver shows its memory gone."""
+        books = self._holdings.books_of(lease)
+        if not all(book.is_usable for book in books):
+            return
+        if any(lease.id in book.measured for book in books):
+            freed = replace(lease, reserved=(0,) * len(lease.gpus))
+            if freed != lease:
+                self._holdings.replace(freed)
+                yield SaveLease(freed)
+        else:
+            yield from self.drop(lease)
+
+    def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
+        """Follow the memory of a running job; a first run that is flat gives room back."""
+        books = self._holdings.books_of(lease)
+        if not all(book.is_usable for book in books):
+            return  # silence shows nothing, least of all that its memory is flat
+        measured = [book.measured.get(lease.id, 0) for book in books]
+        used = max((size for size in measured if size is not None), default=0)
+        is_hidden = any(book.unexplained_bytes > book.guard_bytes for book in books)
+        if not used and (None in measured or is_hidden):
+            return  # a driver that does not say what a process uses does not say that it uses none
+        watch = self._holdings.watches[lease.id].seen(at, used)
+        self._holdings.watches[lease.id] = watch
+        if watch.is_settled:
+            return
+        if not watch.is_flat(at, self._rules.flat_s):
+            yield from self._follow(lease, watch, at)
+            return
+        self._holdings.watches[lease.id] = replace(watch, is_settled=True)
+        if lease.request.is_exclusive:
+            return
+        if lease.is_probe:
+            yield from self._settle(lease, watch, at)
+        elif lease.request.mem_bytes is None and not lease.request.attempt:
+            yield from self._trim(lease, watch, at)
+
+    def _settle(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
+        """Let a first run keep what it has shown to need, and a little more."""
+        model = self._holdings.books[lease.gpus[0]].gpu.model
+        keep = profiling.shrunk_bytes(watch, at, self._holdings.sizes()[model].capacity_bytes)
+        if self._memory.is_grower(lease.request.job_type):  # what it has now says little
+            needs = self._memory.needs(lease.request, self._holdings.sizes())
+            keep = max(keep, needs[model].need_bytes)
+        shrunk = tuple(min(before, keep) for before in lease.reserved)
+        settled = replace(lease, reserved=shrunk, is_probe=False)
+        self._holdings.replace(settled)
+        self._memory.shown_while_running(lease.request, model, keep)
+        yield SaveLease(settled)
+
+    def _follow(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
+        """Let a first run that grows on and on hold up neither its siblings nor all the room."""
+        is_long = at - watch.began_at >= profiling.GROWS_ON_S
+        if not (lease.is_probe and is_long and watch.peak_bytes) or lease.request.is_exclusive:
+            return
+        books = self._holdings.books_of(lease)
+        self._memory.grows_on(lease.request, books[0].gpu.model, watch.peak_bytes)
+        self._holdings.end_first_run(lease)
+        reserved = tuple(
+            profiling.growing_bytes(watch.peak_bytes, before, book.free_bytes)
+            for before, book in zip(lease.reserved, books, strict=True)
+        )
+        if reserved != lease.reserved:
+            grown = replace(lease, reserved=reserved)
+            self._holdings.replace(grown)
+            yield SaveLease(grown)
+
+    def _trim(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
+        """Take back what a run seems not to need: it is flat, where runs like it were if any."""
+        model = self._holdings.books[lease.gpus[0]].gpu.model
+        capacity = self._holdings.sizes()[model].capacity_bytes
+        most = self._memory.most_of_alike(lease.request, model)
+        if most:
+            keep = profiling.trimmed_bytes(watch, most, capacity)
+        elif most is None or self._memory.is_grower(lease.request.job_type):
+            return
+        else:  # nobody was given the same: as after a first run
+            keep = profiling.shrunk_bytes(watch, at, capacity)
+        trimmed = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
+        if trimmed != lease:
+            self._holdings.replace(trimmed)
+            yield SaveLease(trimmed)
+
+
+def _part(lease: Lease, book: Book) -> Participant:
+    """Return what a neighbour had and used; one that is gone, or unclear, kept to what it had."""
+    reserved = lease.reserved_on(book.gpu.uuid)
+    used = book.measured.get(lease.id) or 0
+    if used > reserved and lease.id not in book.outgrown():
+        used = reserved
+    return Participant(lease.id, lease.request.label, reserved, used)

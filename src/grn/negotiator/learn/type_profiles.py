@@ -1,0 +1,468 @@
+"""What the negotiator remembers of job types, and what a request is believed to need.
+
+Turns finished runs into profiles and profiles into needs; it grants nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from grn.model.job import Argument, Outcome, Request
+from grn.model.profile import Estimate, Profile, Run
+from grn.model.units import show_size
+from grn.negotiator.learn import arguments, other_models, profiling
+from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.margin import ENOUGH_RUNS, Experience, Margin
+from grn.negotiator.learn.quota import TypeQuota
+from grn.negotiator.schedule.placement import Need, Size
+
+Key = tuple[str, str]  # job type, GPU model
+CHANCE = "miss_chance"  # the name it is saved by
+_ANY_CAPACITY = 1 << 60
+_MAX_DRAWN = 1000  # of one type,
+_MAX_DRAWN_IN_ALL = 20_000  # and of all together
+_MORE = 1.1  # times what a first run has that still grows
+_What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
+_Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
+
+
+class TypeProfiles:
+    """Profiles of all job types, and the estimates drawn from them."""
+
+    def __init__(self) -> None:
+        self._types: dict[Key, Known] = {}
+        self._running: dict[Key, _Flat] = {}  # what a flat first run shows
+        self._growing: dict[Key, tuple[str, int]] = {}  # what one has that is not flat: lease, peak
+        self._outgrown: dict[Key, dict[str, _Flat]] = {}  # runs with more than they reserved
+        self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
+        self._drawn_count = 0  # at least as many as there are in there
+        self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
+        self.quota = TypeQuota()
+        self._ran_out: dict[str, set[str]] = {}  # job type -> models too small for a run of it
+        self._experience = Experience()
+        self._told = self._experience.margin  # the margin that all estimates are drawn with,
+        self._outdated: deque[Key] = deque()  # or will be: one type at a time
+        self.version = 0  # rises whenever a need may have changed
+        self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
+        self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
+        self._ranked: dict[tuple[str, int], list[int]] = {}  # the same needs in order
+        self._stale: set[Key] = set()  # what in there is not right any more
+        self.woken: set[str] = set()  # types whose need has changed since somebody asked
+
+    def load(self, profiles: Iterable[Profile], chance: float | None = None) -> None:
+        """Take in what was saved."""
+        if chance is not None:
+            self._experience.resume(chance)
+        for profile in profiles:
+            key = (profile.job_type, profile.model)
+            self._types[key] = Known(profile)
+            self._types[key].unweighed = len(profile.runs)
+            self._models.setdefault(profile.job_type, set()).add(profile.model)
+            if any(run.ran_out_alone for run in profile.runs):
+                self._ran_out.setdefault(profile.job_type, set()).add(profile.model)
+            self._weigh(key)
+            self._forget_estimates(key)
+        self._told = self._experience.margin
+        self._outdated.clear()
+
+    @property
+    def margin(self) -> Margin:
+        """Return how careful estimates are."""
+        return self._experience.margin
+
+    def number_to_save(self) -> float | None:
+        """Return the chance that estimates accept, if it is time to write it down."""
+        return self._experience.chance_to_save()
+
+    def known(self, job_type: str, model: str) -> Known | None:
+        """Return all that is known of a type, None when it was never seen."""
+        return self._types.get((job_type, model))
+
+    def profiles(self) -> list[Profile]:
+        """Return all profiles."""
+        return [known.profile for known in self._types.values()]
+
+    def profile(self, job_type: str, model: str) -> Profile | None:
+        known = self._types.get((job_type, model))
+        return known.profile if known else None
+
+    def knows(self, job_type: str, model: str) -> bool:
+        """True when a run of this type has shown what it needs on this model."""
+        return (job_type, model) in self._running or profiling.is_known(
+            self.profile(job_type, model)
+        )
+
+    def add(self, request: Request, model: str, run: Run) -> None:
+        """Remember one finished run."""
+        key = (request.job_type, model)
+        known = self._types.get(key)
+        if known is None:
+            empty = Profile(request.job_type, model, request.label, request.user)
+            known = self._types[key] = Known(empty)
+            self._models.setdefault(request.job_type, set()).add(model)
+        elif _was_estimated(request) and profiling.is_known(known.profile):
+            self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
+        known.add(run)
+        self.quota.ran(request.job_type, known.profile.owner, run, len(known.profile.runs))
+        if run.ran_out_alone:
+            self._ran_out.setdefault(request.job_type, set()).add(model)
+        known.unweighed += 1
+        self._weigh(key)
+        self._forget_estimates(key)
+        self._renew_one()
+
+    def _weigh(self, key: Key) -> None:
+        """See how much the peaks of a type differ, which says something of all others."""
+        known = self._types[key]
+        if known.unweighed < max(ENOUGH_RUNS, len(known.profile.runs) // 5):
+            return
+        known.unweighed = 0
+        self._experience.shown(key, profiling.spread(known.telling))
+        if not self._told.is_near(self._experience.margin):
+            self._told = self._experience.margin
+            self._outdated = deque(self._types)
+
+    def _renew_one(self) -> None:
+        """Draw estimates with a new margin, one type with each run, so that nobody waits for it."""
+        while self._outdated:
+            key = self._outdated.popleft()
+            if key in self._types:
+                self._types[key].outdate()
+                self._forget_estimates(key)
+                return
+
+    def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
+        """Remember what a first run seems to need before it has ended."""
+        key = (request.job_type, model)
+        self._running[key] = (request.lease, need_bytes, request.arguments)
+        self._stale.add(key)
+        self._note_change(request.job_type)
+
+    def grows_on(self, request: Request, model: str, peak_bytes: int) -> None:
+        """Remember what a first run has that is not flat: its siblings need that at least."""
+        self._growing[(request.job_type, model)] = (request.lease, peak_bytes)
+
+    def outgrown(self, request: Request, model: str, need_bytes: int) -> None:
+        """Remember that a run needs more than was believed, before it has ended."""
+        lives = self._outgrown.setdefault((request.job_type, model), {})
+        known = lives.get(request.lease)
+        if known is None or need_bytes > known[1]:
+            lives[request.lease] = (request.lease, need_bytes, mattering(request.arguments))
+            if known is None or need_bytes > known[1] * 1.05:  # every tick is no news
+                self._note_change(request.job_type)
+
+    def run_over(self, request: Request, model: str) -> None:
+        """Drop what a first run seemed to need, when it is this one that has ended."""
+        key = (request.job_type, model)
+        if key in self._growing and self._growing[key][0] == request.lease:
+            del self._growing[key]
+        lives = self._outgrown.get(key, {})
+        if lives.pop(request.lease, None) is not None:
+            self._note_change(request.job_type)
+            if not lives:
+                del self._outgrown[key]
+        if key in self._running and self._running[key][0] == request.lease:
+            del self._running[key]
+            self._stale.add(key)
+            self._note_change(request.job_type)
+
+    def forget(self, job_type: str) -> bool:
+        """Forget a type on all models; True when there was something to forget."""
+        keys = {(job_type, model) for model in self._models.get(job_type, ())}
+        keys |= {key for key in self._running if key[0] == job_type}
+        self.quota.forget(job_type)
+        for key in keys:
+            self._types.pop(key, None)
+            self._running.pop(key, None)
+            self._growing.pop(key, None)
+            self._experience.shown(key, None)
+            self._outgrown.pop(key, None)
+            self._forget_estimates(key)
+        self._models.pop(job_type, None)
+        self._ran_out.pop(job_type, None)
+        return bool(keys)
+
+    def drop(self, job_type: str) -> None:
+        """Forget a type for want of room: nothing is left that tells it was ever there."""
+        self.forget(job_type)
+        self.changed.pop(job_type, None)
+        self.woken.discard(job_type)
+
+    def version_of(self, job_type: str) -> int:
+        """Return a number that rises whenever a type may need something else, unless by a guess."""
+        return self.changed.get(job_type, 0)
+
+    def is_guess(self, job_type: str) -> bool:
+        """True when only runs of other types tell what a type may need."""
+        models = self._models.get(job_type, ())
+        return not any(self.estimate(job_type, model, _ANY_CAPACITY) for model in models)
+
+    def least_guess(self, sizes: Mapping[str, Size]) -> int:
+        """Return what a type nobody knows is believed to need at least, on any model."""
+        return min(
+            profiling.guess_bytes(
+                self._known_on(model, size.capacity_bytes), 0, size.capacity_bytes, is_ranked=True
+            )
+            for model, size in sizes.items()
+        )
+
+    def estimate(self, job_type: str, model: str, capacity_bytes: int) -> Estimate | None:
+        """Return what is believed of the next run, None for a type never measured."""
+        known = self._types.get((job_type, model))
+        return known.estimate(capacity_bytes, self.margin) if known else None
+
+    def is_grower(self, job_type: str) -> bool:
+        """True when runs of a type grow for long, on any model."""
+        models = self._models.get(job_type, ())
+        return any(profiling.is_grower(self.profile(job_type, model)) for model in models)
+
+    def usual_s(self, job_type: str, model: str) -> float | None:
+        """Return how long runs of a type usually take, None when no good one was seen."""
+        known = self._types.get((job_type, model))
+        return known.usual_s() if known else None
+
+    def alone_s(self, request: Request, model: str, power: float) -> float | None:
+        """Return how long a run with these arguments takes alone, None when nobody knows."""
+        known = self._types.get((request.job_type, model))
+        return known.alone_s(request.arguments, power) if known else None
+
+    def most_of_alike(self, request: Request, model: str) -> int | None:
+        """Return the most that runs like this one have used, 0 if none, None if nobody can tell."""
+        known = self._types.get((request.job_type, model))
+        if known is None or not profiling.is_known(known.profile):
+            return None
+        return profiling.most_of_alike(known.of_code(request.code).telling, request.arguments)
+
+    def refresh(self) -> None:
+        """Draw the estimates that new runs have changed, so that nobody waits for that later."""
+        stale, self._stale = self._stale, set()  # a set that was large once is slow to empty
+        for key in stale:
+            for (model, capacity_bytes), known in self._known.items():
+                if model == key[1]:
+                    ranked = self._ranked[(model, capacity_bytes)]
+                    before = known.pop(key[0], None)
+                    if before is not None:
+                        del ranked[bisect_left(ranked, before)]
+                    if (shown := self._shown(key, capacity_bytes)) is not None:
+                        known[key[0]] = shown
+                        insort(ranked, shown)
+
+    def needs(
+        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
+    ) -> dict[str, Need]:
+        """Return the need on each GPU model; `reach` are the models it may use, if not all."""
+        needs = {model: self._need(request, model, sizes) for model in sizes}
+        bound = self._bound(request, sizes)
+        if bound is None and all(
+            need.need_bytes <= sizes[model].capacity_bytes for model, need in needs.items()
+        ):
+            return needs
+        return other_models.fitted(needs, bound, sizes, sizes if reach is None else reach)
+
+    def never_fits(
+        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str]
+    ) -> str | None:
+        """Say why no GPU here will do: too small by what is known, and tried in vain."""
+        bound = self._bound(request, sizes) if request.mem_bytes is None else None
+        if bound is None or not reach:
+            return None
+        largest = max(reach, key=lambda model: sizes[model].capacity_bytes)
+        told = self._elsewhere(request, largest, sizes)
+        size = sizes[largest]
+        if bound.model != largest or told is None or told[0] <= size.capacity_bytes:
+            return None
+        return (
+            f"{request.label} needs {show_size(told[0])}, as on {told[1]}, and ran out of memory "
+            f"on {largest}, the largest GPU it may use here ({show_size(size.total_bytes)})."
+        )
+
+    def _bound(self, request: Request, sizes: Mapping[str, Size]) -> other_models.Bound | None:
+        """Return what runs that ran out of memory alone on a GPU prove to be too little."""
+        names = self._ran_out.get(request.job_type)
+        if not names:
+            return None
+        profiles = [self._types[(request.job_type, model)].profile for model in names]
+        return other_models.ran_out_alone(request, profiles, sizes)
+
+    def _need(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
+        size = sizes[model]
+        if request.mem_bytes is not None and request.mem_bytes > size.total_bytes:
+            return Need(request.mem_bytes, False, "as stated")  # this model is too small for it
+        need = self._as_said(request, model, sizes)
+        if self._outgrown:
+            need = self._at_least(request, model, size.capacity_bytes, need)
+        return self._raised(request, need, size.capacity_bytes)
+
+    def _as_said(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
+        """Return what is believed, or what was stated if that is more."""
+        size = sizes[model]
+        believed = self._believed(request, model, sizes)
+        stated = request.mem_bytes
+        if stated is None:
+            return believed
+        stated = min(stated, size.capacity_bytes)  # "all of it" means all that can be promised
+        if believed.is_probe:  # a guess gives way to a word, but not what failed runs have shown
+            floor = self._floor((request.job_type, model), size.capacity_bytes)
+            believed = Need(floor, False, f"a failed run already needed {show_size(floor)}")
+        text = "as stated" if stated >= believed.need_bytes else believed.because
+        return Need(max(stated, believed.need_bytes), False, text)
+
+    def _at_least(self, request: Request, model: str, capacity_bytes: int, need: Need) -> Need:
+        """Believe a run that is still going and has outgrown what was believed before."""
+        lives = self._outgrown.get((request.job_type, model), {}).values()
+        alike = mattering(request.arguments)
+        most = max((size for _, size, given in lives if given == alike), default=0)
+        if most <= need.need_bytes:
+            return need
+        because = f"a run that is still going has grown to {show_size(most * 10 // 11)}"
+        return replace(need, need_bytes=min(most, capacity_bytes), because=because)
+
+    def _believed(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
+        key, capacity_bytes = (request.job_type, model), sizes[model].capacity_bytes
+        measured = self._measured(request, model, capacity_bytes)
+        if measured is not None:
+            return measured
+        running = self._running.get(key)
+        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
+            need = max(running[1], self._floor(key, capacity_bytes))
+            because = "its first run, still going, is flat at that"
+            return Need(min(need, capacity_bytes), False, because)
+        floor = self._least(key, capacity_bytes)
+        elsewhere = self._elsewhere(request, model, sizes)
+        if elsewhere is not None:
+            return Need(max(floor, elsewhere[0]), True, f"as on {elsewhere[1]}")
+        guess = self._guess(key, floor, capacity_bytes, request.gpus)
+        return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+
+    def _measured(self, request: Request, model: str, capacity_bytes: int) -> Need | None:
+        """Return the need by runs on this very model, None when there are none."""
+        key = (request.job_type, model)
+        seen = self._types.get(key)
+        known = seen.of_code(request.code) if seen else None
+        estimate = known.estimate(capacity_bytes, self.margin) if known else None
+        if known is not None and estimate is not None:
+            if not request.arguments:
+                return Need(estimate.need_bytes, False, estimate.because)
+            drawn = self._drawn.setdefault(request.job_type, {})
+            what = (model, capacity_bytes, arguments.mattering(request.arguments), request.code)
+            if what not in drawn:
+                if len(drawn) >= _MAX_DRAWN:
+                    drawn.clear()
+                self._drawn_count += 1
+                if self._drawn_count > _MAX_DRAWN_IN_ALL:
+                    self._drawn = {request.job_type: drawn}
+                    self._drawn_count = len(drawn) + 1
+                drawn[what] = self._by_arguments(request, known, capacity_bytes, estimate)
+            return drawn[what]
+        return None
+
+    def _by_arguments(
+        self, request: Request, known: Known, capacity_bytes: int, estimate: Estimate
+    ) -> Need:
+        """Return what a type of which something is known needs with these arguments."""
+        told = known.by_arguments
+        said = told.bound(request.arguments, capacity_bytes, self.margin)
+        need, because = said or (estimate.need_bytes, estimate.because)
+        floor = known.floor_bytes(capacity_bytes) if told.has_failed else 0
+        beyond = told.beyond(request.arguments)
+        if beyond is None:
+            return Need(min(capacity_bytes, max(need, floor)), False, because)
+        running = self._running.get((request.job_type, known.profile.model))
+        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
+            shown = min(capacity_bytes, max(running[1], floor))
+            return Need(shown, False, "a run that is still going is flat at that")
+        if told.line is None or beyond.name not in (told.line.text, *told.line.names):
+            # Memory grows at most as fast as what it is made for, and there may be a fixed part.
+            need = int(min(float(capacity_bytes), need * beyond.times))
+        need = min(capacity_bytes, max(need, estimate.need_bytes, floor))
+        because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
+        return Need(need, True, because)
+
+    def _least(self, key: Key, capacity_bytes: int) -> int:
+        """Return what a type without a good run on a model needs there at least."""
+        so_far = int(self._growing.get(key, ("", 0))[1] * _MORE)
+        return min(capacity_bytes, max(self._floor(key, capacity_bytes), so_far))
+
+    def _elsewhere(
+        self, request: Request, model: str, sizes: Mapping[str, Size]
+    ) -> tuple[int, str] | None:
+        """Return the need by runs on other models and the model that says so, None: nobody knows.
+
+        The same type on another model says more than other types on this one, unless it took all
+        there was. It is not cut to what this model has, except for headroom: a run that would fit
+        here without it has the whole GPU as a first run.
+        """
+        most = sizes[model].capacity_bytes
+        found: tuple[int, str] | None = None
+        for other in self._models.get(request.job_type, ()):
+            if other == model:
+                continue
+            estimate = self.estimate(request.job_type, other, _ANY_CAPACITY)
+            size = sizes.get(other)
+            if estimate is None or other_models.takes_all(estimate.largest_bytes, size):
+                continue
+            capacity_bytes = size.capacity_bytes if size else _ANY_CAPACITY
+            need = self._measured(request, other, capacity_bytes)
+            need_bytes = need.need_bytes if need else estimate.need_bytes
+            if estimate.largest_bytes <= most:
+                need_bytes = min(need_bytes, most)
+            if found is None or need_bytes > found[0]:
+                found = (need_bytes, other)
+        return found
+
+    def _guess(self, key: Key, floor: int, capacity_bytes: int, gpus: int) -> int:
+        known = self._known_on(key[1], capacity_bytes)
+        if gpus > 1:  # who asks for several GPUs has found one of them too small
+            floor = max(floor, int(capacity_bytes * profiling.GANG_SHARE))
+        return profiling.guess_bytes(known, floor, capacity_bytes, is_ranked=True)
+
+    def _floor(self, key: Key, capacity_bytes: int) -> int:
+        known = self._types.get(key)
+        return known.floor_bytes(capacity_bytes) if known else 0
+
+    def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
+        self.refresh()
+        slot = (model, capacity_bytes)
+        if slot not in self._known:
+            self._known[slot] = {
+                key[0]: shown
+                for key in {**self._types, **self._running}
+                if key[1] == model and (shown := self._shown(key, capacity_bytes)) is not None
+            }
+            self._ranked[slot] = sorted(self._known[slot].values())
+        return self._ranked[slot]
+
+    def _shown(self, key: Key, capacity_bytes: int) -> int | None:
+        """Return the most that runs of a type have used; a first run that is flat counts, too."""
+        estimate, running = self.estimate(*key, capacity_bytes), self._running.get(key)
+        if estimate is not None:
+            return min(capacity_bytes, estimate.largest_bytes)
+        return min(capacity_bytes, running[1]) if running else None
+
+    @staticmethod
+    def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:
+        """Give a job that ran out of memory more room than was believed enough."""
+        if not request.attempt or need.need_bytes > capacity_bytes:
+            return need
+        more = profiling.after_out_of_memory(need.need_bytes, request.attempt, capacity_bytes)
+        because = f"ran out of memory {request.attempt}x before"
+        return Need(more, need.is_probe, because)
+
+    def _forget_estimates(self, key: Key) -> None:
+        self._stale.add(key)
+        self._note_change(key[0])
+
+    def _note_change(self, job_type: str) -> None:
+        self.version += 1
+        self.changed[job_type] = self.version
+        self.woken.add(job_type)
+        self._drawn.pop(job_type, None)
+
+
+def _was_estimated(request: Request) -> bool:
+    """True when nothing but our own estimate said how much memory a job was given."""
+    return request.mem_bytes is None and not request.attempt and not request.is_exclusive

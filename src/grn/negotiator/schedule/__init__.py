@@ -1,0 +1,1 @@
+"""Pure scheduling decisions: order, fair share, placement, backfill, admission."""

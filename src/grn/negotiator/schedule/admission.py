@@ -1,0 +1,49 @@
+"""What can never be granted, said at once with the number that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grn.model.job import Request
+from grn.model.units import show_size
+from grn.negotiator.events import Refuse
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.placement import allowed, pinned
+
+
+def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
+    """Return the refusal of a request that no waiting would help, else None."""
+    for slot in request.slots:
+        if not any(slot in book.names for book in books):
+            names = ", ".join(str(book.gpu.index) for book in books)
+            text = f"GPU {slot} is not managed here."
+            return Refuse(request.key, text, f"There are GPUs {names}.", "UsageError")
+    mine = allowed(request, books)
+    if request.gpus > len(mine):
+        text = f"{request.gpus} GPUs are asked for and {len(mine)} are managed."
+        return Refuse(request.key, text, "Ask for fewer.")
+    homes = pinned(request, mine)
+    if homes and request.gpus > len(homes):
+        home = ", ".join(str(book.gpu.index) for book in homes)
+        text = f"this process already uses GPU {home} and cannot get {request.gpus} GPUs now."
+        return Refuse(request.key, text, "Ask in a fresh process.", "UsageError")
+    return _too_large(request, homes or mine, bool(homes))
+
+
+def _too_large(request: Request, books: Sequence[Book], is_pinned: bool) -> Refuse | None:
+    if request.mem_bytes is None:
+        return None
+    able = [book for book in books if book.gpu.total_bytes >= request.mem_bytes]
+    if len(able) >= request.gpus:
+        return None
+    totals = sorted((book.gpu.total_bytes for book in books), reverse=True)
+    largest = totals[request.gpus - 1]
+    text = f"{show_size(request.mem_bytes)} of memory are asked for and"
+    if is_pinned:
+        text += f" the GPU this process already uses has {show_size(largest)}."
+        return Refuse(request.key, text, "Ask in a fresh process.")
+    if request.gpus == 1:
+        text += f" the largest GPU has {show_size(largest)}."
+    else:
+        text += f" {request.gpus} GPUs have at most {show_size(largest)} each."
+    return Refuse(request.key, text, "Ask for less memory per GPU.")

@@ -1,0 +1,96 @@
+"""GPUs kept free for who has waited too long, and who may use them until then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from grn.model.job import Request
+from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.order import Group
+from grn.negotiator.schedule.placement import Need, allowed, to_keep
+from grn.negotiator.schedule.wait_queue import Waitlist
+
+_NEVER = float("-inf")
+_LATE = 1.2  # a job may take so many times its usual time
+_PASSED = 4  # so many times its patience is one passed by jobs that end in time
+
+
+class Keeper:
+    """Remembers which GPUs are kept free, for whom, and until when."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        holdings: Holdings,
+        waitlist: Waitlist,
+        needs: Callable[[Request], dict[str, Need]],
+        alone_s: Callable[[Request, str], float | None],
+    ) -> None:
+        self._rules = rules
+        self._holdings = holdings
+        self._waitlist = waitlist
+        self._needs = needs
+        self._alone_s = alone_s
+        self._kept: dict[str, int] = {}  # GPU -> for whom it was last kept free
+        self._until = _NEVER  # when those GPUs will be ready for the one they are kept for
+        self.job_type = ""  # of that one
+
+    def closed(self, at: float) -> dict[str, int]:
+        """Keep GPUs free for the first in turn of those who have waited long enough."""
+        self._until = _NEVER
+        patience_s = self._rules.patience_s
+        if at - self._waitlist.oldest_since() < patience_s:
+            return {}
+        for group in self._waitlist.in_turn():
+            head = group.head
+            if at - head.since < patience_s:
+                continue
+            needs = self._needs(head.request)
+            is_first = any(need.is_probe for need in needs.values())
+            if is_first and head.request.job_type in self._holdings.first_runs:
+                continue  # it does not wait for room
+            books = allowed(head.request, list(self._holdings.books.values()))
+            kept = to_keep(head.request, needs, books, partial(self._ready_s, at, head.sequence))
+            if kept:
+                if at - head.since < _PASSED * patience_s:
+                    waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
+                    self._until = at + max(waits)
+                self._kept = {book.gpu.uuid: head.sequence for book in kept}
+                self.job_type = head.request.job_type
+                return self._kept
+        return {}
+
+    def may_pass(self, group: Group, at: float) -> bool:
+        """True when a job usually ends before the GPUs that are kept free can be used anyway."""
+        left_s = self._until - at
+        if left_s <= 0:
+            return False
+        request = group.head.request
+        alone = [self._alone_s(request, model) for model in self._holdings.sizes()]
+        return all(each is not None and _LATE * each <= left_s for each in alone)
+
+    def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
+        """Return how long a GPU takes to have room; one that is kept already stays so."""
+        if self._kept.get(book.gpu.uuid) == sequence:
+            return -1.0
+        return self._drained_s(book, need, at)
+
+    def _drained_s(self, book: Book, need: Need, at: float) -> float:
+        """Return when enough jobs of a GPU will have ended; infinity when nobody knows."""
+        free, ends = book.free_bytes, []
+        for lease in book.leases.values():
+            usual_s = self._alone_s(lease.request, book.gpu.model)
+            passed_s = at - lease.granted_at
+            late = usual_s is None or passed_s > usual_s
+            left_s = math.inf if usual_s is None else passed_s / 4 if late else usual_s - passed_s
+            ends.append((left_s, lease.reserved_on(book.gpu.uuid)))
+        waits_s = 0.0
+        for left_s, size in sorted(ends):
+            if free >= need.need_bytes:
+                break
+            free, waits_s = free + size, left_s
+        return waits_s

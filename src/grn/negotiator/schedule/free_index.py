@@ -1,0 +1,88 @@
+"""GPUs ordered by what they can still take, kept up to date one by one.
+
+With many GPUs nobody can look at all of them for every decision; this finds the few that matter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.placement import Entry, FreeSpace, is_calm, is_empty, is_taking
+
+_Put = Callable[[Entry], None]
+MANY = 64  # up to so many GPUs all are looked at
+FEW = 32  # beyond that, so many of the roomiest
+
+
+class Shelf:
+    """All GPUs that are open to anybody, the fullest first."""
+
+    def __init__(self, books: Mapping[str, Book]) -> None:
+        self._books = books
+        self._places: dict[str, int] = {}
+        self._entries: dict[str, tuple[Entry | None, bool]] = {}
+        self._free: list[Entry] = []
+        self._calm: list[Entry] = []
+        self._empty: set[str] = set()
+        self.changed: set[str] = set()  # GPUs whose books were written in
+
+    def watch(self, book: Book) -> None:
+        """Follow one more GPU."""
+        self._places[book.gpu.uuid] = len(self._places)
+        self.changed.add(book.gpu.uuid)
+        book.changed = self.changed
+
+    def room(self, closed: Collection[str] = ()) -> FreeSpace:
+        """Return the room on all GPUs but some."""
+        self._refresh()
+        if not closed:
+            return FreeSpace(self._free, len(self._empty), self._calm)
+        out = {self._places[uuid] for uuid in closed}
+        free = [entry for entry in self._free if entry[1] not in out]
+        calm = [entry for entry in self._calm if entry[1] not in out]
+        return FreeSpace(free, len(self._empty.difference(closed)), calm)
+
+    def likely(self, least_bytes: float, gpus: int) -> tuple[list[Book], bool]:
+        """Return the roomiest GPUs, and whether they are all that can take so much."""
+        self._refresh()
+        books = list(self._books.values())
+        able = len(self._free) - bisect_left(self._free, (least_bytes, -1))
+        most = FEW + gpus
+        chosen = self._free[-min(most, max(able, 2 * gpus)) :]
+        return [books[place] for _, place in reversed(chosen)], able <= most
+
+    def _refresh(self) -> None:
+        if len(self.changed) > MANY:  # all were read: begin anew
+            self._entries, self._free, self._calm, self._empty = {}, [], [], set()
+            for uuid, book in self._books.items():
+                self._note(uuid, book, self._free.append, self._calm.append)
+            self._free.sort()
+            self._calm.sort()
+        else:
+            for uuid in self.changed:
+                self._forget(uuid)
+                book = self._books[uuid]
+                self._note(uuid, book, partial(insort, self._free), partial(insort, self._calm))
+        self.changed.clear()
+
+    def _note(self, uuid: str, book: Book, to_free: _Put, to_calm: _Put) -> None:
+        entry = (book.most_takeable_bytes, self._places[uuid]) if is_taking(book) else None
+        calm = entry is not None and is_calm(book)
+        self._entries[uuid] = (entry, calm)
+        if entry is not None:
+            to_free(entry)
+            if calm:
+                to_calm(entry)
+        if is_empty(book):
+            self._empty.add(uuid)
+
+    def _forget(self, uuid: str) -> None:
+        entry, calm = self._entries.get(uuid, (None, False))
+        if entry is not None:
+            del self._free[bisect_left(self._free, entry)]
+            if calm:
+                del self._calm[bisect_left(self._calm, entry)]
+        self._empty.discard(uuid)

@@ -1,0 +1,239 @@
+"""What each GPU has promised to leases and what it really holds.
+
+Keeps the books only: `free = total - guard - leases - strangers - unexplained`; it places nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from grn.model.gpu import Gpu, GpuHealth, GpuKind, Reading
+from grn.model.units import MiB
+from grn.negotiator.events import Lease, LeaseState
+
+MIN_LOAD = 0.02  # what any job is believed to use of a GPU's time
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The part of a GPU that is never promised."""
+
+    fraction: float = 0.05
+    fixed_bytes: int = 512 * MiB
+
+    def of(self, total_bytes: int) -> int:
+        """Return the guard of one GPU; the fixed part scales down on small ones."""
+        return int(total_bytes * self.fraction) + min(self.fixed_bytes, total_bytes // 48)
+
+
+@dataclass(slots=True)
+class Book:
+    """One GPU: its latest reading and the leases on it. Sums are kept until something changes."""
+
+    gpu: Gpu
+    guard_bytes: int
+    reading: Reading
+    leases: dict[str, Lease] = field(default_factory=dict)
+    measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
+    entangled: set[str] = field(default_factory=set)  # leases that share a process with others
+    is_closed: bool = False  # somebody grows beyond its reservation: no newcomers
+    load: float = 0.0  # the believed loads of all jobs here
+    changed: set[str] | None = None  # where to note that something was written in here
+    load_cap: float = math.inf  # up to which another may come
+    cap_because: str = ""
+    capacity_bytes: int = field(init=False)  # what may be promised at most
+    is_virtual: bool = field(init=False)
+    _sums: tuple[int, int, int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.capacity_bytes = self.gpu.total_bytes - self.guard_bytes
+        self.is_virtual = self.gpu.kind is GpuKind.VIRTUAL
+
+    @property
+    def most_takeable_bytes(self) -> int:
+        """Return the largest need that somebody who has nothing here yet can bring."""
+        return self.free_bytes if self.leases else self.once_empty_bytes
+
+    @property
+    def once_empty_bytes(self) -> int:
+        """Return the largest need that fits beside the strangers when no lease is left here."""
+        return (self._sums or self._totals())[4]
+
+    def beside_bytes(self, foreign_bytes: int) -> int:
+        """Return the largest need that fits beside so much of others when no lease is left here.
+
+        A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
+        """
+        return self.capacity_bytes - (foreign_bytes if foreign_bytes > self.guard_bytes else 0)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return what a person may call this GPU."""
+        return (self.gpu.uuid, str(self.gpu.index))
+
+    @property
+    def booked_bytes(self) -> int:
+        return (self._sums or self._totals())[0]
+
+    @property
+    def strangers_bytes(self) -> int:
+        """Return the memory of processes that hold no lease here."""
+        return (self._sums or self._totals())[1]
+
+    @property
+    def unexplained_bytes(self) -> int:
+        return (self._sums or self._totals())[2]
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what may still be promised; it can be negative."""
+        return (self._sums or self._totals())[3]
+
+    @property
+    def is_usable(self) -> bool:
+        return self.reading.health is GpuHealth.OK and self.reading.used_bytes is not None
+
+    @property
+    def has_probe(self) -> bool:
+        """True while a first run, not yet measured, is on this GPU."""
+        return any(lease.is_probe for lease in self.leases.values())
+
+    @property
+    def has_exclusive(self) -> bool:
+        """True while a job has this GPU to itself."""
+        return any(lease.request.is_exclusive for lease in self.leases.values())
+
+    def used_by_stranger(self, pid: int) -> int:
+        """Return what one process that holds no lease here has on this GPU."""
+        uses = [use for use in self.reading.uses if use.pid == pid]
+        return sum(use.used_bytes or 0 for use in uses if not self._live(use.leases))
+
+    def has_pid(self, pid: int) -> bool:
+        """True when that process has memory here or holds a lease here."""
+        if self.leases and self.holds(pid):
+            return True
+        # A virtual GPU knows no memory outside a lease.
+        return not self.is_virtual and any(use.pid == pid for use in self.reading.uses)
+
+    def holds(self, pid: int) -> bool:
+        """True when that process holds a lease here."""
+        return any(
+            lease.state is LeaseState.HELD
+            and not lease.request.is_command  # its own process will hold it
+            and lease.request.holder is not None
+            and lease.request.holder.pid == pid
+            for lease in self.leases.values()
+        )
+
+    def put(self, lease: Lease) -> None:
+        """Add or replace a lease."""
+        self.leases[lease.id] = lease
+        self.is_closed = self.is_closed and bool(self.outgrown())
+        self._sums = None
+        self.note_change()
+
+    def take(self, lease_id: str) -> None:
+        """Remove a lease; on a virtual GPU its memory goes with it."""
+        self.leases.pop(lease_id, None)
+        self.measured.pop(lease_id, None)
+        self.is_closed = self.is_closed and bool(self.outgrown())
+        self.note_change()
+        reading = self.reading
+        if not reading.uses and not (self.is_virtual and reading.used_bytes):  # never seen
+            self._sums = None
+            return
+        if self.is_virtual and reading.used_bytes is not None:
+            left = tuple(use for use in reading.uses if self._live(use.leases))
+            used = sum(use.used_bytes or 0 for use in left)
+            reading = replace(reading, used_bytes=used, uses=left)
+        self.read(reading)  # again: what it shared with other leases of its process is theirs now
+
+    def read(self, reading: Reading) -> None:
+        """Take in a new reading and share each process's memory among the leases it runs under."""
+        self.reading = reading
+        measured: dict[str, int | None] = {}
+        self.entangled.clear()
+        for use in reading.uses:
+            live = self._live(use.leases)
+            if len(live) > 1:
+                self.entangled.update(live)
+            for lease_id in live:
+                share = None if use.used_bytes is None else use.used_bytes // len(live)
+                before = measured.get(lease_id, 0)
+                measured[lease_id] = None if share is None or before is None else before + share
+        if reading.health is GpuHealth.OK:
+            self.measured = measured
+        self._sums = None
+        self.note_change()
+
+    def outgrown(self) -> list[str]:
+        """Return the running leases that have more here than they reserved.
+
+        Of those that share a process nobody knows which has how much.
+        """
+        if not self.measured:
+            return []
+        return [lease_id for lease_id, lease in self.leases.items() if self._is_outgrown(lease)]
+
+    def _is_outgrown(self, lease: Lease) -> bool:
+        measured = self.measured.get(lease.id)
+        if not measured or measured <= lease.reserved_on(self.gpu.uuid):
+            return False
+        return lease.state is LeaseState.HELD and lease.id not in self.entangled
+
+    def close(self, is_closed: bool) -> None:
+        """Let newcomers in no more, or again."""
+        self.is_closed = is_closed
+        self._sums = None
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Tell who follows this book that it has changed."""
+        if self.changed is not None:
+            self.changed.add(self.gpu.uuid)
+
+    def _live(self, lease_ids: tuple[str, ...]) -> list[str]:
+        return [lease_id for lease_id in lease_ids if lease_id in self.leases]
+
+    def _totals(self) -> tuple[int, int, int, int, int]:
+        booked, strangers, unexplained = self._add_up()
+        foreign = strangers + unexplained
+        free = self.capacity_bytes - booked - foreign
+        if self.is_closed:
+            free = min(free, 0)
+        self._sums = (booked, strangers, unexplained, free, self.beside_bytes(foreign))
+        return self._sums
+
+    def _add_up(self) -> tuple[int, int, int]:
+        booked = strangers = explained = 0
+        for lease_id, lease in self.leases.items():
+            reserved, measured = lease.reserved_on(self.gpu.uuid), self.measured.get(lease_id, 0)
+            booked += max(reserved, measured or 0)
+            if measured and measured > reserved and self._is_outgrown(lease):
+                booked += measured // 10  # it may well grow on
+            # Where the driver hides what a process uses, its memory shows only in the GPU's total:
+            # count it against what its lease has reserved rather than twice.
+            explained += reserved if measured is None else 0
+        for use in self.reading.uses:
+            live, size = self._live(use.leases), use.used_bytes or 0
+            strangers += 0 if live else size
+            is_hidden = any(self.measured.get(lease_id, 0) is None for lease_id in live)
+            explained += 0 if is_hidden else size
+        return booked, strangers, max(0, (self.reading.used_bytes or 0) - explained)
+
+
+def check_books(books: Mapping[str, Book], leases: Mapping[str, Lease]) -> None:
+    """Raise AssertionError when books and leases contradict each other."""
+    for uuid, book in books.items():
+        assert all(leases.get(lease_id) is book.leases[lease_id] for lease_id in book.leases)
+        promised = sum(lease.reserved_on(uuid) for lease in book.leases.values())
+        assert promised <= book.capacity_bytes, f"{uuid} has promised more than it has"
+        probes = sum(lease.is_probe for lease in book.leases.values())
+        assert probes <= 1, f"two first runs on {uuid}"
+        assert not book.has_exclusive or len(book.leases) == 1, f"{uuid} is not exclusive"
+    for lease_id, lease in leases.items():
+        assert lease.id == lease_id
+        assert len(lease.gpus) == len(set(lease.gpus)) == len(lease.reserved) > 0
+        assert all(lease_id in books[uuid].leases for uuid in lease.gpus)

@@ -1,0 +1,388 @@
+"""Where a request goes: `Place`, or `Wait` with the reason.
+
+Looks at the books and changes nothing; whose turn it is was decided before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from grn.model.job import Policy, Request
+from grn.model.units import show_size
+from grn.negotiator.events import Wait, WaitReason
+from grn.negotiator.learn.slowdown import is_worth
+from grn.negotiator.schedule.ledger import MIN_LOAD, Book
+from grn.negotiator.schedule.topology import best_linked
+
+LOW_LOAD = 0.5  # of a GPU's time, by all its jobs together
+_BUSY = "as runs have shown"
+
+_TINY = 1e-9  # sums of shares are never exact
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request needs on a GPU of one model. A probe takes all that is free there."""
+
+    need_bytes: int
+    is_probe: bool
+    because: str
+    load: float | None = None  # the share of the GPU's time it is believed to use
+    beside: Mapping[str, float] | None = None  # types that slow it, and it them, and how much
+    power: float = 1.0  # how fast time grows with load on this model
+    longer: float = 1.0  # how many times as long it takes here as on the fastest model
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The largest GPU of one model: all of it, and what may be promised of it."""
+
+    total_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Yes: these GPUs, with so much reserved on each."""
+
+    gpus: tuple[str, ...]
+    reserved: tuple[int, ...]
+    is_probe: bool
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A GPU that can take the request: what it has free and what would be reserved."""
+
+    book: Book
+    free_bytes: int
+    reserve_bytes: int
+    is_probe: bool
+    slowed: float = 1.0
+
+
+Entry = tuple[float, int]  # what a GPU can take, and its place among the books
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSpace:
+    """What GPUs can still take, the least first, and how many are empty: it tells a no quickly."""
+
+    free: Sequence[Entry]
+    empty: int
+    calm: Sequence[Entry]  # the same without GPUs that are too busy for a known load
+
+    def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
+        """True when so many GPUs can take so much."""
+        free = self.calm if is_load_known else self.free
+        return len(free) >= gpus and free[-gpus][0] >= need_bytes
+
+
+def is_taking(book: Book) -> bool:
+    """True when a GPU may be open to somebody who has nothing here yet."""
+    return book.is_usable and not (book.leases and book.gpu.is_exclusive)
+
+
+def is_empty(book: Book) -> bool:
+    """True when nobody is here, but for a desktop."""
+    return book.is_usable and not book.leases and book.strangers_bytes <= book.guard_bytes
+
+
+def is_calm(book: Book) -> bool:
+    """True when a GPU has time for some job whose load is known."""
+    return not book.leases or book.load <= book.load_cap - MIN_LOAD + _TINY
+
+
+def place(
+    request: Request,
+    needs: Mapping[str, Need],
+    books: Sequence[Book],
+    closed: Collection[str] = (),
+) -> Place | Wait:
+    """Choose GPUs for a request among `books`, those it may use at all."""
+    homes = pinned(request, books)
+    if homes and len(homes) < request.gpus:
+        names = ", ".join(str(book.gpu.index) for book in homes)
+        text = f"this process already uses GPU {names} and cannot get {request.gpus} GPUs"
+        return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
+    candidates = homes or books
+    if homes:  # it cannot go where there is more time or memory to be had
+        needs = _within(_but_for_load(needs), homes)
+    usable = [book for book in candidates if book.is_usable]
+    if len(usable) < request.gpus:
+        return _silent(candidates)
+    if request.gpus == 1 and request.policy is Policy.SPREAD and not closed:
+        best = _fit_on_roomiest(request, needs, usable)
+        if best is not None:
+            return Place((best.book.gpu.uuid,), (best.reserve_bytes,), False)
+    fits = [fit for book in usable if (fit := _fit(request, needs[book.gpu.model], book))]
+    open_to_it = [fit for fit in fits if fit.book.gpu.uuid not in closed] if closed else fits
+    chosen = _choose(request, open_to_it)
+    if chosen:
+        return Place(
+            tuple(fit.book.gpu.uuid for fit in chosen),
+            tuple(fit.reserve_bytes for fit in chosen),
+            any(fit.is_probe for fit in chosen),
+        )
+    if _choose(request, fits):
+        return Wait(WaitReason.YIELDS_TO_OLDER, "an older request is kept a GPU free for its turn")
+    return _why(request, needs, usable, fits, bool(homes))
+
+
+def allowed(request: Request, books: Sequence[Book]) -> list[Book]:
+    """Return the GPUs that a request may use at all."""
+    if not request.slots:
+        return list(books)
+    return [book for book in books if any(name in request.slots for name in book.names)]
+
+
+def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
+    """Return the GPUs that the asking process cannot leave any more: CUDA does not move."""
+    stay = [book for book in books if book.gpu.uuid in request.stay] if request.stay else []
+    if stay or request.holder is None or request.is_command:
+        return stay
+    pid = request.holder.pid
+    return [book for book in books if (book.leases or book.reading.uses) and book.has_pid(pid)]
+
+
+def could_take(request: Request, need: Need, book: Book) -> bool:
+    """True when a GPU would do for a request once no lease is left on it."""
+    if not book.reading.uses:  # as on most GPUs that are free: nothing to tell apart
+        return need.need_bytes <= book.once_empty_bytes
+    strangers = book.strangers_bytes - _own_bytes(request, book)
+    if (request.is_exclusive or book.gpu.is_exclusive) and strangers > book.guard_bytes:
+        return False
+    return need.need_bytes <= book.beside_bytes(strangers + book.unexplained_bytes)
+
+
+def to_keep(
+    request: Request,
+    needs: Mapping[str, Need],
+    books: Sequence[Book],
+    ready_s: Callable[[Book, Need], float] = lambda book, need: 0.0,
+) -> list[Book]:
+    """Return the GPUs to keep free for a request: those that are soonest ready, then the roomiest.
+
+    `ready_s` tells how long it takes until a GPU has room for a need.
+    """
+    homes = pinned(request, books) or books
+    good = [
+        book
+        for book in homes
+        if book.is_usable and could_take(request, needs[book.gpu.model], book)
+    ]
+    if len(good) < request.gpus:
+        return []
+    soonest = sorted(
+        good, key=lambda book: (ready_s(book, needs[book.gpu.model]), -book.free_bytes)
+    )
+    return soonest[: request.gpus]
+
+
+def _own_bytes(request: Request, book: Book) -> int:
+    """Return what the asking process still has here from before: it may use that again."""
+    if request.holder is None or request.is_command:
+        return 0
+    return book.used_by_stranger(request.holder.pid)
+
+
+def _free_for(request: Request, book: Book) -> int:
+    return book.free_bytes + (_own_bytes(request, book) if book.reading.uses else 0)
+
+
+def _fit_on_roomiest(
+    request: Request, needs: Mapping[str, Need], books: Sequence[Book]
+) -> Candidate | None:
+    """Try the GPU that is first by taste: when it fits, the others need not be looked at."""
+    first = min(
+        books,
+        key=lambda book: (
+            _slowed(book, needs[book.gpu.model]),
+            bool(book.leases),
+            -_free_for(request, book),
+            book.gpu.index,
+        ),
+    )
+    fit = _fit(request, needs[first.gpu.model], first)
+    return None if fit is None or fit.is_probe else fit
+
+
+def _slowed(book: Book, need: Need) -> float:
+    """Return how much longer jobs here would take with one more: a step of a tenth is none."""
+    slowed = need.longer * max(1.0, book.load + (need.load or 0.0))
+    if need.beside and book.leases:
+        slowed *= _slower_beside(need, need.beside, book)
+    return round(slowed, 1)
+
+
+def _slower_beside(need: Need, beside: Mapping[str, float], book: Book) -> float:
+    """Return what pairs of types add to that; infinity when the GPU would get less done.
+
+    Little load cannot make jobs slow each other, whatever was concluded from durations.
+    """
+    if need.load is not None and book.load + need.load <= LOW_LOAD:
+        return 1.0
+    slower = [beside.get(lease.request.job_type, 1.0) for lease in book.leases.values()]
+    most = max(slower)
+    if most > 1.0 and not is_worth(book.load, need.load or 0.0, slower, need.power):
+        return math.inf
+    return most
+
+
+def _fit(request: Request, need: Need, book: Book) -> Candidate | None:
+    if not could_take(request, need, book):
+        return None
+    free = _free_for(request, book)
+    is_alone = request.is_exclusive or book.gpu.is_exclusive
+    if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
+        return None
+    if need.load is not None and book.leases and book.load + need.load > book.load_cap + _TINY:
+        return None
+    slowed = _slowed(book, need)
+    if slowed == math.inf:
+        return None
+    if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
+        return None if book.has_probe else Candidate(book, free, free, True, slowed)
+    reserve = free if is_alone else min(need.need_bytes, free)
+    return Candidate(book, free, reserve, False, slowed)
+
+
+def _choose(request: Request, fits: Sequence[Candidate]) -> list[Candidate]:
+    """Return as many of the best GPUs as are asked for, or none."""
+    ranked = sorted(fits, key=partial(_taste, request.policy))
+    if request.gpus == 1 or len(ranked) < request.gpus:
+        return ranked[:1] if request.gpus == 1 else []
+    return _gang(request, ranked)
+
+
+def _gang(request: Request, ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Return GPUs that go together: of one model if they can be, then as calm, then linked best."""
+    best: list[Candidate] = []
+    rank, count = None, request.gpus
+    for pool in _pools(ranked, count):
+        # A gang is as slow as its slowest.
+        calm = max(_calmness(request.policy, fit) for fit in pool[:count])
+        pool = [fit for fit in pool if _calmness(request.policy, fit) <= calm]
+        places, (weakest, total) = best_linked([fit.book.gpu for fit in pool], count)
+        found = (calm, -weakest, -total)
+        if rank is None or found < rank:
+            best, rank = [pool[place] for place in places], found
+    return _equal(best)
+
+
+def _pools(ranked: Sequence[Candidate], count: int) -> list[list[Candidate]]:
+    """Return the GPUs of each model that has enough, else all, where no first runs meet."""
+    models: dict[str, list[Candidate]] = {}
+    for fit in ranked:
+        models.setdefault(fit.book.gpu.model, []).append(fit)
+    known = [fit for fit in ranked if not fit.is_probe]
+    apart = [fit for fit in ranked if not fit.book.has_probe]
+    alike = [pool for pool in models.values() if len(pool) >= count]
+    mixed = known if len(known) >= count else apart
+    return alike or ([mixed] if len(mixed) >= count else [])
+
+
+def _equal(gang: list[Candidate]) -> list[Candidate]:
+    """Let all of a gang reserve alike: what one needs somewhere it may need anywhere."""
+    if not gang or any(fit.is_probe for fit in gang):
+        return gang
+    most = max(fit.reserve_bytes for fit in gang)
+    return [replace(fit, reserve_bytes=min(most, fit.free_bytes)) for fit in gang]
+
+
+def _calmness(policy: Policy, fit: Candidate) -> tuple[float, ...]:
+    """Return what of a taste matters more than links: no link makes up for a busy GPU."""
+    return () if policy is Policy.PACK and not fit.is_probe else _taste(policy, fit)[:2]
+
+
+def _taste(policy: Policy, fit: Candidate) -> tuple[float, ...]:
+    """Sort GPUs: spread takes empty and roomy ones first, pack the fullest that fits."""
+    index = fit.book.gpu.index
+    if policy is Policy.PACK and not fit.is_probe:
+        return (0, fit.free_bytes, index)
+    return (fit.slowed, 1 if fit.book.leases else 0, -fit.free_bytes, index)
+
+
+def _but_for_load(needs: Mapping[str, Need]) -> dict[str, Need]:
+    return {model: replace(need, load=None, beside=None) for model, need in needs.items()}
+
+
+def _within(needs: Mapping[str, Need], homes: Sequence[Book]) -> dict[str, Need]:
+    """Let a process that cannot move try where it is what other models tell to be too large."""
+    within = dict(needs)
+    for book in homes:
+        need, most = within[book.gpu.model], book.capacity_bytes
+        if need.need_bytes > most:
+            within[book.gpu.model] = replace(need, need_bytes=most, is_probe=True)
+    return within
+
+
+def _but_for_pairs(needs: Mapping[str, Need]) -> dict[str, Need]:
+    return {model: replace(need, beside=None) for model, need in needs.items()}
+
+
+def _could(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> bool:
+    """True when a request would be placed if these were its needs."""
+    fits = [fit for book in books if (fit := _fit(request, needs[book.gpu.model], book))]
+    return bool(_choose(request, fits))
+
+
+def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
+    """Say with whom a job should not share a GPU, though there is room and time."""
+    for book in books:
+        for lease in book.leases.values():
+            if lease.request.job_type in beside:
+                text = f"beside {lease.request.label} on GPU {book.gpu.index} it would slow both "
+                text += f"so much that less gets done than without it ({_BUSY})"
+                return Wait(WaitReason.GPUS_BUSY, text)
+    return Wait(WaitReason.GPUS_BUSY, f"would slow others down, and they it ({_BUSY})")
+
+
+def _silent(books: Sequence[Book]) -> Wait:
+    names = ", ".join(str(book.gpu.index) for book in books if not book.is_usable)
+    return Wait(WaitReason.GPU_SILENT, f"the driver does not answer for GPU {names}")
+
+
+def _why(
+    request: Request,
+    needs: Mapping[str, Need],
+    usable: Sequence[Book],
+    fits: Sequence[Candidate],
+    is_pinned: bool,
+) -> Wait:
+    able = [book for book in usable if needs[book.gpu.model].need_bytes <= book.capacity_bytes]
+    best = max(able or usable, key=lambda book: book.free_bytes)
+    need = needs[best.gpu.model]
+    room = f"GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
+    if best.free_bytes <= 0:
+        room = f"nothing is free on {'any GPU' if len(usable) > 1 else f'GPU {best.gpu.index}'}"
+    if best.is_closed:
+        room += f"; GPU {best.gpu.index} is closed while a job there outgrows what it reserved"
+    strangers = best.strangers_bytes + best.unexplained_bytes
+    if strangers > best.guard_bytes:
+        room += f" ({show_size(strangers)} is used by processes without a lease)"
+    if is_pinned:
+        text = f"this process already uses GPU {best.gpu.index} and cannot move; it needs "
+        return Wait(WaitReason.STAYS_ON_ITS_GPU, f"{text}{show_size(need.need_bytes)}; {room}")
+    if request.gpus > 1 and fits:
+        text = f"needs {request.gpus} GPUs at once with {show_size(need.need_bytes)} each"
+        return Wait(WaitReason.NOT_ENOUGH_GPUS, f"{text}; only {len(fits)} can take it now")
+    if request.is_exclusive or best.gpu.is_exclusive:
+        return Wait(WaitReason.NO_EMPTY_GPU, "needs a GPU to itself and none is empty")
+    if need.beside and _could(request, _but_for_pairs(needs), usable):
+        return _clashes(need.beside, usable)
+    if need.load is not None and _could(request, _but_for_load(needs), usable):
+        text = f"would use {need.load:.0%} of a GPU's time ({_BUSY})"
+        calmest = min(usable, key=lambda book: book.load)
+        text += f"; GPU {calmest.gpu.index} is the least busy, {calmest.load:.0%} by its jobs, and "
+        text += f"{calmest.load_cap:.0%} is the most ({calmest.cap_because})"
+        return Wait(WaitReason.GPUS_BUSY, text)
+    if need.is_probe:
+        text = "its first run needs room nobody else has been promised: at least "
+        text += f"{show_size(need.need_bytes)} and no other first run beside it; {room}"
+        return Wait(WaitReason.NO_ROOM_FOR_FIRST_RUN, text)
+    text = f"needs {show_size(need.need_bytes)} ({need.because}); {room}"
+    return Wait(WaitReason.NO_ROOM, text)

@@ -1,0 +1,68 @@
+"""Those who waited before a restart of the negotiator and may come back to their old places.
+
+Knows where each of them stood, and in what order all stand who have come since; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+
+from grn.negotiator.schedule.fair_share import Class, class_of
+from grn.negotiator.schedule.order import Waiting
+from grn.negotiator.schedule.wait_queue import Waitlist
+
+_Line = list[tuple[int, str]]  # sequences and keys, in order
+
+
+class Returning:
+    """Who is still away, and who has come while somebody was."""
+
+    def __init__(self, waitlist: Waitlist) -> None:
+        self._waitlist = waitlist
+        self._away: dict[str, int] = {}  # key -> old place
+        self._lines: dict[tuple[int, Class], _Line] = {}  # by user
+
+    def __bool__(self) -> bool:
+        return bool(self._away)
+
+    def expect(self, waiting: Iterable[tuple[str, int]]) -> None:
+        """Take in who stood where before the restart."""
+        self._away = dict(waiting)
+
+    def take(self, key: str) -> int | None:
+        """Let one come back, or stay away for ever; return its old place, if it has one."""
+        return self._away.pop(key, None)
+
+    def give_up(self) -> list[str]:
+        """Wait for nobody any more; return who never came back."""
+        gone = list(self._away)
+        self._away.clear()
+        return gone
+
+    def came(self, waiting: Waiting) -> None:
+        """Note who has joined, for those who will come back to a place before it."""
+        if self._away:
+            line = self._lines.setdefault(_name(waiting), [])
+            insort(line, (waiting.sequence, waiting.request.key))
+        else:
+            self._lines.clear()
+
+    def place_before(self, waiting: Waiting) -> float | None:
+        """Return the place of one that comes back before others of its user, None for others.
+
+        Who stands behind it is never before others who stand behind it: it takes the place of the
+        next that is still there.
+        """
+        line, alike = self._lines.get(_name(waiting), []), class_of(waiting)
+        next_one = bisect_right(line, (waiting.sequence, ""))
+        while next_one < len(line):
+            later = self._waitlist.find(line[next_one][1])
+            if later is not None and class_of(later) == alike:
+                return later.place_h
+            del line[next_one]  # it waits no more, or among others
+        return None
+
+
+def _name(waiting: Waiting) -> tuple[int, Class]:
+    return waiting.request.user, class_of(waiting)

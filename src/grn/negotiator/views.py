@@ -1,0 +1,318 @@
+"""The engine's state as plain messages for clients to show. Documented in docs/json.md.
+
+Only reads; every text of a user passes `harmless` on its way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Any
+
+from grn.model.gpu import GpuKind
+from grn.model.job import Request
+from grn.model.profile import Profile, Run
+from grn.model.text import harmless
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import Grant, Lease, LeaseState
+from grn.negotiator.learn import profiling
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.order import Turn, Waiting
+
+Row = dict[str, Any]
+Meant = Lease | tuple[int, Waiting]  # a lease, or a place and who waits there
+
+
+def status(engine: Engine, at: float, most: int | None = None) -> Row:
+    """Return GPUs, leases and who waits, in turn; of each at most so many, if a number is given."""
+    return {
+        "gpus": [gpu(book) for book in engine.books.values()],
+        "leases": [lease(engine, one, at) for one in islice(engine.leases.values(), most)],
+        "waiting": [
+            waiting(engine, one, place, at) for place, one in islice(in_turn(engine), most)
+        ],
+        "shares": shares(engine, at),
+    }
+
+
+def shares(engine: Engine, at: float) -> list[Row]:
+    """Return what each user has had of the GPUs, who has had the least for its weight first."""
+    waiting = engine.waitlist.count_by_user()
+    users = sorted({*engine.usage.users(), *waiting}, key=lambda user: engine.usage.level(user, at))
+    return [
+        {
+            "user": user,
+            "weight": engine.usage.weight(user),
+            "had_gpu_h": engine.usage.used_h(user, at),
+            "gpus_now": engine.usage.rate(user),
+            "waits": waiting.get(user, 0),
+        }
+        for user in users
+    ]
+
+
+def profiles(engine: Engine, job_type: str | None) -> list[Row]:
+    """Return what was learned, of one type (by its full name or its label) or of all."""
+    return [profile(engine, one) for one in profiles_of(engine, job_type)]
+
+
+def profiles_of(engine: Engine, job_type: str | None) -> list[Profile]:
+    """Find the profiles of one type, by its full name or its label, or all."""
+    return [
+        profile
+        for profile in engine.memory.profiles()
+        if job_type is None or job_type in (profile.job_type, profile.label)
+    ]
+
+
+def granted(grant: Grant, indices_hold: bool) -> Row:
+    """Return what a client needs to know of its lease.
+
+    CUDA_VISIBLE_DEVICES takes the UUIDs of physical GPUs: they name the same GPU whatever happens
+    to the others, before the job starts or while it runs.
+    """
+    kinds = {gpu.kind for gpu in grant.gpus}
+    indices = None
+    if indices_hold and GpuKind.MIG not in kinds:
+        indices = ",".join(str(gpu.index) for gpu in grant.gpus)
+    uuids = ",".join(gpu.uuid for gpu in grant.gpus)
+    return {
+        "ev": "granted",
+        "lease": grant.lease.id,
+        "visible": indices if indices and kinds == {GpuKind.VIRTUAL} else uuids,
+        "indices": indices,
+        "gpus": [{"index": gpu.index, "uuid": gpu.uuid} for gpu in grant.gpus],
+        "reserved": grant.lease.reserved_bytes,
+        "probe": grant.lease.is_probe,
+        "nested": False,
+    }
+
+
+def explain(engine: Engine, name: str, at: float) -> list[Row]:
+    """Return all that `name` may mean: the beginning of an id, a pid, a job type, a label."""
+    return [meant(engine, one, at) for one in all_meant(engine, name)]
+
+
+def all_meant(engine: Engine, name: str) -> list[Meant]:
+    """Find all that `name` may mean, the leases first."""
+    leases: list[Meant] = [
+        one for one in engine.leases.values() if _is_meant(name, one.request, one.id)
+    ]
+    return leases + [
+        (place, one)
+        for place, one in enumerate(sorted(engine.waitlist, key=engine.turn), 1)
+        if _is_meant(name, one.request, one.request.lease)
+    ]
+
+
+def reasons(engine: Engine, user: int, keys: Iterable[str], at: float) -> Row:
+    """Return by key why requests of a user wait; one answer serves all that wait alike."""
+    found: Row = {}
+    said: dict[int, Row] = {}
+    for key in keys:
+        group = engine.waitlist.group_of(key)
+        if group is None or group.members[key].request.user != user:
+            continue
+        if group.number not in said:
+            said[group.number] = _reason(engine, key, at)
+        found[key] = said[group.number]
+    return found
+
+
+def _reason(engine: Engine, key: str, at: float) -> Row:
+    wait = engine.why(key, at)
+    return {
+        "reason": wait.reason.value if wait else None,
+        "why": harmless(wait.text) if wait else "",
+    }
+
+
+def meant(engine: Engine, one: Meant, at: float) -> Row:
+    """Return a lease, or one who waits."""
+    if isinstance(one, Lease):
+        return lease(engine, one, at)
+    return waiting(engine, one[1], one[0], at)
+
+
+def _is_meant(name: str, request: Request, shown_id: str) -> bool:
+    pid = str(request.holder.pid) if request.holder else None
+    return shown_id.startswith(name) or name in (pid, request.label, request.job_type)
+
+
+def gpu(book: Book) -> Row:
+    """Return one GPU."""
+    reading = book.reading
+    return {
+        "index": book.gpu.index,
+        "uuid": book.gpu.uuid,
+        "model": harmless(book.gpu.model),
+        "kind": book.gpu.kind.value,
+        "health": reading.health.value,
+        "total_bytes": book.gpu.total_bytes,
+        "guard_bytes": book.guard_bytes,
+        "used_bytes": reading.used_bytes,
+        "reserved_bytes": sum(lease.reserved_on(book.gpu.uuid) for lease in book.leases.values()),
+        "strangers_bytes": book.strangers_bytes,
+        "unexplained_bytes": book.unexplained_bytes,
+        "free_bytes": max(0, book.free_bytes) if book.is_usable else None,
+        "load_pct": reading.load_pct,
+        "load_cap": book.load_cap,
+        "links": [
+            {"to": link.to, "by": link.kind.value, "lanes": link.lanes or None}
+            for link in book.gpu.links
+        ],
+        "leases": list(book.leases),
+    }
+
+
+def request(request: Request) -> Row:
+    """Return what was asked for."""
+    return {
+        "id": request.lease,
+        "type": harmless(request.job_type),
+        "label": harmless(request.label),
+        "user": request.user,
+        "pid": request.holder.pid if request.holder else None,
+        "gpus_asked": request.gpus,
+        "mem_bytes": request.mem_bytes,
+        "exclusive": request.is_exclusive,
+        "priority": request.priority,
+        "policy": request.policy.value,
+        "attempt": request.attempt,
+    }
+
+
+def used_by(engine: Engine, lease: Lease) -> int | None:
+    """Return what a lease uses now on its fullest GPU."""
+    used = [engine.books[uuid].measured.get(lease.id) for uuid in lease.gpus]
+    return max((size for size in used if size is not None), default=None)
+
+
+def lease(engine: Engine, lease: Lease, at: float) -> Row:
+    """Return one lease."""
+    return (
+        granted_lease(engine, lease)
+        | moving_parts(engine, lease)
+        | {"for_s": at - lease.granted_at}
+    )
+
+
+def granted_lease(engine: Engine, lease: Lease) -> Row:
+    """Return what stays as it is while a lease is held."""
+    indices = [engine.books[uuid].gpu.index for uuid in lease.gpus]
+    held = lease.state is LeaseState.HELD
+    return request(lease.request) | {
+        "state": "running" if held else "draining",
+        "gpus": indices,
+        "reserved_bytes": lease.reserved_bytes,
+        "first_run": lease.is_probe,
+        "reason": None if held else "memory-not-gone",
+        "why": harmless(engine.wanted(lease.id) or _why_running(lease, indices)),
+    }
+
+
+def moving_parts(engine: Engine, lease: Lease) -> Row:
+    """Return what of a lease changes from sample to sample."""
+    peak = engine.watch(lease.id).peak_bytes or None
+    return {"used_bytes": used_by(engine, lease), "peak_bytes": peak}
+
+
+def _why_running(lease: Lease, indices: list[int]) -> str:
+    where = "GPU " + ", ".join(map(str, indices))
+    if lease.state is LeaseState.DRAINING:
+        return f"its process is gone; {where} still shows its memory"
+    if lease.is_probe:
+        return f"runs on {where}; first run of its type, so it has all that was free there"
+    return f"runs on {where}"
+
+
+def in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
+    """Go through those who wait, the next first, each with its place.
+
+    The first few cost little, however many there are: groups are in turn already, and so are the
+    members of each, so a group is looked at when its head may be next.
+    """
+    groups = engine.waitlist.in_turn()
+    group = next(groups, None)
+    heads: list[tuple[Turn, int, Waiting, Iterator[Waiting]]] = []
+    place = 0
+    while heads or group is not None:
+        while group is not None and (not heads or group.turn <= heads[0][0]):
+            line = group.in_line()
+            one = next(line)
+            heappush(heads, (engine.turn(one), group.number, one, line))
+            group = next(groups, None)
+        _, number, one, line = heappop(heads)
+        place += 1
+        yield place, one
+        following = next(line, None)
+        if following is not None:
+            heappush(heads, (engine.turn(following), number, following, line))
+
+
+def waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
+    """Return one who waits."""
+    return request(waiting.request) | {
+        "state": "waiting",
+        "place": place,
+        "for_s": at - waiting.since,
+        "had_gpu_h": engine.usage.used_h(waiting.request.user, at),
+        "users_before": engine.users_before(waiting.request.user, at),
+        **_reason(engine, waiting.request.key, at),
+    }
+
+
+def profile(engine: Engine, profile: Profile) -> Row:
+    """Return what was learned of one type on one GPU model."""
+    book = next((b for b in engine.books.values() if b.gpu.model == profile.model), None)
+    known, margin = engine.memory.known(profile.job_type, profile.model), engine.memory.margin
+    estimate = known.estimate(book.capacity_bytes, margin) if known and book else None
+    telling = known.telling if known else profile
+    peaks = [run.peak_bytes for run in telling.runs if profiling.counts_in_full(run)]
+    by_arguments = known.by_arguments.sentences() if known else []
+    return {
+        "type": harmless(profile.job_type),
+        "label": harmless(profile.label),
+        "model": harmless(profile.model),
+        "owner": profile.owner,
+        "runs": len(profile.runs),
+        "known": bool(peaks),
+        "largest_bytes": max(peaks, default=None),
+        "estimate_bytes": estimate.need_bytes if estimate else None,
+        "because": estimate.because if estimate else "no run has shown yet what it needs",
+        "by_arguments": [harmless(text) for text in by_arguments],
+        "notes": [*profiling.left_out(profile, telling), *margin.sentences(len(peaks))],
+        "usual_duration_s": profiling.usual_duration_s(profile),
+        "load": engine.loads.of(profile.job_type, profile.model),
+        "load_cap": book.load_cap if book else None,
+        "load_cap_because": book.cap_because if book else "",
+        "slower_beside": _slower_beside(engine, profile),
+        "history": [_run(run, run in telling.runs) for run in profile.runs[-20:]],
+    }
+
+
+def _run(run: Run, is_telling: bool) -> Row:
+    return {
+        "outcome": run.outcome.lease_word,
+        "peak_bytes": run.peak_bytes,
+        "reserved_bytes": run.reserved_bytes,
+        "duration_s": run.duration_s,
+        "ended_at": run.ended_at,
+        "load": run.load,
+        "args": {harmless(name): _shown(value) for name, value in run.arguments},
+        "code": run.code or None,
+        "counts": profiling.counts_in_full(run),
+        "outdated": not is_telling,
+        "note": harmless(run.note),
+    }
+
+
+def _slower_beside(engine: Engine, profile: Profile) -> Row:
+    """Return how many times as long it takes beside other types than their load tells."""
+    beside = engine.loads.slower_beside(profile.job_type, profile.model) or {}
+    return {harmless(other): slower for other, slower in beside.items()}
+
+
+def _shown(value: float | str) -> float | str:
+    return harmless(value) if isinstance(value, str) else value

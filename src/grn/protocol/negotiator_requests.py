@@ -1,0 +1,153 @@
+"""The closed schemas of what clients may say, checked before anything else sees it.
+
+Only shapes and limits; what a message does is in the server's table.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from grn.protocol import schemas
+from grn.protocol.schemas import Key, Reader
+
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+Label = Annotated[str, Meta(min_length=1, max_length=256)]
+Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
+GpuName = Annotated[str, Meta(min_length=1, max_length=128)]
+GpuNames = Annotated[list[GpuName], Meta(max_length=1024)]
+ArgumentName = Annotated[str, Meta(max_length=64)]
+Cursor = Annotated[str, Meta(pattern=r"^[0-9]{1,15}\.[0-9]{1,15}\Z")]
+ArgumentText = Annotated[str, Meta(max_length=64)]
+
+
+class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
+    """Wait for GPUs."""
+
+    key: Key
+    type: Name
+    label: Label
+    gpus: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    mem: Bytes | None = None
+    exclusive: bool = False
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    policy: Literal["spread", "pack"] = "spread"
+    attempt: Annotated[int, Meta(ge=0, le=100)] = 0
+    args: Annotated[dict[ArgumentName, float | ArgumentText | None], Meta(max_length=32)] = field(
+        default_factory=dict
+    )
+    code: Key | None = None
+    slots: GpuNames = field(default_factory=list)
+    stay: GpuNames = field(default_factory=list)
+    within: Key | None = None
+    command: bool = False
+    yields: bool = False
+    spared: bool = False
+
+
+class BindRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
+    """Bind a lease to the process that says this, or to a child of it."""
+
+    lease: Key
+    pid: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+
+
+class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
+    """End a lease."""
+
+    lease: Key
+    outcome: Literal["ok", "failed", "oom", "profiled"]
+    peak: Bytes | None = None  # GPU memory, as the framework says
+    resident: Bytes | None = None  # host memory, as the system says
+    asked: Bytes | None = None
+
+
+class WatchRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
+    """Promise to say how a lease ends, which another process holds."""
+
+    lease: Key
+
+
+class WithdrawRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
+    """Take a request back, granted or not."""
+
+    key: Key
+
+
+class StatusRequest(schemas.Message, frozen=True, tag="status", kw_only=True):
+    """Show GPUs, leases and who waits; after the first page, the next of leases and who waits."""
+
+    after: Cursor | None = None
+
+
+class FollowRequest(schemas.Message, frozen=True, tag="follow", kw_only=True):
+    """Show all that `status` shows, and then what changes, until the connection ends."""
+
+
+class SamplesRequest(schemas.Message, frozen=True, tag="samples", kw_only=True):
+    """Show the recent past of the GPUs, or of one lease."""
+
+    lease: Key | None = None
+    span: Literal["recent", "day"] = "recent"
+
+
+class WhyRequest(schemas.Message, frozen=True, tag="why", kw_only=True):
+    """Explain one lease or request, by the beginning of its id or by its pid."""
+
+    name: Name
+    after: Cursor | None = None
+
+
+class ReasonsRequest(schemas.Message, frozen=True, tag="reasons", kw_only=True):
+    """Say why requests of this user wait, by their keys."""
+
+    keys: Annotated[list[Key], Meta(max_length=1024)]
+
+
+class ProfilesRequest(schemas.Message, frozen=True, tag="profiles", kw_only=True):
+    """Show what was learned."""
+
+    type: Name | None = None
+    after: Cursor | None = None
+
+
+class AuditRequest(schemas.Message, frozen=True, tag="audit", kw_only=True):
+    """Show who changed what belongs to others, or tried to."""
+
+    most: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+
+
+class ForgetRequest(schemas.Message, frozen=True, tag="forget", kw_only=True):
+    """Forget what was learned of a type."""
+
+    type: Name
+
+
+class PingRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
+    """Ask who is there."""
+
+
+class StopRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
+    """End the negotiator; leases go on."""
+
+
+Message = (
+    LeaseRequest
+    | BindRequest
+    | DoneRequest
+    | WatchRequest
+    | WithdrawRequest
+    | StatusRequest
+    | FollowRequest
+    | SamplesRequest
+    | WhyRequest
+    | ReasonsRequest
+    | ProfilesRequest
+    | AuditRequest
+    | ForgetRequest
+    | PingRequest
+    | StopRequest
+)
+
+read = Reader[Message](Message, "negotiator", "grn stop; grn start").read

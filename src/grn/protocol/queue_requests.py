@@ -1,0 +1,184 @@
+"""The closed schemas of what this user's clients may say to the queue."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from grn import wire
+from grn.errors import UsageError
+from grn.protocol import schemas
+from grn.protocol.schemas import Key, Reader
+
+Text = Annotated[str, Meta(max_length=1024)]
+JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
+JobIds = Annotated[list[JobId], Meta(max_length=1_000_000)]
+MAX_JOBS_AT_ONCE = 10_000
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What differs between the jobs of one submit."""
+
+    argv: Annotated[list[str], Meta(min_length=1, max_length=100_000)]
+    type: Annotated[str, Meta(min_length=1, max_length=1024)]
+    label: Annotated[str, Meta(min_length=1, max_length=256)]
+    name: Annotated[str, Meta(max_length=128)] = ""
+    args: Annotated[dict[str, float | Text], Meta(max_length=32)] = field(default_factory=dict)
+    code: Key | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
+    """Accept jobs; the answer is sent when they are on the disk."""
+
+    key: Key
+    jobs: Annotated[list[Wanted], Meta(min_length=1, max_length=MAX_JOBS_AT_ONCE)]
+    cwd: str
+    env: dict[str, str]
+    umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
+    gpus: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    mem: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
+    exclusive: bool = False
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    after: Annotated[list[tuple[JobId, bool]], Meta(max_length=1000)] = field(default_factory=list)
+    retry: Annotated[int, Meta(ge=0, le=1000)] = 0
+    time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    requeue: bool = False
+    held: bool = False
+    notify: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
+    """List jobs: those that have not ended, ended ones, or both; newest ended first."""
+
+    which: Literal["alive", "ended", "all"] = "all"
+    states: Annotated[list[Text], Meta(max_length=20)] = field(default_factory=list)
+    name: Text | None = None
+    type: Text | None = None
+    since: float = 0.0
+    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+
+
+class ShowRequest(schemas.Message, frozen=True, tag="show", kw_only=True):
+    """Tell all of one job."""
+
+    job: JobId
+
+
+class NamesRequest(schemas.Message, frozen=True, tag="names", kw_only=True):
+    """Find the jobs meant by ids or by the beginning of one."""
+
+    names: Annotated[
+        list[Annotated[str, Meta(pattern="^[0-9]{1,18}$")]], Meta(max_length=1_000_000)
+    ]
+
+
+class WaitRequest(schemas.Message, frozen=True, tag="wait", kw_only=True):
+    """Tell of each job when it has ended."""
+
+    jobs: JobIds
+
+
+class CancelRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
+    """End jobs."""
+
+    jobs: JobIds
+    now: bool = False
+
+
+class HoldRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
+    """Keep queued jobs back, or let them go."""
+
+    jobs: JobIds
+    held: bool = True
+
+
+class MoveRequest(schemas.Message, frozen=True, tag="move", kw_only=True):
+    """Give queued jobs another place."""
+
+    jobs: JobIds
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    front: bool | None = None
+
+
+class RetryRequest(schemas.Message, frozen=True, tag="retry", kw_only=True):
+    """Submit ended jobs once more, as new jobs."""
+
+    key: Key
+    jobs: JobIds
+
+
+class DrainRequest(schemas.Message, frozen=True, tag="drain", kw_only=True):
+    """Start nothing more, or go on."""
+
+    drained: bool = True
+
+
+class CleanRequest(schemas.Message, frozen=True, tag="clean", kw_only=True):
+    """Forget ended jobs and their files."""
+
+    older_than_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class CountRequest(schemas.Message, frozen=True, tag="count", kw_only=True):
+    """Tell how many jobs are in each state."""
+
+
+class FollowQueueRequest(schemas.Message, frozen=True, tag="follow", kw_only=True):
+    """Show the jobs, and then what changes, until the connection ends."""
+
+
+class PingQueueRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
+    """Ask who is there."""
+
+
+class StopQueueRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
+    """End the queue; running jobs go on."""
+
+
+Message = (
+    SubmitRequest
+    | ListRequest
+    | ShowRequest
+    | NamesRequest
+    | WaitRequest
+    | CancelRequest
+    | HoldRequest
+    | MoveRequest
+    | RetryRequest
+    | DrainRequest
+    | CleanRequest
+    | CountRequest
+    | FollowQueueRequest
+    | PingQueueRequest
+    | StopQueueRequest
+)
+
+
+def check_words(message: SubmitRequest) -> None:
+    """Refuse what no system takes as a command, an environment or a folder."""
+    names = [*message.env, *(name for wanted in message.jobs for name in wanted.extra)]
+    for name in names:
+        if not name or "=" in name:
+            raise UsageError(f"{name!r} cannot be the name of a variable.")
+    for wanted in message.jobs:
+        for word in (*wanted.argv, *wanted.extra.values()):
+            _check_word(word)
+    for word in (message.cwd, *names, *message.env.values()):
+        _check_word(word)
+
+
+def _check_word(word: str) -> None:
+    if "\0" not in word:
+        return
+    try:
+        is_fine = "\0" not in wire.meant(word)
+    except UnicodeEncodeError:  # what follows the NUL is no bytes
+        is_fine = False
+    if not is_fine:
+        raise UsageError("a command, a folder or a variable cannot hold a NUL byte.")
+
+
+read = Reader[Message](Message, "queue", "grn queue stop").read

@@ -1,0 +1,218 @@
+"""The files of one attempt: what a shim writes and what a queue reads, across restarts.
+
+41.2.run    made once, whole, by the shim that begins, which holds its lock for as long as it lives:
+            a line that says who, then one that says how it ended. Made by a queue, with one
+            word, to forbid the attempt to begin.
+41.2/log    what the command printed; err its standard error alone; *.tail the end of a long one
+
+To make files is the dearest part of a short job: there is a folder only for what is printed, and
+the record of a short attempt whose end is in the journal is used again for another.
+
+The end carries the number of its form. Shims of an older grn go on after an update, so all forms
+are read (`older_attempt.py`):
+1   files `lock`, `claim` and `exit` in the folder of the attempt
+2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
+3   as now
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+
+from grn.queue import older_attempt_files
+
+FORMAT = 3
+FORBIDDEN = "forbidden"  # the claim of a queue
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def folder_of(root: str, job: int, attempt: int) -> str:
+    """Return the folder of what one attempt prints; its record stands beside."""
+    return f"{root}/{job // 1000}/{job}.{attempt}"
+
+
+def record_of(folder: str) -> str:
+    """Return the file that tells of an attempt."""
+    return f"{folder}.run"
+
+
+def begin(folder: str, claim: str, spare: str = "") -> int | None:
+    """Make the record with a claim and its lock; None when somebody was first.
+
+    It gets its name when it is whole and locked, so whoever sees it can believe it. `spare` names
+    an attempt whose record nobody needs any more.
+    """
+    unfinished = f"{folder}.new"
+    fd = _reuse(spare, unfinished) if spare else None
+    if fd is None:
+        fd = _create(unfinished)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write_whole(fd, f"{claim}\n".encode())
+        os.link(unfinished, record_of(folder))
+    except FileExistsError:
+        os.close(fd)
+        return None
+    except OSError:  # the disk is full: nothing has begun
+        os.close(fd)
+        raise
+    finally:
+        os.unlink(unfinished)
+    return fd
+
+
+def forbid(folder: str) -> bool:
+    """Forbid an attempt to begin, to shims of any version; False when it has begun."""
+    if not older_attempt_files.forbid(folder):
+        return False
+    try:
+        fd = os.open(record_of(folder), _CREATE, 0o600)
+    except FileExistsError:
+        return False
+    try:
+        _write_whole(fd, f"{FORBIDDEN}\n".encode())
+    finally:
+        os.close(fd)
+    return True
+
+
+def is_locked(folder: str) -> bool:
+    """True while a shim lives for this attempt."""
+    return _is_locked(record_of(folder)) or _is_locked(older_attempt_files.lock_of(folder))
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_claim(folder: str) -> str | None:
+    """Return who has begun it, FORBIDDEN when nobody may, None when nobody has.
+
+    It is empty where a queue of form 2 forbade the attempt, or where the file was damaged.
+    """
+    try:
+        with open(record_of(folder), "rb") as file:
+            return file.readline().decode(errors="replace").rstrip("\n")
+    except FileNotFoundError:
+        older = older_attempt_files.read_claim(folder)
+        return FORBIDDEN if older == older_attempt_files.FORBIDDEN else older
+
+
+def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool) -> bytes:
+    """Add how it ended, whole or not at all, and return it as it is written.
+
+    It is synced when nobody else will keep it.
+    """
+    whole = {"format": FORMAT, "of": os.path.basename(folder), **record}
+    line = f"{json.dumps(whole)}\n".encode()
+    _write_whole(fd, line)
+    if os.fstat(fd).st_nlink == 0:  # somebody has removed it
+        fd = _write_anew(fd, record_of(folder))
+    if is_synced:
+        os.fsync(fd)
+        directory = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):
+            os.fsync(directory)
+        os.close(directory)
+    return line
+
+
+def read_exit(folder: str, *, is_same_boot: bool = True) -> dict[str, Any] | None:
+    """Return how it ended, None when that is not there, not whole, or of another attempt.
+
+    A power cut may bring back what stood in a file that was used again; an end of form 2 that does
+    not name its attempt is believed only without one.
+    """
+    try:
+        with open(record_of(folder), "rb") as file:
+            last = b"".join(file.readlines()[-1:])
+            found = exit_in(last[last.find(b"{") :])  # the claim before it may be damaged
+    except FileNotFoundError:
+        return older_attempt_files.read_exit(folder)
+    except OSError:
+        return None
+    if found and "of" not in found and found.get("format") == 2:
+        return found if is_same_boot else None
+    return found if found and found.get("of") == os.path.basename(folder) else None
+
+
+def exit_in(line: bytes) -> dict[str, Any] | None:
+    """Return how it ended from the line that tells it, None when that is not whole."""
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def remove(folder: str) -> None:
+    """Delete all files of an attempt."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in (record_of(folder), f"{folder}.new", trouble_of(folder)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def trouble_of(folder: str) -> str:
+    """Return the file in which a shim that broke says why."""
+    return f"{folder}.trouble"
+
+
+def _write_anew(fd: int, path: str) -> int:
+    """Copy a record that has lost its name to where it was; return its file, or the one given."""
+    with contextlib.suppress(OSError):
+        anew = os.open(path, _CREATE, 0o600)
+        fcntl.flock(anew, fcntl.LOCK_EX)
+        _write_whole(anew, os.pread(fd, os.fstat(fd).st_size, 0))
+        os.dup2(anew, fd, inheritable=False)  # the lock goes on as it was
+        os.close(anew)
+    return fd
+
+
+def _reuse(spare: str, path: str) -> int | None:
+    """Use the record of another attempt again; None when that is not possible."""
+    try:
+        os.rename(record_of(spare), path)
+        return os.open(path, os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+
+
+def _create(path: str) -> int:
+    """Create a file anew: one that was left by a shim that was killed is nobody's."""
+    try:
+        return os.open(path, _CREATE, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    except FileExistsError:
+        os.unlink(path)
+    return os.open(path, _CREATE, 0o600)
+
+
+def _write_whole(fd: int, data: bytes) -> None:
+    """Write all of it at the end, or nothing."""
+    size = os.fstat(fd).st_size
+    try:
+        if os.pwrite(fd, data, size) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(fd, size)
+        raise

@@ -1,0 +1,135 @@
+"""All jobs that have not ended: who comes after whom, how many are busy, and how one ends.
+
+Keeps the line of those that could run in step with it; for whom a lease is asked is not decided
+here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from grn.queue.events import (
+    Action,
+    DropAsk,
+    EndReason,
+    Exit,
+    JobSpec,
+    JobState,
+    Kept,
+    SaveEnd,
+    SaveState,
+    TellEnded,
+)
+from grn.queue.ready_queue import QueuedJob, ReadyQueue
+
+
+class Roll:
+    """The jobs by their ids, and the line of those that are ready."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, QueuedJob] = {}
+        self.line = ReadyQueue(self.jobs)
+        self.busy = 0  # starting, running or stopping
+        self._followers: dict[int, list[int]] = {}
+
+    def add(self, kept: Kept) -> QueuedJob:
+        """Put a job on the roll; `wire` then puts it into the line."""
+        job = QueuedJob(
+            kept.spec,
+            kept.spec.priority,
+            kept.place,
+            kept.tries_left,
+            kept.state,
+            kept.attempt,
+            kept.memory_attempt,
+            kept.spared,
+            kept.is_held,
+            lease=kept.lease,
+            fault=kept.fault,
+        )
+        self.jobs[kept.spec.id] = job
+        self.busy += kept.state is not JobState.QUEUED
+        return job
+
+    def wire(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
+        """Note which jobs a queued one comes after; those that ended badly end it as well."""
+        if job.state is not JobState.QUEUED:
+            return
+        for after in job.spec.after:
+            if after.job in self.jobs:
+                job.waits_for.add(after.job)
+                self._followers.setdefault(after.job, []).append(job.spec.id)
+            elif after.must_be_ok and not ends.get(after.job, True):
+                # One that is not known any more ended well: else this job had ended with it.
+                yield from self.end(job, EndReason.SKIPPED, _skipped(after.job), None)
+                ends[job.spec.id] = False
+                return
+        self.line.add(job)
+
+    def end(
+        self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
+    ) -> Iterator[Action]:
+        """End a job, and all that must not run without it; chains of them may be long."""
+        todo = deque([(job, reason, text, exit)])
+        while todo:
+            job, reason, text, exit = todo.popleft()
+            job_id = job.spec.id
+            if self.jobs.pop(job_id, None) is None:
+                continue  # it came after two of them
+            yield from self.unask(job)
+            yield SaveEnd(job_id, reason, text, exit)
+            yield TellEnded(job_id, reason)
+            for follower_id in self._followers.pop(job_id, []):
+                follower = self.jobs.get(follower_id)
+                if follower is None:
+                    continue
+                follower.waits_for.discard(job_id)
+                if reason is not EndReason.OK and _needs(follower.spec, job_id):
+                    todo.append((follower, EndReason.SKIPPED, _skipped(job_id), None))
+                else:
+                    self.line.add(follower)
+
+    def unask(self, job: QueuedJob) -> Iterator[Action]:
+        """Take back what was asked for a job, if it was."""
+        if job.is_asked:
+            self.line.unask(job)
+            yield DropAsk(job.spec.id)
+
+    def line_up_anew(self, job: QueuedJob) -> Iterator[Action]:
+        """Take back what was asked for a job, and put it into the place it has now."""
+        yield from self.unask(job)
+        self.line.add(job)
+
+    def at(self, job_id: int, attempt: int) -> QueuedJob | None:
+        """Return a job if this is its attempt, None when that is over."""
+        job = self.jobs.get(job_id)
+        return job if job is not None and job.attempt == attempt else None
+
+    def check(self) -> None:
+        """Raise AssertionError when the state contradicts itself."""
+        self.line.check()
+        busy = 0
+        for job_id, job in self.jobs.items():
+            assert job.spec.id == job_id
+            assert job.state is not JobState.ENDED, "an ended job is kept"
+            assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
+            busy += job.state is not JobState.QUEUED
+        assert busy == self.busy
+
+
+def saved(job: QueuedJob) -> SaveState:
+    """Return how a job is to be written down now."""
+    return SaveState(
+        job.spec.id, job.state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
+        job.priority, job.place, job.spared,
+    )  # fmt: skip
+
+
+def _needs(spec: JobSpec, before: int) -> bool:
+    """True when a job must not run unless the one before has ended well."""
+    return any(one.job == before and one.must_be_ok for one in spec.after)
+
+
+def _skipped(before: int) -> str:
+    return f"job {before}, which it comes after, did not end well"

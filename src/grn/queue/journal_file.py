@@ -1,0 +1,312 @@
+"""The file of the journal: how it is opened, what is in it, and room for when the disk is full.
+
+`synchronous=FULL`: what a client was told is on the disk. One connection, one thread. The file is
+known to be the one at its path before a submit is answered, and every few seconds; one that was
+removed is written anew from the open connection (docs/decisions/0033-damaged-records.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from grn.daemon import database
+from grn.daemon.lockfile import set_aside
+from grn.errors import MachineError
+from grn.queue import rows
+
+log = logging.getLogger(__name__)
+SCHEMA_VERSION = 4
+FILE_NAME = "queue.sqlite3"
+COPY_NAME = "queue.copy.sqlite3"
+BALLAST_NAME = "ballast"
+BALLAST_BYTES = 4 << 20
+SPARED_BYTES = 64 << 20
+
+_SCHEMA = """
+CREATE TABLE environments (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL
+);
+CREATE TABLE submits (
+  key TEXT PRIMARY KEY, first INTEGER NOT NULL, count INTEGER NOT NULL, at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE jobs (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL, argv TEXT NOT NULL, cwd TEXT NOT NULL, environment INTEGER NOT NULL,
+  extra TEXT NOT NULL, umask INTEGER NOT NULL, notify TEXT NOT NULL, time_limit_s REAL,
+  job_type TEXT NOT NULL, label TEXT NOT NULL, arguments TEXT NOT NULL, gpus INTEGER NOT NULL,
+  mem_bytes INTEGER, is_exclusive INTEGER NOT NULL, after TEXT NOT NULL, retries INTEGER NOT NULL,
+  may_requeue INTEGER NOT NULL, submitted_at REAL NOT NULL,
+  state TEXT NOT NULL, attempt INTEGER NOT NULL DEFAULT 0, tries_left INTEGER NOT NULL,
+  memory_attempt INTEGER NOT NULL DEFAULT 0, is_held INTEGER NOT NULL DEFAULT 0,
+  priority INTEGER NOT NULL, place INTEGER NOT NULL DEFAULT 0,
+  reason TEXT, text TEXT NOT NULL DEFAULT '', status INTEGER, signal INTEGER,
+  started_at REAL, ended_at REAL, code TEXT NOT NULL DEFAULT '',
+  spared INTEGER NOT NULL DEFAULT 0, checksum INTEGER, state_checksum INTEGER
+);
+CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
+CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
+CREATE TABLE attempts (
+  job INTEGER NOT NULL, attempt INTEGER NOT NULL, lease TEXT NOT NULL, gpus TEXT NOT NULL,
+  boot TEXT NOT NULL, reserved_bytes INTEGER NOT NULL, began_at REAL NOT NULL, ended_at REAL,
+  ran_s REAL, reason TEXT, status INTEGER, signal INTEGER, peak_bytes INTEGER,
+  resident_bytes INTEGER, text TEXT NOT NULL DEFAULT '', checksum INTEGER,
+  PRIMARY KEY (job, attempt)
+) WITHOUT ROWID;
+CREATE TABLE identity (name TEXT NOT NULL, checksum INTEGER);
+CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+_CHANGES = {  # what leads from a version to the next
+    1: ("ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT ''",),
+    2: (
+        "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT ''",
+    ),
+    3: (
+        "ALTER TABLE jobs ADD COLUMN checksum INTEGER",
+        "ALTER TABLE jobs ADD COLUMN state_checksum INTEGER",
+        "ALTER TABLE attempts ADD COLUMN checksum INTEGER",
+        "ALTER TABLE identity ADD COLUMN checksum INTEGER",
+    ),
+}
+_FILLED = {3: rows.fill_checksums}  # what follows the statements, in the same transaction
+
+
+class NotWritten(MachineError):
+    """The disk did not take it: nothing of it counts."""
+
+
+class Disk:
+    """The open file, and its ballast: some room that is let go when the disk is full."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = os.path.join(folder, FILE_NAME)
+        self.trouble = ""  # what is to be told to whoever uses this journal
+        self._folder = folder
+        self._copy = os.path.join(folder, COPY_NAME)
+        self._ballast = os.path.join(folder, BALLAST_NAME)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self.db = self._open_or_begin_anew()
+        except (OSError, sqlite3.Error) as error:
+            if "locked" in str(error):  # for as long as a queue runs
+                raise MachineError(
+                    f"another queue of this user has the journal {self.path} open.",
+                    "It was started with another GRN_RUNTIME_DIR, or in a container:"
+                    " end it there with `grn queue stop`.",
+                ) from error
+            raise MachineError(
+                f"the queue's folder {folder} cannot be used: {error}.",
+                "Make it writable, or name another in GRN_STATE_DIR.",
+            ) from error
+        self._in_place = database.InPlace(self.path)
+        self._is_displaced = False
+        self._fill_ballast()
+
+    def keep_in_place(self) -> None:
+        """See that the file is still the one at its path, and write it anew where it was removed.
+
+        Raise NotWritten when that is not possible: what is written now would be lost with us.
+        """
+        if self._in_place.is_whole:
+            return
+        if not self._is_displaced:
+            self._is_displaced = True
+            log.error("action=journal-removed path=%s", self.path)
+        try:
+            if self._in_place.is_removed:
+                os.makedirs(self._folder, mode=0o700, exist_ok=True)
+                database.copy_whole(self.db, self.path, may_replace=False)
+            elif not self._in_place.is_same_file:
+                raise NotWritten(
+                    f"the journal {self.path} was replaced by another file under this queue.",
+                    "Running jobs go on. Put the journal back, or end this queue with"
+                    " `grn queue stop` to go on with the other file.",
+                )
+            # Closing folds the log into the file, also a log that was removed.
+            self.db.close()
+            self.db = open_file(self.path)
+        except (OSError, sqlite3.Error) as error:
+            raise NotWritten(
+                f"the journal {self.path} was removed under this queue and cannot be written"
+                f" anew: {error}.",
+                "Running jobs go on. Make its folder writable and try again.",
+            ) from error
+        self._in_place, self._is_displaced = database.InPlace(self.path), False
+        self._fill_ballast()
+        log.warning("action=journal-written-anew path=%s", self.path)
+
+    def read(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query; raise MachineError when the disk does not give them."""
+        try:
+            return database.read(self.db, sql, tuple(values))
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
+
+    def transaction(self, *, may_use_ballast: bool = True) -> Transaction:
+        """Begin what is written whole or not at all."""
+        make_room = self._drop_ballast if may_use_ballast else _make_no_room
+        return Transaction(self.db, self.path, make_room)
+
+    def keep_copy(self, older_than_s: float) -> bool:
+        """Copy the file, if the copy is old; it is replaced whole, or stays as it is."""
+        if not self._is_copy_old(older_than_s) or not self._has_room():
+            return False
+        try:
+            database.copy_whole(self.db, self._copy, may_replace=True)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("action=copy-journal result=failed reason=%r", str(error))
+            return False
+        return True
+
+    def _is_copy_old(self, older_than_s: float) -> bool:
+        made_at = _written_at(self._copy)
+        written_at = max(_written_at(self.path), _written_at(f"{self.path}-wal"))
+        return written_at >= made_at and not 0 <= time.time() - made_at < older_than_s
+
+    def _has_room(self) -> bool:
+        """True when a copy leaves room for what matters more."""
+        needed = os.path.getsize(self.path) + SPARED_BYTES
+        return shutil.disk_usage(os.path.dirname(self.path)).free > needed
+
+    def close(self) -> None:
+        """Fold the log into the file and let go."""
+        self.db.close()
+
+    def _open_or_begin_anew(self) -> sqlite3.Connection:
+        """Open the file; one that is no journal is kept for whoever can mend it."""
+        try:
+            return open_file(self.path)
+        except sqlite3.OperationalError:
+            raise  # the disk or the rights, not the file
+        except database.BROKEN:
+            aside = set_aside(self.path)
+        self.trouble = f"the journal was broken and is set aside as {aside}; its jobs are not here"
+        if os.path.exists(self._copy):
+            kept = f"{self._copy}.kept-{aside.rpartition('-')[2]}"
+            os.rename(self._copy, kept)  # else the next copy would take its place
+            self.trouble += f"; a copy, an hour older at most, is {kept}"
+        log.error("action=set-aside path=%s", aside)
+        return open_file(self.path)
+
+    def _fill_ballast(self) -> None:
+        """Keep some disk back, to be let go when it fills up, so that ends can still be written."""
+        with contextlib.suppress(OSError):
+            if not os.path.exists(self._ballast):
+                with open(self._ballast, "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, BALLAST_BYTES)
+
+    def _drop_ballast(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._ballast)
+
+
+def open_file(path: str) -> sqlite3.Connection:
+    """Open a journal, or make an empty one."""
+    old_mask = os.umask(0o077)
+    try:
+        db = sqlite3.connect(path, isolation_level=None)
+        try:
+            _prepare(db, path)
+        except BaseException:  # whatever it was, the file is not to stay open and locked
+            db.close()
+            raise
+    finally:
+        os.umask(old_mask)
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: str) -> None:
+    db.execute("PRAGMA locking_mode=EXCLUSIVE")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=FULL")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise MachineError(
+            f"{path} was written by a newer grn (schema {version}).",
+            "Use that grn, or name another folder in GRN_STATE_DIR.",
+        )
+    database.check(db)
+    if version == 0:
+        name = secrets.token_hex(8)
+        db.executescript(
+            f"BEGIN; {_SCHEMA}"
+            f" INSERT INTO identity VALUES ('{name}', {database.checksum(name)});"
+            f" PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+        )
+    for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+        _bring_up_to_date(db, older)
+    database.check_tables(db, _SCHEMA)
+
+
+def _bring_up_to_date(db: sqlite3.Connection, older: int) -> None:
+    """Lead from one version to the next, whole or not at all."""
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _CHANGES[older]:
+        db.execute(statement)
+    if older in _FILLED:
+        _FILLED[older](db)
+    db.execute(f"PRAGMA user_version={older + 1}")
+    db.execute("COMMIT")
+
+
+def _written_at(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _unreadable(path: str, error: sqlite3.Error) -> MachineError:
+    return MachineError(
+        f"{path} cannot be read: {error}.",
+        "Running jobs go on. Look for errors of that disk in `dmesg`, then try again.",
+    )
+
+
+def _make_no_room() -> None:
+    """Leave the ballast to those who need it more."""
+
+
+class Transaction:
+    """One transaction; a failure of the disk undoes it whole and says so."""
+
+    def __init__(self, db: sqlite3.Connection, path: str, make_room: Callable[[], None]) -> None:
+        self._db = db
+        self._path = path
+        self._make_room = make_room
+
+    def __enter__(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            try:
+                self._db.execute("COMMIT")
+                return
+            except sqlite3.Error as failure:
+                error = failure
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            self._make_room()
+            raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> NotWritten:
+        is_full = "full" in str(error)
+        hint = "Make room on that disk" if is_full else "Look for errors of that disk in `dmesg`"
+        return NotWritten(
+            f"{self._path} cannot be written: {error}.",
+            f"{hint}; running jobs go on and nothing is lost.",
+        )

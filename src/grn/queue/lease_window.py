@@ -1,0 +1,129 @@
+"""For whom a lease is asked, and who begins under which: the queue's side of the negotiator.
+
+Only a window at the head of the line is asked for, so that the negotiator's work does not grow with
+the length of the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grn.queue.events import (
+    Action,
+    AskLease,
+    DropAsk,
+    Exited,
+    JobState,
+    Launch,
+    LeaseGranted,
+    PassAsk,
+    ReturnLease,
+    SaveBegin,
+)
+from grn.queue.job_table import Roll, saved
+from grn.queue.ready_queue import QueuedJob
+
+PASS_ON_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimits:
+    """How many jobs are asked for at once, and how many may run at once (0: as GPUs allow)."""
+
+    window: int = 64
+    running: int = 0
+
+
+class Asks:
+    """What is asked of the negotiator."""
+
+    def __init__(self, limits: WindowLimits, roll: Roll) -> None:
+        self.limits = limits
+        self.is_drained = False
+        self.has_negotiator = False
+        self._roll = roll
+        self._line = roll.line
+
+    def more(self) -> Iterator[Action]:
+        """Ask the negotiator for leases for those at the head of the line.
+
+        When no more may be asked for, a better ranked job takes the place of the last asked.
+        """
+        while not self.is_drained and self.has_negotiator:
+            if not self._may_ask_more():
+                last = self._line.outranked()
+                if last is None:
+                    return
+                yield from self._roll.line_up_anew(last)
+            job = self._line.first()
+            if job is None:
+                return
+            self._line.ask(job)
+            yield _ask(job)
+
+    def again(self) -> Iterator[Action]:
+        """Ask once more for all that was asked: the same keys keep their places."""
+        for job in self._line.all_asked():
+            yield _ask(job)
+
+    @property
+    def open(self) -> int:
+        """Return for how many jobs a lease is asked."""
+        return self._line.asked
+
+    @property
+    def is_full(self) -> bool:
+        """True when as many jobs run as may."""
+        return bool(self.limits.running) and self._roll.busy >= self.limits.running
+
+    def _may_ask_more(self) -> bool:
+        asked = self._line.asked
+        if asked >= self.limits.window:
+            return False
+        return not self.limits.running or self._roll.busy + asked < self.limits.running
+
+    def begin(self, job: QueuedJob, grant: LeaseGranted) -> Iterator[Action]:
+        """Begin the next attempt of a job under a lease."""
+        job.attempt += 1
+        job.lease, job.grant = grant.lease, grant
+        job.why = job.past = ""
+        self._roll.busy += 1
+        job.state = JobState.STARTING
+        job_id = job.spec.id
+        yield saved(job)
+        yield SaveBegin(job_id, job.attempt, grant.lease, grant.gpus, grant.reserved_bytes)
+        yield Launch(job_id, job.attempt, grant.lease, grant.visible)
+
+    def pass_on(self, job: QueuedJob, event: Exited) -> Iterator[Action]:
+        """Start the next job under the lease of a short one, if it is of the same kind.
+
+        Saves the way to the negotiator and back between short jobs. For fairness a lease is passed
+        on only for a moment, and only to the job whose turn it is.
+        """
+        heir = self._heir(job, event.at)
+        if heir is None or job.grant is None:
+            yield ReturnLease(job.lease, event.exit)
+            return
+        self._line.unask(heir)
+        following = self._line.first()
+        if following is not None and following.kind == heir.kind:
+            self._line.ask(following)
+            yield PassAsk(heir.spec.id, _ask(following))
+        else:
+            yield DropAsk(heir.spec.id)
+        yield from self.begin(heir, job.grant)
+
+    def _heir(self, job: QueuedJob, at: float) -> QueuedJob | None:
+        grant = job.grant
+        if grant is None or not grant.may_pass_on or at - grant.at > PASS_ON_S:
+            return None
+        best = self._line.first_asked()
+        if self.is_drained or best is None or best.kind != job.kind:
+            return None
+        following = self._line.first()
+        return None if following is not None and following.rank < best.rank else best
+
+
+def _ask(job: QueuedJob) -> AskLease:
+    return AskLease(job.spec, job.attempt + 1, job.memory_attempt, bool(job.spared))

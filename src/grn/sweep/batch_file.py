@@ -1,0 +1,145 @@
+"""The lines of a batch as jobs: joined over backslashes, without comments, options taken off.
+
+A line keeps its bytes; only what stands in the leading `[...]` is read here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from grn.errors import UsageError
+from grn.model.units import parse_size
+from grn.sweep.task import Needs
+
+OPTIONS = "gpus, mem, exclusive, priority, type, name"
+MAX_GPUS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """One job of a batch: where it begins in the file, what to run, and what it needs."""
+
+    line: int  # of the file, from 1
+    text: bytes  # for the shell
+    needs: Needs
+    name: str = ""  # for people; the command itself where there is none
+    repeat: int = 0  # how many jobs of the same text came before
+
+
+class Script:
+    """Takes the lines of a batch one by one and gives each job when its last line is there."""
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs  # of a job that does not say otherwise
+        self._begun: list[bytes] = []  # lines of a job that goes on
+        self._line = 0
+        self._first = 0
+        self._seen: dict[bytes, int] = {}
+
+    @property
+    def begun_at(self) -> int:
+        """The line at which the latest job begins."""
+        return self._first
+
+    def take(self, line: bytes) -> BatchJob | None:
+        """Take one line, without its end."""
+        self._line += 1
+        line = line.rstrip(b"\r\n")
+        if not self._begun:
+            stripped = line.strip()
+            if not stripped or stripped.startswith(b"#"):
+                return None
+            self._first = self._line
+        if _goes_on(line):
+            self._begun.append(line[:-1])
+            return None
+        return self._job([*self._begun, line])
+
+    def finish(self) -> BatchJob | None:
+        """There are no more lines; the last one may have ended in a backslash."""
+        return self._job(self._begun) if self._begun else None
+
+    def _job(self, lines: list[bytes]) -> BatchJob | None:
+        self._begun = []
+        text = b"".join(lines).strip()
+        if not text:
+            return None
+        needs, name, text = _options(text, self._needs, self._first)
+        repeat = self._seen.get(text, 0)
+        self._seen[text] = repeat + 1
+        return BatchJob(self._first, text, needs, name, repeat)
+
+
+def jobs(lines: Iterable[bytes], needs: Needs) -> Iterator[BatchJob]:
+    """Read a whole batch."""
+    script = Script(needs)
+    for line in lines:
+        job = script.take(line)
+        if job is not None:
+            yield job
+    job = script.finish()
+    if job is not None:
+        yield job
+
+
+def _goes_on(line: bytes) -> bool:
+    """True when a line ends in a backslash that is not itself escaped."""
+    return (len(line) - len(line.rstrip(b"\\"))) % 2 == 1
+
+
+def _options(text: bytes, needs: Needs, line: int) -> tuple[Needs, str, bytes]:
+    """Take `[mem=6GiB gpus=2]` off the front. A `[` or `[[` of the shell has a blank behind it."""
+    if not text.startswith(b"[") or text[1:2] in (b" ", b"\t", b"[", b""):
+        return needs, "", text
+    inner, bracket, command = text[1:].partition(b"]")
+    if not bracket:
+        raise UsageError(f"line {line}: the options in [ ] are not closed.")
+    if not command.strip():
+        raise UsageError(f"line {line}: there is no command after the options.")
+    try:
+        words = shlex.split(inner.decode())
+    except ValueError as error:
+        raise UsageError(f"line {line}: the options cannot be read: {error}.") from error
+    changes: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in changes:
+            raise UsageError(f"line {line}: '{name}' stands twice among the options.")
+        changes[name] = _value(name, value if equals else None, line)
+    label = str(changes.pop("name", ""))
+    known = {_FIELDS[name]: value for name, value in changes.items()}
+    return needs.but(**known), label, command.strip()
+
+
+_FIELDS = {
+    "gpus": "gpus",
+    "mem": "mem_bytes",
+    "exclusive": "is_exclusive",
+    "priority": "priority",
+    "type": "job_type",
+}
+
+
+def _value(name: str, value: str | None, line: int) -> object:
+    """Read the value of one option."""
+    if name == "exclusive" and value in (None, "true", "false"):
+        return value != "false"
+    if name not in (*_FIELDS, "name") or name == "exclusive":
+        raise UsageError(
+            f"line {line}: '{name}' is no option, or takes no such value.",
+            f"There are {OPTIONS}, as in [mem=6GiB gpus=2].",
+        )
+    if not value:
+        raise UsageError(f"line {line}: '{name}' needs a value, as in [mem=6GiB gpus=2].")
+    if name in ("type", "name"):
+        return value
+    try:
+        number = parse_size(value) if name == "mem" else int(value)
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"line {line}: {name}={value} cannot be read.") from error
+    is_good = {"mem": True, "gpus": 1 <= number <= MAX_GPUS, "priority": abs(number) <= 1000}
+    if not is_good[name]:
+        raise UsageError(f"line {line}: {name}={value} is out of range.")
+    return number

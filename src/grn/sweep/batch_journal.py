@@ -1,0 +1,162 @@
+"""What a batch has done so far, beside its file: one JSON line for each job that ended.
+
+Lines are only added, so a batch that was killed has lost at most the line it was writing; it runs
+that job again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from grn.errors import MachineError, UsageError
+from grn.sweep.batch_file import BatchJob
+
+JOURNAL, REPORT, LOGS = "journal.jsonl", "report.json", "logs"
+_KINDS: dict[str, type | tuple[type, ...]] = {  # of what every version wrote
+    "id": str, "line": int, "command": str, "outcome": str, "status": int, "gpu": str,
+    "started_at": (int, float), "duration_s": (int, float), "attempts": int, "log": str,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How one job of a batch ended."""
+
+    id: str  # of its text, so that lines may be moved about in the file
+    line: int
+    command: str
+    outcome: str  # ok, failed, oom, interrupted
+    status: int  # exit status, or minus the signal
+    gpu: str
+    started_at: float
+    duration_s: float
+    attempts: int
+    peak_bytes: int | None
+    log: str
+    trouble: str = ""
+    because: str = ""  # whose fault it was that memory ran out, if it did
+    past: str = ""  # why earlier tries were not enough, where that was not its own doing
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+def id_of(job: BatchJob) -> str:
+    """Return what a job is known by from one run of a batch to the next."""
+    return hashlib.sha256(job.text).hexdigest()[:16] + (f"-{job.repeat}" if job.repeat else "")
+
+
+class Diary:
+    """The folder of a batch; one batch at a time."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._file = -1
+
+    def open(self, *, is_resumed: bool) -> dict[str, Entry]:
+        """Take the folder; return what finished before when the batch is resumed."""
+        try:
+            os.makedirs(os.path.join(self.folder, LOGS), exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(os.path.join(self.folder, JOURNAL), flags, 0o666)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise UsageError(
+                f"another batch is writing to {self.folder}.", "Wait for it, or choose --out DIR."
+            ) from error
+        except OSError as error:
+            raise MachineError(
+                f"the folder {self.folder} cannot be used: {error.strerror}.",
+                "Choose another with --out DIR.",
+            ) from error
+        before = finished(self.folder) if is_resumed else {}
+        if not is_resumed:
+            self._add({"begin": "anew"})
+        return before
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def log_path(self, job: BatchJob) -> str:
+        """Return where the output of a job goes."""
+        return os.path.join(self.folder, LOGS, f"{job.line:04d}.log")
+
+    def add(self, entry: Entry) -> None:
+        """Write down how a job ended."""
+        self._add(asdict(entry))
+
+    def write_report(self, report: dict[str, object]) -> str:
+        """Write what came of it all, whole or not at all; return where."""
+        path = os.path.join(self.folder, REPORT)
+        with open(f"{path}.new", "w") as file:
+            json.dump(report, file, indent=2)
+            file.write("\n")
+        os.replace(f"{path}.new", path)
+        return path
+
+    def _add(self, row: dict[str, object]) -> None:
+        data = json.dumps(row).encode() + b"\n"
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            raise MachineError(
+                f"{self.folder}/{JOURNAL} cannot be written: {error.strerror}.",
+                "Make room, and go on with --resume.",
+            ) from error
+        if written < len(data):
+            raise MachineError(
+                f"{self.folder}/{JOURNAL} cannot be written: the disk is full.",
+                "Make room, and go on with --resume.",
+            )
+
+
+def finished(folder: str) -> dict[str, Entry]:
+    """Return the jobs that ended well since the batch was last begun anew."""
+    found: dict[str, Entry] = {}
+    for row in _rows(os.path.join(folder, JOURNAL)):
+        if "begin" in row:
+            found.clear()
+            continue
+        entry = _entry(row)
+        if entry is None:
+            continue  # written by another version: that job runs again
+        if entry.is_ok:
+            found[entry.id] = entry
+        else:
+            found.pop(entry.id, None)
+    return found
+
+
+def _entry(row: dict[str, Any]) -> Entry | None:
+    if not all(isinstance(row.get(name), kind) for name, kind in _KINDS.items()):
+        return None
+    try:
+        return Entry(**row)
+    except TypeError:
+        return None
+
+
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the last line of a batch that was killed
+        if isinstance(row, dict):
+            yield row

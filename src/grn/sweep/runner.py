@@ -1,0 +1,376 @@
+"""Runs many commands on slots or leases, in one thread: starts them, notices ends, stops trees.
+
+What is to run comes from a source, where it runs from slots, and a listener hears of it; they
+decide, the runner is their hands. Stopping ends whole trees, also what left them by setsid or a
+double fork; when the runner itself is killed a guard does that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from grn.proc import processes, services
+from grn.sweep.evict import GIVE_UP_S, KILL_AGAIN_S, LOOK_S, Leaving
+from grn.sweep.signals import StopSignals
+from grn.sweep.spawn import NOT_RUNNABLE, NotStarted, Spawner
+from grn.sweep.task import CommandEnd, Slot
+from grn.sweep.watchdog import Watchdog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from grn.sweep.protocols import RunListener, Slots, Source
+    from grn.sweep.task import SlotGrant, Task
+
+GRACE_S = 5.0
+_BURY_S = 1.0
+
+
+class _Run:
+    """One command that runs."""
+
+    __slots__ = ("began", "pid", "slot", "started_at", "task")
+
+    def __init__(self, task: Task, slot: Slot, pid: int, started_at: float, began: float) -> None:
+        self.task = task
+        self.slot = slot
+        self.pid = pid
+        self.started_at = started_at
+        self.began = began
+
+
+class _Later:
+    """A command that the machine has no room to start at this moment."""
+
+    __slots__ = ("at", "pauses", "slot", "task")
+
+    def __init__(self, task: Task, slot: Slot) -> None:
+        self.task = task
+        self.slot = slot
+        self.pauses = processes.pauses()
+        self.at = 0.0
+
+    def put_off(self) -> bool:
+        """Choose when to try again; False when it has been tried for long enough."""
+        pause = next(self.pauses, None)
+        self.at = time.monotonic() + (pause or 0.0)
+        return pause is not None
+
+
+class Runner:
+    """Runs all tasks of a source; `run` returns when the last has ended."""
+
+    _running_here = 0  # how many runners this process has: they share what its children are to it
+
+    def __init__(
+        self,
+        slots: Slots,
+        source: Source,
+        listener: RunListener,
+        grace_s: float = GRACE_S,
+        mark: str = "",
+    ) -> None:
+        """Take a `mark` where others in this process start children too, to tell ours from theirs.
+
+        It is a variable, `NAME=value`, that all tasks have and nobody else.
+        """
+        self._slots = slots
+        self._source = source
+        self._listener = listener
+        self._grace_s = grace_s
+        self._mark = os.fsencode(mark)
+        self._groups: set[int] = set()  # of all our commands, if there is a mark
+        self._again: list[Task] = []
+        self._later: list[_Later] = []
+        self._runs: dict[int, _Run] = {}  # by pidfd
+        self._leaving = Leaving(self._trees, grace_s)
+        self._pending = 0  # asked for and not granted yet
+        self._unsettled = 0  # given back, and not all is known yet
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._bury_at = 0.0
+        self.is_draining = False  # nothing more is started; what runs may finish
+        self.is_stopping = False  # what runs is being ended
+        self.stopped_by = 0  # the signal that we were stopped by
+
+    # --- what a listener may ask for -----------------------------------------------------
+
+    def again(self, task: Task) -> None:
+        """Run a task once more, before those that have not had a turn."""
+        self._again.append(task)
+
+    def drain(self) -> None:
+        """Start nothing more and let what runs finish."""
+        self.is_draining = True
+
+    def stop(self) -> None:
+        """End all that runs, kindly first; at once when asked a second time."""
+        now = time.monotonic()
+        if self.is_stopping:
+            self._kill_at = now
+            return
+        self.is_draining = self.is_stopping = True
+        self._kill_at = now + self._grace_s
+        self._signal_trees(signal.SIGTERM)
+        self._signal_trees(signal.SIGCONT)  # a stopped process hears nothing
+
+    @property
+    def running(self) -> int:
+        """How many commands run now."""
+        return len(self._runs)
+
+    # --- the loop ------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all there is; return when the last has ended, or all has been stopped."""
+        signals = StopSignals()
+        processes.adopt_orphans()
+        Runner._running_here += 1
+        self._spawner = Spawner()
+        self._elders = processes.children()  # they are no commands of ours
+        self._guard = Watchdog(self._grace_s, self._elders, self._mark)
+        self._poll = select.poll()
+        self._poll.register(signals.fd, select.POLLIN)
+        try:
+            self._loop(signals)
+        except BaseException:
+            self._stop_at_once()  # a listener or a source broke: nothing may be left running
+            raise
+        finally:
+            self._slots.close()
+            self._bury_orphans()
+            self._guard.close()
+            self._spawner.close()
+            Runner._running_here -= 1
+            if not Runner._running_here:
+                processes.adopt_orphans(False)
+            signals.close()
+
+    def _loop(self, signals: StopSignals) -> None:
+        while True:
+            self._start_what_can()
+            if self._is_finished():
+                return
+            speakers = self._listen()
+            events = self._poll.poll(self._patience_ms())
+            for fd in speakers:
+                self._poll.unregister(fd)
+            for fd, _ in events:
+                if fd in self._runs:
+                    self._notice_end(fd)
+                elif fd == signals.fd:
+                    self._hear_signals(signals)
+                elif fd in speakers:
+                    speakers[fd].hear()
+            self._keep_time()
+
+    def _listen(self) -> dict[int, Slots | Source]:
+        """Listen to slots, and to the source if it could be of use now."""
+        speakers: list[Slots | Source] = [self._slots]
+        if not self.is_draining and not self._source.is_over and self._slots.has_room():
+            speakers.append(self._source)
+        listening = {fd: one for one in speakers if (fd := one.fileno()) is not None}
+        for fd in listening:
+            self._poll.register(fd, select.POLLIN)
+        return listening
+
+    def _patience_ms(self) -> float | None:
+        now = time.monotonic()
+        times = [at for at in (self._kill_at, self._slots.wake_at) if at is not None]
+        times += [later.at for later in self._later]
+        if (leaves_at := self._leaving.wake_at) is not None:
+            times.append(max(leaves_at, now + LOOK_S))
+        if self.is_stopping and not self._runs:
+            times.append(now + LOOK_S)  # no word comes of the ends of those that left their tree
+        return max(0.0, (min(times) - now) * 1000 + 1) if times else None
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if self._slots.wake_at is not None and now >= self._slots.wake_at:
+            self._slots.hear()
+        if self._kill_at is not None and now >= self._kill_at:
+            if self._give_up_at is None:
+                self._give_up_at = now + GIVE_UP_S
+            self._signal_trees(signal.SIGKILL)
+            self._kill_at = now + KILL_AGAIN_S
+        self._make_room(now)
+        self._start_later(now)
+
+    def _start_later(self, now: float) -> None:
+        """Start what could not be started before; what is over by now is given back."""
+        due = [one for one in self._later if self.is_draining or now >= one.at]
+        self._later = [one for one in self._later if one not in due]
+        for later in due:
+            if self.is_draining:
+                self._slots.unused(later.slot)
+            else:
+                self._spawn(later)
+
+    def _is_finished(self) -> bool:
+        if self._runs or self._leaving or self._unsettled or self._later:
+            return False
+        if self.is_stopping:
+            has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
+            return has_given_up or not self._trees()
+        if self.is_draining:
+            return True
+        return self._source.is_over and not self._pending and not self._again
+
+    def _hear_signals(self, signals: StopSignals) -> None:
+        for signum in signals.read():
+            self.stopped_by = self.stopped_by or signum
+            self.stop()
+
+    # --- starting ------------------------------------------------------------------------
+
+    def _start_what_can(self) -> None:
+        """Tell of ends, ask for as many places as there is room for, start what has one."""
+        while True:
+            self._tell_of_ends()  # first: who hears of a failure may want nothing more to start
+            if self.is_draining and self._pending:
+                self._slots.withdraw()
+                self._pending = 0
+            while not self.is_draining and self._slots.has_room():
+                task = self._again.pop(0) if self._again else self._source.next_task()
+                if task is None:
+                    break
+                self._pending += 1
+                self._slots.ask(task)
+            grants = self._slots.grants()
+            if not grants:
+                return
+            for grant in grants:
+                self._use(grant)
+
+    def _use(self, grant: SlotGrant) -> None:
+        self._pending -= 1
+        if grant.slot is None:
+            nowhere = Slot("", {})
+            trouble = grant.refusal
+            now = time.time()
+            self._listener.ended(
+                self, CommandEnd(grant.task, nowhere, NOT_RUNNABLE, now, 0.0, trouble=trouble)
+            )
+            return
+        if self.is_draining:  # it came too late
+            self._slots.unused(grant.slot)
+            return
+        self._start(grant.task, grant.slot)
+
+    def _start(self, task: Task, slot: Slot) -> None:
+        self._listener.starting(self, task, slot)
+        if self.is_stopping:
+            self._slots.unused(slot)
+            return
+        self._spawn(_Later(task, slot))
+
+    def _spawn(self, later: _Later) -> None:
+        task, slot = later.task, later.slot
+        started_at, began = time.time(), time.monotonic()
+        for pid in self._slots.spared():
+            self._guard.spare(pid)
+        self._guard.expect()
+        try:
+            pid = self._spawner.spawn(task, slot)
+        except NotStarted as error:
+            self._guard.add(None)
+            if error.is_passing and later.put_off():
+                self._later.append(later)
+                return
+            ended = CommandEnd(task, slot, error.status, started_at, 0.0, trouble=error.trouble)
+            self._give(ended, None)
+            return
+        self._guard.add(pid)
+        if self._mark:
+            self._groups.add(pid)
+        fd = os.pidfd_open(pid)
+        self._runs[fd] = _Run(task, slot, pid, started_at, began)
+        self._poll.register(fd, select.POLLIN)
+        self._slots.started(slot, pid)
+
+    # --- ends ----------------------------------------------------------------------------
+
+    def _notice_end(self, fd: int) -> None:
+        run = self._runs.pop(fd)
+        self._poll.unregister(fd)
+        os.close(fd)
+        _, raw, usage = os.wait4(run.pid, 0)
+        self._guard.remove(run.pid)
+        status = os.waitstatus_to_exitcode(raw)
+        took_s = time.monotonic() - run.began
+        ended = CommandEnd(run.task, run.slot, status, run.started_at, took_s)
+        resident_bytes = max(1, usage.ru_maxrss * 1024)
+        if not self._leaving.over(run.pid, ended, resident_bytes):
+            self._give(ended, resident_bytes)
+        if time.monotonic() >= self._bury_at:
+            self._bury_orphans()
+
+    def _make_room(self, now: float) -> None:
+        """End what is to make room for others; its place is given back when nothing is left."""
+        for wanted in self._slots.wanted():
+            for run in self._runs.values():
+                if run.slot.lease == wanted.lease:
+                    self._leaving.begin(run.pid, wanted.lease, wanted.because, now)
+        for ended, resident_bytes in self._leaving.keep_time(now):
+            self._give(ended, resident_bytes)
+
+    def _give(self, ended: CommandEnd, resident_bytes: int | None) -> None:
+        self._unsettled += 1
+        self._slots.give(ended, resident_bytes)
+
+    def _tell_of_ends(self) -> int:
+        """Tell the listener, and say of how many ends."""
+        ends = self._slots.settled()
+        for ended in ends:
+            self._unsettled -= 1
+            self._listener.ended(self, ended)
+        return len(ends)
+
+    # --- whole trees ---------------------------------------------------------------------
+
+    def _trees(self) -> list[processes.Process]:
+        """Return all processes that our commands have started, also those that left their tree.
+
+        Each command has a process group of its own, so what is in ours was started by somebody else
+        in this process.
+        """
+        own = os.getpgrp()
+        spared = {self._guard.pid, *self._elders, *self._slots.spared()}
+        found: dict[int, processes.Process] = {}
+        for one in processes.below(os.getpid()):  # parents come before their children
+            if one.pid in spared or one.parent in spared:
+                spared.add(one.pid)
+            elif one.group == own or one.is_over:
+                continue
+            elif one.parent in found or self._is_ours(one):
+                found[one.pid] = one
+        served = services.spared(found.values())  # daemons serve others as well
+        return [one for one in found.values() if one.pid not in served]
+
+    def _is_ours(self, one: processes.Process) -> bool:
+        """True of what our commands have started; without a mark nobody else starts anything."""
+        if not self._mark or one.group in self._groups:
+            return True
+        return processes.has_variable(one.pid, self._mark)
+
+    def _signal_trees(self, signum: int) -> None:
+        for process in self._trees():
+            processes.send(process, signum)
+
+    def _bury_orphans(self) -> None:
+        """Bury what our commands left behind and what has ended since, once in a while."""
+        self._bury_at = time.monotonic() + _BURY_S
+        known = {self._guard.pid, *self._elders, *(run.pid for run in self._runs.values())}
+        own = os.getpgrp()
+        for pid in processes.children():
+            found = processes.look(pid) if pid not in known else None
+            if found is not None and found.is_over and found.group != own and self._is_ours(found):
+                os.waitpid(pid, os.WNOHANG)
+
+    def _stop_at_once(self) -> None:
+        deadline = time.monotonic() + GIVE_UP_S
+        while self._trees() and time.monotonic() < deadline:
+            self._signal_trees(signal.SIGKILL)
+            time.sleep(0.01)

@@ -1,0 +1,328 @@
+"""Runs a sweep: points become runs in folders of their own, a runner runs them, results are kept.
+
+What finished is never run again; what failed or was interrupted is. Which point comes next is
+decided by a feed: a walk through all of them, or a search that learns from results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from grn.errors import UsageError
+from grn.sweep import run_files
+from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
+from grn.sweep.names import fingerprint, folder_name, spelled
+from grn.sweep.plan import Plan
+from grn.sweep.protocols import Slots
+from grn.sweep.results import Table
+from grn.sweep.retries import CommandRetries, past, uncounted
+from grn.sweep.runner import Runner
+from grn.sweep.space import Point
+from grn.sweep.task import CommandEnd, Slot, Task
+
+WRITE_EVERY_S = 2.0
+_UNDER_WAY = (RunState.RUNNING, RunState.REQUEUED)
+
+_MARK = "GRN_SWEEP"  # by which all processes of one sweep are known
+
+
+class Feed(Protocol):
+    """Which points are to run."""
+
+    @property
+    def is_over(self) -> bool:
+        """True when no more points will ever come."""
+
+    def next_point(self) -> Point | None:
+        """Return the next point, None if there is none now."""
+
+    def heard(self, run: RunManifest) -> RunManifest:
+        """A run has ended: learn from it, and return it as it counts."""
+
+
+class Walk:
+    """A feed of points that were known before."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._points = deque(points)
+
+    @property
+    def is_over(self) -> bool:
+        """True when all have been taken."""
+        return not self._points
+
+    def next_point(self) -> Point | None:
+        """Return the next of them."""
+        return self._points.popleft() if self._points else None
+
+    def heard(self, run: RunManifest) -> RunManifest:
+        """Nothing is learned."""
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a sweep is."""
+
+    total: int | None  # None: unknown yet
+    finished: int = 0
+    failed: int = 0
+    running: int = 0
+    skipped: int = 0  # finished before
+
+
+class Study:
+    """One sweep while it runs: the source and the listener of its runner."""
+
+    def __init__(
+        self, plan: Plan, on_change: Callable[[Progress, RunManifest | None], None]
+    ) -> None:
+        self.plan = plan
+        self.folder = SweepFolder(plan.out)
+        self._on_change = on_change
+        self._known: dict[str, RunManifest] = {}  # by fingerprint
+        self._names: dict[str, str] = {}  # of folders, with the fingerprint of who has it
+        self._in_flight: dict[int, RunManifest] = {}  # by number of the task
+        self._tries = CommandRetries(plan.retries)
+        self._last_index = 0
+        self._git: str | None = None
+        self._write_at = 0.0
+        self.progress = Progress(None)
+        self._mark = os.urandom(8).hex()
+        self.stopped_by = 0
+
+    # --- before and after ----------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the folder and read what was done before."""
+        self.folder.lock()
+        self._git = git_commit(os.getcwd())
+        about = self.folder.about()
+        if about is not None and (about.command, about.is_shell) != (
+            self.plan.text,
+            self._is_shell,
+        ):
+            raise UsageError(
+                f"the folder {self.folder.path} holds a sweep of another command: {about.command}.",
+                "Choose another with --out or --name.",
+            )
+        self.folder.write_about(self._about(about))
+        self.read()
+        for run in list(self._known.values()):
+            if run.state in _UNDER_WAY:  # whoever ran it is gone: we have the lock
+                self._keep(replace(run, state=RunState.INTERRUPTED))
+
+    def read(self) -> None:
+        """Read what was done before, and change nothing."""
+        for run in self.folder.runs():
+            self._last_index = max(self._last_index, run.index)
+            self._known[run.fingerprint] = run
+            self._names[run.run] = run.fingerprint
+
+    def close(self) -> None:
+        """Let the folder go."""
+        self.folder.unlock()
+
+    def known(self) -> list[RunManifest]:
+        """Return the runs there are, in order."""
+        return sorted(self._known.values(), key=lambda run: run.index)
+
+    def is_finished(self, point: Point) -> bool:
+        """True when a point has been run, and nobody wants it run again."""
+        run = self._known.get(fingerprint(point))
+        return run is not None and run.state is RunState.FINISHED and not self.plan.is_rerun
+
+    def table(self) -> Table:
+        """Return all results so far."""
+        return Table(self.known(), self.plan.space.names)
+
+    def run(self, feed: Feed, slots: Slots, total: int | None, skipped: int = 0) -> None:
+        """Run all points of a feed; return when they have ended, or all was stopped."""
+        self._feed = feed
+        self.progress = Progress(total, skipped=skipped)
+        # A script that sweeps may have children of its own: they are none of ours.
+        runner = Runner(slots, self, self, mark=f"{_MARK}={self._mark}")
+        try:
+            runner.run()
+        finally:
+            self.stopped_by = runner.stopped_by
+            for run in self._in_flight.values():  # nothing of ours runs any more
+                if run.state in _UNDER_WAY:
+                    self._keep(replace(run, state=RunState.INTERRUPTED))
+            self._write_table()
+
+    # --- the source ----------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """True when no more points will come."""
+        return self._feed.is_over
+
+    def next_task(self) -> Task | None:
+        """Make the task of the next point."""
+        if self.plan.parallel is not None and len(self._in_flight) >= self.plan.parallel:
+            return None
+        point = self._feed.next_point()
+        if point is None:
+            return None
+        run = self.run_of(point)
+        self._in_flight[run.index] = run
+        folder = self.folder.run_dir(run.run)
+        run_files.set_aside(self.plan, folder, run.attempt - 1)
+        return Task(
+            number=run.index,
+            argv=run.command,
+            label=run.run,
+            environment={"GRN_RUN_DIR": folder, _MARK: self._mark},
+            log_path=os.path.join(folder, LOG_FILE),
+            needs=self.plan.needs,
+        )
+
+    def fileno(self) -> int | None:
+        """Points come without being waited for."""
+        return None
+
+    def hear(self) -> None:
+        """Nobody speaks."""
+
+    # --- the listener --------------------------------------------------------------------
+
+    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
+        """Prepare the folder of a run and say that it runs."""
+        run = replace(
+            self._in_flight[task.number],
+            state=RunState.RUNNING,
+            started_at=time.time(),
+            gpu=slot.name,
+        )
+        self._in_flight[task.number] = run
+        run_files.prepare(self.plan, self.folder.run_dir(run.run), run)
+        self._keep(run)
+        self._change(run, running=1)
+
+    def ended(self, runner: Runner, ended: CommandEnd) -> None:
+        """Keep how a run ended, or let it run once more."""
+        run = self._in_flight[ended.task.number]
+        was_running = run.state is RunState.RUNNING
+        run = run_files.judged(self.plan, self.folder.run_dir(run.run), run, ended)
+        if runner.is_stopping or (runner.is_draining and run.state is RunState.REQUEUED):
+            run = replace(run, state=RunState.INTERRUPTED)
+        is_bad = run.state in (RunState.FAILED, RunState.REQUEUED)
+        again = self._tries.after(ended) if is_bad else None
+        if again is not None and not runner.is_draining:
+            runner.again(again)
+            self._change(self._to_run_again(run, ended), running=-was_running)
+            return
+        del self._in_flight[ended.task.number]
+        run = self._feed.heard(run)
+        self._keep(run)
+        is_good = run.state is RunState.FINISHED
+        is_bad = run.state is RunState.FAILED
+        self._change(run, running=-was_running, finished=is_good, failed=is_bad)
+        if is_bad and self.plan.is_fail_fast:
+            runner.drain()
+        if time.monotonic() >= self._write_at:
+            self._write_table()
+
+    def _to_run_again(self, run: RunManifest, ended: CommandEnd) -> RunManifest:
+        """Keep how an attempt ended and clear the place for the next; return it."""
+        if uncounted(ended) is not None:
+            run = replace(run, past=past(ended, run.attempt, run.past))
+        self._keep(run)
+        run_files.set_aside(self.plan, self.folder.run_dir(run.run), run.attempt)
+        self._in_flight[ended.task.number] = replace(run, attempt=run.attempt + 1)
+        return run
+
+    # --- runs ----------------------------------------------------------------------------
+
+    def run_of(self, point: Point) -> RunManifest:
+        """Make the run of a point, in the folder it had before if there is one."""
+        mark = fingerprint(point)
+        before = self._known.get(mark)
+        if before is not None:
+            index, name, tried = before.index, before.run, before.attempt + 1
+        else:
+            index = self._last_index = self._last_index + 1
+            name, tried = folder_name(point), 1
+            if self._names.get(name, mark) != mark:
+                name = f"{name}~{mark[:8]}"
+        self._names[name] = mark
+        params = dict(point)
+        run = RunManifest(
+            run=name,
+            fingerprint=mark,
+            index=index,
+            params=params,
+            state=RunState.INTERRUPTED,
+            seed=params.get("seed"),
+            attempt=tried,
+            git=self._git,
+        )
+        return replace(run, command=self._argv(run))
+
+    def _argv(self, run: RunManifest) -> tuple[str, ...]:
+        folder = self.folder.run_dir(run.run)
+        if self.plan.command is None:
+            return (sys.executable, "-m", "grn.client.call", folder)
+        return self.plan.command.fill(filling(run.params, run.run, folder, run.index))
+
+    # --- telling -------------------------------------------------------------------------
+
+    def _keep(self, run: RunManifest) -> None:
+        self._known[run.fingerprint] = run
+        self.folder.write_run(run)
+
+    def _write_table(self) -> None:
+        began = time.monotonic()
+        table = self.table()
+        table.to_csv(os.path.join(self.folder.path, "results.csv"))
+        table.to_json_lines(os.path.join(self.folder.path, "results.jsonl"))
+        now = time.monotonic()
+        self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # a large one takes its time
+
+    def _change(
+        self, run: RunManifest, *, running: int = 0, finished: int = 0, failed: int = 0
+    ) -> None:
+        self.progress = replace(
+            self.progress,
+            running=self.progress.running + running,
+            finished=self.progress.finished + finished,
+            failed=self.progress.failed + failed,
+        )
+        self._on_change(self.progress, run)
+
+    @property
+    def _is_shell(self) -> bool:
+        return self.plan.command is not None and self.plan.command.is_shell
+
+    def _about(self, before: About | None) -> About:
+        return About(
+            name=self.plan.name,
+            command=self.plan.text,
+            is_shell=self._is_shell,
+            parameters=self.plan.space.names,
+            created_at=before.created_at if before else time.time(),
+            metric=self.plan.metric or (before.metric if before else ""),
+            is_maximized=self.plan.is_maximized if self.plan.metric or not before
+            else before.is_maximized,
+            git=self._git,
+        )  # fmt: skip
+
+
+def filling(params: Mapping[str, object], run: str, run_dir: str, index: int) -> dict[str, str]:
+    """Return all texts that the holes of a command can ask for."""
+    texts = {name: spelled(value) for name, value in params.items()}
+    own = {"run": run, "run_dir": run_dir, "index": str(index), "params": json.dumps(dict(params))}
+    return {**texts, **own}
+
+
+def left_to_run(study: Study, points: Sequence[Point]) -> list[Point]:
+    """Return the points that have not finished yet."""
+    return [point for point in points if not study.is_finished(point)]

@@ -1,0 +1,43 @@
+"""`grn demo`: real jobs on virtual GPUs, to the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.live import GRN, Shell
+from tests.harness import Ended, Story
+
+pytestmark = pytest.mark.slow
+
+
+def is_good(ended: Ended) -> None:
+    assert ended.code == 0, ended
+    assert "14 of 14 jobs done" in ended.out
+    assert "what was learned" in ended.out
+    for name in ("tokenize", "finetune", "pretrain"):
+        assert name in ended.out
+    assert "failed" not in ended.out
+    assert ended.err == ""
+
+
+def test_the_demo_runs_to_its_end_and_leaves_nothing(story: Story) -> None:
+    before = set(story.folder.iterdir())
+
+    is_good(story.start(*GRN, "demo").wait())
+
+    left = {path.name for path in set(story.folder.iterdir()) - before}
+    assert left == {"1.out", "1.err"}  # its own folders are gone
+
+
+def test_two_demos_at_once_do_not_disturb_each_other(story: Story) -> None:
+    for job in [story.start(*GRN, "demo") for _ in range(2)]:
+        is_good(job.wait())
+
+
+def test_the_demo_on_a_terminal_shows_gpus_live(grn: Shell) -> None:
+    code, text = grn.on_terminal("demo", columns=120)
+
+    assert code == 0
+    assert "used by jobs" in text
+    assert "running," in text
+    assert "14 of 14 jobs done" in text

@@ -1,0 +1,55 @@
+"""Jobs of the queue as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grn.cli.output import job_text
+from grn.model.units import MiB
+
+Row = dict[str, Any]
+NOW = 1000.0
+
+
+def a_job_row(**changes: Any) -> Row:
+    attempt = {"attempt": 1, "gpus": [0], "reason": None, "ran_s": None, "peak_bytes": None}
+    plain = {
+        "id": 41, "name": "", "state": "running", "reason": None, "why": "running", "cwd": "/home",
+        "argv": ["python", "train.py"], "label": "train.py", "gpus_asked": 1, "mem_bytes": None,
+        "is_exclusive": False, "submitted_at": NOW - 90, "started_at": NOW - 60, "priority": 0,
+        "after": [], "folder": "/state/41.1", "reserved_bytes": 300 * MiB, "environment": ["HOME"],
+        "attempts": [attempt],
+    }  # fmt: skip
+    return plain | changes
+
+
+def test_a_job_that_runs_is_told_without_unknowns_and_without_saying_it_twice() -> None:
+    text = job_text.job(a_job_row(name="mine", used_bytes=200 * MiB), NOW)
+
+    assert "  state     running\n  command   python train.py\n" in text
+    assert "  asks for  1 GPU, memory as learned\n" in text
+    assert "  memory    200 MiB used of 300 MiB reserved\n" in text
+    assert "  attempt   1 on GPU 0: under way for 1m00s\n" in text
+    assert "?" not in text
+
+
+def test_many_variables_are_counted_not_listed() -> None:
+    names = [f"VARIABLE_{number}" for number in range(100)]
+    *_, last = job_text.job(a_job_row(environment=names), NOW).splitlines()
+
+    listed = last.count("VARIABLE_")
+    assert last.endswith(f"VARIABLE_{listed - 1} and {100 - listed} more: --json tells all")
+    assert len(last) < 300
+
+
+def test_lines_of_the_shell_are_shown_as_they_were_written() -> None:
+    row = a_job_row(argv=["/bin/sh", "-c", "a | b"], name="n")
+
+    assert job_text.shown_command(row) == "n: a | b"
+    assert job_text.spelled_command(row) == "a | b"
+
+
+def test_what_goes_on_is_counted_in_good_english() -> None:
+    assert job_text.going_on(0) == ""
+    assert job_text.going_on(1) == "; 1 running job goes on"
+    assert job_text.going_on(2) == "; 2 running jobs go on"

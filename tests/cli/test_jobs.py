@@ -1,0 +1,497 @@
+"""The commands on the queue: what people see of their jobs and how they steer them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.live import Shell
+from tests.harness import Story, wait_for
+from tests.queue.daemon import Queue, being_here
+from tests.queue.live import gone
+
+STAYS = "echo up; gate shut"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Queue]:
+    queue = Queue.begin(GRN_GRACE_TO_END_S="0.2")
+    queue.gate("shut")
+    yield queue
+    with being_here(queue):
+        queue.end()
+
+
+@pytest.fixture
+def queue(shared: Queue) -> Iterator[Queue]:
+    """Talk to the one queue of this file; jobs a test has left are cancelled."""
+    with being_here(shared):
+        if not shared.is_answering():
+            shared.fine("queue", "start")
+        yield shared
+        shared.cancel_all()
+        shared.ask("drain", drained=False)
+
+
+# --- looking -------------------------------------------------------------------------------
+
+
+def test_ls_shows_what_runs_what_waits_and_why(queue: Queue) -> None:
+    (runs,) = queue.shs(STAYS)
+    queue.says(runs, "up")
+    held = queue.sh("true", "--hold", "--name", "later")
+    after = queue.sh("true", "--after", str(runs), "--priority", "3")
+    out = queue.fine("ls")
+    head, *lines = out.splitlines()
+    assert head.split() == ["ID", "STATE", "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"]
+    shown = {int(line.split()[0]): line for line in lines}
+    assert list(shown) == [runs, after, held]
+    assert "running" in shown[runs]
+    assert shown[after].endswith(f"comes after {runs}")
+    assert "later: " in shown[held]
+    assert shown[held].endswith("kept back until `grn release`")
+    assert queue.fine("ls", "-q").split() == [str(runs), str(after), str(held)]
+    assert queue.fine("ls", "-q", "--name", "later").split() == [str(held)]
+    assert queue.fine("ls", "-q", "--state", "held", "--state", "running").split() == [
+        str(runs), str(held),
+    ]  # fmt: skip
+    assert queue.fine("ls", "-q", "-n", "1").split() == [str(runs)]
+
+
+def test_ls_as_json_has_the_same_and_more(queue: Queue) -> None:
+    (job,) = queue.shs(STAYS)
+    queue.says(job, "up")
+    queue.in_state(job, "running")
+    said = queue.json("ls")
+    assert said["schema"] == 1
+    assert said["counts"]["running"] == 1
+    (row,) = said["jobs"]
+    assert (row["id"], row["state"], row["label"]) == (job, "running", "sh")
+    assert row["reserved_bytes"] == 16 << 20
+    wait_for(lambda: queue.json("ls")["jobs"][0].get("used_bytes"), "a measure of its memory")
+
+
+def test_ls_finds_few_among_many(queue: Queue) -> None:
+    """The most to show counts what is shown, not what was looked at."""
+    (failed,) = queue.shs("exit 3")
+    queue.ended(failed)
+    queue.fine("submit", "--hold", "--array", "30", "--", "true")
+    out = queue.fine("ls", "-q", "-n", "5", "--state", "failed")
+    assert str(failed) in out.split()
+    ended = queue("ls", "--state", "faild")
+    assert ended.code == 2
+    assert ended.err.startswith("error: there is no state 'faild'.\nhint: There are queued, held,")
+
+
+def test_an_empty_list_says_so(queue: Queue) -> None:
+    ended = queue("ls", "--name", "nobody")
+    assert ended.code == 0
+    assert ended.out == "no jobs\n"
+    assert queue.fine("ls", "-q", "--name", "nobody") == ""
+
+
+def test_show_tells_all_of_a_job(queue: Queue) -> None:
+    job = queue.sh("echo hi; exit 3", "--name", "mine", "--retry", "1", "--env", "AAA=hush")
+    queue.ended(job)
+    out = queue.fine("show", str(job))
+    assert out.startswith(f"job {job}  mine\n  state     failed: exit status 3\n")
+    assert "attempt   1 on GPU" in out
+    assert "attempt   2 on GPU" in out
+    assert "AAA" in out
+    assert "hush" not in out, "values are nobody's business"
+    row = queue.json("show", str(job))["job"]
+    assert [one["reason"] for one in row["attempts"]] == ["failed", "failed"]
+    assert "AAA" in row["environment"]
+    assert "hush" not in json.dumps(row["environment"])
+
+
+def test_why_knows_jobs_by_the_ids_that_ls_prints(queue: Queue) -> None:
+    gate = queue.gate("why")
+    first = queue.sh("gate why")
+    second = queue.sh("true", "--after", str(first))
+    wait_for(lambda: "runs on GPU" in queue("why", str(first)).out, "the first one's start")
+
+    assert "queued for" in queue.fine("why", str(second))
+    assert f"comes after {first}" in queue.fine("why", str(second))
+    both = queue.json("why", str(first))
+    assert [row["label"] for row in both["jobs"]] == [both["job"]["label"]]
+    gate.open()
+    queue.ended(second)
+    assert "ago, ok\n" in queue.fine("why", str(second))
+
+
+def test_history_is_newest_first(queue: Queue) -> None:
+    one, two = queue.shs("exit 0", "exit 5")
+    queue.ended(one)
+    queue.ended(two)
+    rows = queue.json("history", "-n", "2")["jobs"]
+    assert {row["id"] for row in rows} == {one, two}
+    assert rows[0]["ended_at"] >= rows[1]["ended_at"]
+    head, *lines = queue.fine("history", "-n", "2").splitlines()
+    assert head.split()[:4] == ["ID", "ENDED", "EXIT", "RAN"]
+    bad = next(line for line in lines if line.split()[0] == str(two))
+    assert bad.split()[1:3] == ["failed", "5"]
+
+
+def test_logs_are_what_was_printed(queue: Queue) -> None:
+    (job,) = queue.shs("echo out; echo err >&2; exit 1")
+    queue.ended(job)
+    assert sorted(queue.fine("logs", str(job)).split()) == ["err", "out"]
+    assert queue.fine("logs", str(job), "--stderr") == "err\n"
+
+
+def test_logs_of_what_never_ran_say_so(queue: Queue) -> None:
+    job = queue.sh("true", "--hold")
+    ended = queue("logs", str(job))
+    assert ended.code == 2
+    assert ended.err == f"error: job {job} has not run yet: kept back until `grn release`.\n"
+    queue.fine("cancel", str(job))
+    assert queue("logs", str(job)).err == f"error: job {job} never ran: cancelled.\n"
+    (ran,) = queue.shs("true")
+    queue.ended(ran)
+    ended = queue("logs", str(ran), "--attempt", "2")
+    assert (ended.code, ended.err) == (2, f"error: job {ran} was tried 1 time.\n")
+
+
+def test_a_log_is_followed_through_attempts_to_the_end(queue: Queue) -> None:
+    queue.gate("go")
+    job = queue.sh("echo try $GRN_ATTEMPT; gate go; echo bye; exit 6", "--retry", "1")
+    follower = queue.start("logs", "-f", str(job))
+    wait_for(lambda: "try 1" in follower.out, "the beginning of the log")
+    queue.gate("go").open()
+    ended = follower.wait()
+    assert ended.out == "try 1\nbye\ntry 2\nbye\n"
+    assert ended.code == 6
+
+
+def test_the_beginning_of_an_id_is_enough_to_look_but_not_to_change(queue: Queue) -> None:
+    """`grn cancel 12` means job 12 and no other, also when there is only a job 120."""
+    queue.fine("submit", "--hold", "--array", "12", "--", "true")
+    queue.cancel_all()
+    (last,) = queue.shs(STAYS)
+    queue.says(last, "up")
+    queue.fine("clean")
+    short = str(last)[:1]
+    assert queue.json("show", short)["job"]["id"] == last
+    for words in (("cancel",), ("hold",), ("release",), ("retry",), ("move", "--front")):
+        ended = queue(*words, short)
+        assert ended.code == 2, words
+        assert ended.err.startswith(f"error: there is no job {short}.")
+    assert queue.job(last)["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("show",), ("logs",), ("logs", "-f"), ("wait",), ("cancel",), ("hold",), ("release",),
+     ("retry",), ("move", "--front")],
+)  # fmt: skip
+def test_a_job_that_is_not_there_is_named(queue: Queue, words: tuple[str, ...]) -> None:
+    ended = queue(*words, "987654")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[0] == "error: there is no job 987654."
+
+
+@pytest.mark.parametrize("job", ["x1", "²", "0", "-1", "1.5", "9" * 30])
+def test_what_is_no_id_is_named(queue: Queue, job: str) -> None:
+    ended = queue("show", "--", job)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[0] == f"error: '{job}' is no job id."
+
+
+# --- waiting -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "code", "text"),
+    [
+        ("exit 0", (), 0, ""),
+        ("exit 7", (), 7, "failed (exit status 7)"),
+        ("kill -9 $$", (), 137, "failed (ended by signal 9)"),
+        ("exec sleep 600", ("--time-limit", "0.1"), 124, "timed-out (ended by signal 15)"),
+    ],
+)
+def test_wait_returns_how_a_job_ended(
+    queue: Queue, line: str, flags: tuple[str, ...], code: int, text: str
+) -> None:
+    job = queue.sh(line, *flags)
+    ended = queue("wait", str(job))
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err == (f"job {job}: {text}\n" if text else "")
+
+
+def test_wait_for_what_never_ran_is_125(queue: Queue) -> None:
+    cancelled = queue.sh("true", "--hold")
+    skipped = queue.sh("true", "--after", str(cancelled))
+    queue.fine("cancel", str(cancelled))
+    assert queue("wait", str(cancelled)).code == 125
+    ended = queue("wait", str(skipped))
+    assert ended.code == 125
+    assert ended.err.startswith(f"job {skipped}: skipped (job {cancelled}, which it comes after")
+
+
+def test_wait_tells_a_command_that_cannot_be_run(queue: Queue) -> None:
+    job = queue.submit("--", "no-such-program-anywhere")
+    ended = queue("wait", str(job))
+    assert ended.code == 127
+    text = "not-runnable (no-such-program-anywhere: command not found)"
+    assert ended.err == f"job {job}: {text}\n"
+
+
+def test_wait_for_several_returns_the_first_failure(queue: Queue) -> None:
+    queue.gate("second")
+    first, second, third = queue.shs("exit 0", "gate second; exit 4", "exit 3")
+    waiter = queue.start("wait", "-q", *map(str, (first, second, third)))
+    wait_for(lambda: str(third) in waiter.out.split(), "the first two ends")
+    assert waiter.is_running
+    queue.gate("second").open()
+    ended = waiter.wait()
+    assert (ended.code, ended.err) == (3, "")
+    assert ended.out.split()[-1] == str(second)
+    ended = queue("wait", str(second), str(third))
+    assert ended.code == 4
+    assert ended.err.splitlines() == [
+        f"job {second}: failed (exit status 4)",
+        f"job {third}: failed (exit status 3)",
+    ]
+
+
+def test_wait_for_all_prints_ids_as_they_end(queue: Queue) -> None:
+    one, two = queue.shs("exit 1", "exit 0")
+    ended = queue("wait", "--all", "-q")
+    assert set(ended.out.split()) <= {str(one), str(two)}
+    assert ended.err == ""
+    assert queue("wait", "--all").code == 0
+    ended = queue("wait")
+    assert (ended.code, ended.err.splitlines()[0]) == (2, "error: there is nothing to wait for.")
+
+
+def test_wait_goes_on_through_a_restart_of_the_queue(queue: Queue) -> None:
+    queue.gate("restart")
+    (job,) = queue.shs("echo up; gate restart; exit 8")
+    queue.says(job, "up")
+    waiter = queue.start("wait", str(job))
+    wait_for(lambda: queue.ask("ping"), "the queue")
+    queue.kill()
+    queue.gate("restart").open()
+    assert waiter.wait().code == 8
+    assert queue.job(job)["attempt"] == 1
+
+
+def test_ids_come_from_standard_input_too(queue: Queue) -> None:
+    one, two = queue.shs("exit 0", "exit 2")
+    ended = queue.fed(f"{one}\n{two}\n".encode(), "wait", "-")
+    assert ended.code == 2
+    ended = queue.fed(b"\xff\n", "wait", "-")
+    assert (ended.code, ended.err.splitlines()[0]) == (2, r"error: '\xff' is no job id.")
+
+
+def test_progress_is_drawn_on_a_terminal(queue: Queue) -> None:
+    one, two = queue.shs("exit 0", "exit 2")
+    code, shown = Shell(queue.story).on_terminal("wait", str(one), str(two))
+    assert code == 2
+    assert "2/2, 1 failed" in shown
+    assert f"job {two}: failed" in shown
+
+
+# --- steering ------------------------------------------------------------------------------
+
+
+def test_cancel_ends_a_job_with_all_its_processes(queue: Queue) -> None:
+    (job,) = queue.shs("sleep 601 & echo $!; setsid sleep 602 & echo $!; echo up; gate shut")
+    queue.says(job, "up")
+    pids = [int(word) for word in queue.log(job).split() if word.isdigit()]
+    queue.fine("cancel", str(job))
+    row = queue.ended(job)
+    assert (row["reason"], row["signal"]) == ("cancelled", signal.SIGTERM)
+    assert len(pids) == 2
+    for pid in pids:
+        gone(pid)
+    ended = queue("cancel", str(job))
+    assert (ended.code, ended.err) == (1, f"ended already: {job}\n")
+
+
+def test_cancel_waits_for_the_grace_unless_told_not_to(queue: Queue) -> None:
+    stubborn, now = queue.shs(*["trap '' TERM; echo up; while :; do sleep 0.05; done"] * 2)
+    queue.says(stubborn, "up")
+    queue.says(now, "up")
+    queue.fine("cancel", "--now", str(now))
+    queue.fine("cancel", str(stubborn))
+    assert queue.ended(now)["signal"] == queue.ended(stubborn)["signal"] == signal.SIGKILL
+    log = Path(queue.story.env["GRN_STATE_DIR"], "queue.log").read_text()
+    assert f"action=cancel uid={os.getuid()} count=1 jobs={stubborn}\n" in log
+
+
+def test_cancel_right_after_submit_is_heard(queue: Queue) -> None:
+    """However far the job has come: queued, granted, with its shim, or running."""
+    for _ in range(8):
+        (job,) = queue.shs("exec sleep 600")
+        queue.ask("cancel", jobs=[job])
+        assert queue.ended(job)["reason"] == "cancelled"
+
+
+def test_cancel_all_leaves_nothing(queue: Queue) -> None:
+    jobs = queue.shs(*[STAYS] * 3)
+    held = queue.sh("true", "--hold")
+    queue.says(jobs[0], "up")
+    assert queue("cancel", "--all").code == 0
+    for job in (*jobs, held):
+        assert queue.ended(job)["reason"] == "cancelled"
+    assert queue("cancel", "--all").code == 0
+    assert queue("cancel").code == 2
+
+
+def test_hold_and_release(queue: Queue) -> None:
+    job = queue.sh("true", "--hold")
+    queue.fine("release", str(job))
+    assert queue.ended(job)["reason"] == "ok"
+    (runs,) = queue.shs(STAYS)
+    queue.in_state(runs, "running")
+    ended = queue("hold", str(runs))
+    assert ended.code == 2
+    assert "running" in ended.err
+
+
+def test_a_held_job_is_held_after_a_restart(queue: Queue) -> None:
+    job = queue.sh("true", "--hold")
+    queue.kill()
+    queue.fine("queue", "start")
+    assert queue.job(job)["state"] == "held"
+    queue.fine("release", str(job))
+    assert queue.ended(job)["reason"] == "ok"
+
+
+def test_moved_jobs_start_in_their_new_order(queue: Queue) -> None:
+    queue.fine("drain")
+    jobs = [queue.sh(f"echo {name} >> order", "-n", "4", "--exclusive") for name in "abcd"]
+    a, b, c, d = map(str, jobs)
+    queue.fine("move", "--front", d)
+    queue.fine("move", "--back", a)
+    queue.fine("move", "--priority", "5", c)
+    assert queue.fine("ls", "-q").split() == [c, d, b, a]
+    queue.fine("drain", "--off")
+    for job in jobs:
+        queue.ended(job)
+    assert (queue.story.folder / "order").read_text().split() == ["c", "d", "b", "a"]
+
+
+def test_a_job_moved_to_the_front_starts_before_those_that_wait_longer(queue: Queue) -> None:
+    """The negotiator has been asked for all of them already."""
+    queue.gate("busy")
+    busy = queue.sh("echo up; gate busy", "-n", "4", "--exclusive")
+    queue.says(busy, "up")
+    jobs = [queue.sh(f"echo {name} >> waited", "-n", "4", "--exclusive") for name in "abc"]
+    wait_for(lambda: all("asked" not in queue.job(job)["why"] for job in jobs), "their reasons")
+    queue.fine("move", "--front", str(jobs[2]))
+    queue.gate("busy").open()
+    for job in jobs:
+        queue.ended(job)
+    assert (queue.story.folder / "waited").read_text().split() == ["c", "a", "b"]
+
+
+def test_move_wants_to_know_where(queue: Queue) -> None:
+    job = queue.sh("true", "--hold")
+    assert queue("move", str(job)).err.splitlines()[0] == "error: where to?"
+    assert queue("move", "--priority", "1001", str(job)).code == 2
+
+
+def test_retry_submits_once_more(queue: Queue) -> None:
+    job = queue.sh("echo $A; exit 3", "--name", "again", "--env", "A=kept", "--time-limit", "1h")
+    queue.ended(job)
+    again = int(queue.fine("retry", str(job)))
+    assert again > job
+    row = queue.ended(again)
+    assert (row["reason"], row["name"], row["time_limit_s"]) == ("failed", "again", 3600.0)
+    assert queue.log(again) == "kept\n"
+    held = queue.sh("true", "--hold")
+    ended = queue("retry", str(held))
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: job {held} has not ended")
+
+
+def test_an_array_is_retried_with_its_numbers(queue: Queue) -> None:
+    out = queue.fine("submit", "--mem", "16MiB", "--array", "4-5", "--shell", "--",
+                     "echo $GRN_ARRAY_INDEX; exit 1")  # fmt: skip
+    jobs = out.split()
+    for job in jobs:
+        queue.ended(int(job))
+    again = [int(word) for word in queue.fine("retry", *jobs).split()]
+    for job in again:
+        queue.ended(job)
+    assert [queue.log(job) for job in again] == ["4\n", "5\n"]
+
+
+def test_clean_forgets_what_has_ended(queue: Queue) -> None:
+    (job,) = queue.shs("echo hi")
+    folder = queue.ended(job)["folder"]
+    ended = queue("clean", "--older-than", "1h")
+    assert (ended.code, ended.err) == (0, "0 jobs forgotten\n")
+    assert queue.job(job)["reason"] == "ok"
+    assert queue("clean").err.endswith(" forgotten\n")
+    assert queue("show", str(job)).code == 2
+    wait_for(lambda: not Path(folder).exists(), "its files to go")
+    (following,) = queue.shs("true")
+    assert following > job
+    assert queue("clean", "--older-than", "soon").code == 2
+
+
+def test_an_environment_is_not_confused_after_a_clean(queue: Queue) -> None:
+    """A number that comes again must not bring the environment it had before."""
+    for value in ("old", "new"):
+        job = queue.sh("echo $WHICH", env={"WHICH": value})
+        queue.ended(job)
+        assert queue.log(job) == f"{value}\n"
+        queue.fine("clean")
+
+
+def test_drain_starts_nothing_and_says_what_still_runs(queue: Queue) -> None:
+    queue.gate("drained")
+    (runs,) = queue.shs("echo up; gate drained")
+    queue.says(runs, "up")
+    ended = queue("drain")
+    assert ended.err == "draining: 1 job still runs; `grn drain --off` goes on\n"
+    (waits,) = queue.shs("true")
+    assert queue.job(waits)["why"] == "the queue is drained: `grn drain --off` goes on"
+    queue.gate("drained").open()
+    queue.ended(runs)
+    assert queue.job(waits)["state"] == "queued"
+    queue.kill()
+    queue.fine("queue", "start")
+    assert queue.job(waits)["state"] == "queued", "a drained queue comes up drained"
+    queue.fine("drain", "--off")
+    queue.ended(waits)
+
+
+# --- the queue itself ----------------------------------------------------------------------
+
+
+def test_queue_status_start_and_stop(queue: Queue) -> None:
+    (job,) = queue.shs(STAYS)
+    queue.says(job, "up")
+    pid = queue.pid
+    out = queue.fine("queue")
+    assert out.startswith("queue 0.")
+    assert f"answers (pid {pid}): 1 running, 0 queued," in out
+    said = queue.json("queue", "status")
+    assert (said["pid"], said["counts"]["running"], said["trouble"]) == (pid, 1, "")
+    ended = queue("queue", "stop")
+    assert ended.err == "queue stopped; 1 running job goes on\n"
+    ended = queue("queue", "status")
+    assert ended.code == 3
+    assert ended.err.startswith("error: no grn queue answers at ")
+    assert queue("queue", "stop").code == 3
+    queue.fine("queue", "start")
+    assert queue.pid != pid
+    assert queue.in_state(job, "running", "starting")["attempt"] == 1
+    queue.gate("shut2")
+
+
+def test_only_commands_that_need_a_queue_start_one(story: Story) -> None:
+    grn = Shell(story)
+    for words in (("queue",), ("queue", "stop"), ("--help",), ("submit", "--help")):
+        grn(*words)
+    assert not (story.folder / "state").exists()

@@ -1,0 +1,124 @@
+"""The numbers for Prometheus, read by its own parser and held against their document."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grn.cli.output import metrics
+from grn.client.state_mirror import Snapshot
+from tests.cli.live import Shell
+from tests.conftest import Negotiators
+from tests.harness import Story
+
+parser = pytest.importorskip("prometheus_client.parser")
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = 'evil" \\ \n{x="y"} 1'
+
+
+def a_gpu(**changes: Any) -> dict[str, Any]:
+    sizes = dict.fromkeys(("total", "used", "reserved", "guard", "strangers", "unexplained"), 5)
+    row: dict[str, Any] = {f"{name}_bytes": size for name, size in sizes.items()}
+    row |= {"free_bytes": 5, "index": 0, "uuid": "GPU-0", "model": "M", "kind": "card"}
+    return row | {"health": "ok", "load_pct": 50.0, "leases": ["a"]} | changes
+
+
+def a_picture() -> Snapshot:
+    """Return one in which everything there can be is there."""
+    picture = Snapshot()
+    facts = {"version": "1", "trouble": None, "started_at": 5.0, "outcomes": {"ok": 2, "oom": 1}}
+    picture.negotiator = {**facts, "pid": 1, "uid": 1}
+    picture.gpus = {"GPU-0": a_gpu()}
+    lease = {"state": "running", "user": 7, "reserved_bytes": 4, "used_bytes": 2, "gpus": [0, 1]}
+    picture.leases = {"a": lease, "b": lease | {"user": 8, "used_bytes": None}}
+    picture.waiting = {"c": {"reason": "no-room", "since_at": 90.0}}
+    counts = {"running": 1, "queued": 2, "ended": 3}
+    picture.queue = {"trouble": "", "drained": False, "counts": counts}
+    picture.jobs = {1: {"is_held": True}, 2: {"is_held": False}}
+    return picture
+
+
+def read(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Read the text as Prometheus would."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in parser.text_string_to_metric_families(text):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_prometheus_reads_the_numbers() -> None:
+    found = read(metrics.text(a_picture(), now=100.0))
+
+    assert found["grn_gpu_load_ratio"] == [({"gpu": "0", "uuid": "GPU-0"}, 0.5)]
+    assert found["grn_waiting"] == [({"reason": "no-room"}, 1)]
+    assert found["grn_waiting_oldest_seconds"] == [({}, 10)]
+    assert ({"outcome": "oom"}, 1) in found["grn_leases_ended_total"]
+    assert ({"uid": "7"}, 8) in found["grn_user_reserved_bytes"]
+    assert found["grn_queue_held_jobs"] == [({}, 1)]
+
+
+def test_what_is_not_known_is_left_out_and_never_zero() -> None:
+    picture = a_picture()
+    picture.gpus = {"GPU-0": a_gpu(used_bytes=None, load_pct=None, free_bytes=None, health="lost")}
+
+    found = read(metrics.text(picture, now=100.0))
+
+    missing = {"grn_gpu_memory_used_bytes", "grn_gpu_load_ratio", "grn_gpu_memory_free_bytes"}
+    assert not missing & found.keys()
+    assert found["grn_gpu_healthy"][0][1] == 0
+
+
+def test_a_hostile_name_stays_inside_its_label() -> None:
+    picture = a_picture()
+    picture.gpus = {"GPU-0": a_gpu(model=HOSTILE)}
+
+    ((labels, value),) = read(metrics.text(picture, now=100.0))["grn_gpu_info"]
+
+    assert (labels["model"], value) == (HOSTILE, 1)
+
+
+def test_without_anybody_there_is_one_number_that_says_so() -> None:
+    picture = Snapshot()
+    picture.trouble = {"negotiator": "gone", "queue": "gone"}
+
+    assert read(metrics.text(picture, now=0.0)) == {
+        "grn_up": [({"source": "negotiator"}, 0), ({"source": "queue"}, 0)]
+    }
+
+
+def test_every_number_is_documented_and_no_other() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    listed = dict(re.findall(r"^\| `(grn_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    written = dict(
+        re.findall(r"^# TYPE (\w+) (\w+)$", metrics.text(a_picture(), 100.0), re.MULTILINE)
+    )
+
+    assert listed == written
+
+
+def test_the_dashboard_asks_only_for_numbers_there_are() -> None:
+    dashboard = json.loads((ROOT / "examples" / "grafana" / "grn.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"grn_\w+", target["expr"])
+    }
+
+    assert len(asked) > 10
+    assert asked <= read(metrics.text(a_picture(), 100.0)).keys()
+
+
+def test_metrics_are_printed_of_a_live_machine(story: Story, negotiator: Negotiators) -> None:
+    negotiator()
+    ended = Shell(story)("metrics")
+
+    found = read(ended.out)
+    assert len(found["grn_gpu_info"]) == 2
+    assert found["grn_up"] == [({"source": "negotiator"}, 1), ({"source": "queue"}, 0)]

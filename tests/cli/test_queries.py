@@ -1,0 +1,85 @@
+"""What the page and the report know of the past: jobs of one's queue, leases of all else."""
+
+from __future__ import annotations
+
+import os
+
+from grn.cli.output.report_page import MAX_FAILURES, page
+from grn.cli.output.usage_report import Period, count, inside, shares
+from grn.cli.web.queries import Facts
+from grn.model.outcome import OutcomeKind
+from tests.cli.pictures import NOW, OTHER, a_job, a_lease, a_picture, an_end, an_ended_job
+
+ORIGIN = "0123456789abcdef"
+OWN = {"user": os.getuid(), "origin": ORIGIN}
+DAY = Period(NOW - 5000, NOW)
+
+
+def a_past_job(id, **changes):
+    return an_ended_job(id, started_at=NOW - 50, reserved_bytes=1 << 30, **changes)
+
+
+def spans_of(past, **parts):
+    picture = a_picture(**parts)
+    picture.queue["origin"] = ORIGIN
+    return Facts().spans(picture, DAY.since, past)
+
+
+def test_jobs_are_counted_and_not_the_leases_of_the_queue():
+    past = [
+        a_past_job(1, lease="aaaa0001"),
+        a_past_job(2, lease="aaaa0001"),  # the lease was passed on
+        a_past_job(3, lease="aaaa0003", attempt=2),
+        a_past_job(4, lease="aaaa0004", reason="cancelled"),
+    ]
+    ends = [
+        an_end("aaaa0001", **OWN),
+        an_end("aaaa0002", **OWN, outcome="oom"),  # the first attempt of job 3
+        an_end("aaaa0003", **OWN),
+        an_end("aaaa0004", **OWN, outcome="failed"),
+        an_end("aaaa0005", **OWN, outcome="cancelled"),  # given back unused
+        an_end("bbbb0001", user=os.getuid(), origin="f" * 16, outcome="failed"),  # grn exec
+        an_end("bbbb0002", user=OTHER, origin=ORIGIN),
+    ]
+    running = {"leases": [a_lease("cccc0001", **OWN)], "jobs": [a_job(5, lease="cccc0001")]}
+
+    spans = inside(spans_of(past, ends=ends, **running), DAY)
+
+    assert sorted(span["lease"] for span in spans if not span["is_job"]) == ["aaaa0002"]
+    assert [span["job"] for span in spans if span["lease"] == "cccc0001"] == [5]
+    assert count(spans) == len(past) + 3
+    assert count(spans, OutcomeKind.BAD) == 1
+    assert count(spans, OutcomeKind.CANCELLED) == 1
+    assert "aaaa0005" not in {span["lease"] for span in spans}
+
+
+def test_the_jobs_of_an_array_are_of_one_type_whatever_their_name():
+    past = [a_past_job(1, name="grid"), a_past_job(2, name="grid", lease="dddd0003")]
+
+    (share,) = shares(
+        spans_of(past, ends=[an_end("aaaa0009", **OWN, label="train.py")]), DAY, "type"
+    )
+
+    assert (share.name, share.jobs) == ("train.py", 2)
+
+
+def test_a_report_says_what_it_leaves_out():
+    failed = [a_past_job(id, reason="failed") for id in range(MAX_FAILURES + 19)]
+
+    text = page(spans_of(failed), [], DAY, "host", ["Of others <nothing> is known."])
+
+    assert f"{MAX_FAILURES} of {MAX_FAILURES + 19} shown." in text
+    assert "Of others &lt;nothing&gt; is known." in text
+    assert "of 1 shown" not in page(spans_of(failed[:1]), [], DAY, "host")
+
+
+def test_what_the_negotiator_has_forgotten_is_said():
+    facts = Facts()
+    few = a_picture(ends=[an_end()])
+    few.negotiator["started_at"] = DAY.since - 1
+    many = a_picture(ends=[an_end(f"{n:08x}") for n in range(200)])
+    many.negotiator["started_at"] = DAY.since + 60
+
+    assert facts.gaps(few, DAY.since) == []
+    assert "last 200 leases" in facts.gaps(many, DAY.since)[0]
+    assert "negotiator was started" in facts.gaps(many, DAY.since)[1]

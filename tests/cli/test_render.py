@@ -1,0 +1,294 @@
+"""What people see, as plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grn.cli.output import render
+from grn.model.units import GiB, MiB
+
+Row = dict[str, Any]
+
+
+def a_gpu_row(**changes: Any) -> Row:
+    plain = {
+        "index": 0, "uuid": "GPU-0", "model": "Card", "health": "ok", "total_bytes": 20 * GiB,
+        "guard_bytes": 1 * GiB, "used_bytes": 4 * GiB, "reserved_bytes": 8 * GiB,
+        "strangers_bytes": 0, "unexplained_bytes": 0, "free_bytes": 11 * GiB, "load_pct": 50.4,
+        "leases": ["a"],
+    }  # fmt: skip
+    return plain | changes
+
+
+def a_lease_row(**changes: Any) -> Row:
+    plain = {
+        "id": "264f3432", "state": "running", "user": 1000, "pid": 77, "gpus": [0, 2],
+        "gpus_asked": 2, "used_bytes": 312 * MiB, "reserved_bytes": 2 * GiB, "for_s": 61.0,
+        "label": "train.py", "why": "runs on GPU 0, 2", "first_run": False, "reason": None,
+    }  # fmt: skip
+    return plain | changes
+
+
+def a_waiting_row(**changes: Any) -> Row:
+    plain = {
+        "id": "b0296a64", "state": "waiting", "user": 1000, "pid": 78, "gpus_asked": 1, "place": 3,
+        "for_s": 2.0, "label": "train.py", "why": "no GPU is free", "reason": "no-room",
+    }  # fmt: skip
+    return plain | changes
+
+
+def a_profile_row(**changes: Any) -> Row:
+    run = {"outcome": "ok", "peak_bytes": 2 * GiB, "duration_s": 90.0, "args": {}, "counts": True}
+    plain = {
+        "type": "/x/train.py", "label": "train.py", "model": "Card", "runs": 1, "known": True,
+        "largest_bytes": 2 * GiB, "estimate_bytes": 3 * GiB, "because": "of its last run",
+        "usual_duration_s": 90.0, "history": [run],
+    }  # fmt: skip
+    return plain | changes
+
+
+def name_of(uid: int) -> str:
+    return {1000: "ada"}.get(uid, str(uid))
+
+
+# --- bars ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({}, "████▒▒▒▒···········░"),
+        ({"used_bytes": 0, "reserved_bytes": 0}, "···················░"),
+        ({"used_bytes": 1, "reserved_bytes": 1}, "█··················░"),  # a little is not nothing
+        ({"reserved_bytes": 0}, "████···············░"),
+        ({"used_bytes": 10 * GiB, "strangers_bytes": 6 * GiB}, "████▒▒▒▒·····░░░░░░░"),
+        ({"unexplained_bytes": 4 * GiB}, "▒▒▒▒▒▒▒▒·······░░░░░"),
+        ({"used_bytes": 20 * GiB, "reserved_bytes": 20 * GiB}, "███████████████████░"),
+        ({"used_bytes": 30 * GiB, "strangers_bytes": 30 * GiB}, "░░░░░░░░░░░░░░░░░░░░"),
+        ({"used_bytes": None}, "????????????????????"),
+    ],
+)
+def test_a_bar_shows_who_has_the_memory(changes: Row, drawn: str) -> None:
+    assert render.bar(a_gpu_row(**changes), 20) == drawn
+
+
+def test_a_bar_can_do_without_anything_but_ascii() -> None:
+    assert render.bar(a_gpu_row(), 20, is_ascii=True) == "####====...........x"
+
+
+sizes = st.integers(0, 40 * GiB)
+
+
+@given(sizes, sizes, sizes, sizes, sizes, st.integers(1, 60), st.booleans())
+def test_a_bar_is_as_long_as_it_should_be_whatever_the_numbers(
+    used: int, reserved: int, strangers: int, unexplained: int, guard: int, size: int, ascii_: bool
+) -> None:
+    gpu = a_gpu_row(
+        used_bytes=used, reserved_bytes=reserved, strangers_bytes=strangers,
+        unexplained_bytes=unexplained, guard_bytes=guard,
+    )  # fmt: skip
+
+    assert len(render.bar(gpu, size, ascii_)) == size
+
+
+# --- times -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.7, "1m00s"),
+        (61, "1m01s"),
+        (3599, "59m59s"),
+        (3599.8, "1h00m"),
+        (3600, "1h00m"),
+        (47 * 3600, "47h00m"),
+        (50 * 3600, "2d02h"),
+    ],
+)
+def test_a_duration_is_spelled_shortly(seconds: float | None, text: str) -> None:
+    assert render.show_time(seconds) == text
+
+
+# --- gpus, ps, why -------------------------------------------------------------------------
+
+
+def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
+    lines = render.gpus({"gpus": [a_gpu_row(), a_gpu_row(index=1)]}).splitlines()
+
+    assert len(lines) == 4
+    assert " ".join(lines[0].split()) == "GPU MODEL MEMORY USED RESERVED FREE TOTAL LOAD JOBS"
+    assert "4.0 GiB" in lines[1]
+    assert "50%" in lines[1]
+    assert "used by jobs" in lines[-1]
+
+
+def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:
+    silent = a_gpu_row(health="unknown", used_bytes=None, free_bytes=None, load_pct=None)
+
+    line = render.gpus({"gpus": [silent]}).splitlines()[1]
+
+    assert "Card (unknown)" in line
+    assert line.count("?") == 20 + 3  # the bar; used, free and load
+
+
+def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
+    def linked(index: int, **kinds: list[int]) -> dict[str, object]:
+        links = [
+            {"to": f"GPU-{other}", "by": kind, "lanes": 4 if kind == "nvlink" else None}
+            for kind, others in kinds.items()
+            for other in others
+        ]
+        return a_gpu_row(index=index, uuid=f"GPU-{index}", links=links)
+
+    rows = [
+        linked(0, nvlink=[1, 2], socket=[3]),
+        linked(1, nvlink=[0, 2, 3]),
+        linked(2, nvlink=[0, 1], switch=[9]),  # to one that is not managed here
+        linked(3, nvlink=[1], socket=[0]),
+    ]
+    lines = render.gpus({"gpus": rows}).splitlines()
+
+    assert lines[6:] == ["nvlink x4: 0,1,2  1,3", "socket: 0,3"]
+
+
+def test_users_are_listed_with_what_they_have_had() -> None:
+    had = {"weight": 1.0, "gpus_now": 0.5, "waits": 3}
+    rows = [{"user": 1000, "had_gpu_h": 1.0, **had}, {"user": 7, "had_gpu_h": 3.0, **had}]
+
+    lines = [line.split() for line in render.shares(rows, name_of).splitlines()]
+
+    assert lines[1] == ["ada", "1", "1.00", "25%", "0.5", "3"]
+    assert lines[2][3] == "75%"
+    assert render.shares([], name_of) == "nobody has used a GPU lately"
+
+
+@pytest.mark.parametrize(("before", "words"), [(0, None), (1, "another user"), (4, "4 others")])
+def test_why_tells_of_users_who_have_had_less(before: int, words: str | None) -> None:
+    text = render.why([a_waiting_row(users_before=before, had_gpu_h=2.345)], name_of)
+
+    assert ("2.3 GPU hours" in text) is (words is not None)
+    assert words is None or words in text
+
+
+@pytest.mark.parametrize("width", [50, 60, 70, 80, 90, 100, 120])
+def test_gpus_fit_any_terminal_and_show_what_matters_most(width: int) -> None:
+    gpus = [a_gpu_row(model="NVIDIA GeForce RTX 3090"), a_gpu_row(index=1, model="NVIDIA H100 NVL")]
+    header, first, *_ = lines = render.gpus({"gpus": gpus}, width).splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert "…" not in header + first
+    assert {"GPU", "MODEL", "USED", "FREE", "JOBS"} <= set(header.split())
+    assert ("█" in first) is (width >= 70)
+
+
+def test_gpus_in_ascii_are_ascii() -> None:
+    assert render.gpus({"gpus": [a_gpu_row()]}, is_ascii=True).isascii()
+
+
+def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
+    status = {"leases": [a_lease_row()], "waiting": [a_waiting_row()]}
+
+    header, running, waiting = render.ps(status, name_of).splitlines()
+
+    assert header.split()[0] == "ID"
+    assert "ada" in running
+    assert "0,2" in running
+    assert "312 MiB/2.0 GiB" in running
+    assert "runs on" not in running  # its place is a column already
+    assert "(1)" in waiting
+    assert "no GPU is free" in waiting
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"first_run": True}, "first run"),
+        ({"state": "draining", "why": "its process is gone"}, "its process is gone"),
+        ({"used_bytes": None}, "?/2.0 GiB"),
+        ({"pid": None}, "  ?  "),
+        ({"user": 4242}, "4242"),
+    ],
+)
+def test_what_is_special_about_a_lease_is_seen(changes: Row, text: str) -> None:
+    status = {"leases": [a_lease_row(**changes)], "waiting": []}
+
+    assert text in render.ps(status, name_of)
+
+
+def test_when_there_is_nothing_that_is_said() -> None:
+    assert render.ps({"leases": [], "waiting": []}, name_of) == "nothing runs and nothing waits"
+    assert "run a job first" in render.profiles([])
+
+
+def test_an_explanation_has_the_sentence_the_place_and_the_word_for_programs() -> None:
+    text = render.why([a_waiting_row(), a_lease_row()], name_of)
+
+    assert "b0296a64  train.py  of ada (pid 78)" in text
+    assert "waits for 2.0s, place 3: no GPU is free  [no-room]" in text
+    assert "runs on GPU 0, 2, for 1m01s; 312 MiB used of 2.0 GiB reserved" in text
+
+
+# --- profiles ------------------------------------------------------------------------------
+
+
+def test_profiles_are_a_line_each() -> None:
+    unknown = a_profile_row(largest_bytes=None, estimate_bytes=None, usual_duration_s=None)
+
+    _, known, other = render.profiles([a_profile_row(), unknown]).splitlines()
+
+    assert " ".join(known.split()) == "train.py Card 1 2.0 GiB 3.0 GiB 1m30s"
+    assert " ".join(other.split()) == "train.py Card 1 ? ? ?"
+
+
+def test_a_profile_is_explained_run_by_run() -> None:
+    runs = [
+        {"outcome": "ok", "peak_bytes": 4 * GiB, "duration_s": 9.0, "counts": True,
+         "args": {"bs": 64.0, "net": "res"}},
+        {"outcome": "oom", "peak_bytes": 1 * GiB, "duration_s": 1.0, "counts": False, "args": {}},
+    ]  # fmt: skip
+    text = render.profile(a_profile_row(history=runs, runs=2))
+
+    assert "estimate  3.0 GiB: of its last run" in text
+    assert "█" * 24 + "   4.0 GiB in   9.0s bs=64 net=res" in text
+    assert "(at least: it did not end well)" in text.splitlines()[-2]
+    assert text.splitlines()[-1].split() == ["next", "▒" * 18, "3.0", "GiB", "as", "estimated"]
+
+
+def test_runs_that_do_not_count_any_more_are_drawn_faintly_with_the_reason() -> None:
+    run = {"outcome": "ok", "peak_bytes": GiB, "duration_s": 9.0, "counts": True, "args": {},
+           "outdated": True}  # fmt: skip
+    note = "not counted: 1 run of an older code"
+    text = render.profile(a_profile_row(history=[run], notes=[note]))
+
+    assert f"            {note}" in text.splitlines()
+    assert "░░░░░░░░ " in text
+    assert "(older: does not count any more)" in text
+
+
+def test_a_profile_keeps_to_the_terminal_and_its_text_to_its_column() -> None:
+    row = a_profile_row(notes=["headroom is large: " + "peaks " * 20])
+    lines = render.profile(row, width=60).splitlines()
+
+    assert max(map(len, lines)) <= 60
+    assert lines[4].startswith(" " * 12 + "peaks")
+
+
+def test_a_profile_in_ascii_is_ascii() -> None:
+    assert render.profile(a_profile_row(), is_ascii=True).isascii()
+
+
+def test_a_profile_without_memory_or_runs_is_drawn_too() -> None:
+    run = {"outcome": "ok", "peak_bytes": 0, "duration_s": None, "args": {}, "counts": True}
+
+    assert "█" in render.profile(a_profile_row(history=[run]))
+    assert "the last 0" in render.profile(a_profile_row(history=[]))

@@ -1,0 +1,153 @@
+"""Rows of `grn top`: a job and its lease are one, what others run is there too."""
+
+from __future__ import annotations
+
+import pytest
+
+from grn.cli.top.rows import SORTS, Section, board
+from tests.cli.pictures import (
+    HOSTILE,
+    NOW,
+    OTHER,
+    UID,
+    a_gpu,
+    a_job,
+    a_lease,
+    a_picture,
+    a_request,
+    an_end,
+    an_ended_job,
+)
+
+
+def test_a_job_of_the_queue_and_its_lease_are_one_row() -> None:
+    picture = a_picture(
+        gpus=[a_gpu(0, "cccc0001", "aaaa0001")],
+        leases=[a_lease("aaaa0001", user=UID), a_lease("cccc0001")],
+        jobs=[a_job(4, state="running", lease="aaaa0001", name="exp")],
+    )
+
+    own, other = sorted(board(picture, UID).rows[Section.RUNNING], key=lambda row: row.id)
+
+    assert (own.id, own.job, own.lease, own.seats) == ("4", 4, "aaaa0001", "0B")
+    assert own.what == "exp: python train4.py"
+    assert (other.id, other.job, other.what, other.seats) == (
+        "cccc0001",
+        None,
+        "train.py::fit",
+        "0A",
+    )
+
+
+def test_a_running_job_is_shown_while_no_negotiator_answers() -> None:
+    job = a_job(4, state="running", lease="aaaa0001", gpus=[2], started_at=NOW - 5)
+
+    (row,) = board(a_picture(jobs=[job]), UID).rows[Section.RUNNING]
+
+    assert (row.id, row.gpus, row.since_at) == ("4", (2,), NOW - 5)
+
+
+def test_a_queued_job_and_its_request_are_one_row_with_the_fresh_reason() -> None:
+    picture = a_picture(
+        waiting=[a_request(user=UID, tag="x", why="fresh")],
+        jobs=[a_job(4, tag="x", why="stale"), a_job(5), a_job(6, state="held", is_held=True)],
+    )
+
+    rows = board(picture, UID).rows[Section.WAITING]
+
+    assert rows[0].why == "fresh"
+    assert [row.id for row in rows] == ["4", "5", "6"]
+
+
+def test_requests_stand_in_turn() -> None:
+    turns = {"aaaa0001": [1, 0, 9], "aaaa0002": [1, -5, 10], "aaaa0003": [0, 0, 11]}
+    picture = a_picture(waiting=[a_request(id, turn=turn) for id, turn in turns.items()])
+
+    rows = board(picture, UID).rows[Section.WAITING]
+
+    assert [row.id for row in rows] == ["aaaa0003", "aaaa0002", "aaaa0001"]
+
+
+def test_an_ended_job_is_not_shown_a_second_time_as_a_lease() -> None:
+    picture = a_picture(
+        ends=[an_end("dddd0001"), an_end("eeee0001", ended_at=NOW - 5)],
+        ended=[an_ended_job(1, reason="failed", text="exit status 3")],
+    )
+
+    rows = board(picture, UID).rows[Section.ENDED]
+
+    assert [(row.id, row.state) for row in rows] == [("eeee0001", "ok"), ("1", "failed")]
+
+
+def test_a_job_whose_end_only_the_negotiator_knows_still_runs() -> None:
+    picture = a_picture(
+        ends=[an_end("aaaa0001")], jobs=[a_job(4, state="running", lease="aaaa0001")]
+    )
+
+    whole = board(picture, UID)
+
+    assert [row.id for row in whole.rows[Section.RUNNING]] == ["4"]
+    assert whole.rows[Section.ENDED] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("", 3), ("train4", 1), ("TRAIN4", 1), ("aaaa0002", 1), ("gpu 3", 1), ("gpu3", 1),
+     ("first run", 1), ("nothing", 0)],
+)  # fmt: skip
+def test_the_filter_finds_ids_names_states_and_gpus(wanted: str, found: int) -> None:
+    picture = a_picture(
+        leases=[a_lease("aaaa0001"), a_lease("aaaa0002", 3), a_lease("aaaa0003", first_run=True)],
+        jobs=[a_job(4, state="running", lease="aaaa0001")],
+    )
+
+    whole = board(picture, UID, wanted)
+
+    assert len(whole.rows[Section.RUNNING]) == found
+    assert whole.totals[Section.RUNNING] == 3
+
+
+def test_mine_leaves_out_others() -> None:
+    picture = a_picture(leases=[a_lease("aaaa0001", user=UID), a_lease("aaaa0002", user=OTHER)])
+
+    assert [row.id for row in board(picture, UID, is_mine=True).rows[Section.RUNNING]] == [
+        "aaaa0001"
+    ]
+
+
+@pytest.mark.parametrize(("part", "sort"), [(part, s) for part in Section for s in SORTS[part]])
+def test_every_order_keeps_all_rows(part: Section, sort: str) -> None:
+    picture = a_picture(
+        leases=[a_lease(f"aaaa{n:04}", n % 3, used_bytes=n, user=n) for n in range(9)],
+        waiting=[a_request(f"bbbb{n:04}", turn=[1, 0, n]) for n in range(9)],
+        ends=[an_end(f"cccc{n:04}", peak_bytes=None) for n in range(9)],
+    )
+
+    assert len(board(picture, UID, sorts={part: sort}).rows[part]) == 9
+
+
+def test_orders_differ() -> None:
+    leases = [a_lease("aaaa0001", 1, used_bytes=9, since_at=5.0),
+              a_lease("aaaa0002", 0, used_bytes=1, since_at=1.0)]  # fmt: skip
+    picture = a_picture(leases=leases)
+
+    by = {
+        sort: [
+            row.id[-1]
+            for row in board(picture, UID, sorts={Section.RUNNING: sort}).rows[Section.RUNNING]
+        ]
+        for sort in ("gpu", "age", "memory")
+    }
+
+    assert by == {"gpu": ["2", "1"], "age": ["2", "1"], "memory": ["1", "2"]}
+
+
+def test_hostile_names_of_own_jobs_are_spelled_out() -> None:
+    jobs = [a_job(1, name=HOSTILE, argv=["x", HOSTILE], why=HOSTILE)]
+    ended = [an_ended_job(2, name=HOSTILE, text=HOSTILE)]
+
+    whole = board(a_picture(jobs=jobs, ended=ended), UID)
+
+    texts = [t for part in Section for r in whole.rows[part] for t in (r.what, r.why, r.name)]
+    assert all(text.isprintable() for text in texts)
+    assert any("\\x1b" in text for text in texts)

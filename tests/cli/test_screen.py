@@ -1,0 +1,189 @@
+"""The whole of `grn top` as text: every size, every state of the machine, hostile names."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grn.cli.top import screen
+from grn.cli.top.draw import ASCII, UNICODE, Marks, width_of
+from grn.cli.top.rows import Section, board
+from grn.cli.top.screen import Look, Shown
+from grn.cli.top.state import KeyAction, View
+from grn.client.state_mirror import NEGOTIATOR, QUEUE, Snapshot
+from tests.cli.pictures import (
+    HOSTILE,
+    NOW,
+    UID,
+    a_gpu,
+    a_job,
+    a_lease,
+    a_picture,
+    a_request,
+    an_end,
+    an_ended_job,
+)
+
+WORDS = st.text().filter(lambda text: "\0" not in text)  # no queue takes such a word
+SIZES = [(80, 24), (200, 60), (60, 16), (40, 10), (300, 20)]
+
+
+def look(width: int = 80, height: int = 24, marks: Marks = UNICODE) -> Look:
+    return Look(width, height, marks, UID, lambda uid: f"user{uid}", "host")
+
+
+def drawn(picture: Snapshot, view: View | None = None, at: Look | None = None) -> Shown:
+    chosen = view or View()
+    found = board(picture, UID, chosen.wanted, chosen.is_mine, chosen.sorts)
+    return screen.compose(picture, found, chosen, at or look(), NOW)
+
+
+def text_of(shown: Shown) -> str:
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in shown.lines)
+
+
+def a_busy_machine(gpus: int = 8, jobs: int = 1000) -> Snapshot:
+    chance = random.Random(3)
+    held = [f"aaaa{n:04}" for n in range(jobs // 5)]
+    on = {name: chance.randrange(gpus) for name in held}
+    rows = [a_gpu(n, *(name for name in held if on[name] == n)) for n in range(gpus)]
+    leases = [a_lease(name, on[name], used_bytes=10 << 20) for name in held]
+    waiting = [a_request(f"bbbb{n:04}", turn=[1, 0, n]) for n in range(jobs - len(held))]
+    ends = [an_end(f"cccc{n:04}") for n in range(50)]
+    return a_picture(gpus=rows, leases=leases, waiting=waiting, ends=ends)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("marks", [UNICODE, ASCII])
+def test_a_busy_machine_fills_every_size_exactly(size: tuple[int, int], marks: Marks) -> None:
+    shown = drawn(a_busy_machine(), at=look(*size, marks))
+
+    assert len(shown.lines) == size[1]
+    assert {width_of(line) for line in shown.lines} == {size[0]}
+    assert text_of(shown).isascii() or marks is UNICODE
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_empty_machine_says_what_to_do(size: tuple[int, int]) -> None:
+    shown = drawn(a_picture(gpus=[a_gpu(0)]), at=look(*size))
+
+    assert len(shown.lines) == size[1]
+    assert "nothing runs" in text_of(shown)
+
+
+def test_at_80_by_24_all_gpus_and_every_part_are_seen() -> None:
+    text = text_of(drawn(a_busy_machine()))
+
+    assert re.findall(r"^  (\d) ", text, re.MULTILINE) == [str(n) for n in range(8)]
+    for name in ("RUNNING 200", "WAITING 800", "ENDED 50"):
+        assert re.search(rf"^{name}.*\n[ ▶].*\S", text, re.MULTILINE), name
+    assert "needs 9.0 GiB; GPU 0" in text
+
+
+def test_more_gpus_than_lines_are_counted() -> None:
+    text = text_of(drawn(a_busy_machine(gpus=64)))
+
+    assert re.search(r"and \d+ more", text)
+    assert "RUNNING 200" in text
+
+
+def test_the_selected_row_is_seen_however_far_down() -> None:
+    picture = a_busy_machine()
+    view = View(part=Section.WAITING, selected={Section.WAITING: "bbbb0700"})
+
+    text = text_of(drawn(picture, view))
+
+    assert "▶bbbb0700" in text
+    assert text.count("▶") == 1
+
+
+def test_what_can_be_clicked_is_where_it_is_drawn() -> None:
+    shown = drawn(a_busy_machine(), at=look(120, 40))
+
+    assert len(shown.targets) > 20
+    for place, (_, row) in shown.targets.items():
+        assert row.id in "".join(text for text, _ in shown.lines[place])
+
+
+def test_trouble_is_told_and_what_was_known_is_kept() -> None:
+    picture = a_busy_machine()
+    picture.lost(NEGOTIATOR, "the negotiator closed the connection.")
+    picture.lost(QUEUE, "the queue closed the connection.")
+
+    text = text_of(drawn(picture))
+
+    assert "! the negotiator closed the connection: `grn start` starts one." in text
+    assert "! the queue closed the connection." in text
+    assert "RUNNING 200" in text
+
+
+def test_a_queue_that_never_ran_is_no_trouble() -> None:
+    picture = a_busy_machine()
+    picture.queue = {}
+    picture.lost(QUEUE, "no grn queue answers")
+
+    assert "!" not in text_of(drawn(picture))
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        (View(wanted="abc", is_typing=True), "filter: abc_"),
+        (View(wanted="abc"), "filter: abc"),
+        (View(wanted="zzz"), "none that the filter lets through"),
+        (View(is_mine=True), "mine"),
+        (View(said="done"), " done"),
+        (View(sorts={Section.RUNNING: "memory"}), "by memory"),
+    ],
+)
+def test_what_was_chosen_is_shown(view: View, words: str) -> None:
+    assert words in text_of(drawn(a_busy_machine(), view))
+
+
+def test_a_question_names_the_job() -> None:
+    picture = a_picture(jobs=[a_job(7)])
+    row = board(picture, UID).rows[Section.WAITING][0]
+
+    text = text_of(drawn(picture, View(asking=KeyAction("cancel", row))))
+
+    assert "cancel job 7 (python train7.py)? y or n" in text
+
+
+def test_hostile_names_reach_no_terminal() -> None:
+    jobs = [a_job(1, name=HOSTILE, argv=[HOSTILE], why=HOSTILE)]
+    ended = [an_ended_job(2, name=HOSTILE, text=HOSTILE)]
+    lines = drawn(a_picture(jobs=jobs, ended=ended), at=look(200, 40)).lines
+
+    assert all(text.isprintable() for line in lines for text, _ in line)
+
+
+@settings(max_examples=300)
+@given(WORDS, WORDS, WORDS)
+def test_no_text_whatever_drives_the_terminal_or_breaks_a_line(a: str, b: str, c: str) -> None:
+    jobs = [a_job(1, name=a, argv=[b, c], why=c)]
+    ended = [an_ended_job(2, name=b, argv=[a], text=c)]
+    picture = a_picture(jobs=jobs, ended=ended)
+    picture.queue["trouble"] = a
+    lines = drawn(picture, View(said=b), look(100, 30)).lines
+
+    assert all(text.isprintable() for line in lines for text, _ in line)
+    assert {width_of(line) for line in lines} == {100}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_help_fits(size: tuple[int, int]) -> None:
+    lines = screen.help_lines(look(*size))
+
+    assert len(lines) == size[1]
+    assert {width_of(line) for line in lines} == {size[0]}
+
+
+def test_jobs_beyond_those_that_were_told_are_counted() -> None:
+    picture = a_picture(jobs=[a_job(1)])
+    picture.queue["counts"] = {"running": 0, "queued": 5001, "ended": 0}
+
+    assert "(+5000 queued)" in text_of(drawn(picture))

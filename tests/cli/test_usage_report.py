@@ -1,0 +1,96 @@
+"""Sums over what ran in a period."""
+
+from __future__ import annotations
+
+import pytest
+
+from grn.cli.output.usage_report import (
+    Period,
+    gpu_hours,
+    held_share,
+    inside,
+    is_bad,
+    shares,
+    slices,
+    wasted_gib_hours,
+)
+from grn.model.units import GiB
+
+HOUR = 3600.0
+DAY = Period(0.0, 24 * HOUR)
+
+
+def a_span(begin, end, gpus=(0,), **changes):
+    row = {
+        "lease": "a",
+        "job": None,
+        "is_job": True,
+        "label": "train",
+        "user": "ada",
+        "gpus": list(gpus),
+    }
+    row |= {"from": begin * HOUR, "ended_at": None if end is None else end * HOUR}
+    return {**row, "outcome": "ok", "reserved_bytes": 4 * GiB, "peak_bytes": GiB, **changes}
+
+
+def test_only_what_touches_the_period_counts():
+    period = Period(10 * HOUR, 20 * HOUR)
+    early, across, within, late = a_span(1, 9), a_span(9, 11), a_span(12, 13), a_span(21, 22)
+
+    assert inside([late, within, across, early], period) == [across, within]
+    assert gpu_hours(across, period) == 1.0
+
+
+def test_each_gpu_counts_and_what_runs_still_counts_until_now():
+    assert gpu_hours(a_span(1, 3, gpus=(0, 1)), DAY) == 4.0
+    assert gpu_hours(a_span(20, None), DAY) == 4.0
+
+
+def test_waste_is_what_was_reserved_and_not_used_by_time():
+    assert wasted_gib_hours(a_span(0, 2), DAY) == 6.0
+    assert wasted_gib_hours(a_span(0, 2, peak_bytes=None), DAY) == 0.0
+    assert wasted_gib_hours(a_span(0, 2, peak_bytes=9 * GiB), DAY) == 0.0
+
+
+def test_shares_add_up_by_user_the_most_hours_first():
+    spans = [a_span(0, 1), a_span(1, 4, user="bob", outcome="oom"), a_span(2, 3, outcome="failed")]
+
+    found = shares(spans, DAY, "user")
+
+    assert [(one.name, one.jobs, one.failed, one.gpu_hours) for one in found] == [
+        ("bob", 1, 1, 3.0),
+        ("ada", 2, 1, 2.0),
+    ]
+
+
+def test_a_second_lease_of_a_job_adds_hours_and_no_job():
+    spans = [a_span(0, 1, outcome="oom", is_job=False), a_span(1, 3, outcome="ok")]
+
+    (share,) = shares(spans, DAY, "user")
+
+    assert (share.jobs, share.failed, share.gpu_hours) == (1, 0, 3.0)
+    assert not any(is_bad(span) for span in spans)
+
+
+def test_what_was_cancelled_or_interrupted_has_not_failed():
+    outcomes = ["cancelled", "interrupted", "requeued", "failed", "timed-out", "ok", ""]
+
+    (share,) = shares([a_span(0, 1, outcome=one) for one in outcomes], DAY, "user")
+
+    assert (share.jobs, share.failed, share.cancelled) == (7, 2, 3)
+
+
+def test_jobs_side_by_side_do_not_make_a_gpu_twice_as_busy():
+    spans = [a_span(0, 6), a_span(3, 9), a_span(4, 5), a_span(12, 15), a_span(0, 24, gpus=(1,))]
+
+    assert held_share(spans, 0, DAY) == pytest.approx(12 / 24)
+    assert held_share(spans, 1, DAY) == 1.0
+    assert held_share(spans, 2, DAY) == 0.0
+
+
+def test_slices_cover_the_period():
+    parts = slices(DAY, 24)
+
+    assert len(parts) == 24
+    assert (parts[0].since, parts[-1].until) == (0.0, 24 * HOUR)
+    assert sum(part.length_s for part in parts) == pytest.approx(DAY.length_s)

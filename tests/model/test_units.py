@@ -1,0 +1,99 @@
+"""How sizes are read and printed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grn.errors import BadSetting
+from grn.model.units import GiB, KiB, MiB, TiB, parse_size, short_size, show_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("6GiB", 6 * GiB),
+        ("6 gib", 6 * GiB),
+        ("6g", 6 * GiB),
+        ("6GB", 6 * 1000**3),
+        ("800M", 800 * MiB),
+        ("800mb", 800 * 1000**2),
+        ("1.5g", 3 * GiB // 2),
+        ("0.5k", 512),
+        ("12kb", 12_000),
+        ("1T", TiB),
+        ("1tb", 1000**4),
+        ("4096", 4096),
+        ("4096b", 4096),
+        (4096, 4096),
+        ("  7 MiB ", 7 * MiB),
+        ("1023TiB", 1023 * TiB),
+    ],
+)
+def test_a_size_may_be_written_in_many_ways(text, size_bytes):
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GiB", "six", "6 parsecs", "-1g", "+1g", "1e9", "1,5g", "1.g", ".5g", "1 2g", "nan", "inf",
+     "0", "0.0001b", "2000TiB", "1" + "0" * 400, "9" * 5000 + "g"],
+)  # fmt: skip
+def test_what_is_no_size_is_said_so_with_an_example(text):
+    with pytest.raises(BadSetting) as caught:
+        parse_size(text)
+    assert caught.value.hint
+
+
+@given(st.text(alphabet="0123456789.,+-eE kKmMgGtTiIbB²٣\n", max_size=12) | st.text(max_size=8))
+def test_any_text_is_a_size_or_a_bad_setting(text):
+    try:
+        assert parse_size(text) > 0
+    except BadSetting:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (None, "?"),
+        (0, "0"),
+        (1, "1 B"),
+        (KiB, "1 KiB"),
+        (300 * KiB, "300 KiB"),
+        (MiB, "1 MiB"),
+        (MiB - 1, "1 MiB"),
+        (MiB - KiB, "1023 KiB"),
+        (800 * MiB, "800 MiB"),
+        (GiB - MiB, "1023 MiB"),
+        (GiB - 1, "1.0 GiB"),
+        (TiB - 1, "1.0 TiB"),
+        (1 - MiB, "-1 MiB"),
+        (GiB, "1.0 GiB"),
+        (6 * GiB + GiB // 2, "6.5 GiB"),
+        (2 * TiB, "2.0 TiB"),
+        (-2 * GiB, "-2.0 GiB"),
+    ],
+)
+def test_a_size_is_shown_for_people_and_unknown_is_not_zero(size_bytes, text):
+    assert show_size(size_bytes) == text
+
+
+@given(st.integers(min_value=1, max_value=1 << 49))
+def test_what_is_shown_can_be_read_back_within_its_precision(size_bytes):
+    assert parse_size(show_size(size_bytes)) == pytest.approx(size_bytes, rel=0.34)
+
+
+@given(st.integers(min_value=1, max_value=1 << 49))
+def test_no_size_is_shown_as_1024_of_a_unit(size_bytes):
+    assert float(show_size(size_bytes).split()[0]) < 1024
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(None, "?"), (0, "0"), (-GiB, "0"), (512, "512B"), (MiB, "1M"), (1023 * MiB, "1023M"),
+     (GiB - 1, "1.0G"), (GiB, "1.0G"), (24 * GiB, "24.0G"), (192 * GiB, "192G"),
+     (TiB - GiB // 5, "1023G"), (2000 * GiB, "2.0T")],
+)  # fmt: skip
+def test_a_size_for_a_column_takes_five_characters_at_most(size_bytes, text):
+    assert short_size(size_bytes) == text
+    assert len(text) <= 5

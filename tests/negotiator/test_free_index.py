@@ -1,0 +1,130 @@
+"""The index of GPUs and of those who wait: it finds the same as looking at all of them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from grn.model.units import GiB
+from grn.negotiator.schedule.free_index import MANY, Shelf
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.order import Refused, Waiting, turn
+from grn.negotiator.schedule.placement import is_empty, is_taking
+from grn.negotiator.schedule.wait_index import Offer
+from grn.negotiator.schedule.wait_queue import Waitlist
+from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, some_gpus
+
+
+def a_shelf(count: int) -> tuple[Shelf, dict[str, Book]]:
+    books: dict[str, Book] = {}
+    shelf = Shelf(books)
+    for index in range(count):
+        gpu = a_gpu(index)
+        books[gpu.uuid] = Book(gpu, 0, a_reading(gpu))
+        shelf.watch(books[gpu.uuid])
+    return shelf, books
+
+
+@pytest.mark.parametrize("count", [3, MANY + 40])
+def test_what_the_shelf_says_is_what_the_books_say(count: int) -> None:
+    shelf, books = a_shelf(count)
+    draw = random.Random(count)
+    for number in range(300):
+        book = books[f"GPU-{draw.randrange(count)}"]
+        if book.leases and draw.random() < 0.5:
+            book.take(next(iter(book.leases)))
+        else:
+            size = draw.randrange(1, 4) * GiB
+            book.put(a_lease(f"n{number}", size, gpus=(book.gpu.uuid,)))
+        room = shelf.room()
+        taking = sorted(each.most_takeable_bytes for each in books.values() if is_taking(each))
+        assert [size for size, _ in room.free] == taking
+        assert room.empty == sum(map(is_empty, books.values()))
+
+
+def test_closed_gpus_give_no_room() -> None:
+    shelf, books = a_shelf(2)
+    books["GPU-0"].put(a_lease("a", 20 * GiB))
+
+    assert shelf.room().has(1, 20 * GiB)
+    assert not shelf.room(["GPU-1"]).has(1, 20 * GiB)
+    assert shelf.room(["GPU-1"]).empty == 0
+
+
+def test_of_very_many_gpus_the_one_that_fits_is_found() -> None:
+    """All but one are full; then that one is full as well."""
+    story = Story(some_gpus(3 * MANY))
+    for number in range(3 * MANY - 1):
+        assert story.asks(f"x{number}", mem_bytes=23 * GiB, job_type="x")
+    assert story.asks("a", mem_bytes=20 * GiB) == ["a"]
+    assert story.asks("b", mem_bytes=20 * GiB) == []
+    assert story.asks("small", mem_bytes=GiB) == ["small"]
+    assert story.ends("x7") == ["b"]
+    assert story.gpus("b") == story.gpus("x7")
+
+
+def test_a_gang_is_placed_on_very_many_gpus() -> None:
+    story = Story(some_gpus(2 * MANY))
+    for number in range(2 * MANY - 3):
+        story.asks(f"x{number}", mem_bytes=23 * GiB, job_type="x")
+
+    assert story.asks("gang", gpus=4, mem_bytes=20 * GiB) == []
+    assert story.ends("x1") == ["gang"]
+
+
+def waitlist_of(needs: dict[str, float]) -> Waitlist:
+    waitlist = Waitlist()
+    for place, (key, need) in enumerate(needs.items()):
+        group = waitlist.add(Waiting(a_request(key, job_type=key), place, 0.0), is_pinned=False)
+        waitlist.refuse(group, Refused(key, 0, need_bytes=need))
+    return waitlist
+
+
+def test_those_that_fit_are_found_in_turn() -> None:
+    draw = random.Random(1)
+    needs = {f"k{n}": draw.randrange(1, 40) * GiB / 7 for n in range(200)}
+    waitlist = waitlist_of(needs)
+    for most in (GiB, 2.5 * GiB, 4 * GiB, 100 * GiB):
+        found, after = [], (-1, 0, 0, 0.0, 0)
+        while (group := waitlist.next_fitting(after, Offer(most))) is not None:
+            after = turn(group.head)
+            found.append(group.head.request.key)
+        assert found == [key for key, need in needs.items() if need <= most]
+
+
+def test_who_leaves_is_not_found_and_who_is_woken_is() -> None:
+    waitlist = waitlist_of({"a": GiB, "b": 9 * GiB})
+    waitlist.pop("a")
+    assert waitlist.next_fitting((-1, 0, 0, 0.0, 0), Offer(2 * GiB)) is None
+    assert waitlist.fresh() == []
+
+    waitlist.wake("b")
+    (group,) = waitlist.fresh()
+    assert group.head.request.key == "b"
+    waitlist.settle(group)
+    assert waitlist.fresh() == []
+
+
+def test_who_needs_a_guess_or_empty_gpus_is_found_while_there_are_any() -> None:
+    waitlist = waitlist_of({"a": GiB})
+    for place, key in enumerate(("unknown", "alone", "gang"), 1):
+        group = waitlist.add(Waiting(a_request(key, job_type=key), place, 0.0), is_pinned=False)
+        gpus = 2 if key == "gang" else 1
+        is_alone = key != "unknown"
+        refused = Refused(key, 0, None, gpus, is_alone, math.inf, is_guess=not is_alone)
+        waitlist.refuse(group, refused)
+
+    def found(offer: Offer) -> list[str]:
+        keys, after = [], (-1, 0, 0, 0.0, 0)
+        while (group := waitlist.next_fitting(after, offer)) is not None:
+            after = turn(group.head)
+            keys.append(group.head.request.key)
+        return keys
+
+    assert found(Offer(GiB // 2, empty=0, guess_bytes=GiB)) == []
+    assert found(Offer(2 * GiB, empty=0, guess_bytes=3 * GiB)) == ["a"]
+    assert found(Offer(2 * GiB, empty=0, guess_bytes=GiB)) == ["a", "unknown"]
+    assert found(Offer(0, empty=1, guess_bytes=GiB)) == ["alone"]
+    assert found(Offer(2 * GiB, empty=2, guess_bytes=GiB)) == ["a", "unknown", "alone", "gang"]
