@@ -94,6 +94,7 @@ ARROWS = {
         "interpreter",
         "errors",
     },
+    "testing": {"client", "errors"},
     "__main__": {"cli"},
     "glb": {"grn", "client", "errors"},
 }
