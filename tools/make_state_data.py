@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "import sys; from grn.cli.main import main; sys.argv[0] = 'grn'; sys.exit(main())"
+COMMAND = "import sys; from grn.front.main import main; sys.argv[0] = 'grn'; sys.exit(main())"
 PATIENCE_S = 60.0
 
 

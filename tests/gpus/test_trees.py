@@ -342,7 +342,7 @@ def test_another_user_cannot_make_its_memory_count_for_somebody_elses_lease() ->
 def test_a_daemon_inside_a_job_and_what_it_runs_are_not_the_jobs() -> None:
     """Its environment is read from a real process; the holder above it is this one."""
     environment = {**os.environ, "GRN_SERVICE": "queue"}
-    shell = ["/bin/sh", "-c", "cat & wait"]
+    shell = ["/bin/sh", "-c", "sleep 600 & wait"]
     daemon = subprocess.Popen(shell, stdin=subprocess.PIPE, env=environment)
     try:
         wait_for(lambda: processes.listed_children(daemon.pid), "its child")

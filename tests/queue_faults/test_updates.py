@@ -19,7 +19,7 @@ from tests.queue_faults.rig import ROOT, Rig, gone
 
 DATA = ROOT / "tests" / "data"
 OLDER = ("b8da9a9", "c0475fd", "1493129")  # one for each form of an attempt that was ever written
-COMMAND = "import sys; sys.argv[0] = 'grn'; from grn.cli.main import main; sys.exit(main())"
+COMMAND = "import sys; sys.argv[0] = 'grn'; from grn.front.main import main; sys.exit(main())"
 
 
 # --- what an older queue has left ----------------------------------------------------------
