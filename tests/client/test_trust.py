@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -158,3 +160,26 @@ def test_a_process_that_has_ended_is_a_lost_connection(story: Story) -> None:
             kept = line.dup()
         with kept, pytest.raises(ConnectionError):
             trust.apart(kept)
+
+
+def test_a_process_that_is_just_ending_is_never_taken_for_one_in_a_container(story: Story) -> None:
+    """The kernel takes its namespaces away a moment before it counts as ended."""
+    for number in range(100):
+        path = str(story.folder / f"{number}.sock")
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen()
+            os.write(writer, b"x")
+            signal.pause()
+        os.read(reader, 1)
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(path)
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ConnectionError):
+                assert trust.apart(line) is None
+        os.waitpid(pid, 0)
+        os.close(reader)
+        os.close(writer)

@@ -16,6 +16,7 @@ from grn.errors import NotAllowed, NotTrusted
 from grn.paths import user_name
 
 SO_PEERPIDFD = 77
+DYING_MS = 500
 _CREDENTIALS = struct.Struct("3i")
 _WORLD = ("ns/mnt", "ns/user", "root")  # of a process, in /proc
 _UNMAPPED = 65534  # how a user shows who is not known in a container's user namespace
@@ -47,8 +48,13 @@ def _shares_our_world(sock: socket.socket) -> bool:
         return False
     pidfd = _pidfd_of(sock, pid)
     try:
-        theirs = _world(str(pid))
-        is_shared = theirs is not None and theirs == _world("self")
+        try:
+            is_shared = _world(str(pid)) == _world("self")
+        except PermissionError:
+            is_shared = False  # it lives, and is not shown to us
+        except OSError:  # a process loses its namespaces a moment before it has ended
+            _has_ended(pidfd, DYING_MS)
+            is_shared = False
         if _has_ended(pidfd):  # after a look at what may be another process by then
             raise ConnectionResetError("the process at the other end has ended")
         return is_shared
@@ -68,19 +74,16 @@ def _pidfd_of(sock: socket.socket, pid: int) -> int:
         raise ConnectionResetError("the process at the other end has ended") from error
 
 
-def _world(process: str) -> list[tuple[int, int]] | None:
-    """Return what a process takes for the machine, None where it is not shown to us."""
-    try:
-        found = [os.stat(f"/proc/{process}/{name}") for name in _WORLD]
-    except OSError:
-        return None
+def _world(process: str) -> list[tuple[int, int]]:
+    """Return what a process takes for the machine; raise OSError where it is not shown to us."""
+    found = [os.stat(f"/proc/{process}/{name}") for name in _WORLD]
     return [(one.st_dev, one.st_ino) for one in found]
 
 
-def _has_ended(pidfd: int) -> bool:
+def _has_ended(pidfd: int, wait_ms: int = 0) -> bool:
     ready = select.poll()
     ready.register(pidfd, select.POLLIN)
-    return bool(ready.poll(0))
+    return bool(ready.poll(wait_ms))
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int, int]:
