@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.profile import Profile, Run
 from grn.model.units import GiB
@@ -133,6 +133,8 @@ class Story:
         self.strangers: dict[int, list[ProcessUse]] = {}  # GPU index -> processes without a lease
         self.unexplained: dict[int, int] = {}
         self.health: dict[int, GpuHealth] = {}
+        self.modes: dict[int, ComputeMode] = {}
+        self.lists_processes = True
         for lease in self.engine.leases.values():
             self.leases[lease.request.key] = lease
 
@@ -186,7 +188,9 @@ class Story:
         uses = [*self._own_uses(gpu), *self.strangers.get(gpu.index, [])]
         known = sum(use.used_bytes or 0 for use in uses)
         used = known + self.unexplained.get(gpu.index, 0)
-        return a_reading(gpu, *uses, used_bytes=used)
+        mode, shown = self.modes.get(gpu.index), uses if self.lists_processes else ()
+        more = {"mode": mode, "lists_processes": self.lists_processes}
+        return a_reading(gpu, *shown, used_bytes=used, **more)
 
     def _own_uses(self, gpu: Gpu) -> list[ProcessUse]:
         by_pid: dict[int, tuple[int | None, tuple[str, ...]]] = {}

@@ -17,11 +17,12 @@ from grn.errors import MachineError
 from grn.gpus import trees
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import Inventory, Placement
-from grn.model.gpu import GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.gpu import ComputeMode, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder
 from tests.gpus.conftest import Machines
 from tests.gpus.standin.build import GiB, MiB, StandIn, crash, fail, gpu, hang, mig, null, process
 
+SHARED, EXCLUSIVE, PROHIBITED = ComputeMode
 A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
 ME, PARENT, INIT = os.getpid(), os.getppid(), 1  # three processes that live
 MEMORY = "nvmlDeviceGetMemoryInfo_v2"
@@ -115,7 +116,7 @@ def test_the_inventory_has_the_facts_of_each_gpu(machine: Machines) -> None:
     assert (a.kind, a.is_exclusive) == (GpuKind.CARD, False)
     assert a.total_bytes == 23 * GiB  # the reserve of the driver is nobody's to use
     assert (b.uuid, b.index, b.total_bytes) == (B, 1, 8 * GiB)
-    assert inventory.readings[0] == Reading(A, used_bytes=2 * GiB, load_pct=37.0)
+    assert inventory.readings[0] == Reading(A, used_bytes=2 * GiB, load_pct=37.0, mode=SHARED)
     assert inventory.notes == ()
 
 
@@ -243,6 +244,26 @@ def test_a_failing_list_does_not_take_the_others_with_it(machine: Machines) -> N
     assert readings[A].health is GpuHealth.OK
 
 
+@pytest.mark.parametrize(
+    ("flags", "faults"),
+    [
+        (("NO_LISTS",), ()),
+        ((), tuple(fail(f"nvmlDeviceGetComputeRunningProcesses_{v}", 3) for v in ("v2", "v3"))),
+    ],
+    ids=["an-old-driver", "refused"],
+)
+def test_without_a_process_list_nobody_is_said_to_use_nothing(
+    machine: Machines, flags: tuple[str, ...], faults: tuple[str, ...]
+) -> None:
+    inventory = start_only(machine(*flags), gpu(A), gpu(B), process(A, ME, GiB), *faults)
+    reading = inventory.readings[0]
+
+    assert (reading.health, reading.used_bytes) == (GpuHealth.OK, GiB)
+    assert (reading.uses, reading.lists_processes) == ((), False)
+    assert len(inventory.notes) == 1
+    assert "does not list the processes on GPU 0, 1" in inventory.notes[0]
+
+
 def test_impossible_pids_are_dropped_and_sizes_beside_them_are_not_believed(
     machine: Machines,
 ) -> None:
@@ -315,6 +336,22 @@ def test_an_exclusive_gpu_is_marked_and_a_prohibited_one_is_left_out(machine: Ma
     assert [(found.uuid, found.is_exclusive) for found in inventory.gpus] == [(A, True), (C, False)]
     assert [reading.uuid for reading in inventory.readings] == [A, C]
     assert inventory.notes == ("GPU 1 is in compute mode PROHIBITED and is left out.",)
+
+
+def test_a_compute_mode_that_changes_is_in_the_next_reading(machine: Machines) -> None:
+    here = machine()
+    here.write(gpu(A, mode=0), gpu(B, mode=3))
+
+    async def story(probe: NvmlProbe, inventory: Inventory) -> None:
+        assert [reading.mode for reading in inventory.readings] == [SHARED, EXCLUSIVE]
+        here.write(gpu(A, mode=2), gpu(B, mode=0))
+        assert [reading.mode for reading in await probe.sample([])] == [PROHIBITED, SHARED]
+        here.write(gpu(A, mode=1), gpu(B), fail("nvmlDeviceGetComputeMode", 3))
+        assert [reading.mode for reading in await probe.sample([])] == [None, None]
+        here.write(gpu(A, mode=1), gpu(B))
+        assert [reading.mode for reading in await probe.sample([])] == [EXCLUSIVE, SHARED]
+
+    play(here, story)
 
 
 def test_mig_slices_stand_for_their_card_and_holes_between_them_are_normal(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grn.model.gpu import GpuHealth, GpuKind
+from grn.model.gpu import ComputeMode, GpuHealth, GpuKind
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB
 from grn.negotiator.events import (
@@ -23,6 +23,8 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.schedule.ledger import Guard
 from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.views import gpu as gpu_view
+from grn.negotiator.views import used_by
 from tests.builders import (
     MODEL,
     Story,
@@ -306,6 +308,79 @@ def test_a_gpu_that_lets_only_one_process_in_is_used_when_shared_ones_are_full()
     where = [story.asks(key, **BIG) and story.gpus(key) for key in "abc"]
 
     assert where == [[0], [1], []]
+
+
+def test_a_gpu_that_becomes_exclusive_gets_no_job_beside_another():
+    story = Story(profiles=(a_profile(GiB),))
+    story.asks("a")
+    story.asks("b")
+    story.modes[0] = ComputeMode.EXCLUSIVE
+    story.looks()
+
+    assert story.asks("c") == []
+    assert (story.why("c"), story.text("c")) == (
+        WaitReason.NO_EMPTY_GPU,
+        "needs a GPU to itself (compute mode of GPU 0) and none is empty",
+    )
+    assert story.ends("a") == []
+    assert story.ends("b") == ["c"]
+    story.modes[0] = ComputeMode.SHARED
+    story.looks()
+    story.ends("c")
+    assert (story.asks("d"), story.asks("e")) == (["d"], ["e"])
+
+
+def test_a_gpu_that_becomes_prohibited_gets_no_job_and_its_running_one_is_still_followed():
+    story = Story()
+    story.asks("a", mem_bytes=2 * GiB)
+    story.modes[0] = ComputeMode.PROHIBITED
+    story.memory["a"] = GiB
+    story.looks()
+
+    assert story.asks("b", mem_bytes=GiB) == []
+    assert (story.why("b"), story.text("b")) == (
+        WaitReason.GPU_SILENT,
+        "the driver lets no job start on GPU 0 (compute mode)",
+    )
+    assert story.engine.watch(story.leases["a"].id).peak_bytes == GiB
+    assert gpu_view(story.engine.books["GPU-0"])["health"] == "prohibited"
+    story.dies("a")
+    del story.memory["a"]
+    assert story.looks() == []
+    assert not story.engine.leases
+    story.modes.clear()  # the driver does not say: as it was
+    assert story.looks() == []
+    story.modes[0] = ComputeMode.SHARED
+    assert story.looks() == ["b"]
+
+
+def test_a_driver_without_process_lists_shows_no_job_that_uses_nothing():
+    story = Story()
+    story.lists_processes = False
+    story.asks("a", mem_bytes=4 * GiB)
+    story.memory["a"] = 3 * GiB
+    free = story.free()
+    story.passes(600.0)
+
+    assert story.free() == free, "what the job uses is within what it reserved"
+    assert used_by(story.engine, story.engine.leases[story.leases["a"].id]) is None
+    assert not story.engine.watch(story.leases["a"].id).blanks
+    del story.memory["a"]
+    story.ends("a")
+    assert not story.engine.memory.profiles(), "nothing was measured, so nothing is learned"
+
+
+def test_a_first_run_keeps_its_gpu_while_the_driver_lists_no_processes():
+    story = Story()
+    story.lists_processes = False
+    story.asks("a")
+    story.memory["a"] = GiB
+    story.passes(600.0)
+
+    assert story.asks("b", job_type="other.py") == []
+    story.dies("a")
+    del story.memory["a"]
+    assert story.looks() == ["b"]
 
 
 # --- where ---------------------------------------------------------------------------------

@@ -24,9 +24,18 @@ from grn.gpus.nvml_pipe import (
 )
 from grn.gpus.nvml_watch import NvmlWatch
 from grn.gpus.probe import Inventory, Placement
-from grn.model.gpu import Gpu, GpuHealth, GpuKind, Link, LinkKind, ProcessUse, Reading
+from grn.model.gpu import (
+    ComputeMode,
+    Gpu,
+    GpuHealth,
+    GpuKind,
+    Link,
+    LinkKind,
+    ProcessUse,
+    Reading,
+    no_process_list,
+)
 
-_PROHIBITED = 2
 _GPU_IS_LOST = 15
 _UNKNOWN_ERROR = 999
 _NO_GPU_HINT = "Without a GPU, start with virtual ones: `grn start --virtual 2x2GiB`."
@@ -110,7 +119,7 @@ class NvmlProbe:
         self._gpus = tuple(
             _gpu(found, links.get(found.uuid, ()))
             for found in first.found
-            if found.mode != _PROHIBITED
+            if _mode(found.mode) is not ComputeMode.PROHIBITED
         )
         self._watch.use(first, [gpu.uuid for gpu in self._gpus])
         if not self._gpus:
@@ -228,7 +237,15 @@ def _reading(
         used_bytes=max(0, gpu.total_bytes - said.free_bytes),
         load_pct=said.load_pct,
         uses=tuple(ProcessUse(pid, used, leases.get(pid, ())) for pid, used in said.uses),
+        mode=_mode(said.mode),
+        lists_processes=said.lists_processes,
     )
+
+
+def _mode(number: int | None) -> ComputeMode | None:
+    if number is None:
+        return None
+    return {0: ComputeMode.SHARED, 2: ComputeMode.PROHIBITED}.get(number, ComputeMode.EXCLUSIVE)
 
 
 def _health(*, is_gone: bool) -> GpuHealth:
@@ -252,7 +269,7 @@ def _gpu(found: FoundGpu, links: tuple[Link, ...]) -> Gpu:
         model=found.model,
         total_bytes=found.total_bytes,
         kind=GpuKind.MIG if found.is_slice else GpuKind.CARD,
-        is_exclusive=found.mode != 0,
+        is_exclusive=_mode(found.mode) is ComputeMode.EXCLUSIVE,
         links=links,
     )
 
@@ -261,12 +278,19 @@ def _notes(first: Launched, hung: Collection[int]) -> tuple[str, ...]:
     return (
         *(f"GPU {index} did not answer in time and is left out." for index in sorted(hung)),
         *(_left_out_note(left) for left in first.left_out),
+        *_blind_note(first),
         *(
             f"GPU {found.index} is in compute mode PROHIBITED and is left out."
             for found in first.found
-            if found.mode == _PROHIBITED
+            if _mode(found.mode) is ComputeMode.PROHIBITED
         ),
     )
+
+
+def _blind_note(first: Launched) -> tuple[str, ...]:
+    blind = {said.uuid for said in first.figures if not said.lists_processes}
+    gpus = [_gpu(found, ()) for found in first.found if found.uuid in blind]
+    return (f"{no_process_list(gpus)}.",) if gpus else ()
 
 
 def _left_out_note(left: LeftOut) -> str:

@@ -138,11 +138,18 @@ def load_pct(nvml: Nvml, handle: object) -> int | None:
     return load if load <= 100 else None  # billions have been seen
 
 
-def processes(nvml: Nvml, handle: object, total_bytes: int) -> dict[int, int | None]:
-    """Return the memory of each process on a GPU; None where the driver does not say."""
+def processes(nvml: Nvml, handle: object, total_bytes: int) -> dict[int, int | None] | None:
+    """Return the memory of each process on a GPU; None where the driver does not say.
+
+    Drivers before R450 have no list that pynvml can read, and some refuse to give one. The lists
+    beside that of compute processes are missing on many drivers that work.
+    """
     found: dict[int, int | None] = {}
     for name in _LISTS:
-        for pid, used_bytes in _one_list(nvml, handle, name, total_bytes):
+        listed = _one_list(nvml, handle, name, total_bytes)
+        if listed is None and name == _LISTS[0]:
+            return None
+        for pid, used_bytes in listed or ():
             found[pid] = _larger(found.get(pid), used_bytes)
     return found
 
@@ -156,9 +163,9 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 def _one_list(
     nvml: Nvml, handle: object, name: str, total_bytes: int
-) -> list[tuple[int, int | None]]:
-    """Read one process list by the first version that gives believable answers."""
-    plausible: list[tuple[int, int | None]] = []
+) -> list[tuple[int, int | None]] | None:
+    """Read one process list by the first version with believable answers, None: none answers."""
+    plausible: list[tuple[int, int | None]] | None = None
     for version in nvml.list_versions:
         try:
             entries = _entries(nvml, handle, name + version)
@@ -215,12 +222,12 @@ def switch_accounting_on(nvml: Nvml, handle: object) -> bool:
         return False
 
 
-def compute_mode(nvml: Nvml, handle: object) -> int:
+def compute_mode(nvml: Nvml, handle: object) -> int | None:
     """Return the compute mode: 0 shared, 2 prohibited, 1 or 3 for one context only."""
     try:
         return int(nvml.call("nvmlDeviceGetComputeMode", handle))
     except DriverError:
-        return 0
+        return None
 
 
 def slices(nvml: Nvml, handle: object) -> list[object] | None:

@@ -31,7 +31,7 @@ class DeviceSlot:
     model: str
     total_bytes: int
     is_slice: bool
-    mode: int
+    mode: int | None
     handle: object
     has_accounting: bool
 
@@ -181,7 +181,7 @@ def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> Devi
         model=nvml_calls.model(nvml, handle),
         total_bytes=nvml_calls.memory(nvml, handle).total_bytes,
         is_slice=is_slice,
-        mode=0 if is_slice else nvml_calls.compute_mode(nvml, handle),
+        mode=None if is_slice else nvml_calls.compute_mode(nvml, handle),
         handle=handle,
         has_accounting=not is_slice and nvml_calls.switch_accounting_on(nvml, handle),
     )
@@ -194,9 +194,11 @@ def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
         most_bytes = max(memory.total_bytes, slot.total_bytes)
         uses = nvml_calls.processes(nvml, slot.handle, most_bytes)
         load = None if slot.is_slice else nvml_calls.load_pct(nvml, slot.handle)
+        mode = None if slot.is_slice else nvml_calls.compute_mode(nvml, slot.handle)
     except DriverError as error:
         return {"code": error.code}
-    return {"code": 0, "free": memory.free_bytes, "load": load, "uses": sorted(uses.items())}
+    listed = None if uses is None else sorted(uses.items())
+    return {"code": 0, "free": memory.free_bytes, "load": load, "mode": mode, "uses": listed}
 
 
 def _numbers(value: object) -> list[int]:

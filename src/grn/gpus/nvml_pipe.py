@@ -63,7 +63,7 @@ class FoundGpu:
     model: str
     total_bytes: int
     is_slice: bool
-    mode: int
+    mode: int | None
     has_accounting: bool
 
 
@@ -82,9 +82,11 @@ class Figures:
 
     uuid: str
     code: int
-    free_bytes: int | None
-    load_pct: float | None
-    uses: tuple[tuple[int, int | None], ...]
+    free_bytes: int | None = None
+    load_pct: float | None = None
+    mode: int | None = None
+    uses: tuple[tuple[int, int | None], ...] = ()
+    lists_processes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,7 @@ def _found(line: Line) -> FoundGpu:
         model=str(line["model"]),
         total_bytes=_whole(line["total"]),
         is_slice=bool(line["is_slice"]),
-        mode=_whole(line["mode"]),
+        mode=_whole_or_none(line["mode"]),
         has_accounting=bool(line["has_accounting"]),
     )
 
@@ -307,16 +309,18 @@ def _left_out(line: Line) -> LeftOut:
 def _figures(line: Line) -> Figures:
     code = _whole(line["code"])
     if code:
-        return Figures(str(line["uuid"]), code, None, None, ())
+        return Figures(str(line["uuid"]), code)
     return Figures(
         uuid=str(line["uuid"]),
         code=0,
         free_bytes=_whole(line["free"]),
         load_pct=None if line["load"] is None else float(_whole(line["load"])),
+        mode=_whole_or_none(line["mode"]),
         uses=tuple(
-            (_whole(pid), None if used is None else _whole(used))
-            for pid, used in cast("list[list[object]]", line["uses"])
+            (_whole(pid), _whole_or_none(used))
+            for pid, used in cast("list[list[object]]", line["uses"] or [])
         ),
+        lists_processes=line["uses"] is not None,
     )
 
 
@@ -332,6 +336,10 @@ def _whole(value: object) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is not a whole number")
     return value
+
+
+def _whole_or_none(value: object) -> int | None:
+    return None if value is None else _whole(value)
 
 
 _FACTS: dict[str, Callable[[Line], Fact]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,6 +21,14 @@ class GpuHealth(Enum):
     OK = "ok"
     UNKNOWN = "unknown"  # no answer in time, or an error: no new job, running ones left alone
     LOST = "lost"  # the driver says it is gone
+
+
+class ComputeMode(Enum):
+    """Which processes the driver lets in. An administrator may change it at any time."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"  # one process at a time
+    PROHIBITED = "prohibited"  # none
 
 
 class LinkKind(Enum):
@@ -48,7 +57,7 @@ class Gpu:
     model: str
     total_bytes: int
     kind: GpuKind = GpuKind.CARD
-    is_exclusive: bool = False  # compute mode lets only one process in
+    is_exclusive: bool = False  # compute mode at the start lets only one process in
     links: tuple[Link, ...] = ()  # to GPUs near it
 
     @property
@@ -75,3 +84,14 @@ class Reading:
     used_bytes: int | None = None
     load_pct: float | None = None
     uses: tuple[ProcessUse, ...] = field(default=())
+    mode: ComputeMode | None = None
+    lists_processes: bool = True  # False: `uses` is empty because the driver has no list
+
+
+def no_process_list(gpus: Sequence[Gpu]) -> str:
+    """Say what it means that the driver does not list the processes on some GPUs."""
+    names = ", ".join(gpu.shown_name for gpu in gpus)
+    return (
+        f"the driver does not list the processes on GPU {names}, so the memory of a job there is "
+        "not known: say it (--mem), or update the driver to R450 or later"
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from grn.gpus import trees
 from grn.gpus.probe import GpuProbe, Inventory, Placement
 from grn.gpus.virtual import overflowing
-from grn.model.gpu import GpuHealth, GpuKind, Reading
+from grn.model.gpu import GpuHealth, GpuKind, Reading, no_process_list
 from grn.model.job import Holder, Outcome
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
@@ -146,7 +146,12 @@ class Loop:
                 f"lease {lease_id} has more memory than virtual GPU {index}, and this negotiator "
                 "may not end its processes"
             )
-        return self.store.trouble
+        if self.store.trouble:
+            return self.store.trouble
+        blind = [
+            book.gpu for book in self.engine.books.values() if not book.reading.lists_processes
+        ]
+        return no_process_list(blind) if blind else None
 
     def now(self) -> float:
         """Return the time events carry: it never jumps."""
@@ -403,11 +408,12 @@ class Loop:
 
     def _note_health(self, readings: tuple[Reading, ...]) -> None:
         for reading in readings:
-            before = self.engine.books[reading.uuid].reading.health
-            if reading.health is not before:
+            book = self.engine.books[reading.uuid]
+            if reading.health is not book.reading.health:
                 level = logging.INFO if reading.health is GpuHealth.OK else logging.WARNING
-                index = self.engine.books[reading.uuid].gpu.index
-                log.log(level, "gpu=%d health=%s", index, reading.health.value)
+                log.log(level, "gpu=%d health=%s", book.gpu.index, reading.health.value)
+            if reading.mode not in (None, book.mode):
+                log.warning("gpu=%d mode=%s", book.gpu.index, reading.mode.value)
 
     def _needs_last_look(self, lease: Lease) -> bool:
         if self._kind_of(lease) is GpuKind.VIRTUAL:

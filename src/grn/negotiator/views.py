@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Any
 
-from grn.model.gpu import GpuKind
+from grn.model.gpu import ComputeMode, GpuKind
 from grn.model.job import Request
 from grn.model.profile import Profile, Run
 from grn.model.text import harmless
@@ -142,13 +142,13 @@ def _is_meant(name: str, request: Request, shown_id: str) -> bool:
 
 def gpu(book: Book) -> Row:
     """Return one GPU."""
-    reading = book.reading
+    reading, is_shut = book.reading, book.is_read and book.mode is ComputeMode.PROHIBITED
     return {
         "index": book.gpu.index,
         "uuid": book.gpu.uuid,
         "model": harmless(book.gpu.model),
         "kind": book.gpu.kind.value,
-        "health": reading.health.value,
+        "health": ComputeMode.PROHIBITED.value if is_shut else reading.health.value,
         "total_bytes": book.gpu.total_bytes,
         "guard_bytes": book.guard_bytes,
         "used_bytes": reading.used_bytes,

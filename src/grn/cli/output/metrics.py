@@ -80,7 +80,12 @@ def _gpus(gpus: list[dict[str, Any]]) -> Iterable[tuple[str, str, str, list[Samp
     health: list[Sample] = [
         ({"gpu": row["index"], "uuid": row["uuid"]}, float(row["health"] == "ok")) for row in gpus
     ]
-    yield "grn_gpu_healthy", "gauge", "1 while the driver answers for it.", health
+    yield (
+        "grn_gpu_healthy",
+        "gauge",
+        "1 while the driver answers for it and lets jobs start.",
+        health,
+    )
     for name, help_text in _GPU_BYTES.items():
         yield f"grn_gpu_memory_{name}_bytes", "gauge", help_text, each(f"{name}_bytes")
     loads: list[Sample] = [

@@ -311,5 +311,6 @@ _WIDE_FROM = 110
 _SICK = {
     "unknown": "the driver does not answer for this GPU: no new jobs",
     "lost": "the driver says that this GPU is gone",
+    "prohibited": "the compute mode of this GPU lets no job start",
 }
 # Characters that take two columns, and those that join the one before them.

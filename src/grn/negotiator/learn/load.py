@@ -136,7 +136,7 @@ class Loads:
         uuid, shown = book.gpu.uuid, book.reading.load_pct
         passed_s = at - self._read_at.get(uuid, at)
         self._read_at[uuid] = at
-        if shown is None or not 0 < passed_s <= _LONGEST_S or not book.is_usable:
+        if shown is None or not 0 < passed_s <= _LONGEST_S or not book.is_read:
             return
         total, model = shown / 100, book.gpu.model
         held = [lease for lease in book.leases.values() if lease.state is LeaseState.HELD]

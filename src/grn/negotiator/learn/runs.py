@@ -155,7 +155,7 @@ class Runs:
     def _drain(self, lease: Lease) -> Iterator[Action]:
         """Let a dead job's lease go when the driver shows its memory gone."""
         books = self._holdings.books_of(lease)
-        if not all(book.is_usable for book in books):
+        if not all(book.is_read for book in books):
             return
         if any(lease.id in book.measured for book in books):
             freed = replace(lease, reserved=(0,) * len(lease.gpus))
@@ -168,9 +168,9 @@ class Runs:
     def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
         """Follow the memory of a running job; a first run that is flat gives room back."""
         books = self._holdings.books_of(lease)
-        if not all(book.is_usable for book in books):
+        if not all(book.is_read for book in books):
             return  # silence shows nothing, least of all that its memory is flat
-        measured = [book.measured.get(lease.id, 0) for book in books]
+        measured = [book.measured_of(lease.id) for book in books]
         used = max((size for size in measured if size is not None), default=0)
         is_hidden = any(book.unexplained_bytes > book.guard_bytes for book in books)
         if not used and (None in measured or is_hidden):

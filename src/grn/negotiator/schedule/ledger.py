@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from grn.model.gpu import Gpu, GpuHealth, GpuKind, Reading
+from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, Reading
 from grn.model.units import MiB
 from grn.negotiator.events import Lease, LeaseState
 
@@ -45,11 +45,14 @@ class Book:
     cap_because: str = ""
     capacity_bytes: int = field(init=False)  # what may be promised at most
     is_virtual: bool = field(init=False)
+    mode: ComputeMode = field(init=False)  # the last one that the driver told
     _sums: tuple[int, int, int, int, int] | None = None
 
     def __post_init__(self) -> None:
         self.capacity_bytes = self.gpu.total_bytes - self.guard_bytes
         self.is_virtual = self.gpu.kind is GpuKind.VIRTUAL
+        self.mode = ComputeMode.EXCLUSIVE if self.gpu.is_exclusive else ComputeMode.SHARED
+        self._note_mode()
 
     @property
     def most_takeable_bytes(self) -> int:
@@ -92,8 +95,23 @@ class Book:
         return (self._sums or self._totals())[3]
 
     @property
-    def is_usable(self) -> bool:
+    def is_read(self) -> bool:
+        """True when the latest reading tells what is on this GPU."""
         return self.reading.health is GpuHealth.OK and self.reading.used_bytes is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """True when a job could begin here."""
+        return self.is_read and self.mode is not ComputeMode.PROHIBITED
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True while the driver lets only one process in."""
+        return self.mode is ComputeMode.EXCLUSIVE
+
+    def measured_of(self, lease_id: str) -> int | None:
+        """Return what the processes of a lease have here, None when the driver does not say."""
+        return self.measured.get(lease_id, 0) if self.reading.lists_processes else None
 
     @property
     def has_probe(self) -> bool:
@@ -153,6 +171,7 @@ class Book:
     def read(self, reading: Reading) -> None:
         """Take in a new reading and share each process's memory among the leases it runs under."""
         self.reading = reading
+        self._note_mode()
         measured: dict[str, int | None] = {}
         self.entangled.clear()
         for use in reading.uses:
@@ -167,6 +186,10 @@ class Book:
             self.measured = measured
         self._sums = None
         self.note_change()
+
+    def _note_mode(self) -> None:
+        if self.reading.mode is not None:
+            self.mode = self.reading.mode
 
     def outgrown(self) -> list[str]:
         """Return the running leases that have more here than they reserved.
@@ -209,7 +232,7 @@ class Book:
     def _add_up(self) -> tuple[int, int, int]:
         booked = strangers = explained = 0
         for lease_id, lease in self.leases.items():
-            reserved, measured = lease.reserved_on(self.gpu.uuid), self.measured.get(lease_id, 0)
+            reserved, measured = lease.reserved_on(self.gpu.uuid), self.measured_of(lease_id)
             booked += max(reserved, measured or 0)
             if measured and measured > reserved and self._is_outgrown(lease):
                 booked += measured // 10  # it may well grow on
@@ -219,7 +242,7 @@ class Book:
         for use in self.reading.uses:
             live, size = self._live(use.leases), use.used_bytes or 0
             strangers += 0 if live else size
-            is_hidden = any(self.measured.get(lease_id, 0) is None for lease_id in live)
+            is_hidden = any(self.measured_of(lease_id) is None for lease_id in live)
             explained += 0 if is_hidden else size
         return booked, strangers, max(0, (self.reading.used_bytes or 0) - explained)
 

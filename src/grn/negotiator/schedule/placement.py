@@ -83,7 +83,7 @@ class FreeSpace:
 
 def is_taking(book: Book) -> bool:
     """True when a GPU may be open to somebody who has nothing here yet."""
-    return book.is_usable and not (book.leases and book.gpu.is_exclusive)
+    return book.is_usable and not (book.leases and book.is_exclusive)
 
 
 def is_empty(book: Book) -> bool:
@@ -153,7 +153,7 @@ def could_take(request: Request, need: Need, book: Book) -> bool:
     if not book.reading.uses:  # as on most GPUs that are free: nothing to tell apart
         return need.need_bytes <= book.once_empty_bytes
     strangers = book.strangers_bytes - _own_bytes(request, book)
-    if (request.is_exclusive or book.gpu.is_exclusive) and strangers > book.guard_bytes:
+    if (request.is_exclusive or book.is_exclusive) and strangers > book.guard_bytes:
         return False
     return need.need_bytes <= book.beside_bytes(strangers + book.unexplained_bytes)
 
@@ -236,7 +236,7 @@ def _fit(request: Request, need: Need, book: Book) -> Candidate | None:
     if not could_take(request, need, book):
         return None
     free = _free_for(request, book)
-    is_alone = request.is_exclusive or book.gpu.is_exclusive
+    is_alone = request.is_exclusive or book.is_exclusive
     if book.leases and (is_alone or need.need_bytes > free or book.has_exclusive):
         return None
     if need.load is not None and book.leases and book.load + need.load > book.load_cap + _TINY:
@@ -342,8 +342,11 @@ def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
 
 
 def _silent(books: Sequence[Book]) -> Wait:
-    names = ", ".join(str(book.gpu.index) for book in books if not book.is_usable)
-    return Wait(WaitReason.GPU_SILENT, f"the driver does not answer for GPU {names}")
+    silent = ", ".join(str(book.gpu.index) for book in books if not book.is_read)
+    shut = ", ".join(str(book.gpu.index) for book in books if book.is_read and not book.is_usable)
+    texts = [f"the driver does not answer for GPU {silent}"] if silent else []
+    texts += [f"the driver lets no job start on GPU {shut} (compute mode)"] if shut else []
+    return Wait(WaitReason.GPU_SILENT, "; ".join(texts))
 
 
 def _why(
@@ -370,8 +373,9 @@ def _why(
     if request.gpus > 1 and fits:
         text = f"needs {request.gpus} GPUs at once with {show_size(need.need_bytes)} each"
         return Wait(WaitReason.NOT_ENOUGH_GPUS, f"{text}; only {len(fits)} can take it now")
-    if request.is_exclusive or best.gpu.is_exclusive:
-        return Wait(WaitReason.NO_EMPTY_GPU, "needs a GPU to itself and none is empty")
+    if request.is_exclusive or best.is_exclusive:
+        mode = "" if request.is_exclusive else f" (compute mode of GPU {best.gpu.index})"
+        return Wait(WaitReason.NO_EMPTY_GPU, f"needs a GPU to itself{mode} and none is empty")
     if need.beside and _could(request, _but_for_pairs(needs), usable):
         return _clashes(need.beside, usable)
     if need.load is not None and _could(request, _but_for_load(needs), usable):

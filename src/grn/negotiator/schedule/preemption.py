@@ -61,7 +61,7 @@ class Preemption:
     def _follow(self, lease: Lease, at: float, kept: dict[_Place, Track]) -> Iterator[WantBack]:
         """Ask a first run to make room where memory runs out before long."""
         for book in self._holdings.books_of(lease):
-            if not book.is_usable or not self._holdings.is_sharing(lease):
+            if not book.is_read or not self._holdings.is_sharing(lease):
                 continue
             for lease_id in book.leases:
                 place = (book.gpu.uuid, lease_id)

@@ -45,7 +45,7 @@ function card(gpu) {
   const here = state.leases.filter((lease) => lease.gpus.includes(gpu.index));
   const isWell = gpu.health === "ok";
   const load = gpu.load_pct === null ? "" : `${Math.round(gpu.load_pct)} % busy`;
-  const free = isWell ? `${size(Math.max(0, gpu.free_bytes))} free of ${size(gpu.total_bytes)}` : `the driver does not answer (${plain(gpu.health)})`;
+  const free = isWell ? `${size(Math.max(0, gpu.free_bytes))} free of ${size(gpu.total_bytes)}` : gpu.health === "prohibited" ? "its compute mode lets no job start" : `the driver does not answer (${plain(gpu.health)})`;
   return el("section", { class: `card${isWell ? "" : " lost"}`, "aria-label": `GPU ${gpu.index}` },
     el("div", { class: "top" }, el("b", {}, `GPU ${gpu.index}`), el("small", {}, plain(gpu.model))),
     el("div", { class: "bar" }, bar(gpu, here)),
