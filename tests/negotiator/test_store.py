@@ -386,6 +386,7 @@ def test_an_empty_file_is_a_fresh_start(tmp_path: Path, content: bytes) -> None:
 def test_a_file_of_a_newer_grn_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     with a_store(tmp_path) as store:
         store.write(some_actions())
+    changed(tmp_path, "ALTER TABLE runs ADD COLUMN newer TEXT")
     changed(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
     with pytest.raises(MachineError, match="written by a newer grn") as caught:
@@ -609,6 +610,7 @@ def test_a_newer_file_is_one_clear_line(story: Story) -> None:
     state = story.folder / "state"
     with a_store(state):
         pass
+    changed(state, "ALTER TABLE runs ADD COLUMN newer TEXT")
     changed(state, "PRAGMA user_version = 99")
 
     begun = begin(story, negotiator_of(None, "--gpus", "virtual:1x1GiB"))

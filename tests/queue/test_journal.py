@@ -539,14 +539,53 @@ def test_only_its_user_can_read_it(journals: Journals, tmp_path: Path) -> None:
 
 
 def test_a_newer_file_is_refused_in_plain_words(journals: Journals, tmp_path: Path) -> None:
-    journals("other")
-    path = tmp_path / "queue"
-    path.mkdir()
-    with sqlite3.connect(path / "queue.sqlite3") as db:
+    journals().close()
+    with closing(sqlite3.connect(tmp_path / "queue" / "queue.sqlite3")) as db, db:
+        db.execute("ALTER TABLE jobs ADD COLUMN newer TEXT")
         db.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
-    db.close()
     with pytest.raises(MachineError, match="written by a newer grn"):
         journals()
+
+
+@pytest.mark.parametrize("number", [0, 1, SCHEMA_VERSION + 1, 1 << 20, -(1 << 31) + 4])
+def test_a_damaged_version_number_costs_no_job(
+    journals: Journals, tmp_path: Path, number: int
+) -> None:
+    journal = journals()
+    submit(journal, a_job())
+    journal.close()
+    with closing(sqlite3.connect(tmp_path / "queue" / "queue.sqlite3")) as db:
+        db.execute(f"PRAGMA user_version={number}")
+
+    journal = journals()
+    assert [one.fault for one in journal.kept()] == [""]
+    assert not journal.trouble
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(b"INTEGER NOT NULL, place", b"INTE\xc7ER NOT NULL, place"), (b"mem_bytes", b"mem\xdfbytes")],
+)
+def test_a_journal_with_a_damaged_schema_is_set_aside(
+    journals: Journals, tmp_path: Path, at: bytes, value: bytes
+) -> None:
+    journals().close()
+    path = tmp_path / "queue" / "queue.sqlite3"
+    path.write_bytes(path.read_bytes().replace(at, value))
+
+    assert "set aside" in journals().trouble
+
+
+def test_a_journal_of_a_format_that_sqlite_refuses_is_set_aside(
+    journals: Journals, tmp_path: Path
+) -> None:
+    journals().close()
+    path = tmp_path / "queue" / "queue.sqlite3"
+    data = bytearray(path.read_bytes())
+    data[47] = 5
+    path.write_bytes(data)
+
+    assert "set aside" in journals().trouble
 
 
 _NEW = {  # columns that a version of the schema brought

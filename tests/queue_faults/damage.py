@@ -54,11 +54,11 @@ def spoil(path: Path, harms: Sequence[Harm], chance: random.Random) -> int:
     return done
 
 
-def flip_bits(path: Path, count: int, chance: random.Random) -> None:
-    """Flip some bits of a file."""
+def flip_bits(path: Path, count: int, chance: random.Random, within: int | None = None) -> None:
+    """Flip some bits of a file, or of its first bytes only."""
     data = bytearray(path.read_bytes())
     for _ in range(count):
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        data[chance.randrange(within or len(data))] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
 
 

@@ -11,13 +11,14 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grn.errors import GrnError, MachineError, UnknownJob
+from grn.errors import GrnError
 from grn.negotiator.events import SaveLease, SaveRun
 from grn.negotiator.store import FILE_NAME as NEGOTIATOR_FILE
 from grn.negotiator.store import Store
@@ -274,11 +275,8 @@ def _made(folder: Path, count: int) -> dict[int, NewJob]:
 
 def _look(folder: Path, jobs: dict[int, NewJob]) -> str:
     """Open a damaged journal and read all of it; return what became of it in a few words."""
-    try:
-        journal = Journal(str(folder), "boot", time.time)
-    except MachineError:
-        return "refused in words"
-    try:
+    journal = Journal(str(folder), "boot", time.time)
+    with closing(journal):
         if journal.trouble:
             return "set aside whole"
         faults = {kept.spec.id for kept in journal.kept() if kept.fault}
@@ -297,10 +295,12 @@ def _look(folder: Path, jobs: dict[int, NewJob]) -> str:
             assert command.time_limit_s == job.command.time_limit_s
             assert number in shown
         return "records set aside" if faults else "all well"
-    except (MachineError, UnknownJob):
-        return "refused in words"
-    finally:
-        journal.close()
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    """Flip a few bits: anywhere, in the schema, or in the header, where each has a meaning."""
+    within = chance.choice((None, None, 4096, 100))
+    flip_bits(path, chance.choice((1, 1, 2, 8)), chance, within)
 
 
 def _flip_often(tmp_path: Path, seed: int, times: int) -> Counter[str]:
@@ -310,7 +310,7 @@ def _flip_often(tmp_path: Path, seed: int, times: int) -> Counter[str]:
     for turn in range(times):
         folder = tmp_path / "flipped"
         shutil.copytree(tmp_path / "good", folder)
-        flip_bits(folder / "queue.sqlite3", chance.choice((1, 1, 2, 8)), chance)
+        _flip(folder / "queue.sqlite3", chance)
         try:
             ends[_look(folder, jobs)] += 1
         except Exception as error:
@@ -332,10 +332,9 @@ def _load_flipped(tmp_path: Path, seed: int, times: int) -> Counter[str]:
     for turn in range(times):
         folder = tmp_path / "flipped"
         shutil.copytree(tmp_path / "good", folder)
-        flip_bits(folder / NEGOTIATOR_FILE, chance.choice((1, 1, 2, 8)), chance)
-        store = Store(str(folder), "boot")
-        found = store.load()
-        store.close()
+        _flip(folder / NEGOTIATOR_FILE, chance)
+        with closing(Store(str(folder), "boot")) as store:
+            found = store.load()
         assert set(found.leases) <= set(leases), f"seed {seed}, turn {turn}"
         assert all(run == a_run(1 << 30) for one in found.profiles for run in one.runs)
         is_whole = len(found.leases) == 40 and len(found.profiles) == 40

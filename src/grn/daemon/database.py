@@ -1,24 +1,124 @@
-"""What both services ask of their SQLite files: sound pages, checksums, a file in its place.
+"""SQLite files of both daemons: version, sound pages, checksums, a file that is in its place.
 
-Knows no table; schemas and rows are the services' own.
+A damaged file is set aside and never keeps a daemon from starting; a file of a newer grn does, and
+so does a folder that cannot be used. Knows no table; schemas and rows are the daemons' own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sqlite3
 import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from grn.errors import MachineError
+
+log = logging.getLogger(__name__)
 MAX_COMPLAINTS = 10_000
-BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter by words of a damaged schema
+_OF_DISK = (  # messages of SQLite: `sqlite_errorcode` is not there before Python 3.11
+    "unable to open", "disk I/O", "disk is full", "locked", "locking protocol", "interrupted",
+    "permission", "large file support",
+)  # fmt: skip
+_VERSIONS_AT, _VERSIONS = slice(18, 20), (b"\1\1", b"\2\2")  # of the format, to write and to read
 _OF_ROWS = re.compile(r"(NULL|NUMERIC|TEXT) value in ")
 _OF_INDEXES = re.compile(r"\bindex\b")
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
 Identity = tuple[int, int]  # device and inode
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables of a file, and what leads from each version to the next.
+
+    Each version adds a column and drops none, so that a damaged number is not taken for a newer
+    version.
+    """
+
+    version: int
+    sql: str
+    changes: Mapping[int, str]
+    fill: Mapping[int, Callable[[sqlite3.Connection], None]]  # follows a change; 0: the creation
+
+
+def open_or_set_aside(
+    path: str, opener: Callable[[str], sqlite3.Connection]
+) -> tuple[sqlite3.Connection, str]:
+    """Open a file; a damaged one is set aside for a new one. Return also where it is then."""
+    try:
+        return opener(path), ""
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not _is_damage(error, path):
+            raise
+        aside = _set_aside(path)
+        log.error("action=set-aside path=%s to=%s reason=%r", path, aside, str(error))
+    return opener(path), aside
+
+
+def _is_damage(error: Exception, path: str) -> bool:
+    """True when an error is of what stands in the file, not of the disk or of rights."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    if "readonly" in str(error):  # also by a format that SQLite may not write
+        with open(path, "rb") as file:
+            return file.read(100)[_VERSIONS_AT] not in _VERSIONS
+    return not any(words in str(error) for words in _OF_DISK)
+
+
+def _set_aside(path: str) -> str:
+    number = 1
+    while os.path.lexists(f"{path}.broken-{number}"):
+        number += 1
+    aside = f"{path}.broken-{number}"
+    for part in ("-wal", "-shm", "-journal", ""):  # what is left of it must not meet the next one
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path + part, aside + part)
+    return aside
+
+
+def prepare(db: sqlite3.Connection, path: str, schema: Schema) -> None:
+    """Check a file and bring it up to date, or make its tables.
+
+    Raise MachineError for a file of a newer grn, sqlite3.Error for a damaged one.
+    """
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    check(db)
+    found, wanted = _columns(db), _columns_of(schema.sql)
+    if version > schema.version and found > wanted:
+        raise MachineError(
+            f"{path} was written by a newer grn (schema {version}).",
+            "Use that grn, or name another folder in GRN_STATE_DIR.",
+        )
+    if found == wanted and version != schema.version:
+        log.error("action=mend-version path=%s was=%d is=%d", path, version, schema.version)
+        db.execute(f"PRAGMA user_version={schema.version}")
+    elif not found and version == 0:
+        _change(db, schema.sql, schema.fill.get(0), schema.version)
+    elif found != wanted:
+        for older in range(max(version, 0), schema.version):
+            _change(db, schema.changes.get(older, ""), schema.fill.get(older), older + 1)
+    missing = wanted - _columns(db)
+    if missing:
+        raise sqlite3.DatabaseError(f"columns are missing: {sorted(missing)[:3]}")
+
+
+def _change(
+    db: sqlite3.Connection,
+    sql: str,
+    fill: Callable[[sqlite3.Connection], None] | None,
+    version: int,
+) -> None:
+    """Lead to a version, whole or not at all."""
+    db.executescript(f"BEGIN IMMEDIATE; {sql}")
+    if fill is not None:
+        fill(db)
+    db.execute(f"PRAGMA user_version={version}")
+    db.execute("COMMIT")
 
 
 def checksum(*values: Any) -> int:
@@ -69,18 +169,20 @@ def check(db: sqlite3.Connection) -> None:
     raise sqlite3.DatabaseError(complaints[0])
 
 
-def check_tables(db: sqlite3.Connection, schema: str) -> None:
-    """Raise DatabaseError when a column that a schema makes is not there."""
+def _columns_of(sql: str) -> set[tuple[str, str, str]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(schema)
-        wanted = {name: _columns(fresh, name) for (name,) in fresh.execute(_TABLES)}
-    for table, columns in wanted.items():
-        if not columns <= _columns(db, table):
-            raise sqlite3.DatabaseError(f"columns of its table {table} are missing")
+        fresh.executescript(sql)
+        return _columns(fresh)
 
 
-def _columns(db: sqlite3.Connection, table: str) -> set[str]:
-    return {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
+def _columns(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Return table, name and type of all columns."""
+    tables = [name for (name,) in read(db, _TABLES)]
+    return {
+        (table, column[1], column[2])
+        for table in tables
+        for column in read(db, "SELECT * FROM pragma_table_info(?)", (table,))
+    }
 
 
 def identity(path: str) -> Identity | None:

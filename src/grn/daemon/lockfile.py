@@ -404,15 +404,3 @@ def file_system_of(path: str, mounted: str) -> str:
         if inside and len(point) >= len(best):
             best, kind = point, fields[2]
     return kind
-
-
-def set_aside(path: str) -> str:
-    """Put a database that is none out of the way, and return where it is kept."""
-    number = 1
-    while os.path.lexists(f"{path}.broken-{number}"):
-        number += 1
-    aside = f"{path}.broken-{number}"
-    for part in ("-wal", "-shm", "-journal", ""):  # what is left of it must not meet the next one
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path + part, aside + part)
-    return aside

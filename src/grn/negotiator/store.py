@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import msgspec
 
 from grn.daemon import database
-from grn.daemon.lockfile import set_aside
 from grn.errors import MachineError
 from grn.model.job import Holder
 from grn.model.profile import Profile
@@ -81,7 +80,7 @@ _CHANGES = {  # what leads from a version to the next
     " ALTER TABLE runs ADD COLUMN ran_out_alone INTEGER NOT NULL DEFAULT 0;"
     f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
 }
-_FILLED = {6: fill_checksums}  # what follows, before the new version counts
+SCHEMA = database.Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {6: fill_checksums})
 
 Row = tuple[str, str]  # table, key
 
@@ -114,7 +113,7 @@ class Store:
         self._look_at = 0.0
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            self._db = _open_or_begin_anew(self.path)
+            self._db, _ = database.open_or_set_aside(self.path, _open)
         except (OSError, sqlite3.Error) as error:
             is_locked = "locked" in str(error)
             hint = "Make it writable" if not is_locked else "End the negotiator that uses it"
@@ -343,18 +342,6 @@ def _row_of(action: SaveLease | DropLease | SaveWaiting | DropWaiting) -> Row:
     return ("leases", action.lease) if isinstance(action, DropLease) else ("waiting", action.key)
 
 
-def _open_or_begin_anew(path: str) -> sqlite3.Connection:
-    """Open the file; a broken one is set aside: what it knew can be learned again."""
-    try:
-        return _open(path)
-    except sqlite3.OperationalError:  # the disk or the rights to it: the file may be good
-        raise
-    except database.BROKEN as error:
-        aside = set_aside(path)
-        log.error("action=set-aside path=%s to=%s reason=%r", path, aside, str(error))
-        return _open(path)
-
-
 def _open(path: str) -> sqlite3.Connection:
     old_mask = os.umask(0o077)
     try:
@@ -374,24 +361,4 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
     db.execute("PRAGMA locking_mode=EXCLUSIVE")
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=NORMAL")
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        raise MachineError(
-            f"{path} was written by a newer grn (schema {version}).",
-            "Use that grn, or name another folder in GRN_STATE_DIR.",
-        )
-    database.check(db)
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if version == 0 and not tables:
-        db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-    elif not tables >= {"leases", "waiting", "runs"}:
-        raise sqlite3.DatabaseError(f"it holds other tables: {sorted(tables)}")
-    else:
-        for older in range(version, SCHEMA_VERSION):
-            change = _CHANGES.get(older, "")
-            db.executescript(f"BEGIN; {change}")
-            if older in _FILLED:
-                _FILLED[older](db)
-            db.execute(f"PRAGMA user_version={older + 1}")
-            db.execute("COMMIT")
-    database.check_tables(db, _SCHEMA)
+    database.prepare(db, path, SCHEMA)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from grn.daemon import database
-from grn.daemon.lockfile import set_aside
 from grn.errors import MachineError
 from grn.queue import rows
 
@@ -65,19 +64,22 @@ CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 """
 
 _CHANGES = {  # what leads from a version to the next
-    1: ("ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT ''",),
-    2: (
-        "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT ''",
-    ),
-    3: (
-        "ALTER TABLE jobs ADD COLUMN checksum INTEGER",
-        "ALTER TABLE jobs ADD COLUMN state_checksum INTEGER",
-        "ALTER TABLE attempts ADD COLUMN checksum INTEGER",
-        "ALTER TABLE identity ADD COLUMN checksum INTEGER",
-    ),
+    1: "ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT '';",
+    2: "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;"
+    " ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT '';",
+    3: "ALTER TABLE jobs ADD COLUMN checksum INTEGER;"
+    " ALTER TABLE jobs ADD COLUMN state_checksum INTEGER;"
+    " ALTER TABLE attempts ADD COLUMN checksum INTEGER;"
+    " ALTER TABLE identity ADD COLUMN checksum INTEGER;",
 }
-_FILLED = {3: rows.fill_checksums}  # what follows the statements, in the same transaction
+
+
+def _give_name(db: sqlite3.Connection) -> None:
+    name = secrets.token_hex(8)
+    db.execute("INSERT INTO identity VALUES (?,?)", (name, database.checksum(name)))
+
+
+SCHEMA = database.Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {0: _give_name, 3: rows.fill_checksums})
 
 
 class NotWritten(MachineError):
@@ -183,19 +185,16 @@ class Disk:
 
     def _open_or_begin_anew(self) -> sqlite3.Connection:
         """Open the file; one that is no journal is kept for whoever can mend it."""
-        try:
-            return open_file(self.path)
-        except sqlite3.OperationalError:
-            raise  # the disk or the rights, not the file
-        except database.BROKEN:
-            aside = set_aside(self.path)
-        self.trouble = f"the journal was broken and is set aside as {aside}; its jobs are not here"
-        if os.path.exists(self._copy):
-            kept = f"{self._copy}.kept-{aside.rpartition('-')[2]}"
-            os.rename(self._copy, kept)  # else the next copy would take its place
-            self.trouble += f"; a copy, an hour older at most, is {kept}"
-        log.error("action=set-aside path=%s", aside)
-        return open_file(self.path)
+        db, aside = database.open_or_set_aside(self.path, open_file)
+        if aside:
+            self.trouble = (
+                f"the journal was broken and is set aside as {aside}; its jobs are not here"
+            )
+            if os.path.exists(self._copy):
+                kept = f"{self._copy}.kept-{aside.rpartition('-')[2]}"
+                os.rename(self._copy, kept)  # else the next copy would take its place
+                self.trouble += f"; a copy, an hour older at most, is {kept}"
+        return db
 
     def _fill_ballast(self) -> None:
         """Keep some disk back, to be let go when it fills up, so that ends can still be written."""
@@ -228,34 +227,7 @@ def _prepare(db: sqlite3.Connection, path: str) -> None:
     db.execute("PRAGMA locking_mode=EXCLUSIVE")
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        raise MachineError(
-            f"{path} was written by a newer grn (schema {version}).",
-            "Use that grn, or name another folder in GRN_STATE_DIR.",
-        )
-    database.check(db)
-    if version == 0:
-        name = secrets.token_hex(8)
-        db.executescript(
-            f"BEGIN; {_SCHEMA}"
-            f" INSERT INTO identity VALUES ('{name}', {database.checksum(name)});"
-            f" PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
-        )
-    for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-        _bring_up_to_date(db, older)
-    database.check_tables(db, _SCHEMA)
-
-
-def _bring_up_to_date(db: sqlite3.Connection, older: int) -> None:
-    """Lead from one version to the next, whole or not at all."""
-    db.execute("BEGIN IMMEDIATE")
-    for statement in _CHANGES[older]:
-        db.execute(statement)
-    if older in _FILLED:
-        _FILLED[older](db)
-    db.execute(f"PRAGMA user_version={older + 1}")
-    db.execute("COMMIT")
+    database.prepare(db, path, SCHEMA)
 
 
 def _written_at(path: str) -> float:
