@@ -91,3 +91,26 @@ def test_without_the_notes_of_shims_living_processes_tell_that_a_job_has_begun(r
     rig.start()
 
     assert silent.end() == ("lost", None, 1)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_files_of_an_attempt_that_cannot_be_used_cost_its_own_job_only(
+    rig: Rig, is_alive: bool
+) -> None:
+    rig.start()
+    silent = Silent(rig)
+    assert rig.queue is not None
+    rig.queue.kill()
+    if not is_alive:
+        silent.gate.touch()
+        gone([silent.shim])
+    silent.record.unlink()
+    silent.record.mkdir()
+    rig.start()
+    other = rig.submit(["true"])
+
+    assert rig.ended(other)["reason"] == "ok"
+    assert is_alive == (rig.row(silent.job)["state"] == "running")
+    silent.gate.touch()
+    assert silent.end() == ("lost", None, 1)
+    assert "Is a directory: it is not run again" in rig.row(silent.job)["why"]

@@ -256,7 +256,7 @@ class QueueEngine:
         if job is None or moved(job.state, event) is None:
             return
         is_stopping = job.state is JobState.STOPPING
-        exit = Exit(None, text="the shim was killed")
+        exit = Exit(None, text=job.fault or "the shim was killed")
         yield SaveAttemptEnd(event.job, event.attempt, EndReason.LOST, exit, None)
         yield from self._conclude(job, finish.after_loss(job.tries_left, is_stopping), exit)
 
@@ -281,7 +281,7 @@ class QueueEngine:
     def _conclude(
         self, job: QueuedJob, verdict: finish.AttemptEnd | finish.RunAgain, exit: Exit | None
     ) -> Iterator[Action]:
-        if job.fault and isinstance(verdict, finish.RunAgain):
+        if job.fault and (isinstance(verdict, finish.RunAgain) or verdict.reason is EndReason.LOST):
             verdict = finish.AttemptEnd(EndReason.LOST, job.fault)
         self._roll.busy -= 1
         job.lease, job.grant = "", None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -35,6 +36,15 @@ IDLE_S = 2.0
 START_AGAIN_S = 0.5
 LOOK_AGAIN_S = 0.001
 MAX_NOTED = 10_000
+
+
+_OF_ITS_FILES = {  # errors that concern one attempt; the others concern the disk
+    errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+}  # fmt: skip
+
+
+class UnreadableAttempt(Exception):
+    """The files of one attempt cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +282,19 @@ class Launcher:
             while (found := self._look(attempt, is_same_boot)) is None:
                 time.sleep(LOOK_AGAIN_S)
         except OSError as error:
+            if error.errno in _OF_ITS_FILES:
+                raise UnreadableAttempt(
+                    f"its files {self.folder(attempt)}* cannot be used: {error.strerror}"
+                ) from error
             raise MachineError(
                 f"the folder {self.folder(attempt)} cannot be used: {error.strerror}.",
                 "Make room on that disk, or make it writable; nothing is lost.",
             ) from error
         return found
+
+    def find_process(self, attempt: Attempt) -> AttemptFate:
+        """Find by its processes alone whether an attempt lives, and watch it."""
+        return AttemptFate.ALIVE if self._adopt_by_lock(attempt) else AttemptFate.LOST
 
     def _look(self, attempt: Attempt, is_same_boot: bool) -> AttemptFate | None:
         """Look at an attempt once; None when it changed while we looked."""

@@ -49,7 +49,7 @@ from grn.queue.events import (
 from grn.queue.finish import reason_of
 from grn.queue.journal import Journal
 from grn.queue.journal_file import NotWritten
-from grn.queue.launcher import Launcher, LaunchSettings
+from grn.queue.launcher import Launcher, LaunchSettings, UnreadableAttempt
 from grn.queue.leases import Leases
 from grn.queue.rows import RUN_NO_MORE, BadRow
 from grn.queue.workers import Attempt, Record
@@ -158,7 +158,12 @@ class QueueLoop:
             # the safe guess: a shim that lives is found, and nothing is run again.
             boot, fault = self._boot, fault or RUN_NO_MORE
             log.error("action=set-aside job=%d attempt=%d", kept.spec.id, kept.attempt)
-        found = self.launcher.find(Attempt(kept.spec.id, kept.attempt), boot == self._boot)
+        attempt = Attempt(kept.spec.id, kept.attempt)
+        try:
+            found = self.launcher.find(attempt, boot == self._boot)
+        except UnreadableAttempt as error:
+            found, fault = self.launcher.find_process(attempt), f"{error}: it is not run again"
+            log.error("action=set-aside job=%d reason=%r", kept.spec.id, fault)
         log.info(
             "action=recover job=%d attempt=%d found=%s", kept.spec.id, kept.attempt, found.value
         )
