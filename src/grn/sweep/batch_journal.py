@@ -1,7 +1,8 @@
 """What a batch has done so far, beside its file: one JSON line for each job that ended.
 
 Lines are only added, so a batch that was killed has lost at most the line it was writing; it runs
-that job again.
+that job again. Each run of a batch first adds a line with the version of those that follow; lines
+before any such line are of version 1, which differs in nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from grn.errors import MachineError, UsageError
 from grn.sweep.batch_file import BatchJob
 
+VERSION = 2
 JOURNAL, REPORT, LOGS = "journal.jsonl", "report.json", "logs"
 _KINDS: dict[str, type | tuple[type, ...]] = {  # of what every version wrote
     "id": str, "line": int, "command": str, "outcome": str, "status": int, "gpu": str,
@@ -78,8 +80,7 @@ class Diary:
                 "Choose another with --out DIR.",
             ) from error
         before = finished(self.folder) if is_resumed else {}
-        if not is_resumed:
-            self._add({"begin": "anew"})
+        self._add({"version": VERSION} if is_resumed else {"version": VERSION, "begin": "anew"})
         return before
 
     def close(self) -> None:
@@ -124,10 +125,17 @@ class Diary:
 def finished(folder: str) -> dict[str, Entry]:
     """Return the jobs that ended well since the batch was last begun anew."""
     found: dict[str, Entry] = {}
+    version: object = 1
     for row in _rows(os.path.join(folder, JOURNAL)):
         if "begin" in row:
             found.clear()
+        if "begin" in row or "version" in row:
+            version = row.get("version", 1)
             continue
+        if isinstance(version, int) and version > VERSION:
+            raise UsageError(
+                f"{folder}/{JOURNAL} was written by a newer grn.", "Use that one, or --out DIR."
+            )
         entry = _entry(row)
         if entry is None:
             continue  # written by another version: that job runs again

@@ -1,0 +1,53 @@
+"""Every form in which grn keeps state has a version, and a file of each form before is read."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from grn.errors import UsageError
+from grn.negotiator import store
+from grn.queue import attempt_files, journal_file
+from grn.sweep import batch_journal, manifest
+
+DATA = Path(__file__).parent / "data"
+FORMS = {  # version, and the folder in tests/data with the form before it
+    "journal of the queue": (journal_file.SCHEMA_VERSION, 4, "queue-b8da9a9"),
+    "record of an attempt": (attempt_files.FORMAT, 3, "queue-b8da9a9"),
+    "state of the negotiator": (store.SCHEMA_VERSION, 7, "negotiator-b8da9a9"),
+    "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),
+    "manifests of a sweep": (manifest.VERSION, 1, None),  # the first
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_new_version_of_a_stored_form_comes_with_a_file_of_the_one_before(form: str) -> None:
+    version, listed, folder = FORMS[form]
+
+    assert version == listed, "add a file of the version before to tests/data"
+    assert (version == 1) if folder is None else (DATA / folder).is_dir()
+
+
+def test_the_state_of_an_older_negotiator_is_read(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / store.FILE_NAME)) as db:
+        db.executescript((DATA / "negotiator-b8da9a9" / "negotiator.sql").read_text())
+
+    with closing(store.Store(str(tmp_path), "boot")) as opened:
+        found = opened.load()
+
+    assert [one.id for one in found.leases] == ["lease-1"]
+    assert [len(one.runs) for one in found.profiles] == [2]
+
+
+def test_the_journal_of_an_older_batch_is_read() -> None:
+    assert set(batch_journal.finished(str(DATA / "batch-3368bb6"))) == {"a", "c"}
+
+
+def test_the_journal_of_a_newer_batch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / batch_journal.JOURNAL).write_text('{"version": 99}\n{"id": "a"}\n')
+
+    with pytest.raises(UsageError, match="newer grn"):
+        batch_journal.finished(str(tmp_path))
