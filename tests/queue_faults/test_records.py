@@ -93,6 +93,20 @@ def test_without_the_notes_of_shims_living_processes_tell_that_a_job_has_begun(r
     assert silent.end() == ("lost", None, 1)
 
 
+def test_the_notes_of_shims_are_dropped_when_the_queue_is_empty(rig: Rig) -> None:
+    rig.start()
+    silent = Silent(rig)
+    (notes,) = rig.story.folder.rglob("begun")
+    rig.ended(rig.submit(["true"]))
+    assert len(notes.read_text().splitlines()) == 2
+    silent.gate.touch()
+
+    assert silent.end() == ("failed", STATUS, 1)
+    wait_for(lambda: notes.read_text() == "", "the notes to be dropped")
+    rig.ended(rig.submit(["true"]))  # by a shim that has the file open
+    wait_for(lambda: notes.read_text() == "", "the notes to be dropped")
+
+
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_files_of_an_attempt_that_cannot_be_used_cost_its_own_job_only(
     rig: Rig, is_alive: bool

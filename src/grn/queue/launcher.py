@@ -160,7 +160,7 @@ class Launcher:
         self._busy[attempt] = worker
         self._noted += 1
         if self._noted >= MAX_NOTED:
-            self._shorten_notes()
+            self.shorten_notes()
         self._on_started(attempt)
         return True
 
@@ -376,9 +376,10 @@ class Launcher:
     def found_all(self) -> None:
         """Forget what was needed to find attempts."""
         self._evidence = None
-        self._shorten_notes()
+        self.shorten_notes()
 
-    def _shorten_notes(self) -> None:
+    def shorten_notes(self) -> None:
+        """Keep what shims noted of attempts that are under way only."""
         self._noted = 0
         evidence.keep_only(self._begun, map(self.tag, [*self._busy, *self._adopted]))
 

@@ -282,6 +282,7 @@ class QueueLoop:
             return ""
 
     def _tell_empty(self, _action: TellEmpty) -> None:
+        self.launcher.shorten_notes()
         if self._hooks.on_empty:
             self._notify(self._hooks.on_empty, {"GRN_EVENT": "empty"})
 
