@@ -189,6 +189,9 @@ def test_signals_are_passed_on(
     assert job.wait().code == 7
     assert story.said()[-1] == f"heard {int(signum)}"
     assert here.leases() == []
+    is_stopped = signum in (signal.SIGTERM, signal.SIGINT)
+    outcomes = [one["outcome"] for one in here.history()]
+    assert outcomes == ["cancelled" if is_stopped else "failed"]
 
 
 def test_the_command_and_its_lease_outlive_grn_exec(

@@ -204,6 +204,9 @@ class Lease:
                 if connection is not None:
                     connection.close()
                 connection = None
+                if isinstance(error, UsageError) and ending["outcome"] == "cancelled":
+                    ending = {**ending, "outcome": "failed"}  # an older negotiator
+                    continue
                 if isinstance(error, GrnError) and not isinstance(error, ConnectionError):
                     return None  # it answered: the lease is not ours any more
                 if waited_s >= RELEASE_RECONNECT_S or isinstance(error, TimeoutError):

@@ -21,7 +21,7 @@ class Outcome(Enum):
     FAILED = "failed"
     OUT_OF_MEMORY = "out-of-memory"
     TIMED_OUT = "timed-out"
-    CANCELLED = "cancelled"  # of a lease: given back before anything ran under it
+    CANCELLED = "cancelled"  # of a lease: its user stopped it, or nothing ran under it
     NOT_RUNNABLE = "not-runnable"
     REFUSED = "refused"  # it can never get what it asks for
     SKIPPED = "skipped"  # a job it comes after did not end as it must

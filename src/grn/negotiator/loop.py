@@ -208,7 +208,7 @@ class Loop:
         lease = self.engine.leases[lease_id]
         if lease_id in self._overflowed and ending.outcome is Outcome.FAILED:
             ending = replace(ending, outcome=Outcome.OUT_OF_MEMORY)
-        elif ending.outcome is Outcome.FAILED and self.engine.wanted(lease_id) is not None:
+        elif ending.outcome in _UNFINISHED and self.engine.wanted(lease_id) is not None:
             ending = replace(ending, outcome=Outcome.REQUEUED)
         if self._needs_last_look(lease):
             later = self._release_later(lease_id, ending, then)
@@ -470,6 +470,9 @@ class Loop:
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind
+
+
+_UNFINISHED = (Outcome.FAILED, Outcome.CANCELLED)
 
 
 def _outcome_shown(lease: Lease, ending: Ending) -> Outcome:

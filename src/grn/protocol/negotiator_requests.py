@@ -57,7 +57,7 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
     """End a lease."""
 
     lease: Key
-    outcome: Literal["ok", "failed", "oom", "profiled"]
+    outcome: Literal["ok", "failed", "oom", "profiled", "cancelled"]
     peak: Bytes | None = None  # GPU memory, as the framework says
     resident: Bytes | None = None  # host memory, as the system says
     asked: Bytes | None = None

@@ -116,13 +116,14 @@ def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
         _become(command, lease, environment, writer)
     if is_scanned:
         os.close(writer)
-    _pass_signals_to(pid)
+    stopped_by = _pass_signals_to(pid)
     tail = _pump(reader, pid) if is_scanned else b""
     _, raw, usage = os.wait4(pid, 0)
     status = os.waitstatus_to_exitcode(raw)
     text = tail.decode(errors="replace")
     is_oom = status != 0 and frameworks.is_out_of_memory_text(text)
-    outcome = "ok" if status == 0 else "oom" if is_oom else "failed"
+    unfinished = "cancelled" if stopped_by else "failed"
+    outcome = "ok" if status == 0 else "oom" if is_oom else unfinished
     said: dict[str, Any] = {"outcome": outcome, "resident": max(1, usage.ru_maxrss * 1024)}
     if is_oom and (asked := frameworks.asked_bytes(text)):
         said["asked"] = asked
@@ -178,14 +179,20 @@ def _end_by_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _pass_signals_to(pid: int) -> None:
+def _pass_signals_to(pid: int) -> set[int]:
+    """Pass signals on to the command; return the set of those that asked it to end."""
+    stopped_by: set[int] = set()
+
     def pass_on(signum: int, _frame: FrameType | None) -> None:
+        if signum in (signal.SIGINT, signal.SIGTERM):
+            stopped_by.add(signum)
         from_terminal = signum in (signal.SIGINT, signal.SIGQUIT) and os.isatty(0)
         if not from_terminal:  # a terminal sends those to the command as well
             os.kill(pid, signum)
 
     for signum in _PASSED_ON:
         signal.signal(signum, pass_on)
+    return stopped_by
 
 
 def _pump(reader: int, pid: int) -> bytes:
