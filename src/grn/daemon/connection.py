@@ -25,6 +25,7 @@ from grn.protocol.schemas import Rejected
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 64 << 10
 TURN_S = 0.005
+_PAUSE_S = 0.0005
 MAX_KEPT_BYTES_PER_USER = 8 << 20
 MAX_KEPT_BYTES = 64 << 20  # of all users together
 
@@ -90,6 +91,63 @@ class BufferBudget:
         return of_user > self._max_per_user or (is_crowded and of_user > equal_part)
 
 
+class Turns:
+    """Whose requests are answered next: users in rotation, and the connections of each.
+
+    While little is asked, every request is answered as it arrives. What arrives when a turn of the
+    event loop has lasted long enough waits in line, so that one user with many connections delays
+    others by about one turn.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, deque[Talk]] = {}  # by user, the next one first
+        self._began_at = self._ended_at = 0.0
+        self._is_ending = False
+        self._is_due = False
+
+    def may_answer_now(self, uid: int) -> bool:
+        """True while this turn of the event loop is short, and no connection of a user in line."""
+        now = time.monotonic()
+        if now - self._ended_at > _PAUSE_S:  # the event loop had nothing to do
+            self._began_at = now
+        took_s = now - self._began_at
+        if took_s > TURN_S / 2 and not self._is_ending:
+            self._is_ending = True
+            asyncio.get_running_loop().call_soon(self._begin)
+        return took_s <= TURN_S and uid not in self._lines
+
+    def has_answered(self) -> None:
+        """Note when something was last done."""
+        self._ended_at = time.monotonic()
+
+    def join(self, uid: int, talk: Talk) -> None:
+        """Put a connection last in the line of its user."""
+        self._lines.setdefault(uid, deque()).append(talk)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _begin(self) -> None:
+        """Hear that a new turn of the event loop has begun."""
+        self._is_ending = False
+        self._began_at = time.monotonic()
+
+    def _serve(self) -> None:
+        """Let one connection of the next users answer, for a turn in all; then hear all others."""
+        self._is_due = False
+        ends_at = time.monotonic() + TURN_S
+        while self._lines and time.monotonic() < ends_at:
+            uid = next(iter(self._lines))
+            line = self._lines.pop(uid)
+            talk = line.popleft()
+            if line:
+                self._lines[uid] = line
+            talk.answer_until(ends_at)
+        if self._lines and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+
 class Service:
     """What all connections of one service share."""
 
@@ -98,6 +156,7 @@ class Service:
     ) -> None:
         self.manners = manners
         self.meet = meet
+        self.turns = Turns()
         self.kept = BufferBudget(manners.kept_bytes_per_user, manners.kept_bytes)
         # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
         # is a new block of 256 KiB for each message, which the system maps and unmaps.
@@ -122,6 +181,7 @@ class Talk(asyncio.BufferedProtocol):
         self._todo: deque[bytes] = deque()  # frames that wait for their turn
         self._frame_deadline: asyncio.TimerHandle | None = None
         self._read_deadline: asyncio.TimerHandle | None = None
+        self._is_in_line = False
         self._kept_bytes = 0  # as the service has counted them
         self.is_stuffed = False  # it has more answers than it reads
 
@@ -214,8 +274,37 @@ class Talk(asyncio.BufferedProtocol):
     # --- one message after the other -----------------------------------------------------
 
     def _work(self) -> None:
-        """Answer for a moment what was asked, and see to it that not too much is left over."""
-        self._take_turn()
+        """Answer what was asked, now or in turn, and see to it that not too much is left over."""
+        turns, speaker = self._service.turns, self._speaker
+        if not self._todo:
+            self._listen()
+        elif not self._is_in_line:
+            if speaker is not None and turns.may_answer_now(speaker.uid):
+                self._answer_some(time.monotonic() + TURN_S)
+                turns.has_answered()
+            if self._todo:
+                self._stand_in_line()
+        self._count()
+
+    def answer_until(self, ends_at: float) -> None:
+        """Answer when it is this connection's turn; the rest comes after the turn of all others."""
+        self._is_in_line = False
+        self._answer_some(ends_at)
+        if self._todo:
+            self._stand_in_line()
+        self._count()
+
+    def _stand_in_line(self) -> None:
+        """Hear no more until what was asked is answered."""
+        transport, speaker = self._transport, self._speaker
+        if transport is None or speaker is None or transport.is_closing():
+            return
+        transport.pause_reading()
+        if not self.is_stuffed and not self._service.is_closed:
+            self._is_in_line = True
+            self._service.turns.join(speaker.uid, self)
+
+    def _count(self) -> None:
         if self._todo or self._kept_bytes or self._frames.is_mid_frame:
             self._bound_kept()
 
@@ -244,18 +333,18 @@ class Talk(asyncio.BufferedProtocol):
             self._service.kept.change(self._speaker.uid, count - self._kept_bytes)
             self._kept_bytes = count
 
-    def _take_turn(self) -> None:
-        """Answer for a moment what was asked; the rest comes after the turn of all others."""
-        turn_ends_at = time.monotonic() + TURN_S
+    def _answer_some(self, ends_at: float) -> None:
+        """Answer one request, and others while there is time."""
         while self._todo and self._transport is not None:
-            if self._transport.is_closing() or self._service.is_closed:
-                return
-            if self.is_stuffed or time.monotonic() > turn_ends_at:
-                self._transport.pause_reading()
-                if not self.is_stuffed:
-                    asyncio.get_running_loop().call_soon(self._work)
+            if self._transport.is_closing() or self._service.is_closed or self.is_stuffed:
                 return
             self._answer(self._todo.popleft())
+            if self._todo and time.monotonic() > ends_at:
+                return
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear what else is asked."""
         if self._transport is not None and not self.is_stuffed:
             self._transport.resume_reading()
             if self._frames.is_mid_frame and self._frame_deadline is None:

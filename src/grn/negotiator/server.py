@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from grn import wire
@@ -29,7 +30,7 @@ from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
 from grn.negotiator import views
 from grn.negotiator.audit import Audit
-from grn.negotiator.events import Grant, Lease, LeaseState, Refuse, TellWaiting, Withdrawn
+from grn.negotiator.events import Grant, Lease, Refuse, TellWaiting, Withdrawn
 from grn.negotiator.holders import peer_of
 from grn.negotiator.loop import Ending, LeaseSettled, Loop
 from grn.negotiator.pages import Pages
@@ -38,6 +39,7 @@ from grn.protocol import negotiator_requests
 
 AWAKE_S = 0.0002
 MAX_REFUSALS_NOTED = 1000  # of one user
+MAX_WITHDRAWN_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +168,7 @@ class Peer:
         if self.follows:
             self.server.followers.remove(self)
         self.server.connections[self.uid] -= 1
-        for key in list(self.asked):
-            self._answered(key)
-            if self.loop.forget(key, self.answer):  # else another connection asks by now
-                self.loop.tell(Withdrawn(self.loop.now(), key))
+        self._withdraw_all()
         for lease_id in self.granted & self.loop.engine.leases.keys():
             self.loop.line_lost(lease_id)
             if self.loop.engine.leases[lease_id].request.holder is None:
@@ -180,6 +179,15 @@ class Peer:
             self.loop.lose(lease_id, self.want_back)
         if self.holder is not None:
             self.loop.holders.unwatch(self.holder)
+
+    def _withdraw_all(self) -> None:
+        """Withdraw what it waits for; of very many the rest after the turn of others."""
+        for key in list(islice(self.asked, MAX_WITHDRAWN_AT_ONCE)):
+            self._answered(key)
+            if self.loop.forget(key, self.answer):  # else another connection asks by now
+                self.loop.tell(Withdrawn(self.loop.now(), key))
+        if self.asked:
+            asyncio.get_running_loop().call_soon(self._withdraw_all)
 
     def refused(self, message: Any, error: GrnError) -> None:
         """Note who wanted to change what belongs to others."""
@@ -239,10 +247,7 @@ class Peer:
 
     def held_by_key(self, key: str) -> Lease | None:
         """Return the lease that was granted to a request and is held."""
-        for lease in self.loop.engine.leases.values():
-            if lease.request.key == key and lease.state is LeaseState.HELD:
-                return lease
-        return None
+        return self.loop.engine.held_by_key(key)
 
     def owner_of(self, key: str) -> int | None:
         """Return whose lease or request this is, None when there is none."""
