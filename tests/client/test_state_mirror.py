@@ -193,6 +193,19 @@ def test_a_request_that_is_taken_back_and_memory_that_is_gone_at_last_are_told()
     ]
 
 
+def test_a_large_snapshot_that_comes_in_parts_is_told_once_it_is_whole() -> None:
+    picture = Snapshot()
+    first = {**_whole(), "waiting": [{"id": "a", "turn": [1]}], "more": True}
+    part = {"ev": "changes", "at": 1.1, "waiting": [{"id": "b", "turn": [2]}]}
+
+    assert picture.take(NEGOTIATOR, first) == []
+    assert picture.take(NEGOTIATOR, {**part, "more": True}) == []
+    (event,) = picture.take(NEGOTIATOR, {**part, "waiting": [{"id": "c", "turn": [0]}]})
+    assert event.name == "snapshot"
+    assert [row["id"] for row in event.data["waiting"]] == ["a", "b", "c"]
+    assert [event.name for event in picture.take(NEGOTIATOR, part)] == ["waiting"]
+
+
 def test_samples_go_on_at_their_pace_and_gaps_are_unknown() -> None:
     samples = Samples({"step_s": 1.0, "until_at": 100.0, "used_bytes": [1], "load_pct": [9.0]})
     for at in (100.5, 101.0, 101.5, 102.0, 105.0):

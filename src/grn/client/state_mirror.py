@@ -57,6 +57,7 @@ class Snapshot:
         self.queue: Row = {}  # version, pid, uid, trouble, drained, counts
         self.jobs: dict[int, Row] = {}  # not ended, by id
         self.ended: dict[int, Row] = {}  # the last ones, oldest first
+        self._is_joining = False  # parts of the first picture are still to come
         self.version = 0  # counts what was taken in, so that a reader knows what it has drawn
 
     def in_turn(self) -> list[Row]:
@@ -71,6 +72,7 @@ class Snapshot:
         is_whole = message["ev"] == "snapshot"
         if source == NEGOTIATOR:
             events = self._all_of_machine(message) if is_whole else self._changes(message)
+            events = self._when_joined(events, message)
             self._sample(at)
         else:
             events = self._all_of_queue(message) if is_whole else self._job_changes(message)
@@ -97,6 +99,22 @@ class Snapshot:
         missed = [row for row in self.ends if row["id"] in known and row["id"] not in self.leases]
         whole = _without(message, "id", "ev", "at")
         return [*(("ended", row) for row in missed), ("snapshot", whole)]
+
+    def _when_joined(self, events: list[tuple[str, Row]], message: Row) -> list[tuple[str, Row]]:
+        """Make one snapshot of the parts that a large one comes in."""
+        is_first = message["ev"] == "snapshot"
+        if not is_first and not self._is_joining:
+            return events
+        if is_first and not message.get("more"):
+            self._is_joining = False
+            return events
+        self._is_joining = bool(message.get("more"))
+        kept = [one for one in events if one[0] == "ended"]
+        if self._is_joining:
+            return kept
+        rows = {"gpus": self.gpus, "leases": self.leases, "waiting": self.waiting}
+        whole = self.negotiator | {name: list(found.values()) for name, found in rows.items()}
+        return [*kept, ("snapshot", whole | {"ends": list(self.ends)})]
 
     def _changes(self, message: Row) -> list[tuple[str, Row]]:
         events: list[tuple[str, Row]] = []

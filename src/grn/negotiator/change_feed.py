@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2s
+from itertools import islice
 from typing import Any
 
 from grn.model.text import harmless
@@ -21,6 +22,8 @@ Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
 FIRST_GROUPS = 16  # of those who wait, so many are asked for their reason each time,
 NEXT_GROUPS = 24  # and so many of the others in turn, since each answer takes its time
+MAX_NEW_ROWS = 100  # of leases and of requests that are taken in at once
+MAX_SAID_ROWS = 1000  # that are told of a new reason at once
 ENDS_SHOWN = 200
 ORIGIN_DIGITS = 16  # of a key: those of the queue that made it, where one did
 _UNSAID: Said = (None, "")
@@ -36,33 +39,64 @@ class ChangeFeed:
         self._gpus: dict[str, Row] = {}
         self._leases: dict[str, tuple[Lease, Row]] = {}
         self._waiting: dict[str, tuple[Waiting, Row]] = {}
+        self._ids: dict[str, str] = {}  # of those who wait: key -> id
+        self.is_behind = False  # more has changed than was taken in at once
+        self._changed = dict.fromkeys(one.request.key for one in engine.waitlist.ordered())
+        engine.waitlist.changed = self._changed
         self._said: dict[object, Said] = {}  # kind of request -> why it waits
         self._next_group = 0
         self._last_end = history.ends[-1].number if history.ends else 0
 
+    def close(self) -> None:
+        """Follow the engine no more."""
+        if self._engine.waitlist.changed is self._changed:
+            self._engine.waitlist.changed = None
+
     def whole(self) -> Row:
         """Return all of it, as it was when `changes` was last called."""
+        return {**self.frame(), **self.rows([*self._leases, *self._waiting])}
+
+    def frame(self) -> Row:
+        """Return all but leases and requests."""
         ends = [end for end in self._history.ends if end.number <= self._last_end]
         return {
-            "gpus": list(self._gpus.values()),
-            "leases": [row for _, row in self._leases.values()],
-            "waiting": [row for _, row in self._waiting.values()],
+            "gpus": self.gpus(),
             "ends": [self._end(end) for end in ends[-ENDS_SHOWN:]],
             "samples": recent_samples(self._engine, self._history, self._offset_s),
         }
 
-    def changes(self, at: float) -> Row:
-        """Look at the engine and return what is new; keys with nothing in them are left out."""
-        before = {*self._leases, *self._waiting}
+    def gpus(self) -> list[Row]:
+        """Return all GPUs."""
+        return list(self._gpus.values())
+
+    def ids(self) -> list[str]:
+        """Return the ids of all leases and requests."""
+        return [*self._leases, *self._waiting]
+
+    def rows(self, ids: Iterable[str]) -> Row:
+        """Return the leases and the requests with these ids, as far as there are any."""
+        ids = list(ids)
+        return {
+            "leases": [self._leases[one][1] for one in ids if one in self._leases],
+            "waiting": [self._waiting[one][1] for one in ids if one in self._waiting],
+        }
+
+    def changes(self, at: float, with_reasons: bool = True) -> Row:
+        """Look at the engine and return what is new; keys with nothing in them are left out.
+
+        To ask for reasons takes longer than all else.
+        """
+        gone: set[str] = set()
         found: dict[str, list[Any]] = {
             "gpus": list(self._changed_gpus()),
             "ended": [self._end(end) for end in self._history.ended_since(self._last_end)],
-            "leases": list(self._changed_leases()),
-            "waiting": list(self._changed_waiting(at)),
+            "leases": list(self._changed_leases(gone)),
+            "waiting": list(self._changed_waiting(gone, at if with_reasons else None)),
         }
+        self.is_behind |= bool(self._changed)
         if found["ended"]:
             self._last_end = self._history.ends[-1].number
-        found["gone"] = list(before - self._leases.keys() - self._waiting.keys())
+        found["gone"] = list(gone - self._leases.keys() - self._waiting.keys())
         return {name: rows for name, rows in found.items() if rows}
 
     # --- parts ---------------------------------------------------------------------------
@@ -77,10 +111,12 @@ class ChangeFeed:
             elif row != before:
                 yield {"uuid": uuid, **_newer(before, row)}
 
-    def _changed_leases(self) -> Iterable[Row]:
-        engine = self._engine
+    def _changed_leases(self, gone: set[str]) -> Iterable[Row]:
+        engine, new = self._engine, 0
         for lease_id in self._leases.keys() - engine.leases.keys():
             del self._leases[lease_id]
+            gone.add(lease_id)
+        self.is_behind = False
         for lease_id, lease in engine.leases.items():
             known = self._leases.get(lease_id)
             if known is not None and known[0] is lease:
@@ -90,29 +126,39 @@ class ChangeFeed:
                     row.update(moved)
                     yield {"id": lease_id, **moved}
                 continue
+            new += 1
+            if new > MAX_NEW_ROWS:
+                self.is_behind = True
+                continue
             row = views.granted_lease(engine, lease) | views.moving_parts(engine, lease)
             row["since_at"] = lease.granted_at + self._offset_s
             row |= _names(lease.request.key)
             self._leases[lease_id] = (lease, row)
             yield row if known is None else {"id": lease_id, **_newer(known[1], row)}
 
-    def _changed_waiting(self, at: float) -> Iterable[Row]:
-        seen: set[str] = set()
+    def _changed_waiting(self, gone: set[str], at: float | None) -> Iterable[Row]:
         changed: dict[str, Row] = {}
-        for one in self._engine.waitlist:
-            lease_id = one.request.lease
-            seen.add(lease_id)
-            known = self._waiting.get(lease_id)
-            if known is None or known[0] is not one:
-                changed[lease_id] = self._new_waiting(one)
-        for lease_id in self._waiting.keys() - seen:
-            del self._waiting[lease_id]
-        for group in self._groups_to_ask():
-            for row in self._ask(group, at):
-                changed.setdefault(row["id"], row)
+        for key in list(islice(self._changed, MAX_NEW_ROWS)):
+            del self._changed[key]
+            one = self._engine.waitlist.find(key)
+            known = self._ids.get(key)
+            if known is not None and (one is None or one.request.lease != known):
+                del self._waiting[known], self._ids[key]
+                gone.add(known)
+            if one is not None:
+                changed[one.request.lease] = self._new_waiting(one)
+        if at is not None:
+            self._ask_some(at, changed)
         if not self._waiting:
             self._said.clear()
         return changed.values()
+
+    def _ask_some(self, at: float, changed: dict[str, Row]) -> None:
+        """Ask some groups for their reason and note whose rows change."""
+        for group in self._groups_to_ask():
+            if len(changed) < MAX_SAID_ROWS:
+                for row in self._ask(group, at, MAX_SAID_ROWS - len(changed)):
+                    changed.setdefault(row["id"], row)
 
     def _new_waiting(self, one: Waiting) -> Row:
         group = self._engine.waitlist.group_of(one.request.key)
@@ -126,6 +172,7 @@ class ChangeFeed:
             "why": why,
         }
         self._waiting[one.request.lease] = (one, row)
+        self._ids[one.request.key] = one.request.lease
         return row
 
     def _groups_to_ask(self) -> list[Group]:
@@ -138,20 +185,33 @@ class ChangeFeed:
         self._next_group = begin + NEXT_GROUPS
         return first + (others + others)[begin : begin + NEXT_GROUPS]
 
-    def _ask(self, group: Group, at: float) -> Iterable[Row]:
+    def _ask(self, group: Group, at: float, most: int) -> Iterable[Row]:
+        """Return how the rows of a group change; of very many the rest at the next times."""
+        rows = [
+            (one, self._waiting[one.request.lease][1])
+            for one in group.in_line()
+            if one.request.lease in self._waiting
+        ]
+        if not rows:
+            return
         wait = self._engine.why(group.head.request.key, at)
         said: Said = (wait.reason.value, harmless(wait.text)) if wait else _UNSAID
         self._said[group.kind] = said
-        first = self._waiting[group.head.request.lease][1]
-        has_moved = first["turn"] != list(group.turn)  # then all of them have
-        for one in group.in_line():
-            row = self._waiting[one.request.lease][1]
+        # When one has moved all of them have; they are told in order.
+        has_moved = any(
+            row["turn"] != list(self._engine.turn(one)) for one, row in (rows[0], rows[-1])
+        )
+        for one, row in rows:
             if has_moved or row["why"] != said[1] or row["reason"] != said[0]:
                 turn = list(self._engine.turn(one)) if has_moved else row["turn"]
                 changed = {"reason": said[0], "why": said[1], "turn": turn}
                 moved = _newer(row, changed)
-                row.update(moved)
-                yield {"id": row["id"], **moved}
+                if moved:
+                    row.update(moved)
+                    yield {"id": row["id"], **moved}
+                    most -= 1
+                    if not most:
+                        return
 
     def _end(self, end: LeaseEnd) -> Row:
         return ended_lease(self._engine, end, self._offset_s)

@@ -14,7 +14,7 @@ from grn.negotiator.engine import Engine
 from grn.negotiator.events import Lease
 from grn.negotiator.views import Row
 
-PAGE_ROWS = 100
+PAGE_ROWS = 50  # some 70 us each
 PROFILE_ROWS = 25  # each has twenty runs
 MAX_ORDERS = 4
 
@@ -98,9 +98,8 @@ class Pages:
         engine = self._engine
         self._latest += 1
         leases: list[Entry] = [(0, lease_id) for lease_id in engine.leases]
-        waiting = sorted(engine.waitlist, key=engine.turn)
         self._orders[self._latest] = leases + [
-            (place, one.request.key) for place, one in enumerate(waiting, 1)
+            (place, one.request.key) for place, one in enumerate(engine.waitlist.ordered(), 1)
         ]
         self._orders.pop(self._latest - MAX_ORDERS, None)
 

@@ -101,7 +101,7 @@ def all_meant(engine: Engine, name: str) -> list[Meant]:
     ]
     return leases + [
         (place, one)
-        for place, one in enumerate(sorted(engine.waitlist, key=engine.turn), 1)
+        for place, one in enumerate(engine.waitlist.ordered(), 1)
         if _is_meant(name, one.request, one.request.lease)
     ]
 
