@@ -23,6 +23,7 @@ BENCHMARKS = {
     "startup": "start",
     "footprint": "footprint: 8 GPUs, 50 leases",
     "crowd": "1,000 waiting",
+    "floods": "one user floods, another asks",
     "scale": "100,000 waiting, 1,000 GPUs, 5,000 classes",
     "queued": "queue",
     "real_packing": "real jobs on virtual GPUs",
