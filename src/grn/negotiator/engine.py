@@ -135,6 +135,10 @@ class Engine:
             WaitReason.YIELDS_TO_OLDER, "the room that is left is kept for an older request"
         )
 
+    def held_by_key(self, key: str) -> Lease | None:
+        """Return the lease that was granted to a request and is held."""
+        return self._holdings.held_by_key(key)
+
     def users_before(self, user: int, at: float) -> int:
         """Return how many users who wait go first, since they have had less."""
         return self._shares.before(user, at)

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import itemgetter
 
 from grn.model.job import Request
 from grn.negotiator.learn.arguments import mattering
@@ -39,6 +40,8 @@ class Waitlist:
         self._misplaced: dict[int, Group] = {}  # groups whose turn has changed
         self._fresh: dict[int, Group] = {}  # groups that nobody has said no to, or not lately
         self._lines = WaitIndex()  # the others, by what they wait for
+        self._ordered: list[Waiting] | None = None
+        self.changed: dict[str, None] | None = None  # where to note keys that came, went or moved
 
     def __len__(self) -> int:
         return len(self._kind_of)
@@ -57,6 +60,7 @@ class Waitlist:
         self._take_turn(group)
         group.put(waiting)
         self._kind_of[waiting.request.key] = kind
+        self._note(waiting.request.key)
         pid = _own_pid(waiting.request)
         if pid is not None:
             self._of_process.setdefault(pid, set()).add(waiting.request.key)
@@ -70,6 +74,7 @@ class Waitlist:
         if kind is None:
             return None
         group = self._groups[kind]
+        self._note(key)
         self._take_turn(group)
         waiting = group.take(key)
         self._give_turn(group)
@@ -194,15 +199,35 @@ class Waitlist:
         """Go through the groups by whose head is next."""
         return (group for _, group in self._turns)
 
+    def ordered(self) -> list[Waiting]:
+        """Return all requests, the next first; the same list until something changes."""
+        if self._ordered is None:
+            entries: list[tuple[Turn, Waiting]] = []
+            for turn, group in self._turns:
+                head, *others = group.in_line()
+                entries.append((turn, head))
+                entries += ((self._rank(one), one) for one in others)
+            entries.sort(key=itemgetter(0))
+            self._ordered = [waiting for _, waiting in entries]
+        return self._ordered
+
+    def _note(self, key: str) -> None:
+        if self.changed is not None:
+            self.changed[key] = None
+
     def _take_turn(self, group: Group) -> None:
+        self._ordered = None
         if group.members:
             del self._turns[bisect_left(self._turns, group.turn, key=turn_of)]
             self._lines.leave(group)
 
     def _give_turn(self, group: Group) -> None:
         if group.members:
-            head = self._judge(group.head)
-            group.members[head.request.key] = head
+            before = group.head
+            head = self._judge(before)
+            if head is not before:
+                group.members[head.request.key] = head
+                self._note(head.request.key)
             group.turn = self._rank(head)
             insort(self._turns, (group.turn, group), key=turn_of)
             self._lines.join(group)
