@@ -5,6 +5,7 @@ Only looks; making folders and refusing them is left to those who use them.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 
@@ -60,6 +61,7 @@ def _link_of_another(path: str) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=1024)  # a directory service may answer slowly
 def user_name(user: int) -> str:
     """Return what a user is called; the number where there is no name."""
     import pwd

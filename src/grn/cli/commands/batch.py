@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,10 +11,10 @@ from dataclasses import asdict
 
 import click
 
-from grn.cli.commands.status import width
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.render import progress, show_time
 from grn.cli.output.table import table
+from grn.cli.output.terminal import print_json, width
 from grn.errors import MachineError, UsageError
 from grn.model.text import harmless
 from grn.model.units import parse_size, show_size
@@ -161,7 +160,7 @@ def _run(
         path = diary.write_report(report)
         diary.close()
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        print_json(report)
     else:
         _summarise(running, story.passed_s, path, is_terse=quiet)
     if running.stopped_by:

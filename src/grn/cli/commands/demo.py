@@ -22,12 +22,12 @@ from rich.live import Live
 from rich.text import Text
 
 from grn.cli.commands.daemon import STOP_S
-from grn.cli.commands.status import user_name
 from grn.cli.output import render
 from grn.cli.output.table import table
 from grn.client import pages
 from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
+from grn.paths import user_name
 
 VIRTUAL = "2x512MiB"
 PACE_S = 0.2

@@ -16,6 +16,7 @@ from click.shell_completion import get_completion_class
 
 from grn import __version__, paths
 from grn.cli.app import grn as grn_group
+from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.units import show_size
@@ -32,15 +33,13 @@ class Finding:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+@json_flag
 def doctor(as_json: bool) -> int:
     """Check Python, driver, settings, folders and the negotiator; exit 1 if something is bad."""
     findings = list(_examine())
     if as_json:
-        import json
-
         rows = [{"verdict": one.verdict, "text": one.text} for one in findings]
-        click.echo(json.dumps({"schema": 1, "findings": rows}, indent=2))
+        print_json({"schema": 1, "findings": rows})
     else:
         for one in findings:
             click.echo(f"{one.verdict:4}  {one.text}")

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from grn import wire
-from grn.cli.commands.status import json_flag, print_json, width
 from grn.cli.output import job_text, render
+from grn.cli.output.terminal import json_flag, print_json, width
 from grn.client import logs as job_logs
 from grn.client import queue
 from grn.client.submit import exit_code_of, is_id, seconds

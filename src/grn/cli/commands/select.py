@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from grn.cli.commands import parent_process
-from grn.cli.commands.status import print_json
+from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, retry
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
@@ -51,7 +51,7 @@ class _TooLong(Exception):
 @click.option("--index", "naming", flag_value="index",
               help="Print numbers, or fail where they may mislead.")  # fmt: skip
 @click.option("--export", is_flag=True, help="Print lines for the shell's eval.")
-@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+@json_flag
 @click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
 def select(pid: int | None, release: bool, timeout: float | None, **options: Any) -> int:
     """Print the numbers of GPUs and hold them for the process that called.

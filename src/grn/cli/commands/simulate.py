@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from grn import settings
-from grn.cli.commands.status import print_json, width
+from grn.cli.output.terminal import json_flag, print_json, width
 from grn.errors import MachineError, UsageError
 from grn.model.gpu import Gpu
 from grn.simulate import files, show
@@ -40,7 +40,7 @@ _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "
               help="Seconds between readings of the GPUs.")  # fmt: skip
 @click.option("--picture", metavar="FILE", help="Draw the runs: FILE.svg or FILE.html.")
 @click.option("--save", metavar="FILE", help="Write the workload that was replayed as CSV.")
-@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+@json_flag
 def simulate(
     gpus_text: str,
     jobs_file: str | None,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pwd
-import shutil
-import sys
 import time
 from typing import Any
 
@@ -13,12 +9,12 @@ import click
 
 from grn.cli.output import render
 from grn.cli.output.table import table
+from grn.cli.output.terminal import is_ascii, json_flag, print_json, width
 from grn.client import pages
 from grn.client.connection import ask_once
 from grn.errors import UnknownJob, UsageError
 from grn.model.text import harmless
-
-json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+from grn.paths import user_name
 
 
 @click.command()
@@ -139,26 +135,6 @@ def profiles_forget(job_type: str) -> int:
     return 0
 
 
-def print_json(data: Any) -> int:
-    click.echo(json.dumps(data, indent=2))
-    return 0
-
-
 def _say_trouble(status: dict[str, Any]) -> None:
     if status["trouble"]:
         click.echo(f"warning: {status['trouble']}", err=True)
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
-def is_ascii() -> bool:
-    return "utf" not in (sys.stdout.encoding or "").lower()

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from grn.cli.commands.status import is_ascii, print_json, width
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
+from grn.cli.output.terminal import is_ascii, print_json, width
 from grn.errors import UsageError
 from grn.sweep import config_file, plan, space
 from grn.sweep.best import Ranking, rank

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from grn import wire
-from grn.cli.commands.status import json_flag, print_json, user_name
 from grn.cli.output import job_text, render
+from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, queue
 from grn.client.submit import is_id
 from grn.errors import GrnError, UnknownJob
+from grn.paths import user_name
 
 Row = dict[str, Any]
 

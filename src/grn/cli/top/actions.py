@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grn import wire
-from grn.cli.commands.status import user_name
 from grn.cli.output import job_text, render
 from grn.cli.top import draw, screen
 from grn.cli.top.draw import Line, Marks
@@ -23,6 +22,7 @@ from grn.client.connection import ask_once
 from grn.errors import GrnError
 from grn.model.text import harmless
 from grn.model.units import show_size
+from grn.paths import user_name
 
 MAX_LOG_BYTES = 256 << 10
 

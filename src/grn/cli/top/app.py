@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pwd
 import socket
 import sys
 import time
@@ -33,6 +32,7 @@ from grn.cli.top.state import KeyAction, View
 from grn.client.connection import MALFORMED, garbled
 from grn.client.state_mirror import Snapshot, StateMirror
 from grn.errors import GrnError, UsageError
+from grn.paths import user_name
 
 PACE_S = 0.5
 FIRST_LOOK_S = 1.0
@@ -180,7 +180,7 @@ class Top(App[None]):
         return boards.board(self.picture, os.getuid(), chosen.wanted, chosen.is_mine, chosen.sorts)
 
     def _look(self, width: int, height: int) -> Look:
-        return Look(width, height, self._marks, os.getuid(), _user_name, _host())
+        return Look(width, height, self._marks, os.getuid(), user_name, _host())
 
     # --- keys and clicks -----------------------------------------------------------------
 
@@ -236,14 +236,6 @@ class Top(App[None]):
         self.view = self.view.said_of(done.said)
         self._page = done.page or self._page
         self.tick()
-
-
-@lru_cache
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 @lru_cache

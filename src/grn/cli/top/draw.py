@@ -313,4 +313,3 @@ _SICK = {
     "lost": "the driver says that this GPU is gone",
     "prohibited": "the compute mode of this GPU lets no job start",
 }
-# Characters that take two columns, and those that join the one before them.

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from grn.cli.commands.status import is_ascii, user_name
+from grn.cli.output.terminal import is_ascii
 from grn.cli.top import draw, screen
 from grn.cli.top.draw import Line
 from grn.cli.top.screen import Look
 from grn.client.state_mirror import NEGOTIATOR, StateMirror
 from grn.errors import DaemonNotRunning
-from grn.paths import own_socket
+from grn.paths import own_socket, user_name
 
 PACE_S = 1.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from grn.client.connection import ask_once
 from grn.client.state_mirror import MAX_ENDS, NEGOTIATOR, QUEUE, Snapshot
 from grn.errors import DaemonError, DaemonNotRunning, GrnError
 from grn.model.outcome import Outcome
+from grn.paths import user_name
 
 Row = dict[str, Any]
 
@@ -26,18 +26,6 @@ NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
 
 class Facts:
     """All that the page may ask for."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-
-    def user_name(self, uid: int) -> str:
-        """Name a user."""
-        if uid not in self._names:
-            try:
-                self._names[uid] = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                self._names[uid] = str(uid)
-        return self._names[uid]
 
     # --- now -----------------------------------------------------------------------------
 
@@ -65,7 +53,7 @@ class Facts:
         }
 
     def _named(self, row: Row) -> Row:
-        return {**row, "user_name": self.user_name(row["user"])}
+        return {**row, "user_name": user_name(row["user"])}
 
     # --- the past ------------------------------------------------------------------------
 
@@ -86,7 +74,7 @@ class Facts:
                 is_own = row["user"] == os.getuid() and origin is not None
                 is_job = not (is_own and row.get("origin") == origin)
                 spans.append(self._span(row, is_job=is_job))
-        user = self.user_name(os.getuid())
+        user = user_name(os.getuid())
         return spans + [_job_span(job, user) for job in past]
 
     def gaps(self, picture: Snapshot, since: float) -> list[str]:
@@ -109,7 +97,7 @@ class Facts:
             "is_job": is_job,
             "label": row["label"],
             "type": row["label"],
-            "user": self.user_name(row["user"]),
+            "user": user_name(row["user"]),
             "gpus": row["gpus"],
             "from": row["since_at"],
             "ended_at": row.get("ended_at"),
