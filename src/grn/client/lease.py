@@ -16,6 +16,7 @@ from grn.client.connection import IDLE, Connection, connect, drive, drive_async,
 from grn.client.gpu_environment import SURROUNDINGS
 from grn.client.retry import Retry, through_restarts
 from grn.errors import DaemonNotRunning, GrnError, ProtocolError, UsageError
+from grn.model import MAX_GPUS, MAX_PRIORITY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -314,11 +315,13 @@ def wish(job_type: str, label: str, **asked: Any) -> Message:
     if policy not in POLICIES:
         raise ValueError(f"policy is '{policy}' and must be 'spread' or 'pack'")
     gpus = asked.get("gpus", 1)
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= 1_000_000:
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAX_GPUS:
         raise ValueError(f"gpus is {gpus!r} and must be a whole number from 1 up")
     priority = asked.get("priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 1000:
-        raise ValueError(f"priority is {priority!r} and must be a whole number up to 1000")
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        raise ValueError(
+            f"priority is {priority!r} and must be a whole number up to {MAX_PRIORITY}"
+        )
     message: Message = {
         "type": _text(job_type, 1024),
         "label": _text(label, 256),

@@ -8,6 +8,7 @@ import sys
 from grn import wire
 from grn.client import fingerprint, job_features, queue
 from grn.errors import JobFailed, UsageError
+from grn.model import MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 JOBS_PER_MESSAGE = 1000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_RANGES = {"gpus": (1, 1_000_000), "priority": (-1000, 1000), "retry": (0, 1000)}
+_RANGES = {
+    "gpus": (1, MAX_GPUS),
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
+    "retry": (0, MAX_RETRIES),
+}
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096}
 _LONGEST_S = 1e9
 

@@ -1,1 +1,5 @@
 """The nouns of grn as frozen values; nothing here touches the machine."""
+
+MAX_GPUS = 1_000_000  # of one job
+MAX_PRIORITY = 1000  # and as far below zero
+MAX_RETRIES = 1000

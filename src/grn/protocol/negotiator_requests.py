@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from grn.protocol import schemas
-from grn.protocol.schemas import Key, Reader
+from grn.protocol.schemas import GpuCount, Key, Priority, Reader
 
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -28,10 +28,10 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     key: Key
     type: Name
     label: Label
-    gpus: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    gpus: GpuCount = 1
     mem: Bytes | None = None
     exclusive: bool = False
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority: Priority = 0
     policy: Literal["spread", "pack"] = "spread"
     attempt: Annotated[int, Meta(ge=0, le=100)] = 0
     args: Annotated[dict[ArgumentName, float | ArgumentText | None], Meta(max_length=32)] = field(

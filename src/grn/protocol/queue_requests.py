@@ -9,8 +9,9 @@ from msgspec import Meta, field
 
 from grn import wire
 from grn.errors import UsageError
+from grn.model import MAX_RETRIES
 from grn.protocol import schemas
-from grn.protocol.schemas import Key, Reader
+from grn.protocol.schemas import GpuCount, Key, Priority, Reader
 
 Text = Annotated[str, Meta(max_length=1024)]
 JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
@@ -38,12 +39,12 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     cwd: str
     env: dict[str, str]
     umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
-    gpus: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    gpus: GpuCount = 1
     mem: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
     exclusive: bool = False
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority: Priority = 0
     after: Annotated[list[tuple[JobId, bool]], Meta(max_length=1000)] = field(default_factory=list)
-    retry: Annotated[int, Meta(ge=0, le=1000)] = 0
+    retry: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] = 0
     time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     requeue: bool = False
     held: bool = False
@@ -99,7 +100,7 @@ class MoveRequest(schemas.Message, frozen=True, tag="move", kw_only=True):
     """Give queued jobs another place."""
 
     jobs: JobIds
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    priority: Priority | None = None
     front: bool | None = None
 
 

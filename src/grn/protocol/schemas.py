@@ -12,10 +12,13 @@ from msgspec import Meta
 
 from grn import wire
 from grn.errors import GrnError, ProtocolError, VersionMismatch
+from grn.model import MAX_GPUS, MAX_PRIORITY
 
 Id = Annotated[int, Meta(ge=0, le=1 << 53)]
 Version = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
+GpuCount = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 Kind = TypeVar("Kind", bound="Message")
 _Undecodable = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)

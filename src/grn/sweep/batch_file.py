@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from grn.errors import UsageError
+from grn.model import MAX_GPUS, MAX_PRIORITY
 from grn.model.units import parse_size
 from grn.sweep.task import Needs
 
 OPTIONS = "gpus, mem, exclusive, priority, type, name"
-MAX_GPUS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,11 @@ def _value(name: str, value: str | None, line: int) -> object:
         number = parse_size(value) if name == "mem" else int(value)
     except (UsageError, ValueError) as error:
         raise UsageError(f"line {line}: {name}={value} cannot be read.") from error
-    is_good = {"mem": True, "gpus": 1 <= number <= MAX_GPUS, "priority": abs(number) <= 1000}
+    is_good = {
+        "mem": True,
+        "gpus": 1 <= number <= MAX_GPUS,
+        "priority": abs(number) <= MAX_PRIORITY,
+    }
     if not is_good[name]:
         raise UsageError(f"line {line}: {name}={value} is out of range.")
     return number

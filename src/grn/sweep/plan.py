@@ -12,6 +12,7 @@ from grn.client import job_features
 from grn.client.call import name_of
 from grn.client.lease import type_and_label
 from grn.errors import UsageError
+from grn.model import MAX_PRIORITY, MAX_RETRIES
 from grn.model.units import parse_size
 from grn.sweep import condition, space, template
 from grn.sweep.config_file import check_keys
@@ -23,7 +24,6 @@ from grn.sweep.template import Template
 
 HOME = "sweeps"  # the folder for sweeps that are not told where to be
 SAMPLERS = ("optuna",)
-MAX_RETRIES = 1000
 OPTIONS: dict[str, tuple[type, ...]] = {
     "command": (str, list), "parameters": (dict,), "name": (str,), "out": (str,),
     "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
@@ -170,8 +170,9 @@ def _program(command: Template | None, text: str) -> str:
 
 def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> Needs:
     priority = options.get("priority", 0)
-    if abs(priority) > 1000:
-        raise UsageError("the option 'priority' of a sweep must be -1000 to 1000.")
+    if abs(priority) > MAX_PRIORITY:
+        limits = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise UsageError(f"the option 'priority' of a sweep must be {limits}.")
     job_type = options.get("type") or (identity(function) if function is not None else None)
     return Needs(
         gpus=options.get("gpus", 1),

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import click
 
+from grn.cli import options
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.render import progress, show_time
 from grn.cli.output.table import table
@@ -33,19 +34,7 @@ TAIL_BYTES = 2000
 
 @click.command()
 @click.argument("file", default="-", metavar="[FILE]")
-@click.option(
-    "-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs for each line."
-)
-@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; learned if not given.")
-@click.option("--exclusive", is_flag=True, help="GPUs to itself.")
-@click.option("--type", "job_type", metavar="NAME", help="Job type; the program if not given.")
-@click.option(
-    "--priority",
-    type=click.IntRange(-1000, 1000),
-    default=0,
-    metavar="N",
-    help="Higher goes first.",
-)
+@options.needs(gpus="GPUs for each line")
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="No more than N at once.")
 @click.option("--retry", type=click.IntRange(0), default=0, metavar="N",
               help="Run a line again up to N times if it fails.")  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from grn.cli import options
 from grn.cli.app import say_error
 from grn.client import fingerprint, frameworks, job_features, retry
 from grn.client.daemons import ensure_negotiator
@@ -31,17 +32,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="How many GPUs.")
-@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; learned if not given.")
-@click.option("--type", "job_type", metavar="NAME", help="Job type; the program if not given.")
-@click.option("--exclusive", is_flag=True, help="GPUs to itself.")
-@click.option(
-    "--priority",
-    type=click.IntRange(-1000, 1000),
-    default=0,
-    metavar="N",
-    help="Higher goes first.",
-)
+@options.needs()
 @click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
 @click.option("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
               help="Run again if GPU memory ran out, with more room N times.")  # fmt: skip

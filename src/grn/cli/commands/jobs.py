@@ -17,6 +17,7 @@ from grn.client import logs as job_logs
 from grn.client import queue
 from grn.client.submit import exit_code_of, is_id, seconds
 from grn.errors import GrnError, UnknownJob, UsageError
+from grn.model import MAX_PRIORITY
 from grn.model.text import counted, harmless
 
 FOLLOW_S = 0.1
@@ -216,7 +217,7 @@ def release(jobs: tuple[str, ...]) -> int:
 @_ids
 @click.option(
     "--priority",
-    type=click.IntRange(-1000, 1000),
+    type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY),
     metavar="N",
     help="Higher goes first; 0 is usual.",
 )

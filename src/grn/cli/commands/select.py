@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from grn.cli.commands import parent_process
+from grn.cli.options import needs
 from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, retry
 from grn.client.daemons import ensure_negotiator
@@ -31,16 +32,8 @@ class _TooLong(Exception):
 
 
 @click.command()
-@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="How many GPUs.")
-@click.option("--mem", metavar="SIZE", help="Memory per GPU, e.g. 6GiB; else GPUs to itself.")
-@click.option("--type", "job_type", metavar="NAME", help="Ask for what this job type needs.")
-@click.option(
-    "--priority",
-    type=click.IntRange(-1000, 1000),
-    default=0,
-    metavar="N",
-    help="Higher goes first.",
-)
+@needs(without="exclusive", mem="memory per GPU, e.g. 6GiB; else GPUs to itself",
+       type="ask for what this job type needs")  # fmt: skip
 @click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
 @click.option("--timeout", type=click.FloatRange(0), metavar="S",
               help="Wait so long at the most, then exit with 1; 0 does not wait.")  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 
+from grn.cli.options import NEEDS
 from grn.errors import GrnError, UsageError
 
 TYPE_CHECKING = False
@@ -50,11 +51,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--name", default="", help="a name to find it by")
-    add("-n", "--gpus", type=int, default=1, metavar="N", help="how many GPUs")
-    add("--mem", metavar="SIZE", help="memory per GPU, e.g. 6GiB; learned if not given")
-    add("--exclusive", action="store_true", help="GPUs to itself")
-    add("--type", metavar="NAME", help="job type; the program if not given")
-    add("--priority", type=int, default=0, metavar="N", help="higher goes first")
+    add("-n", "--gpus", type=int, default=1, metavar="N", help=NEEDS["gpus"])
+    add("--mem", metavar="SIZE", help=NEEDS["mem"])
+    add("--exclusive", action="store_true", help=NEEDS["exclusive"])
+    add("--type", metavar="NAME", help=NEEDS["type"])
+    add("--priority", type=int, default=0, metavar="N", help=NEEDS["priority"])
     add("--after", action="append", default=[], metavar="ID[:ok|:any]",
         help="start when that job has ended well (or however it ended)")  # fmt: skip
     add("--retry", type=int, default=0, metavar="N", help="run again so often if it fails")

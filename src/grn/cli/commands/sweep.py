@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from grn.cli.options import needs
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.terminal import is_ascii, print_json, width
@@ -105,12 +106,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
         click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
         click.option("--name", help="What to call it; made of the command if not given."),
-        click.option("-n", "--gpus", type=size, metavar="N", help="How many GPUs for each run."),
-        click.option("--mem", metavar="SIZE", help="Memory per GPU; learned if not given."),
-        click.option("--exclusive", is_flag=True, default=None, help="GPUs to itself."),
-        click.option("--type", "type", metavar="NAME", help="Job type; the program if not given."),
-        click.option("--priority", type=click.IntRange(-1000, 1000), metavar="N",
-                     help="Higher goes first."),
+        needs(type_name="type", has_defaults=False, gpus="how many GPUs for each run"),
         click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
         click.option("--retry", type=number, metavar="N", help="Run again so often if it fails."),
         click.option("--keep-going/--fail-fast", "keep_going", default=None,

@@ -26,6 +26,7 @@ from grn.cli.web.sweeps import Sweeps
 from grn.client import queue
 from grn.client.state_mirror import Snapshot, StateMirror
 from grn.errors import GrnError, UnknownJob, UsageError
+from grn.model import MAX_PRIORITY
 
 LOOK_S = 0.5
 KEEP_ALIVE_S = 15.0
@@ -246,8 +247,10 @@ class Page:
         act = request.path_params["act"]
         if act not in messages:
             return _error(404, "there is no such action")
-        if act == "priority" and (type(priority) is not int or abs(priority) > 1000):
-            return _error(400, "a priority is a whole number from -1000 to 1000")
+        if act == "priority" and (type(priority) is not int or abs(priority) > MAX_PRIORITY):
+            return _error(
+                400, f"a priority is a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
         answer = await asyncio.to_thread(_tell, messages[act])
         answer.pop("id", None)
         return JSONResponse(answer)

@@ -1,0 +1,58 @@
+"""Options that several commands share: what a job needs of the GPUs.
+
+`grn submit` reads the same table through argparse, so click is imported only when used.
+"""
+
+from __future__ import annotations
+
+from grn.model import MAX_PRIORITY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+NEEDS = {
+    "gpus": "how many GPUs",
+    "mem": "memory per GPU, e.g. 6GiB; learned if not given",
+    "exclusive": "GPUs to itself",
+    "type": "job type; the program if not given",
+    "priority": "higher goes first",
+}
+
+
+def needs(
+    *,
+    type_name: str = "job_type",
+    has_defaults: bool = True,
+    without: str = "",
+    **helps: str,
+) -> Callable[[Any], Any]:
+    """Add `--gpus --mem --exclusive --type --priority` to a click command.
+
+    Without defaults an option that was not given is None, so that a file can supply it.
+    """
+    import click
+
+    def spoken(name: str) -> str:
+        text = helps.get(name, NEEDS[name])
+        return f"{text[0].upper()}{text[1:]}."
+
+    usual = (1, False, 0) if has_defaults else (None, None, None)
+    made = {
+        "gpus": click.option("-n", "--gpus", type=click.IntRange(1), default=usual[0],
+                             metavar="N", help=spoken("gpus")),
+        "mem": click.option("--mem", metavar="SIZE", help=spoken("mem")),
+        "exclusive": click.option("--exclusive", is_flag=True, default=usual[1],
+                                  help=spoken("exclusive")),
+        "type": click.option("--type", type_name, metavar="NAME", help=spoken("type")),
+        "priority": click.option("--priority", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY),
+                                 default=usual[2], metavar="N", help=spoken("priority")),
+    }  # fmt: skip
+
+    def add(command: Any) -> Any:
+        for name in reversed(made):
+            command = command if name == without else made[name](command)
+        return command
+
+    return add
