@@ -98,27 +98,6 @@ def test_a_bar_is_as_long_as_it_should_be_whatever_the_numbers(
 # --- times -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "?"),
-        (0, "0.0s"),
-        (9.94, "9.9s"),
-        (9.96, "10s"),
-        (59.4, "59s"),
-        (59.7, "1m00s"),
-        (61, "1m01s"),
-        (3599, "59m59s"),
-        (3599.8, "1h00m"),
-        (3600, "1h00m"),
-        (47 * 3600, "47h00m"),
-        (50 * 3600, "2d02h"),
-    ],
-)
-def test_a_duration_is_spelled_shortly(seconds: float | None, text: str) -> None:
-    assert render.show_time(seconds) == text
-
-
 # --- gpus, ps, why -------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import grn
-from grn.client.submit import exit_code_of, is_id, seconds, submit_many, words
+from grn.client.submit import exit_code_of, is_id, submit_many, words
 from grn.errors import UnknownJob, UsageError
 from tests.harness import wait_for
 from tests.queue.daemon import Queue, being_here
@@ -219,20 +219,6 @@ def test_words_of_a_command() -> None:
     assert words(["a", Path("b"), 3], shell=False) == ["a", "b", "3"]
     assert words("a | b", shell=True) == words(["a", "|", "b"], shell=True)
     assert words("a | b", shell=True) == ["/bin/sh", "-c", "a | b"]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("90s", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86400), (3, 3), ("0.5", 0.5)],
-)
-def test_times_are_read(text: str | float, found: float) -> None:
-    assert seconds(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1s", "nan", "inf", "1e300d", "s", "3 weeks", "²s"])
-def test_what_is_no_time_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
-        seconds(text)
 
 
 def test_ids_are_plain_numbers() -> None:

@@ -1,11 +1,21 @@
-"""How sizes are read and printed."""
+"""How sizes and durations are read and printed."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grn.errors import BadSetting
-from grn.model.units import GiB, KiB, MiB, TiB, parse_size, short_size, show_size
+from grn.errors import BadSetting, UsageError
+from grn.model.units import (
+    GiB,
+    KiB,
+    MiB,
+    TiB,
+    parse_size,
+    parse_time,
+    short_size,
+    show_size,
+    show_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +107,46 @@ def test_no_size_is_shown_as_1024_of_a_unit(size_bytes):
 def test_a_size_for_a_column_takes_five_characters_at_most(size_bytes, text):
     assert short_size(size_bytes) == text
     assert len(text) <= 5
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("90s", 90),
+        ("1.5m", 90),
+        ("2h", 7200),
+        ("1d", 86400),
+        ("2w", 14 * 86400),
+        (3, 3),
+        ("0.5", 0.5),
+    ],
+)
+def test_times_are_read(text: str | float, found: float) -> None:
+    assert parse_time(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1s", "nan", "inf", "1e300d", "s", "3 weeks", "²s"])
+def test_what_is_no_time_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match="is no time"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.7, "1m00s"),
+        (61, "1m01s"),
+        (3599, "59m59s"),
+        (3599.8, "1h00m"),
+        (3600, "1h00m"),
+        (47 * 3600, "47h00m"),
+        (50 * 3600, "2d02h"),
+    ],
+)
+def test_a_duration_is_spelled_shortly(seconds: float | None, text: str) -> None:
+    assert show_time(seconds) == text

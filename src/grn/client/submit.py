@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from grn.wire import Message
 
 JOBS_PER_MESSAGE = 1000
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RANGES = {
     "gpus": (1, MAX_GPUS),
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
     "retry": (0, MAX_RETRIES),
 }
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096}
-_LONGEST_S = 1e9
 
 
 class JobHandle:
@@ -154,26 +152,15 @@ def request(**options: Any) -> Message:
         message["mem"] = parse_size(mem)
     time_limit = options.pop("time_limit", None)
     if time_limit is not None:
-        message["time_limit_s"] = seconds(time_limit)
+        from grn.model.units import parse_time
+
+        message["time_limit_s"] = parse_time(time_limit)
     for name, value in options.items():
         if name not in ("gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify"):
             raise TypeError(f"submit() has no option '{name}'")
         if value is not None:
             message["held" if name == "hold" else name] = _checked_option(name, value)
     return message
-
-
-def seconds(time: str | float) -> float:
-    """Read 90s, 30m, 12h, 2d or a plain number of seconds."""
-    text = str(time)
-    unit = _UNITS.get(text[-1:])
-    try:
-        found = float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= _LONGEST_S:
-        raise UsageError(f"'{text}' is no time.", "Write it like 90s, 30m, 12h or 2d.")
-    return found
 
 
 def send(jobs: list[Message], shared: Message, *, is_quiet: bool = False) -> list[int]:

@@ -1,11 +1,11 @@
-"""Byte sizes: how people spell them and how grn prints them."""
+"""Sizes and durations: how people spell them and how grn prints them."""
 
 from __future__ import annotations
 
 import functools
 import re
 
-from grn.errors import BadSetting
+from grn.errors import BadSetting, UsageError
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -22,6 +22,8 @@ _UNITS = {
 _SHOWN_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _MAX_BYTES = 1 << 50
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MAX_S = 1e9
 
 
 def parse_size(text: str | int) -> int:
@@ -66,3 +68,37 @@ def _spelled(size_bytes: int) -> tuple[str, str]:
             if abs(float(number)) < KiB or unit == TiB:
                 return number, name
     raise AssertionError("the last unit takes all")
+
+
+def parse_time(text: str | float, *, needs_unit: bool = False) -> float:
+    """Read `90s`, `30m`, `12h`, `2d`, `4w` or a plain number of seconds."""
+    text = str(text)
+    unit = _SECONDS.get(text[-1:])
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= _MAX_S or (needs_unit and not unit):
+        raise UsageError(f"'{text}' is no time.", "Write it like 90s, 30m, 12h, 2d or 4w.")
+    return found
+
+
+def show_time(duration_s: float | None) -> str:
+    """Spell a duration in its two largest units; unknown is `?`."""
+    if duration_s is None:
+        return "?"
+    if duration_s < 59.5:
+        return f"{duration_s:.1f}s" if duration_s < 9.95 else f"{duration_s:.0f}s"
+    minutes, rest = divmod(int(duration_s + 0.5), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
+
+
+def decimal_time(duration_s: float, longest_s: float) -> str:
+    """Spell a duration in the unit that suits the longest of a column, for comparison."""
+    unit, seconds = ("h", 3600) if longest_s >= 7200 else ("min", 60)
+    if longest_s < 120:
+        unit, seconds = "s", 1
+    return f"{duration_s / seconds:.2f} {unit}"

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from grn.model.text import counted
-from grn.model.units import show_size
+from grn.model.units import decimal_time, show_size
 from grn.simulate.policies import POLICIES, PolicyFigures
 from grn.simulate.replay import Stay
 from grn.simulate.workload import Assumptions, SimulatedJob
@@ -23,10 +23,10 @@ def table(figures: Sequence[PolicyFigures], bound_s: float, width: int = 0) -> s
     What does not fit into `width` columns of a terminal is left out, the last first.
     """
     base = figures[0]
-    unit = _unit(max(each.makespan_s for each in figures))
-    rows = [_row(each, base, unit) for each in figures]
+    longest_s = max(each.makespan_s for each in figures)
+    rows = [_row(each, base, longest_s) for each in figures]
     least = bound_s / base.makespan_s if base.makespan_s else 0.0
-    rows.append(("lower bound", _time(bound_s, unit), f"{least:.2f}", *[""] * 8))
+    rows.append(("lower bound", decimal_time(bound_s, longest_s), f"{least:.2f}", *[""] * 8))
     sizes = [max(len(line[i]) for line in [_HEADERS, *rows]) for i in range(len(_HEADERS))]
     while width and sum(sizes) + 2 * (len(sizes) - 1) > width and len(sizes) > 2:
         sizes.pop()
@@ -53,29 +53,20 @@ def legend(assumed: Assumptions, names: Sequence[str], width: int = 0) -> str:
     return "\n".join(lines)
 
 
-def _row(each: PolicyFigures, base: PolicyFigures, unit: str) -> tuple[str, ...]:
+def _row(each: PolicyFigures, base: PolicyFigures, longest_s: float) -> tuple[str, ...]:
     return (
         each.policy,
-        _time(each.makespan_s, unit),
+        decimal_time(each.makespan_s, longest_s),
         f"{each.makespan_s / base.makespan_s:.2f}" if base.makespan_s else "-",
-        _time(each.mean_s, unit),
+        decimal_time(each.mean_s, longest_s),
         f"{each.mean_s / base.mean_s:.2f}" if base.mean_s else "-",
-        _time(each.p95_s, unit),
+        decimal_time(each.p95_s, longest_s),
         str(each.deaths),
         str(each.known_deaths),
         "-" if each.waste is None else f"{each.waste:.2f}",
         f"{each.fairness:.2f}",
         "-" if each.probe_s is None else f"{each.probe_s:.0f} s",
     )
-
-
-def _unit(most_s: float) -> str:
-    """Choose one unit for all, so that columns can be compared."""
-    return "h" if most_s >= 2 * 3600 else "min" if most_s >= 2 * 60 else "s"
-
-
-def _time(seconds: float, unit: str) -> str:
-    return f"{seconds / {'h': 3600, 'min': 60, 's': 1}[unit]:.2f} {unit}"
 
 
 def workload(jobs: Sequence[SimulatedJob], source: str) -> str:
@@ -86,7 +77,7 @@ def workload(jobs: Sequence[SimulatedJob], source: str) -> str:
     alone_s = sum(job.solo_s * job.gpus for job in jobs)
     text = f"{source}: {counted(len(jobs), 'job')} of {counted(len(types), 'type')}"
     text += f" and {counted(len(users), 'user')}"
-    return f"{text}, {_time(alone_s, _unit(alone_s))} on a GPU alone, the largest {show_size(most)}"
+    return f"{text}, {decimal_time(alone_s, alone_s)} on a GPU alone, the largest {show_size(most)}"
 
 
 def timeline(stays: Sequence[Stay], gpus: int, width: int = 72) -> str:
@@ -105,14 +96,13 @@ def timeline(stays: Sequence[Stay], gpus: int, width: int = 72) -> str:
             count = sum(s.began_at <= middle < s.ended_at for s in here)
             cells.append("x" if died else "." if not count else str(count) if count < 10 else "+")
         lines.append(f"GPU {gpu:<3} {''.join(cells)}")
-    lines.append(f"{'':7} 0{_time(end, _unit(end)):>{width - 1}}")
+    lines.append(f"{'':7} 0{decimal_time(end, end):>{width - 1}}")
     return "\n".join(lines)
 
 
 def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
     """Draw the runs as SVG: a band for each GPU, a bar for each run, deaths in red."""
     end = max((stay.ended_at for stay in stays), default=1.0) or 1.0
-    unit = _unit(end)
     lanes = [_lanes([stay for stay in stays if gpu in stay.gpus]) for gpu in range(gpus)]
     parts, top, width = [], 30.0, 1000.0
     for gpu, placed in enumerate(lanes):
@@ -123,7 +113,7 @@ def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
             wide = max(1.0, width * (stay.ended_at - stay.began_at) / end - 0.5)
             color = "#d33" if stay.died else _color(stay.job.job_type)
             tip = f"{stay.job.job_type} {stay.job.name}, {show_size(stay.job.peak_bytes)}, "
-            tip += f"{_time(stay.began_at, unit)} to {_time(stay.ended_at, unit)}"
+            tip += f"{decimal_time(stay.began_at, end)} to {decimal_time(stay.ended_at, end)}"
             box = f'x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="12" fill="{color}"'
             parts.append(f"<rect {box}><title>{_safe(tip)}</title></rect>")
         top += 14 * depth + 8
@@ -131,7 +121,9 @@ def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
     head += 'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>'
     texts = [f'<text x="4" y="16" font-size="13">{_safe(title)}</text>']
     texts.append(f'<text x="60" y="{top + 12:.0f}">0</text>')
-    texts.append(f'<text x="1060" y="{top + 12:.0f}" text-anchor="end">{_time(end, unit)}</text>')
+    texts.append(
+        f'<text x="1060" y="{top + 12:.0f}" text-anchor="end">{decimal_time(end, end)}</text>'
+    )
     return "\n".join([head, *texts, *parts, "</svg>\n"])
 
 

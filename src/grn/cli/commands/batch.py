@@ -13,12 +13,12 @@ import click
 
 from grn.cli import options
 from grn.cli.output.progress import ProgressLine
-from grn.cli.output.render import progress, show_time
+from grn.cli.output.render import progress
 from grn.cli.output.table import table
 from grn.cli.output.terminal import print_json, width
 from grn.errors import MachineError, UsageError
 from grn.model.text import harmless
-from grn.model.units import parse_size, show_size
+from grn.model.units import parse_size, show_size, show_time
 from grn.sweep import batch_file
 from grn.sweep.batch import Batch, ResumeChoice, Tally, Wishes
 from grn.sweep.batch_journal import Diary, Entry, finished, id_of

@@ -15,10 +15,11 @@ from grn.cli.output import job_text, render
 from grn.cli.output.terminal import json_flag, print_json, width
 from grn.client import logs as job_logs
 from grn.client import queue
-from grn.client.submit import exit_code_of, is_id, seconds
+from grn.client.submit import exit_code_of, is_id
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
 from grn.model.text import counted, harmless
+from grn.model.units import parse_time
 
 FOLLOW_S = 0.1
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
@@ -259,7 +260,7 @@ def drain(off: bool) -> int:
 @click.option("--older-than", default="0s", metavar="TIME", help="Only what ended so long ago: 7d.")
 def clean(older_than: str) -> int:
     """Forget jobs that have ended, with their logs."""
-    older_s = 0.0 if older_than in ("0", "0s") else seconds(older_than)
+    older_s = 0.0 if older_than in ("0", "0s") else parse_time(older_than)
     cleaned = queue.ask({"op": "clean", "older_than_s": older_s})["cleaned"]
     click.echo(f"{counted(cleaned, 'job')} forgotten", err=True)
     return 0

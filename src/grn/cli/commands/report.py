@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 
@@ -15,9 +14,9 @@ from grn.cli.output.usage_report import Period, inside
 from grn.cli.web.queries import Facts, settle
 from grn.client.state_mirror import StateMirror
 from grn.errors import DaemonError, MachineError, UsageError
+from grn.model.units import parse_time
 
 MAX_JOBS = 20_000  # ended jobs of one's own queue
-UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @click.command()
@@ -43,11 +42,8 @@ def report(since: str, sweep: str | None, out: str) -> int:
 
 
 def _of_period(since: str) -> str:
-    found = re.fullmatch(r"(\d{1,6})([mhdw])", since)
-    if found is None or not int(found[1]):
-        raise UsageError(f"'{since}' is no length of time.", "Write it like 90m, 12h, 7d or 4w.")
     now = time.time()
-    period = Period(now - int(found[1]) * UNITS[found[2]], now)
+    period = Period(now - parse_time(since, needs_unit=True), now)
     facts, began = Facts(), time.monotonic()
     _warn_of_gaps(facts)
     with StateMirror() as watch:

@@ -7,10 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grn.cli.output.render import show_time
 from grn.cli.output.table import labelled, table
 from grn.model.text import counted, harmless
-from grn.model.units import show_size
+from grn.model.units import show_size, show_time
 
 Row = dict[str, Any]
 MAX_NAMES = 240

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from grn.cli.output.table import labelled, table
-from grn.model.units import show_size
+from grn.model.units import show_size, show_time
 
 Row = dict[str, Any]
 UserName = Callable[[int], str]
@@ -177,19 +177,6 @@ def _load_lines(row: Row) -> Iterator[tuple[str, str]]:
         yield "load", text
     for other, slower in row.get("slower_beside", {}).items():
         yield "beside", f"{other}: {slower:.1f} times as long as load tells"
-
-
-def show_time(seconds: float | None) -> str:
-    """Spell a duration shortly."""
-    if seconds is None:
-        return "?"
-    if seconds < 59.5:
-        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
 
 
 def bar(gpu: Row, size: int, is_ascii: bool = False) -> str:

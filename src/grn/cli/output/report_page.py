@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from grn.cli.output.render import show_time
 from grn.cli.output.usage_report import (
     UNFINISHED,
     Period,
@@ -25,7 +24,7 @@ from grn.cli.output.usage_report import (
 )
 from grn.model.outcome import OutcomeKind
 from grn.model.text import harmless
-from grn.model.units import show_size
+from grn.model.units import show_size, show_time
 
 Row = dict[str, Any]
 WIDTH, LEFT, ROW, GAP = 1060, 60, 14, 10

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from grn.cli.output.progress import ProgressLine
-from grn.cli.output.render import progress, show_time
+from grn.cli.output.render import progress
 from grn.cli.output.table import table
 from grn.model.text import harmless
-from grn.model.units import show_size
+from grn.model.units import show_size, show_time
 from grn.sweep.best import Ranking
 from grn.sweep.manifest import RunManifest, RunState
 from grn.sweep.names import spelled

@@ -21,7 +21,7 @@ from grn.client import logs, queue
 from grn.client.connection import ask_once
 from grn.errors import GrnError
 from grn.model.text import harmless
-from grn.model.units import show_size
+from grn.model.units import show_size, show_time
 from grn.paths import user_name
 
 MAX_LOG_BYTES = 256 << 10
@@ -145,7 +145,7 @@ def _memory(lease: str, marks: Marks) -> list[str]:
         return ["no samples of its memory are kept"]
     used = curve["used_bytes"]
     most = max((size for size in used if size is not None), default=None)
-    span = render.show_time(len(used) * curve["step_s"])
+    span = show_time(len(used) * curve["step_s"])
     return [
         f"memory over {span}, {show_size(most)} at most",
         "  " + draw.curve(used, 72, marks),

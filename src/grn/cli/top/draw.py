@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from grn.cli.output.render import short_model, show_time
+from grn.cli.output.render import short_model
 from grn.cli.top.rows import Row, Section, letters
 from grn.model.text import columns_of
 from grn.model.text import cut as text_cut
-from grn.model.units import short_size
+from grn.model.units import short_size, show_time
 
 Piece = tuple[str, str]  # text, style
 Line = list[Piece]
