@@ -95,13 +95,23 @@ def submit(message: Message) -> Message:
 
 def ends(jobs: list[int]) -> Iterator[Message]:
     """Yield how each job ended, as it ends; through restarts of the queue."""
+    return (ended for ended in ends_or_pauses(jobs, None) if ended is not None)
+
+
+def ends_or_pauses(jobs: list[int], pause_s: float | None) -> Iterator[Message | None]:
+    """Yield how each job ended, as it ends, and None at first and after each pause."""
     left = set(jobs)
     while left:
         connection = connect()
         try:
             drive(connection.send({"op": "wait", "jobs": sorted(left)}))
+            yield None
             while left:
-                ended = drive(connection.receive(None))["ended"]
+                try:
+                    ended = drive(connection.receive(pause_s))["ended"]
+                except TimeoutError:
+                    yield None
+                    continue
                 if ended["id"] in left:
                     left.discard(ended["id"])
                     yield ended

@@ -21,7 +21,7 @@ from grn.model import MAX_PRIORITY
 from grn.model.text import counted, harmless
 from grn.model.units import parse_time
 
-FOLLOW_S = 0.1
+FOLLOW_S = 0.5
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
 
 
@@ -343,19 +343,24 @@ def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _follow(job_id: int, name: str) -> int:
     """Print a log as it grows, through attempts, until the job has ended."""
     shown: dict[str, int] = {}  # file -> how much of it was printed
-    first = 0
-    while True:
-        row = queue.ask({"op": "show", "job": job_id})["job"]
-        first = first or row["attempt"]
-        for attempt in range(first, row["attempt"] + 1) if first else ():
+    row: dict[str, Any] = {"attempt": 0}
+    attempt = 0  # the one that is printed
+    for ended in queue.ends_or_pauses([job_id], FOLLOW_S):
+        if ended is not None or not row["attempt"]:
+            row = queue.ask({"op": "show", "job": job_id})["job"]
+            attempt = attempt or row["attempt"]
+        while row["attempt"]:
             for file in job_logs.parts(os.path.join(_folder_of(row, attempt), name)):
                 data = job_logs.read_from(file, shown.get(file, 0))
                 shown[file] = shown.get(file, 0) + len(data)
                 sys.stdout.buffer.write(data)
+            if attempt >= row["attempt"] and not os.path.isdir(_folder_of(row, attempt + 1)):
+                break
+            attempt += 1
         sys.stdout.flush()
-        if row["state"] == "ended":
-            return exit_code_of(row)
-        time.sleep(FOLLOW_S)
+        if ended is not None:
+            return exit_code_of(ended)
+    raise AssertionError("the iterator ends with the end of the job")
 
 
 def _folder_of(row: dict[str, Any], attempt: int) -> str:
