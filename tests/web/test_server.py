@@ -275,24 +275,23 @@ def test_a_mistake_is_an_answer_and_not_the_end(server, submit, path, body, stat
     assert server.request("GET", "/api/history")[0] == 200
 
 
-def test_the_stream_begins_with_all_and_goes_on_with_what_changes(server, submit):
+def test_the_stream_begins_with_a_picture_and_sends_another_when_it_changes(server, submit):
     server.unlock()
     line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
     line.request("GET", "/api/stream", headers={"Authorization": f"Bearer {server.session}"})
     answer = line.getresponse()
 
     first = json.loads(answer.readline().removeprefix(b"data: "))
-    assert first["whole"]
     assert [gpu["index"] for gpu in first["gpus"]] == [0, 1]
     assert first["jobs"] == []
     answer.readline()
     number = submit("--hold", "--name", "mine", "--", "true")
-    said = {}
-    while "jobs" not in said:
+    said = first
+    while not said["jobs"]:
         text = answer.readline()
-        said = json.loads(text.removeprefix(b"data: ")) if text.startswith(b"data: ") else {}
-    assert [row["id"] for row in said["jobs"]["set"]] == [number]
-    assert "gpus" not in said or "order" not in said["gpus"]
+        said = json.loads(text.removeprefix(b"data: ")) if text.startswith(b"data: ") else said
+    assert [row["id"] for row in said["jobs"]] == [number]
+    assert said["gpus"]
     line.close()
 
 

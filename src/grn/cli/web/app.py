@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grn.cli.output import metrics
-from grn.cli.web.diff import changes
 from grn.cli.web.queries import Facts, Row, settle
 from grn.cli.web.security import HEADERS, RequestGuard
 from grn.cli.web.sweeps import Sweeps
@@ -172,14 +171,13 @@ class Page:
         return Response(known[name].read_bytes(), media_type=f"{kind}; charset=utf-8")
 
     async def stream(self, request: Request) -> Response:
-        """Send the machine as it is, and then what changes, for as long as it is watched."""
+        """Send the machine as it is, at most twice a second, and only when it has changed."""
 
         async def events() -> AsyncIterator[bytes]:
             before: Row | None = None
             async for picture in self._watchers.pictures():
-                said = changes(before, picture)
-                before = picture
-                text = b"data: " + json.dumps(said).encode() if said else b": still here"
+                is_news, before = picture != before, picture
+                text = b"data: " + json.dumps(picture).encode() if is_news else b": still here"
                 yield text + b"\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")

@@ -1,4 +1,4 @@
-// The page: a session, a stream of what changes, and one view at a time.
+// The page: a session, a stream of pictures of the machine, and one view at a time.
 import { el, plain } from "./dom.js";
 import { nowView } from "./now.js";
 import { timelineView } from "./timeline.js";
@@ -8,7 +8,6 @@ import { profilesView } from "./profiles.js";
 import { sweepsView, sweepView } from "./sweeps.js";
 
 const VIEWS = { now: nowView, timeline: timelineView, history: historyView, profiles: profilesView, sweeps: sweepsView, sweep: sweepView, job: jobView, lease: leaseView };
-const KEYS = { gpus: "uuid", leases: "id", waiting: "id", jobs: "id" };
 
 export const state = { gpus: [], leases: [], waiting: [], jobs: [], counts: {}, trouble: "", isKnown: false };
 let session = sessionStorage.getItem("grn-session") || "";
@@ -43,20 +42,6 @@ async function openSession() {
 
 // --- the stream ---------------------------------------------------------------------------
 
-function take(said) {
-  for (const [name, value] of Object.entries(said)) {
-    if (name === "whole") continue;
-    if (said.whole || !(name in KEYS)) state[name] = value;
-    else {
-      const key = KEYS[name];
-      const rows = new Map(state[name].map((row) => [row[key], row]));
-      for (const row of value.set) rows.set(row[key], row);
-      state[name] = (value.order || [...rows.keys()]).map((one) => rows.get(one)).filter(Boolean);
-    }
-  }
-  state.isKnown = true;
-}
-
 async function listen() {
   let pause = 500;
   while (session) {
@@ -75,7 +60,7 @@ async function listen() {
         rest = parts.pop();
         for (const part of parts)
           if (part.startsWith("data: ")) {
-            take(JSON.parse(part.slice(6)));
+            Object.assign(state, JSON.parse(part.slice(6)), { isKnown: true });
             view?.update?.();
           }
       }
