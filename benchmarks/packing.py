@@ -17,8 +17,7 @@ from pathlib import Path
 
 from packing_jobs import LARGE, SMALL, Case, drawn, generated, trace
 
-from grn.simulate.bound import lower_bound_s
-from grn.simulate.policies import POLICIES, play
+from grn.simulate.policies import POLICIES, lower_bound_s, play
 from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
 
 BETAS = (1.0, 0.6)

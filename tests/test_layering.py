@@ -17,7 +17,7 @@ PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
     "negotiator": "__init__ events engine schedule learn views explain history change_feed pages",
     "queue": "__init__ events engine lifecycle ready_queue job_table lease_window finish",
-    "simulate": "__init__ workload bound schedulers replay policies show",
+    "simulate": "__init__ workload schedulers replay policies show",
     "sweep": "__init__ task grid batch_file space condition names nested template retries",
     "cli": "__init__ output.__init__ output.render output.table output.job_text "
     "output.usage_report output.metrics top.__init__ top.rows top.draw top.state top.screen",

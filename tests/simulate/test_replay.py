@@ -7,8 +7,7 @@ import pytest
 from grn.errors import BadSetting, GrnError
 from grn.model.units import GiB
 from grn.negotiator.schedule.limits import Rules
-from grn.simulate.bound import lower_bound_s
-from grn.simulate.policies import POLICIES, PolicyFigures, play
+from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
 from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus
 
 ASSUMED = Assumptions(beta=1.0, tick_s=5.0)

@@ -14,9 +14,8 @@ from grn.cli.output.terminal import json_flag, print_json, width
 from grn.errors import MachineError, UsageError
 from grn.model.gpu import Gpu
 from grn.simulate import files, show
-from grn.simulate.bound import lower_bound_s
 from grn.simulate.generate import PER_MINUTE, arriving, generate
-from grn.simulate.policies import POLICIES, PolicyFigures, play, rules
+from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play, rules
 from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
 
 _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "waste")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import secrets
 import signal
@@ -16,15 +17,21 @@ from pathlib import Path
 import click
 import uvicorn
 
+from grn import paths
 from grn.cli.web.app import Page
 from grn.cli.web.queries import Facts
-from grn.cli.web.redirect import RedirectFile
 from grn.cli.web.security import RequestGuard
 from grn.cli.web.sweeps import Sweeps
 from grn.errors import MachineError, UsageError
 
 ADDRESS = "127.0.0.1"
 MIN_SECRET = 16
+PREFIX, SUFFIX = "open-", ".html"
+REDIRECT = """<!doctype html>
+<html><head><meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={link}"><title>grn</title></head>
+<body><a href="{link}">Open grn</a></body></html>
+"""
 
 
 @click.command()
@@ -128,3 +135,46 @@ def _offer_links(guard: RequestGuard, port: int) -> None:
             click.echo(_new_link(guard, port))
 
     threading.Thread(target=listen, daemon=True).start()
+
+
+class RedirectFile:
+    """A page on disk that redirects to a link; it is removed when the link has been used.
+
+    Every user of the machine can read command lines, and only the owner this file.
+    """
+
+    def __init__(self, link: str) -> None:
+        self._link = link
+        folder = os.path.join(paths.state_dir(), "web")
+        self.path = os.path.join(folder, f"{PREFIX}{os.getpid()}{SUFFIX}")
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            os.chmod(folder, 0o700)
+            _remove_leftovers(folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(self.path, flags, 0o600), "w") as file:
+                file.write(REDIRECT.format(link=html.escape(link)))
+        except OSError as error:
+            raise MachineError(
+                f"{self.path} cannot be written: {error.strerror}.",
+                "Leave out --open and open the printed link, or name another GRN_STATE_DIR.",
+            ) from error
+
+    def link_used(self, secret: str) -> None:
+        """Remove the file if this is the secret of its link."""
+        if self._link.endswith(f"#link={secret}"):
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove the file; it may be gone already."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+
+def _remove_leftovers(folder: str) -> None:
+    """Remove files of servers that were killed, and one of an earlier process with our pid."""
+    for name in os.listdir(folder):
+        pid = name.removeprefix(PREFIX).removesuffix(SUFFIX)
+        is_ours = name == f"{PREFIX}{pid}{SUFFIX}" and pid.isdecimal()
+        if is_ours and (pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}")):
+            os.unlink(os.path.join(folder, name))
