@@ -28,11 +28,11 @@ import pytest
 from grn import wire
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.negotiator.engine import Engine
+from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.store import Store
-from grn.negotiator.verbs import VERBS
 from tests.harness import Story
 
 ANSWER_S = 60.0

@@ -27,13 +27,13 @@ from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.gpus.visible import restrict
 from grn.model.job import Policy
 from grn.negotiator.engine import Engine
+from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Guard
 from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store
-from grn.negotiator.verbs import VERBS
 
 log = logging.getLogger("grn.negotiator")
 _MAX_FILES = 1 << 20
