@@ -25,13 +25,13 @@ from grn.daemon.lockfile import DaemonLock, boot_id, lock, mounts, state_folder
 from grn.errors import GrnError
 from grn.interpreter import SERVICE
 from grn.queue.engine import QueueEngine
+from grn.queue.handlers import VERBS
 from grn.queue.journal import Journal
 from grn.queue.journal_file import NotWritten
 from grn.queue.launcher import LaunchSettings
 from grn.queue.lease_window import WindowLimits
 from grn.queue.loop import Hooks, QueueLoop
 from grn.queue.server import QueueServer
-from grn.queue.verbs import VERBS
 
 log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
