@@ -1,6 +1,6 @@
-"""Where grn keeps its sockets and its files on this machine, and whose these places are.
+"""Paths of grn's sockets and files on this machine, and their owners.
 
-Only looks; making folders and refusing them is left to those who use them.
+Only reads; callers create folders or refuse them.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ async def drive_async(steps: Steps[Result]) -> Result:
 
 
 def ask_once(message: Message) -> Message:
-    """Ask the negotiator one question over the idle connection or a new one."""
+    """Ask the negotiator one question over a connection of its own."""
     return drive(_ask_once(message))
 
 

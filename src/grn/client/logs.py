@@ -1,4 +1,4 @@
-"""Reading what a job printed, straight from its files: nobody carries it."""
+"""Read the output of a job straight from its files."""
 
 from __future__ import annotations
 

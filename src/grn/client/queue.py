@@ -1,7 +1,7 @@
-"""The line to this user's queue, which is started when nobody answers.
+"""Connection to this user's queue, which is started when none answers.
 
 A submit carries the environment, which may hold secrets: it is sent only to a process of the same
-user in the same namespaces, as the kernel says.
+user in the same namespaces, as the kernel reports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The machine and one's own queue as they are now, kept up to date through restarts of either.
 
-`Watch` keeps a `Picture` by following both; it blocks or awaits, starts no thread and no process,
-and changes nothing for running jobs. What the rows hold is in docs/json.md.
+`StateMirror` keeps a `Snapshot` up to date by the change feeds of both daemons. It blocks or
+awaits and starts no thread and no process. The rows are documented in docs/json.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The log of a daemon: lines to standard error, and a cap on the file that this goes to.
+"""The log of a daemon: lines on standard error, and a size limit for the file behind it.
 
-A full file is copied and emptied, not renamed: the processes a daemon starts have it open as well,
-and whatever a crash prints must still arrive there.
+A full file is copied and truncated, not renamed, because child processes have it open too and a
+crash report must still reach it.
 """
 
 from __future__ import annotations

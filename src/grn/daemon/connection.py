@@ -1,7 +1,7 @@
-"""One client's talk with a service: frames in, answers out, and how much of either may lie about.
+"""One server connection: framing, dispatch, back pressure, deadlines.
 
-All that negotiator and queue share of their sockets. Who may speak, and what the verbs do, is
-theirs to say; bad input ends here, as an error for that client alone.
+Shared by negotiator and queue. Each service supplies its own handlers and decides who may connect;
+bad input is answered here with an error and harms no other client.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The ground a service stands on: its lock, its socket file, and a local folder for its state.
+"""Lock, socket file and state folder of a daemon.
 
-Two locks decide who the negotiator of a machine is, or the queue of a user: an abstract socket,
-which no file operation can remove, and a lock file. Both are held for life and taken before the
-socket is touched, so a stale socket is never a live one's. Files that are removed are made again.
+Two locks decide which process is the negotiator of a machine, or the queue of a user: an abstract
+socket, which no file operation can remove, and a lock file. Both are taken before the socket is
+touched and held for life, so a stale socket never belongs to a live daemon. Removed files are made
+again.
 """
 
 from __future__ import annotations
@@ -227,13 +228,13 @@ class DaemonLock:
             self._name_lock.close()
 
     def _hang_up(self) -> None:
-        """Close the connections of those who asked who holds the name."""
+        """Close connections that asked for the holder of the name."""
         with contextlib.suppress(OSError):
             while self._name_lock is not None:
                 self._name_lock.accept()[0].close()
 
     def _holder(self) -> tuple[int, int] | None:
-        """Return pid and user of who holds the name, None when the kernel does not say."""
+        """Return pid and user of the holder of the name, None when the kernel does not say."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             try:

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class OutcomeKind(Enum):
-    """What an outcome means for whoever counts."""
+    """The class of an outcome, for counts and colours."""
 
     GOOD = "good"
     BAD = "bad"
@@ -44,7 +44,7 @@ class Outcome(Enum):
 
     @property
     def kind(self) -> OutcomeKind:
-        """Return what it means for whoever counts."""
+        """Return the class of this outcome."""
         return _KINDS.get(self, OutcomeKind.BAD)
 
 
@@ -70,7 +70,7 @@ JOB_OUTCOMES = tuple(one for one in Outcome if one not in (Outcome.KILLED, Outco
 
 
 def kind_of(word: str) -> OutcomeKind | None:
-    """Return what a word means for whoever counts, None when it is no outcome (yet)."""
+    """Return the class of an outcome word, None when the word is no outcome (yet)."""
     try:
         return Outcome(word).kind
     except ValueError:

@@ -1,4 +1,4 @@
-"""Text of users on its way to somebody's screen."""
+"""Make text of users safe to print on a terminal."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One process per machine that decides who gets which GPU, and when."""
+"""One process per machine that decides which job gets which GPU, and when."""

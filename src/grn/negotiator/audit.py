@@ -1,7 +1,6 @@
-"""Who changed, or tried to change, what is not theirs alone: one line for each, never rewritten.
+"""Audit log: who changed, or tried to change, what belongs to others; lines are only added.
 
-The daily work is not here: what one user asks for, gets and ends is that user's. A disk that takes
-no more lines keeps nobody from anything.
+A user's own requests are not logged here. A full disk never blocks the action itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What those who follow have been told, and what has changed since.
+"""Change feed: the snapshot that subscribers have, and what differs from it now.
 
-The picture is made of the same rows as `status`, but nothing in it moves by itself: times are
-points in time, and turns are numbers to sort by. So only what happened has to be told.
+Made of the same rows as `status`, but with points in time instead of durations and sort keys
+instead of positions, so that nothing changes by itself.
 """
 
 from __future__ import annotations

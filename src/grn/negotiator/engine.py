@@ -1,4 +1,4 @@
-"""All state of the negotiator; `handle(event) -> actions` is the only door.
+"""The state of the negotiator; events enter through `handle(event) -> actions`.
 
 Decides who gets which GPU and when. It never touches the machine: time comes in with the events.
 """
@@ -92,7 +92,7 @@ class Engine:
     # --- the door ------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in one fact and return what is to be done."""
+        """Apply one event and return the actions that follow."""
         if isinstance(event, Requested):
             return list(self._requested(event))
         if isinstance(event, Sampled):
@@ -114,7 +114,7 @@ class Engine:
     # --- questions (they change nothing) -------------------------------------------------
 
     def wants_look(self, at: float) -> bool:
-        """True while somebody waits for memory that a new reading may show to be free."""
+        """True while a request waits for memory that the next sample may show to be free."""
         if not len(self.waitlist):
             return False
         if at < self._residue_until:
@@ -140,7 +140,7 @@ class Engine:
         return self._holdings.held_by_key(key)
 
     def users_before(self, user: int, at: float) -> int:
-        """Return how many users who wait go first, since they have had less."""
+        """Return how many waiting users go first because they have had less."""
         return self._shares.before(user, at)
 
     def watch(self, lease_id: str) -> profiling.RunWatch:
@@ -152,7 +152,7 @@ class Engine:
         return self._granter.needs(request)
 
     def is_sharing(self, lease: Lease) -> bool:
-        """True when somebody else is on a GPU of a lease."""
+        """True when other leases, or strangers beyond the guard, are on a GPU of this lease."""
         return self._holdings.is_sharing(lease)
 
     def verdict(self, lease: Lease, peak_bytes: int | None, asked_bytes: int | None) -> Verdict:
@@ -242,7 +242,7 @@ class Engine:
         return None if text is None else Refuse(request.key, text, hint)
 
     def _ends_grace(self, at: float) -> bool:
-        """True once after a restart: when all who waited are back, or have had their time."""
+        """True once after a restart: when all waiting requests are back, or the grace is over."""
         if self._grace_until == _NEVER or (at < self._grace_until and self._returning):
             return False
         self._grace_until = _NEVER
@@ -287,7 +287,7 @@ class Engine:
         return waiting if is_short is waiting.is_short else self._shares.becomes(waiting, is_short)
 
     def _move_users(self, at: float) -> None:
-        """Let those who have had more than was thought go after others, and the other way."""
+        """Reorder users whose use differs from what was expected."""
         self.waitlist.move(self._shares.update(at), _MAX_MOVED)
 
     def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
@@ -379,7 +379,7 @@ class Engine:
             self.usage.resumed(lease.id, lease.request.user, share, lease.granted_at, at)
 
     def _account(self, at: float) -> Iterator[Action]:
-        """Take in what all jobs have of the GPUs, and who has had how much by now."""
+        """Account the current use of all jobs to their users."""
         for lease in self.leases.values():
             if lease.state is LeaseState.HELD:
                 self.usage.follow(lease.id, self._holdings.share_of(lease), at)
@@ -391,13 +391,13 @@ class Engine:
     # --- what follows from an event ------------------------------------------------------
 
     def _schedule(self, at: float) -> Iterator[Action]:
-        """Offer what there is to all who wait."""
+        """Grant what is free to waiting requests."""
         if at >= self._grace_until and len(self.waitlist):
             for lease in self._granter.to_all(at):
                 yield from self._given(lease)
 
     def _given(self, lease: Lease) -> Iterator[Action]:
-        """Write down and tell what somebody was given."""
+        """Persist and announce a grant."""
         yield from self._unsave(lease.request.key)
         yield SaveLease(lease)
         yield self._granted(lease)

@@ -1,4 +1,4 @@
-"""Facts the negotiator's engine is told, and actions it answers with.
+"""Events that the negotiator's engine receives, and actions that it returns.
 
 Events are in the past tense and carry their time; actions are imperatives for the loop.
 """

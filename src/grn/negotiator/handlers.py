@@ -113,7 +113,7 @@ def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
 
 
 def status(peer: Peer, message: negotiator_requests.StatusRequest) -> None:
-    """Show GPUs, leases and who waits."""
+    """Show GPUs, leases and waiting requests."""
     page, more = peer.server.pages.status(peer.loop.now(), message.after)
     _send_page(peer, message.id, {"status": {"schema": 1, **peer.server.facts(), **page}}, more)
 
@@ -169,7 +169,7 @@ def audit(peer: Peer, message: negotiator_requests.AuditRequest) -> None:
 
 
 def ping(peer: Peer, message: negotiator_requests.PingRequest) -> None:
-    """Say who we are."""
+    """Answer with version, process and user of the negotiator."""
     said = {"version": peer.server.version, "pid": os.getpid(), "uid": os.getuid()}
     peer.send(message.id, {**said, "indices": peer.indices_hold()})
 

@@ -1,6 +1,6 @@
-"""The recent past, kept small: memory and load of GPUs, memory curves of leases, how leases ended.
+"""The recent past in bounded memory: GPU samples, memory curves of leases, ended leases.
 
-Everything here is bounded and lives in memory only; what must survive is in the store.
+Lost with the process; the store keeps what must survive.
 """
 
 from __future__ import annotations

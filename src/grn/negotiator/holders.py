@@ -1,6 +1,6 @@
 """Proof of life: one pidfd for each process that holds a lease or is connected.
 
-Tells when a process is gone, within the time of an epoll; it draws no conclusions.
+Reports when a process has ended; draws no conclusions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Holders:
 
 
 def peer_of(connection: socket.socket) -> tuple[Holder | None, int, int | None]:
-    """Return who connected, as the kernel says: process, user, and a pidfd where it gives one."""
+    """Return the peer as the kernel reports it: process, user, and a pidfd if available."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
     pidfd: int | None = None

@@ -1,7 +1,6 @@
-"""Facts in, actions out: the engine's only caller.
+"""The negotiator's event loop: facts in, actions out; the only caller of the engine.
 
-Notices what happens, tells the engine, writes down what it says and carries it out. It decides
-nothing.
+Turns samples, ends and messages into events, persists the engine's actions, then carries them out.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class LeaseSettled:
 
 
 class Loop:
-    """The hands of the engine."""
+    """Persists the engine's actions and carries them out."""
 
     def __init__(self, engine: Engine, store: Store, probe: GpuProbe, sample_s: float) -> None:
         self.engine = engine
@@ -140,7 +139,7 @@ class Loop:
 
     @property
     def trouble(self) -> str | None:
-        """Say what somebody has to look after, None when all is well."""
+        """Return a warning that needs attention, None when all is well."""
         for lease_id, index in self._not_ours.items():
             return (
                 f"lease {lease_id} has more memory than virtual GPU {index}, and this negotiator "
@@ -165,7 +164,7 @@ class Loop:
             self._carry_out(action)
 
     def expect(self, key: str, answer: Answer) -> None:
-        """Remember who is to be told of a request."""
+        """Register the callback that receives the answers to a request."""
         self._answers[key] = answer
 
     def forget(self, key: str, answer: Answer) -> bool:
@@ -176,7 +175,7 @@ class Loop:
         return True
 
     def reach(self, lease_id: str, teller: Teller) -> None:
-        """Remember who is to be told when a lease is wanted back; tell it if that is so now."""
+        """Register a callback for the preemption of a lease; call it if that is due now."""
         self._tellers[lease_id] = teller
         text = self.engine.wanted(lease_id)
         if text is not None:
@@ -198,7 +197,7 @@ class Loop:
             del self._tellers[lease_id]
 
     def take_back(self, key: str) -> None:
-        """Withdraw a request; whoever still waits for it is told."""
+        """Withdraw a request; a client that still waits for it is told."""
         self.tell(Withdrawn(self.now(), key))
         text = "this request was taken back."
         self._carry_out(Refuse(key, text, code="UsageError"))
@@ -353,7 +352,7 @@ class Loop:
                 self._holder_gone(lease, holder)
 
     def _holder_gone(self, lease: Lease, holder: Holder) -> None:
-        """End a lease whose process is gone, or wait a moment for the one who knows more."""
+        """End a lease whose process is gone, or wait a moment for its parent's report."""
         later = asyncio.get_running_loop().call_later
         if lease.request.is_command:
             # Whoever asked for it is gone, but the command may be about to take it over.

@@ -1,8 +1,8 @@
-"""Long listings in pages, so that no answer takes long to make however many jobs there are.
+"""Long listings in pages, so that every answer is quick however many jobs there are.
 
-A cursor is `ORDER.OFFSET`. The first page of `status` shows the first of each list. If that is not
-all, the listing begins again from an order of one moment, made when its first page is asked for:
-nothing is left out that is there from beginning to end, whatever comes and goes meanwhile.
+A cursor is `ORDER.OFFSET`. The first page of `status` shows the head of each list. If that is not
+all, the listing restarts from an order fixed at that moment: a row that exists throughout is never
+left out, whatever comes and goes meanwhile.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Pages:
         return shown, _next(number, begin + PAGE_ROWS, len(order))
 
     def _leases(self, entries: list[Entry]) -> Iterator[Lease]:
-        """Find the leases of a page, and of those who waited and have theirs by now."""
+        """Find the leases of a page, and of requests that were granted meanwhile."""
         engine = self._engine
         waited = {key for place, key in entries if place and key not in engine.waitlist}
         if waited:

@@ -1,4 +1,4 @@
-"""What the engine remembers as rows of the database: one function for each kind of action."""
+"""The engine's state as rows of the database: one function for each kind of action."""
 
 from __future__ import annotations
 

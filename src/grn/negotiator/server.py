@@ -1,6 +1,6 @@
-"""Who is connected: each client as the kernel shows it, and what all of them share.
+"""Clients of the negotiator, identified by the kernel, and the state they share.
 
-The identity of a client never comes from what it says. What it may say is listed in `verbs.py`.
+A client's identity never comes from its messages; `handlers.py` lists what it may send.
 """
 
 from __future__ import annotations

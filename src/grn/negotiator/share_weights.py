@@ -1,4 +1,4 @@
-"""Whom the setting `shares` means: names of users and groups as numbers."""
+"""The setting `shares`: names of users and groups resolved to numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _user(name: str) -> int:
 
 
 def _members(name: str) -> list[int]:
-    """Return the members of a group, and those whose own group it is."""
+    """Return the members of a group, and users with it as primary group."""
     try:
         group = grp.getgrgid(int(name)) if name.isdecimal() else grp.getgrnam(name)
     except KeyError:

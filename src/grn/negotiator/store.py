@@ -1,8 +1,8 @@
-"""SQLite: the leases, who waits, and every remembered run.
+"""SQLite store of leases, waiting requests and remembered runs.
 
-Writes what the engine says before the loop acts on it. WAL without a sync per commit is enough
-here: what a crash of the negotiator must not lose is in the system's cache, and a power cut ends
-the holders as well (docs/decisions/0003-leases-without-fsync.md).
+Writes the engine's actions before the loop carries them out. WAL without a sync per commit is
+enough: a crash of the negotiator loses nothing, and a power cut ends the holders as well
+(docs/decisions/0003-leases-without-fsync.md).
 """
 
 from __future__ import annotations

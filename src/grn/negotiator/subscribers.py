@@ -1,8 +1,7 @@
-"""Those who follow what happens: first all of it, then what changes, twice a second at most.
+"""Subscribers of the negotiator: a snapshot, then changes, at most twice a second.
 
-Nothing is done for them in between, so what is granted meanwhile costs the same with and without
-them. Who does not keep up gets the whole picture again instead of an endless rest. A large picture
-comes in parts, so that no message is large and none takes long to make.
+Grants cost the same with and without subscribers. A slow subscriber gets a new snapshot instead of
+a growing backlog. A large snapshot comes in parts, so that no message takes long to make.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class Subscriber(Protocol):
-    """The connection of one who follows."""
+    """The connection of one subscriber."""
 
     @property
     def uid(self) -> int: ...

@@ -1,6 +1,6 @@
-"""Processes as the system shows them, and signals that never reach a stranger.
+"""Process identity, listing and signals; signals never reach an unrelated process.
 
-A pid is used again once its process is gone and buried; the time of its start tells the two apart.
+A pid is reused once its process has been reaped, so the start time is compared as well.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def spawn(
 
 
 def become_first_to_end() -> None:
-    """Let the kernel end us before those who started us when memory runs out."""
+    """Let the kernel end this process before its parents when memory runs out."""
     score = oom_score("self")
     if score is not None:
         _set_oom_score("self", score + _COMMAND_OOM_SCORE)

@@ -1,8 +1,8 @@
-"""grn's own daemons and shims among the processes that a job or a command has started.
+"""Recognise grn's own daemons and shims among the processes that a job has started.
 
-A queue or a negotiator that was started inside a job serves others as well, so the end of that job
-must not end it. The evidence is the kernel's: the process holds the lock of a daemon, or the lock
-of an attempt's record. It signals nothing.
+A daemon started inside a job serves others too, so the end of that job must not end it. The kernel
+gives the evidence: the process holds the lock of a daemon or of an attempt's record. Sends no
+signals.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The closed schemas of what clients may say, checked before anything else sees it.
+"""Schemas of all requests to the negotiator, checked before anything else sees them.
 
-Only shapes and limits; what a message does is in the server's table.
+Only shapes and limits; `negotiator/handlers.py` says what each request does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WithdrawRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
 
 
 class StatusRequest(schemas.Message, frozen=True, tag="status", kw_only=True):
-    """Show GPUs, leases and who waits; after the first page, the next of leases and who waits."""
+    """Show GPUs, leases and waiting requests; later pages have leases and requests only."""
 
     after: Cursor | None = None
 
@@ -125,7 +125,7 @@ class ForgetRequest(schemas.Message, frozen=True, tag="forget", kw_only=True):
 
 
 class PingRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
-    """Ask who is there."""
+    """Ask for version, process and user of the negotiator."""
 
 
 class StopRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):

@@ -1,4 +1,7 @@
-"""The closed schemas of what this user's clients may say to the queue."""
+"""Schemas of all requests to the queue, checked before anything else sees them.
+
+Only shapes and limits; `queue/handlers.py` says what each request does.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ class FollowQueueRequest(schemas.Message, frozen=True, tag="follow", kw_only=Tru
 
 
 class PingQueueRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
-    """Ask who is there."""
+    """Ask for version, process and user of the queue."""
 
 
 class StopQueueRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):

@@ -1,6 +1,6 @@
-"""Closed schemas: what a message may look like, checked before anything else sees it.
+"""Closed message schemas: the part that negotiator and queue share.
 
-The part that negotiator and queue share; each lists its own messages.
+Decodes and rejects; each daemon lists its own messages.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One process per user that keeps that user's commands durably and runs them when GPUs allow."""
+"""One process per user that stores that user's commands durably and runs them on free GPUs."""

@@ -140,7 +140,7 @@ def _raise_limits() -> None:
 
 
 def _say(fd: int | None, line: str) -> None:
-    """Tell whoever started us; they may be gone."""
+    """Report to the process that started the queue; it may be gone."""
     if fd is not None:
         with contextlib.suppress(OSError):
             os.write(fd, line.replace("\n", " ").encode() + b"\n")

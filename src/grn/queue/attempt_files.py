@@ -9,7 +9,7 @@ To make files is the dearest part of a short job: there is a folder only for wha
 the record of a short attempt whose end is in the journal is used again for another.
 
 The end carries the number of its form. Shims of an older grn go on after an update, so all forms
-are read (`older_attempt.py`):
+are read (`older_attempt_files.py`):
 1   files `lock`, `claim` and `exit` in the folder of the attempt
 2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
 3   as now

@@ -1,4 +1,4 @@
-"""What reaches a shim: orders from the queue over a line, and signals as bytes on a pipe."""
+"""Input of a shim: orders from the queue over a socket, signals as bytes on a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting a command: in its folder, with its environment, as the first of a session of its own."""
+"""Start a command in its folder, with its environment, as the leader of a new session."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""All state of the queue; `handle(event) -> actions` is the only door.
+"""The state of the queue; events enter through `handle(event) -> actions`.
 
-Decides which job is next and what its end means. GPUs are the negotiator's to give; processes,
-files and clocks are the loop's to touch.
+Decides which job is next and what its end means. The negotiator grants GPUs; the loop touches
+processes, files and clocks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class QueueEngine:
         self.jobs = self._roll.jobs
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in one fact and return what is to be done."""
+        """Apply one event and return the actions that follow."""
         actions = list(_HANDLERS[type(event)](self, event))
         if not self.jobs and any(isinstance(action, TellEnded) for action in actions):
             actions.append(TellEmpty())
@@ -171,7 +171,7 @@ class QueueEngine:
         yield from self._asks.more()
 
     def _unask_followers(self, moved_job: QueuedJob) -> Iterator[Action]:
-        """Let those behind a moved job ask once more: the negotiator goes by who asked first."""
+        """Request again for jobs behind a moved one: the negotiator goes by order of requests."""
         for job in self._roll.line.all_asked():
             if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
                 yield from self._roll.line_up_anew(job)

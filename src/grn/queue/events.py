@@ -1,4 +1,4 @@
-"""Facts the queue's engine is told, and actions it answers with.
+"""Events that the queue's engine receives, and actions that it returns.
 
 Events are in the past tense and carry their time; actions are imperatives for the loop.
 """
@@ -364,7 +364,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class TellEnded:
-    """Tell whoever waits for a job, and its hooks."""
+    """Tell the clients that wait for a job, and run its hooks."""
 
     job: int
     reason: EndReason

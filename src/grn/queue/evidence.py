@@ -1,9 +1,9 @@
-"""Whether an attempt without a record has begun: what else is left of it on the same boot.
+"""Decide whether an attempt without a record has begun, from other traces of the same boot.
 
-A record can be gone though its attempt began: removed, emptied, or lost with a file system that
-was shut down and mounted again. Then the attempt must not run a second time. Each shim adds a line
-to a file in the queue's runtime folder, on another file system as a rule, before its command
-begins; its processes and its output tell of it as well.
+A record can vanish although its attempt began: removed, emptied, or lost with an unsynced file
+system. Such an attempt must not run twice. Each shim therefore adds a line to a file in the queue's
+runtime folder, usually on another file system, before its command begins; its processes and its
+output are evidence as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the end of an attempt means: the end of the job, or another try.
+"""What the end of an attempt means: the end of the job, or another attempt.
 
-Also what recovery concludes from what is on disk. Both are plain functions of plain facts.
+Also what recovery concludes from the files on disk. Plain functions of plain values.
 """
 
 from __future__ import annotations

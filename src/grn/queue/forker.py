@@ -1,7 +1,7 @@
-"""A small warm process that forks shims: a fork costs a tenth of an interpreter's start.
+"""A small warm process that forks shims; a fork costs a tenth of an interpreter start.
 
-Each message on its standard input carries the end of a channel; a new shim serves it. The forker
-leaves when the queue does; shims do not need it.
+Each message on its standard input carries one end of a channel, which a new shim serves. The forker
+exits with the queue; shims do not need it.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def count(peer: QueuePeer, message: queue_requests.CountRequest) -> None:
 
 
 def ping(peer: QueuePeer, message: queue_requests.PingQueueRequest) -> None:
-    """Say who we are."""
+    """Answer with version, process and user of the queue."""
     said = {"version": peer.server.version, "pid": os.getpid(), "uid": os.getuid()}
     peer.send(message.id, {**said, "trouble": peer.server.trouble})
 
@@ -188,7 +188,7 @@ VERBS: Verbs = {
 
 
 def _note(peer: QueuePeer, verb: str, jobs: Sequence[int] = ()) -> None:
-    """Keep in the log who steered what: this user, or root."""
+    """Log an action with the user who asked for it: the owner, or root."""
     some = ",".join(map(str, jobs[:MAX_NAMED]))
     log.info("action=%s uid=%d count=%d jobs=%s", verb, peer.uid, len(jobs), some)
 

@@ -1,7 +1,6 @@
-"""All jobs that have not ended: who comes after whom, how many are busy, and how one ends.
+"""All jobs that have not ended: dependencies between them, counts, and how each one ends.
 
-Keeps the line of those that could run in step with it; for whom a lease is asked is not decided
-here.
+Keeps the ready queue in step. Does not decide for which job a lease is requested.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Every job, its environment and its attempts, durable before anything else happens.
+"""Jobs, their environments and attempts, stored durably before anything else happens.
 
-One transaction for all that a turn of the loop brings. The file itself is `disk.py`, what stands in
-its rows `rows.py`.
+One transaction per turn of the loop. `journal_file.py` owns the file, `rows.py` its rows.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Journal:
 
     @property
     def trouble(self) -> str:
-        """Return what is to be told to whoever uses this journal, or nothing."""
+        """Return a warning for the users of this journal, or nothing."""
         return self._disk.trouble
 
     # --- writing -------------------------------------------------------------------------
@@ -195,7 +194,7 @@ class Journal:
         return found
 
     def command(self, job_id: int) -> Command:
-        """Return what is to be run; raise BadRow when it is not what was submitted."""
+        """Return the command of a job; raise BadRow when its checksum does not match."""
         row = self._submitted(job_id)
         environment = row["environment"]
         return Command(

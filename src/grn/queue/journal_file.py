@@ -1,8 +1,8 @@
-"""The file of the journal: how it is opened, what is in it, and room for when the disk is full.
+"""The journal's SQLite file: opening, copying, and space kept back for a full disk.
 
-`synchronous=FULL`: what a client was told is on the disk. One connection, one thread. The file is
-known to be the one at its path before a submit is answered, and every few seconds; one that was
-removed is written anew from the open connection (docs/decisions/0033-damaged-records.md).
+`synchronous=FULL`: a job is on the disk before its client gets the id. One connection, one thread.
+Before a submit is answered, and every few seconds, the file is checked to be the one at its path; a
+removed file is written anew from the open connection (docs/decisions/0033-damaged-records.md).
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _unreadable(path: str, error: sqlite3.Error) -> MachineError:
 
 
 def _make_no_room() -> None:
-    """Leave the ballast to those who need it more."""
+    """Keep the ballast for writes that matter more."""
 
 
 class Transaction:

@@ -1,7 +1,6 @@
-"""Starting, watching and finding attempts: the queue's only hands on processes and their folders.
+"""Start and watch attempts, and find them again after a restart of the queue.
 
-Starts shims through the forker, learns of their end by pidfd, and after a restart of the queue
-finds what became of each attempt. It decides nothing.
+Starts shims through the forker and learns of their end by pidfd. Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""For whom a lease is asked, and who begins under which: the queue's side of the negotiator.
+"""Which jobs request a lease, and which job begins under a granted one.
 
-Only a window at the head of the line is asked for, so that the negotiator's work does not grow with
-the length of the queue.
+Only a window at the head of the ready queue is requested, so the negotiator's work does not grow
+with the length of the queue.
 """
 
 from __future__ import annotations

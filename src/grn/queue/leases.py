@@ -1,6 +1,6 @@
-"""The queue's line to the negotiator: many requests over one connection, kept through restarts.
+"""The queue's connection to the negotiator: many lease requests, kept through restarts.
 
-Translates between messages and plain calls; which job is to be asked for is the engine's choice.
+Translates between messages and calls; the engine chooses which jobs request a lease.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a job as a table: which event moves it from which state to which."""
+"""The states of a job as a table: which event moves a job from which state to which."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ NEXT: Mapping[tuple[JobState, type], JobState] = {
     (JobState.STOPPING, ShimLost): JobState.ENDED,
     (JobState.STOPPING, ActionFailed): JobState.ENDED,
 }
-"""What is not here changes nothing. Ended by `Exited` or `ShimLost` may mean: queued once more."""
+"""Events that are not listed change no state.
+
+Ended by `Exited` or `ShimLost` may mean: queued once more.
+"""
 
 
 def moved(state: JobState, event: object) -> JobState | None:
-    """Return the state after an event, None when it means nothing in this state."""
+    """Return the state after an event, None when the event does not apply."""
     return NEXT.get((state, type(event)))

@@ -1,7 +1,7 @@
-"""Facts in, actions out: the engine's only caller.
+"""The queue's event loop: facts in, actions out; the only caller of the engine.
 
-All facts of one turn are handled together, written down in one transaction, and only then acted
-on. When the disk does not take them nothing is acted on until it does.
+All facts of one turn are handled together and written in one transaction before any action. While
+the disk refuses the write, no action is carried out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Hooks:
 
 
 class QueueLoop:
-    """The hands of the engine."""
+    """Persists the engine's actions and carries them out."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class QueueLoop:
         self._turn()
 
     def when_ended(self, job: int, waiter: Callable[[int], None]) -> None:
-        """Remember who waits for a job."""
+        """Register a callback for the end of a job."""
         self._waiters[job].append(waiter)
 
     def stop_waiting(self, job: int, waiter: Callable[[int], None]) -> None:
-        """Forget who waited for a job."""
+        """Remove a callback for the end of a job."""
         if waiter in self._waiters.get(job, []):
             self._waiters[job].remove(waiter)
 

@@ -1,7 +1,7 @@
-"""The files of an attempt as grn wrote them first: `lock`, `claim` and `exit` in a folder.
+"""Attempt files of the first form: `lock`, `claim` and `exit` in a folder.
 
-Shims of that version may still run after an update, and what they left is read. Nothing is written
-in this form but a claim that forbids such a shim to begin.
+Shims of that version may still run after an update, so their files are read. The only file written
+in this form is a claim that forbids such a shim to begin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def forbid(folder: str) -> bool:
 
 
 def read_claim(folder: str) -> str | None:
-    """Return who made the claim, None when nobody has."""
+    """Return the process that made the claim, None when there is none."""
     try:
         with open(os.path.join(folder, "claim"), errors="replace") as file:
             return file.read()

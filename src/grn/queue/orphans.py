@@ -1,8 +1,7 @@
-"""What a killed shim leaves behind: all processes with the mark of its attempt, and their kin.
+"""Processes that a killed shim has left behind: those marked with its attempt, and relatives.
 
-Kin of a marked process is whoever descends from it or shares a session that the job itself has
-begun: a child with an emptied environment has no mark of its own. Daemons of grn's that the job has
-started are no leftovers.
+A relative descends from a marked process or shares a session that the job began: a child with an
+emptied environment carries no mark. Daemons of grn that the job started are left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ MAX_LOOKS = 20
 
 
 def end_all(tag: str) -> int:
-    """Kill all that is left; return how many there were. Who forks meanwhile is met again."""
+    """Kill all that is left, also processes forked meanwhile; return how many there were."""
     killed: set[tuple[int, int]] = set()
     for _ in range(MAX_LOOKS):
         left = _left(tag)

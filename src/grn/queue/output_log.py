@@ -1,7 +1,7 @@
-"""What a command prints, in files that never grow past a cap: the head and the tail are kept.
+"""Output of a command in files of limited size: the head and the tail are kept.
 
-The head is one file; past half the cap come tail files of a quarter each, of which the last two
-are kept. They are numbered: when the first is gone, something is missing after the head.
+The head is one file; past half the limit follow tail files of a quarter each, of which the last two
+are kept. They are numbered, so a missing first one shows that output was dropped after the head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The line of jobs that could run: whose turn is next, and for whom a lease has been asked.
+"""Jobs that could run, in order, and whether a lease has been requested for each.
 
-Keeps the order and nothing else; what is asked for and when is the engine's to decide.
+Keeps the order only; the engine decides what is requested and when.
 """
 
 from __future__ import annotations

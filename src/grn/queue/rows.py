@@ -1,8 +1,8 @@
-"""Jobs and attempts as rows of the journal: what is written for each action, and read again.
+"""Jobs and attempts as rows of the journal: one writer and one reader for each.
 
-Values and SQL; transactions are the journal's. A job's row has two checksums: one of all that was
-submitted, which never changes, one of where the job stands, written with each change of it. A row
-that does not match is never run.
+Values and SQL; the journal owns transactions. A job's row has two checksums: of what was submitted,
+which never changes, and of its state, written with each change. A row that does not match is never
+run.
 """
 
 from __future__ import annotations

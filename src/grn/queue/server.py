@@ -1,6 +1,6 @@
-"""Who is connected: clients of this user's, and what all of them share.
+"""Clients of the queue, and the state that all their connections share.
 
-What they may say is listed in `verbs.py`.
+`handlers.py` lists the messages that a client may send.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class QueueServer:
         return self.loop.trouble or self.loop.leases.trouble or self.loop.journal.trouble
 
     def facts(self) -> dict[str, Any]:
-        """Return who we are, what troubles us, and how many jobs there are."""
+        """Return version and process, the current trouble, and the counts of jobs."""
         return {
             "version": self.version,
             "pid": os.getpid(),

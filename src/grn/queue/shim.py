@@ -1,9 +1,9 @@
-"""The small process around one command: proof of life, its output, its end, its whole tree.
+"""The small process around one command: proof of life, output, exit status, process tree.
 
-Forked from a warm process (forker.py), so it costs no interpreter start, and used again for the
-next command when one is waiting. It never waits for the queue: it writes down how the command
-ended, and leaves when the queue is gone. Order: make the record with claim and lock, start the
-command as the reaper of its orphans, wait, end what is left, write how it ended, let the lock go.
+Forked from a warm process (forker.py) and reused for the next command. It never waits for the
+queue: it records how the command ended and exits when the queue is gone. Order: create the record
+with claim and lock, start the command as the reaper of its orphans, wait, end leftovers, record the
+end, release the lock.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> byt
 
 @functools.lru_cache(maxsize=1)
 def _identity(pid: int) -> str:
-    """Return who we are: a number, and when we got it."""
+    """Return the identity of this process: pid and start time."""
     own = processes.look(pid)
     assert own is not None
     return f"{pid} {own.started_ticks}"

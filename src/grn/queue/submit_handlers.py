@@ -1,4 +1,4 @@
-"""Taking jobs in: written down first, then told to the engine, and only then to the client."""
+"""Accept new jobs: write them first, tell the engine, then answer the client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Those who follow a queue: first its jobs, then what changes, twice a second at most.
+"""Subscribers of the queue: a snapshot of its jobs, then changes, at most twice a second.
 
-Nothing is noted for them in between: what changed is found by looking. Of a long queue only the
-jobs next in line are told, and the numbers of all.
+Changes are found by comparing, so jobs pay nothing for subscribers. Of a long queue only the jobs
+next in line and the counts are sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class QueueSubscriber(Protocol):
-    """The connection of one who follows."""
+    """The connection of one subscriber."""
 
     @property
     def is_stuffed(self) -> bool: ...

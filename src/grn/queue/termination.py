@@ -1,7 +1,7 @@
-"""How a command is ended: who asked for it, how long it gets, and that nothing of it is left.
+"""End a command: the reason, its grace period, and every process it has started.
 
-Signals go to every process below the shim, so this is for the shim alone. Daemons of grn's that
-the command has started, and what other attempts have started, are left alone.
+Signals go to every process below the shim, so only a shim may use this. Daemons of grn that the
+command started, and processes of other attempts, are left alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shims as the queue knows them: what they are given to do, and which files they may use again."""
+"""Shims as the queue sees them: their tasks, and attempt files that can be reused."""
 
 from __future__ import annotations
 

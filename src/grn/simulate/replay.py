@@ -170,7 +170,7 @@ class World:
                 self._end(run, Outcome.REQUEUED)
 
     def _grow(self) -> None:
-        """Let jobs take memory; who asks for more than is left dies."""
+        """Let jobs take memory; a job that asks for more than is left dies."""
         for run in sorted(self._running.values(), key=lambda run: run.began_at):
             want = run.job.memory_bytes(self._now - run.began_at, run.done_s / run.job.solo_s)
             if want <= run.held_bytes:

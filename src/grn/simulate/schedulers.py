@@ -1,4 +1,4 @@
-"""Who decides in a replay: the negotiator's own engine, or one of the simple policies beside it.
+"""Schedulers of a replay: the negotiator's own engine, or one of the simple policies beside it.
 
 A scheduler is told facts and answers with grants; the replay carries them out.
 """

@@ -1,4 +1,4 @@
-"""Commands on the queue: list, show, wait, logs, and everything that steers jobs."""
+"""Commands on the queue: list, show, wait, logs, cancel and the like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who called us: the process for whose sake a GPU is selected, found in /proc."""
+"""Find the process that called `grn select`, which will hold the lease, in /proc."""
 
 from __future__ import annotations
 

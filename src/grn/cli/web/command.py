@@ -92,7 +92,7 @@ def _browser(guard: RequestGuard, port: int) -> Iterator[None]:
 
 
 def _secret(path: str) -> str:
-    """Read the secret of those who read the numbers; a short one could be guessed."""
+    """Read the token for the metrics; a short one could be guessed."""
     try:
         with open(path) as file:
             secret = file.read().strip()

@@ -1,4 +1,4 @@
-"""Who may talk to the page: one-time links, sessions, names of hosts, headers of every answer.
+"""Access to the page: one-time links, sessions, names of hosts, headers of every answer.
 
 Pure: it holds secrets that somebody else has made, and compares.
 """
@@ -60,7 +60,7 @@ class RequestGuard:
         return kind.lower() == "bearer" and any(same)
 
     def knows_reader(self, authorization: str) -> bool:
-        """True of a session, and of whoever may read the numbers."""
+        """True of a session and of the metrics token."""
         is_reader = _are_same(f"Bearer {self._metrics_secret}", authorization)
         return self.knows(authorization) or (bool(self._metrics_secret) and is_reader)
 

@@ -1,8 +1,7 @@
-"""What pairs of job types do to each other on one GPU, beyond what their loads tell.
+"""Slowdown of pairs of job types on one GPU beyond what their loads explain.
 
-Runs alike are compared: who took longer than its like, and beside whom? Each belief is shrunk to
-"nothing" while few runs speak for it, and when those that did are long past: who is kept apart
-could never show that it has changed. Nothing is granted or refused here.
+Compares runs that are alike. Each estimate shrinks towards zero while evidence is scarce or old,
+because types that are kept apart could never show that they have changed. Grants nothing.
 """
 
 from __future__ import annotations

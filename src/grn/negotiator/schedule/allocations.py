@@ -55,7 +55,7 @@ class Holdings:
         return lease if lease is not None and lease.state is LeaseState.HELD else None
 
     def is_sharing(self, lease: Lease) -> bool:
-        """True when somebody else is on a GPU of a lease."""
+        """True when other leases, or strangers beyond the guard, are on a GPU of this lease."""
         return any(
             len(book.leases) > 1 or book.strangers_bytes > book.guard_bytes
             for book in self.books_of(lease)

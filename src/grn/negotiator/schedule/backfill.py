@@ -1,4 +1,4 @@
-"""GPUs kept free for who has waited too long, and who may use them until then."""
+"""GPUs reserved for a starving request, and which jobs may use them until then."""
 
 from __future__ import annotations
 

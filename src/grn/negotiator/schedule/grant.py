@@ -1,4 +1,4 @@
-"""Who gets GPUs now: those who wait are asked in turn, and only those whose answer may be new."""
+"""Grant GPUs: ask waiting requests in turn, and only those whose answer may have changed."""
 
 from __future__ import annotations
 

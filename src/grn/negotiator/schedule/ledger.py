@@ -56,7 +56,7 @@ class Book:
 
     @property
     def most_takeable_bytes(self) -> int:
-        """Return the largest need that somebody who has nothing here yet can bring."""
+        """Return the largest need that a newcomer may have here."""
         return self.free_bytes if self.leases else self.once_empty_bytes
 
     @property
@@ -213,7 +213,7 @@ class Book:
         self.note_change()
 
     def note_change(self) -> None:
-        """Tell who follows this book that it has changed."""
+        """Notify the observer of this book of a change."""
         if self.changed is not None:
             self.changed.add(self.gpu.uuid)
 

@@ -1,6 +1,7 @@
-"""Those who waited before a restart of the negotiator and may come back to their old places.
+"""Requests that waited before a restart of the negotiator and may return to their positions.
 
-Knows where each of them stood, and in what order all stand who have come since; it decides nothing.
+A returning request takes the position of the first surviving request behind it, so relative order
+is kept. Decides nothing else.
 """
 
 from __future__ import annotations
@@ -49,10 +50,9 @@ class Returning:
             self._lines.clear()
 
     def place_before(self, waiting: Waiting) -> float | None:
-        """Return the place of one that comes back before others of its user, None for others.
+        """Return the position of a returning request before others of its user, None for others.
 
-        Who stands behind it is never before others who stand behind it: it takes the place of the
-        next that is still there.
+        It takes the position of the first surviving request behind it, so relative order is kept.
         """
         line, alike = self._lines.get(_name(waiting), []), class_of(waiting)
         next_one = bisect_right(line, (waiting.sequence, ""))

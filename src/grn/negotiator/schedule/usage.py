@@ -129,7 +129,7 @@ class Usage:
         account.is_saved = False
 
     def to_save(self, at: float, is_last: bool = False) -> Iterator[SaveUse]:
-        """Yield what is to be written down now; what has faded away is forgotten."""
+        """Yield the accounts to persist now; forget those that have decayed to nothing."""
         for user, account in list(self._accounts.items()):
             if not is_last and at - account.saved_at < SAVE_S:
                 continue

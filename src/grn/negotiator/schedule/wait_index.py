@@ -1,6 +1,6 @@
-"""Those who were told no for want of room, in lines by what they need.
+"""Waiting requests that were refused for want of memory, indexed by need.
 
-Who may fit next is found at the heads of a few lines, without asking all who wait.
+Finds what may fit next at the heads of a few lists, without asking every waiting request.
 """
 
 from __future__ import annotations
