@@ -27,7 +27,9 @@ def _mount(*words: str) -> None:
 
 
 def _unmount(point: Path) -> None:
-    subprocess.run(["umount", str(point)], check=True, capture_output=True)
+    """Unmount a disk; killed processes let go of their files a moment after they are killed."""
+    unmount = ["umount", str(point)]
+    wait_for(lambda: subprocess.run(unmount, capture_output=True).returncode == 0, str(unmount))
 
 
 class CutDisk:
