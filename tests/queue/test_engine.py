@@ -26,6 +26,7 @@ from grn.queue.events import (
     SaveState,
     Settled,
     Stop,
+    SubmitterGone,
     TellEmpty,
     TellEnded,
 )
@@ -1071,3 +1072,66 @@ def test_jobs_are_counted() -> None:
     line.submits(4)
     line.runs(4)
     assert line.engine.counts() == {"running": 1, "queued": 3}
+
+
+# --- groups --------------------------------------------------------------------------------
+
+
+def test_when_its_submitter_ends_a_group_is_cancelled_and_nothing_else() -> None:
+    line = Line()
+    line.submits(1, 2, submitter="one")
+    line.submits(3, submitter="two")
+    line.submits(4)
+    line.runs(1)
+
+    line.tell(SubmitterGone(line.at, "one"))
+
+    assert line.said(Stop) == [Stop(1, 1, is_now=False)]
+    assert line.ends == {2: EndReason.CANCELLED}
+    assert line.texts[2] == "the process that submitted it has ended"
+    line.exits(1, Exit(None, 15, EndReason.CANCELLED))
+    assert line.ends[1] is EndReason.CANCELLED
+    assert line.asked == [3, 4]
+
+
+def test_a_tied_job_waits_for_its_submitter_before_it_runs_again() -> None:
+    line = Line()
+    line.submits(1, submitter="one", retries=1)
+    line.runs(1)
+    line.exits(1, FAILED)
+
+    assert (line.state(1), line.asked) == (QUEUED, [])
+    line.releases(1)
+    assert line.asked == [1]
+
+
+def test_an_attempt_that_never_began_is_repeated_without_its_submitter() -> None:
+    line = Line(kept(1, STARTING, attempt=1, found=AttemptFate.NOT_BEGUN, submitter="one"))
+
+    assert line.asked == [1]
+
+
+@pytest.mark.parametrize("exit", [FAILED, Exit(127, because=EndReason.NOT_RUNNABLE)])
+def test_a_failure_ends_the_line_of_a_group_that_is_to_fail_fast(exit: Exit) -> None:
+    line = Line()
+    mine = {"group": "g", "submitter": "one", "is_fail_fast": True}
+    line.submits(1, 2, 3, **mine)
+    line.submits(4, **mine | {"group": "other"})
+    line.runs(1, 2)
+    line.exits(1, exit)
+
+    assert line.ends.keys() == {1, 3}
+    assert line.ends[3] is EndReason.CANCELLED
+    assert line.texts[3] == "job 1 of its group has failed"
+    assert line.state(2) is RUNNING
+    assert line.asked == [4]
+
+
+def test_a_retry_and_a_cancel_are_no_failures_of_a_group() -> None:
+    line = Line()
+    line.submits(1, 2, 3, group="g", is_fail_fast=True, retries=1)
+    line.runs(1)
+    line.exits(1, FAILED)
+    line.cancels(2)
+
+    assert line.ends.keys() == {2}

@@ -25,6 +25,7 @@ from grn.queue.events import (
     Recovered,
     ShimLost,
     Submitted,
+    SubmitterGone,
 )
 from grn.queue.lifecycle import NEXT, moved
 from tests.queue.builders import Line, a_spec
@@ -50,6 +51,7 @@ EVENTS: dict[type, Event] = {
         HoldAsked(1.0, (1,)),
         MoveAsked(1.0, (1,), priority=3),
         DrainAsked(1.0),
+        SubmitterGone(1.0, "another process"),
     )
 }
 

@@ -40,3 +40,13 @@ def read_from(path: str, at: int) -> bytes:
             return file.read()
     except FileNotFoundError:
         return b""
+
+
+def tail(path: str, most: int, start: int = 0) -> bytes:
+    """Return the last bytes of a file, of those from a place on; nothing if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - most))
+            return file.read(most)
+    except OSError:
+        return b""

@@ -43,23 +43,28 @@ def apart(sock: socket.socket) -> NotAllowed | None:
 
 
 def _shares_our_world(sock: socket.socket) -> bool:
-    pid = _credentials(sock)[0]
-    if pid <= 0:  # a process of a pid namespace that we cannot see
+    if _credentials(sock)[0] <= 0:  # a process of a pid namespace that we cannot see
         return False
-    pidfd = _pidfd_of(sock, pid)
+    pid, pidfd = peer(sock)
     try:
         try:
             is_shared = _world(str(pid)) == _world("self")
         except PermissionError:
             is_shared = False  # it lives, and is not shown to us
         except OSError:  # a process loses its namespaces a moment before it has ended
-            _has_ended(pidfd, DYING_MS)
+            has_ended(pidfd, DYING_MS)
             is_shared = False
-        if _has_ended(pidfd):  # after a look at what may be another process by then
+        if has_ended(pidfd):  # after a look at what may be another process by then
             raise ConnectionResetError("the process at the other end has ended")
         return is_shared
     finally:
         os.close(pidfd)
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return the pid and a pidfd of whoever connected; raise ConnectionError when it has ended."""
+    pid = _credentials(sock)[0]
+    return pid, _pidfd_of(sock, pid)
 
 
 def _pidfd_of(sock: socket.socket, pid: int) -> int:
@@ -80,7 +85,8 @@ def _world(process: str) -> list[tuple[int, int]]:
     return [(one.st_dev, one.st_ino) for one in found]
 
 
-def _has_ended(pidfd: int, wait_ms: int = 0) -> bool:
+def has_ended(pidfd: int, wait_ms: int = 0) -> bool:
+    """True when a process is gone, or only its exit status is left."""
     ready = select.poll()
     ready.register(pidfd, select.POLLIN)
     return bool(ready.poll(wait_ms))

@@ -32,6 +32,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     args: Annotated[dict[str, float | Text], Meta(max_length=32)] = field(default_factory=dict)
     code: Key | None = None
     extra: dict[str, str] = field(default_factory=dict)
+    log: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
@@ -52,6 +53,9 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     requeue: bool = False
     held: bool = False
     notify: Annotated[str, Meta(max_length=4096)] = ""
+    group: Annotated[str, Meta(max_length=128)] = ""
+    tied: bool = False
+    fail_fast: bool = False
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
@@ -61,6 +65,7 @@ class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
     states: Annotated[list[Text], Meta(max_length=20)] = field(default_factory=list)
     name: Text | None = None
     type: Text | None = None
+    group: Text | None = None
     since: float = 0.0
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
@@ -85,11 +90,18 @@ class WaitRequest(schemas.Message, frozen=True, tag="wait", kw_only=True):
     jobs: JobIds
 
 
+class WatchRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
+    """Tell how far jobs are, now and at each change; also what this connection submits."""
+
+    jobs: JobIds = field(default_factory=list)
+
+
 class CancelRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
-    """End jobs."""
+    """End jobs, or of these only those that have not begun."""
 
     jobs: JobIds
     now: bool = False
+    queued: bool = False
 
 
 class HoldRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
@@ -148,6 +160,7 @@ Message = (
     | ShowRequest
     | NamesRequest
     | WaitRequest
+    | WatchRequest
     | CancelRequest
     | HoldRequest
     | MoveRequest
@@ -168,7 +181,9 @@ def check_words(message: SubmitRequest) -> None:
         if not name or "=" in name:
             raise UsageError(f"{name!r} cannot be the name of a variable.")
     for wanted in message.jobs:
-        for word in (*wanted.argv, *wanted.extra.values()):
+        if wanted.log and not wanted.log.startswith("/"):
+            raise UsageError("the log of a job must be an absolute path.")
+        for word in (*wanted.argv, *wanted.extra.values(), wanted.log):
             _check_word(word)
     for word in (message.cwd, *names, *message.env.values()):
         _check_word(word)

@@ -94,6 +94,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         task.cancel()
     loop.leases.close()
     loop.launcher.close()
+    loop.submitters.close()
     journal.close()
 
 

@@ -20,12 +20,12 @@ _COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP,
 
 
 class StartedCommand:
-    """A command that runs, and the pipes its output comes from."""
+    """A command that runs, and the pipes its output comes from; none if it has a log of its own."""
 
-    def __init__(self, pid: int, out: int, err: int) -> None:
+    def __init__(self, pid: int, pipes: tuple[int, ...], log_start: int = 0) -> None:
         self.pid = pid
-        self.out = out
-        self.err = err
+        self.pipes = pipes
+        self.log_start = log_start  # how long its log was before
 
 
 def meant(environment: dict[str, str]) -> dict[str, str]:
@@ -43,10 +43,18 @@ def start(order: dict[str, Any]) -> StartedCommand:
     mask = os.umask(order["umask"])
     try:
         opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        out, out_end = os.pipe()
-        opened += (out, out_end)
-        err, err_end = os.pipe()
-        opened += (err, err_end)
+        pipes: tuple[int, ...] = ()
+        log_start = 0
+        if order.get("log"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            opened.append(out_end := os.open(wire.meant(order["log"]), flags, 0o666))
+            err_end, log_start = out_end, os.fstat(out_end).st_size
+        else:
+            out, out_end = os.pipe()
+            opened += (out, out_end)
+            err, err_end = os.pipe()
+            opened += (err, err_end)
+            pipes = (out, err)
         pid = processes.spawn(
             program,
             argv,
@@ -60,12 +68,12 @@ def start(order: dict[str, Any]) -> StartedCommand:
             setsigmask=(),
             setsigdef=_COMMON_SIGNALS,
         )
-        opened = [null, out_end, err_end]
+        opened = [fd for fd in opened if fd not in pipes]
     finally:
         os.umask(mask)
         for fd in opened:
             os.close(fd)
-    return StartedCommand(pid, out, err)
+    return StartedCommand(pid, pipes, log_start)
 
 
 def not_started(argv: list[str], error: OSError) -> dict[str, Any]:

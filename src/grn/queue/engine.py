@@ -40,6 +40,7 @@ from grn.queue.events import (
     ShimLost,
     Stop,
     Submitted,
+    SubmitterGone,
     TellEmpty,
     TellEnded,
 )
@@ -134,13 +135,33 @@ class QueueEngine:
             if job is None:
                 continue
             if job.state is JobState.QUEUED:
-                yield from self._roll.end(job, EndReason.CANCELLED, "", None)
+                yield from self._roll.end(job, EndReason.CANCELLED, event.text, None)
                 continue
             is_second = job.state is JobState.STOPPING
             job.state = moved(job.state, event) or job.state
             yield saved(job)
             yield Stop(job_id, job.attempt, event.is_now or is_second)
         yield from self._asks.more()
+
+    def _submitter_gone(self, event: SubmitterGone) -> Iterator[Action]:
+        """Cancel all that is tied to a process that has ended."""
+        tied = [job.spec.id for job in self.jobs.values() if job.spec.submitter == event.submitter]
+        asked = CancelAsked(event.at, tuple(tied), text="the process that submitted it has ended")
+        yield from self._cancel_asked(asked)
+
+    def _end(
+        self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
+    ) -> Iterator[Action]:
+        """End a job for good; the failure of one that is to fail fast ends its group's line."""
+        yield from self._roll.end(job, reason, text, exit)
+        spec = job.spec
+        if not spec.is_fail_fast or reason in (EndReason.OK, EndReason.CANCELLED):
+            return
+        for other in list(self.jobs.values()):
+            is_mate = (other.spec.group, other.spec.submitter) == (spec.group, spec.submitter)
+            if is_mate and other.state is JobState.QUEUED and other.spec.id in self.jobs:
+                text = f"job {spec.id} of its group has failed"
+                yield from self._roll.end(other, EndReason.CANCELLED, text, None)
 
     def _hold_asked(self, event: HoldAsked) -> Iterator[Action]:
         for job_id in event.jobs:
@@ -205,7 +226,7 @@ class QueueEngine:
         job = self.jobs.get(event.job)
         if job is not None and job.is_asked:
             self._roll.line.unask(job)
-            yield from self._roll.end(job, EndReason.REFUSED, event.text, None)
+            yield from self._end(job, EndReason.REFUSED, event.text, None)
             yield from self._asks.more()
 
     def _lease_wanted(self, event: LeaseWanted) -> Iterator[Action]:
@@ -267,7 +288,7 @@ class QueueEngine:
             return
         if job.state is JobState.QUEUED:
             if job.attempt < event.attempt:
-                yield from self._roll.end(job, EndReason.LOST, event.text, None)
+                yield from self._end(job, EndReason.LOST, event.text, None)
                 yield from self._asks.more()
         elif job.attempt == event.attempt:
             yield SaveAttemptEnd(
@@ -286,9 +307,10 @@ class QueueEngine:
         self._roll.busy -= 1
         job.lease, job.grant = "", None
         if isinstance(verdict, finish.AttemptEnd):
-            yield from self._roll.end(job, verdict.reason, verdict.text, exit)
+            yield from self._end(job, verdict.reason, verdict.text, exit)
         else:
             job.state = JobState.QUEUED
+            job.is_held = bool(job.spec.submitter)  # who is tied to it clears its files first
             job.tries_left -= verdict.is_counted
             job.memory_attempt += verdict.needs_more_memory
             job.spared += verdict.is_spared
@@ -340,6 +362,7 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     ShimLost: QueueEngine._shim_lost,
     ActionFailed: QueueEngine._action_failed,
     CancelAsked: QueueEngine._cancel_asked,
+    SubmitterGone: QueueEngine._submitter_gone,
     HoldAsked: QueueEngine._hold_asked,
     MoveAsked: QueueEngine._move_asked,
     DrainAsked: QueueEngine._drain_asked,

@@ -46,6 +46,9 @@ class JobSpec:
     after: tuple[After, ...] = ()
     retries: int = 0
     may_requeue: bool = False
+    group: str = ""  # the name of the batch or sweep it belongs to
+    submitter: str = ""  # the process it is tied to: the job is cancelled when that ends
+    is_fail_fast: bool = False  # its failure cancels what is queued of its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,15 @@ class CancelAsked:
     at: float
     jobs: tuple[int, ...]
     is_now: bool = False
+    text: str = ""  # why, where nobody has asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitterGone:
+    """A process that jobs are tied to has ended."""
+
+    at: float
+    submitter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +264,7 @@ Event = (
     | ShimLost
     | ActionFailed
     | CancelAsked
+    | SubmitterGone
     | HoldAsked
     | MoveAsked
     | DrainAsked

@@ -17,13 +17,14 @@ from grn.errors import UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.protocol import queue_requests
 from grn.queue import submit_handlers
-from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, MoveAsked
+from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, JobState, MoveAsked
 from grn.queue.rows import BadRow
 from grn.queue.server import QueuePeer, numbers
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
 _TOGETHER_S = 0.005
+_BEGIN_S = 0.05
 _STATES = {
     "queued": "(state = 'queued' AND NOT is_held)",
     "held": "(state = 'queued' AND is_held)",
@@ -48,6 +49,12 @@ def wait(peer: QueuePeer, message: queue_requests.WaitRequest) -> None:
             ends.tell(job_id)
 
 
+def watch(peer: QueuePeer, message: queue_requests.WatchRequest) -> None:
+    """Tell how far jobs are, from now on; also those that this connection submits later."""
+    peer.changes = Changes(peer, message.id)
+    peer.watch(message.jobs)
+
+
 def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
     """End jobs, or take them out of the line."""
     loop = peer.loop
@@ -55,6 +62,8 @@ def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
         if job_id not in loop.engine.jobs:
             peer.row(job_id)  # for the error, if nobody knows it
     alive = [job for job in message.jobs if job in loop.engine.jobs]
+    if message.queued:
+        alive = [job for job in alive if loop.engine.jobs[job].state is JobState.QUEUED]
     _note(peer, "cancel", alive)
     loop.tell_now(CancelAsked(loop.now(), tuple(alive), message.now))
     peer.send(message.id, {"cancelled": alive})
@@ -178,6 +187,7 @@ VERBS: Verbs = {
     queue_requests.FollowQueueRequest: _fresh(follow),
     queue_requests.PingQueueRequest: ping,
     queue_requests.WaitRequest: wait,
+    queue_requests.WatchRequest: watch,
     queue_requests.CancelRequest: cancel,
     queue_requests.HoldRequest: hold,
     queue_requests.MoveRequest: move,
@@ -217,6 +227,41 @@ class Ends:
             self._peer.talk.send_all(self._message_id, self._untold)
             self._untold = []
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._tell_all)
+
+
+class Changes:
+    """How far jobs are that one client watches: what changes closely is told in one message."""
+
+    def __init__(self, peer: QueuePeer, message_id: int) -> None:
+        self._peer = peer
+        self._message_id = message_id
+        self._untold: dict[int, float] = {}  # jobs, and when to tell of each
+
+    def tell(self, job_id: int) -> None:
+        """Tell how far a job is, in a moment; of several changes until then the latest counts.
+
+        That it has begun can wait a little longer: a short one has ended by then.
+        """
+        job = self._peer.loop.engine.jobs.get(job_id)
+        has_begun = job is not None and job.state is not JobState.QUEUED
+        pause_s = _BEGIN_S if has_begun else _TOGETHER_S
+        due = self._peer.loop.now() + pause_s
+        if job_id not in self._untold or due < self._untold[job_id]:
+            if due < min(self._untold.values(), default=due + 1):
+                asyncio.get_running_loop().call_later(pause_s, self._tell_what_is_due)
+            self._untold[job_id] = due
+
+    def _tell_what_is_due(self) -> None:
+        now, journal = self._peer.loop.now(), self._peer.loop.journal
+        due = [job for job, at in self._untold.items() if at <= now + _TOGETHER_S / 2]
+        for job in due:
+            del self._untold[job]
+        if due:
+            rows = [journal.progress_of(job) or {"id": job, "state": "unknown"} for job in due]
+            self._peer.talk.send_all(self._message_id, [{"progress": row} for row in rows])
+        if self._untold:
+            next_s = max(0.0, min(self._untold.values()) - now)
+            asyncio.get_running_loop().call_later(next_s, self._tell_what_is_due)
 
 
 def _end_of(peer: QueuePeer, job_id: int) -> dict[str, Any]:
@@ -262,6 +307,9 @@ def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
     if message.name is not None:
         where += " AND name = ?"
         values.append(message.name)
+    if message.group is not None:
+        where += " AND group_name = ?"
+        values.append(message.group)
     if message.type is not None:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]

@@ -200,7 +200,7 @@ class Journal:
         return Command(
             tuple(json.loads(row["argv"])), row["cwd"], self._environment(environment),
             row["umask"], row["name"], row["notify"], row["time_limit_s"],
-            json.loads(row["extra"]), environment,
+            json.loads(row["extra"]), environment, row["log"],
         )  # fmt: skip
 
     def _submitted(self, job_id: int) -> dict[str, Any]:
@@ -224,6 +224,15 @@ class Journal:
         if row.pop("state") == "ended" and row["reason"] is None:
             row["reason"] = EndReason.LOST.value
         return row
+
+    def progress_of(self, job_id: int) -> dict[str, Any] | None:
+        """Return how far a job is and how its latest attempt ended, None when there is no such."""
+        found = self._disk.read(
+            f"SELECT {rows.PROGRESS} FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id"
+            " AND attempts.attempt = jobs.attempt WHERE jobs.id = ?",
+            (job_id,),
+        )
+        return rows.readable(rows.PROGRESS_NAMES, found[0]) if found else None
 
     def _environment(self, environment_id: int) -> dict[str, str]:
         """Return an environment; the last few used are kept at hand."""

@@ -22,7 +22,7 @@ from grn.errors import MachineError
 from grn.queue import rows
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 FILE_NAME = "queue.sqlite3"
 COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
@@ -48,7 +48,9 @@ CREATE TABLE jobs (
   priority INTEGER NOT NULL, place INTEGER NOT NULL DEFAULT 0,
   reason TEXT, text TEXT NOT NULL DEFAULT '', status INTEGER, signal INTEGER,
   started_at REAL, ended_at REAL, code TEXT NOT NULL DEFAULT '',
-  spared INTEGER NOT NULL DEFAULT 0, checksum INTEGER, state_checksum INTEGER
+  spared INTEGER NOT NULL DEFAULT 0, checksum INTEGER, state_checksum INTEGER,
+  group_name TEXT NOT NULL DEFAULT '', submitter TEXT NOT NULL DEFAULT '',
+  log TEXT NOT NULL DEFAULT '', is_fail_fast INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
@@ -71,6 +73,10 @@ _CHANGES = {  # what leads from a version to the next
     " ALTER TABLE jobs ADD COLUMN state_checksum INTEGER;"
     " ALTER TABLE attempts ADD COLUMN checksum INTEGER;"
     " ALTER TABLE identity ADD COLUMN checksum INTEGER;",
+    4: "ALTER TABLE jobs ADD COLUMN group_name TEXT NOT NULL DEFAULT '';"
+    " ALTER TABLE jobs ADD COLUMN submitter TEXT NOT NULL DEFAULT '';"
+    " ALTER TABLE jobs ADD COLUMN log TEXT NOT NULL DEFAULT '';"
+    " ALTER TABLE jobs ADD COLUMN is_fail_fast INTEGER NOT NULL DEFAULT 0;",
 }
 
 

@@ -133,6 +133,7 @@ class Launcher:
             "folder": self.folder(attempt),
             "argv": command.argv,
             "cwd": command.cwd,
+            "log": command.log,
             "new": {} if base in worker.knows else {base: command.environment},
             "base": base,
             "extra": {

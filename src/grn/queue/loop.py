@@ -40,9 +40,11 @@ from grn.queue.events import (
     Recovered,
     ReturnLease,
     SaveAttemptEnd,
+    SaveBegin,
     Settled,
     ShimLost,
     Stop,
+    SubmitterGone,
     TellEmpty,
     TellEnded,
 )
@@ -52,6 +54,7 @@ from grn.queue.journal_file import NotWritten
 from grn.queue.launcher import Launcher, LaunchSettings, UnreadableAttempt
 from grn.queue.leases import Leases
 from grn.queue.rows import RUN_NO_MORE, BadRow
+from grn.queue.submitters import Submitters
 from grn.queue.workers import Attempt, Record
 
 log = logging.getLogger(__name__)
@@ -86,6 +89,7 @@ class QueueLoop:
         self.journal = journal
         self.leases = Leases(manners.queue_id, self)
         self.launcher = Launcher(manners, self._shim_started, self._shim_gone)
+        self.submitters = Submitters(boot, self._submitter_gone)
         self.trouble: str | None = None
         self._boot = boot
         self._hooks = hooks
@@ -93,6 +97,7 @@ class QueueLoop:
         self._unwritten: list[Action] = []
         self._held: dict[int, str] = {}  # job -> its lease
         self._waiters: defaultdict[int, list[Callable[[int], None]]] = defaultdict(list)
+        self._watchers: defaultdict[int, list[Callable[[int], None]]] = defaultdict(list)
         self._notifications: set[asyncio.Task[None]] = set()
 
     # --- facts in ------------------------------------------------------------------------
@@ -128,10 +133,16 @@ class QueueLoop:
         """Register a callback for the end of a job."""
         self._waiters[job].append(waiter)
 
+    def when_changed(self, job: int, watcher: Callable[[int], None]) -> None:
+        """Remember who is told of each change of a job."""
+        if job in self.engine.jobs:
+            self._watchers[job].append(watcher)
+
     def stop_waiting(self, job: int, waiter: Callable[[int], None]) -> None:
-        """Remove a callback for the end of a job."""
-        if waiter in self._waiters.get(job, []):
-            self._waiters[job].remove(waiter)
+        """Forget who waited for a job, or watched it."""
+        for known in (self._waiters, self._watchers):
+            if waiter in known.get(job, []):
+                known[job].remove(waiter)
 
     # --- the start -----------------------------------------------------------------------
 
@@ -144,6 +155,8 @@ class QueueLoop:
         ends = self.journal.ended_well(after)
         drained = self.journal.is_drained()
         self.tell_now(Recovered(self.now(), tuple(kept), tuple(ends.items()), drained))
+        for submitter in {one.spec.submitter for one in kept} - {""}:
+            self.submitters.watch(submitter)
         for one in kept:
             if one.found in (AttemptFate.ENDED, AttemptFate.LOST):
                 self._shim_gone(Attempt(one.spec.id, one.attempt))
@@ -261,11 +274,20 @@ class QueueLoop:
 
     def _attempt_ended(self, action: SaveAttemptEnd) -> None:
         self.launcher.settled(Attempt(action.job, action.attempt))
+        self._tell_changed(action.job)
+
+    def _begun(self, action: SaveBegin) -> None:
+        self._tell_changed(action.job)
+
+    def _tell_changed(self, job: int) -> None:
+        for watcher in self._watchers.get(job, ()):
+            watcher(job)
 
     def _tell_ended(self, action: TellEnded) -> None:
         log.debug("action=end job=%d reason=%s", action.job, action.reason.value)
-        for waiter in self._waiters.pop(action.job, []):
-            waiter(action.job)
+        for known in (self._waiters, self._watchers):
+            for waiter in known.pop(action.job, []):
+                waiter(action.job)
         own = self._notify_of(action.job)
         happened = {"GRN_JOB_ID": str(action.job), "GRN_REASON": action.reason.value}
         hooks = [own, self._hooks.on_end]
@@ -290,6 +312,10 @@ class QueueLoop:
         task = asyncio.get_running_loop().create_task(_run_hook(hook, facts))
         self._notifications.add(task)
         task.add_done_callback(self._notifications.discard)
+
+    def _submitter_gone(self, submitter: str) -> None:
+        log.info("action=submitter-gone submitter=%s", submitter)
+        self.tell(SubmitterGone(self.now(), submitter))
 
     # --- shims ---------------------------------------------------------------------------
 
@@ -394,6 +420,7 @@ _ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {
     TellEnded: QueueLoop._tell_ended,
     TellEmpty: QueueLoop._tell_empty,
     SaveAttemptEnd: QueueLoop._attempt_ended,
+    SaveBegin: QueueLoop._begun,
 }
 
 

@@ -32,12 +32,15 @@ _SUBMITTED = (
     "job_type", "label", "arguments", "gpus", "mem_bytes", "is_exclusive", "after", "retries",
     "may_requeue", "submitted_at", "code",
 )  # fmt: skip
+# Of a job without a group these are blank, and not part of its checksum: journals from before
+# there were groups need no new ones.
+_GROUP = ("group_name", "submitter", "log", "is_fail_fast")
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
 )  # fmt: skip
 _BEGUN = ("job", "attempt", "lease", "gpus", "boot", "reserved_bytes", "began_at")
 
-SUBMITTED = f"{', '.join(_SUBMITTED)}, checksum"
+SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
 BEGUN = f"{', '.join(_BEGUN)}, checksum"
 KEPT = (
     f"{SUBMITTED}, {', '.join(_STATE)}, state_checksum, reason,"
@@ -47,12 +50,25 @@ SHOWN = (
     "jobs.id, name, argv, cwd, label, job_type, jobs.gpus AS gpus_asked, mem_bytes, is_exclusive,"
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
     " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
-    " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s"
+    " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s,"
+    " group_name, log"
 )
-SHOWN_NAMES = tuple(column.split(" AS ")[-1].split(".")[-1] for column in SHOWN.split(", "))
+PROGRESS = (
+    "jobs.id, state, is_held, jobs.attempt, tries_left, memory_attempt, jobs.reason,"
+    " jobs.text AS text, jobs.status, jobs.signal, attempts.gpus AS gpus, began_at, ran_s,"
+    " peak_bytes, attempts.reason AS attempt_reason, attempts.text AS attempt_text,"
+    " attempts.status AS attempt_status, attempts.signal AS attempt_signal"
+)
+
+
+def _names(columns: str) -> tuple[str, ...]:
+    return tuple(column.split(" AS ")[-1].split(".")[-1] for column in columns.split(", "))
+
+
+SHOWN_NAMES, PROGRESS_NAMES = _names(SHOWN), _names(PROGRESS)
 INSERT = (
     f"INSERT INTO jobs ({SUBMITTED}, {', '.join(_STATE)}, state_checksum)"
-    f" VALUES ({','.join('?' * (len(_SUBMITTED) + len(_STATE) + 2))})"
+    f" VALUES ({','.join('?' * (len(_SUBMITTED) + len(_GROUP) + len(_STATE) + 2))})"
 )
 NEVER_RUN = "the journal's record of it is damaged: it is kept there and was not run"
 RUN_NO_MORE = "the journal's record of it is damaged: it is kept there and is not run again"
@@ -68,7 +84,10 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
     "text": (str, ""), "status": (int, None), "signal": (int, None), "started_at": (_NUMBER, None),
     "ended_at": (_NUMBER, None), "lease": (str, None), "gpus": (str, None),
     "reserved_bytes": (int, None), "peak_bytes": (int, None), "ran_s": (_NUMBER, None),
-    "began_at": (_NUMBER, 0.0), "resident_bytes": (int, None),
+    "began_at": (_NUMBER, None), "resident_bytes": (int, None), "group_name": (str, ""),
+    "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
+    "attempt_reason": (str, None), "attempt_text": (str, None), "attempt_status": (int, None),
+    "attempt_signal": (int, None),
 }  # fmt: skip
 
 
@@ -92,6 +111,7 @@ class Command:
     time_limit_s: float | None = None
     extra: dict[str, str] = field(default_factory=dict)  # variables of this job alone
     environment_id: int = 0  # what the journal calls the environment
+    log: str = ""  # the file that both outputs are added to, instead of one of the attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +139,28 @@ def of_job(
         json.dumps(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
         spec.retries, int(spec.may_requeue), float(now), job.code,
     )  # fmt: skip
+    group = (spec.group, spec.submitter, command.log, int(spec.is_fail_fast))
     state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
-    return (*submitted, checksum(*submitted), *state, checksum(*state))
+    return (*submitted, *group, checksum(*submitted, *_told(group)), *state, checksum(*state))
+
+
+def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what a checksum covers of the columns of a group."""
+    return group if group != ("", "", "", 0) else ()
 
 
 def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
     """Return what was submitted, by the names of columns; raise BadRow when it is damaged."""
     *values, stored = row
-    if not is_intact(stored, tuple(values)):
+    count = len(_SUBMITTED)
+    if not is_intact(stored, (*values[:count], *_told(tuple(values[count:])))):
         raise BadRow(NEVER_RUN)
-    return dict(zip(_SUBMITTED, values, strict=True))
+    return dict(zip((*_SUBMITTED, *_GROUP), values, strict=True))
 
 
 def kept(row: tuple[Any, ...], texts: dict[str, str]) -> Kept:
     """Return a job that has not ended; of a damaged one what recovery needs, and the fault."""
-    count = len(_SUBMITTED) + 1
+    count = len(_SUBMITTED) + len(_GROUP) + 1
     state, (state_sum, _reason, last) = row[count:-3], row[-3:]
     try:
         spec = _spec(submitted(row[:count]), state[5], texts)
@@ -164,6 +191,8 @@ def _spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
         row["id"], texts.setdefault(job_type, job_type), texts.setdefault(label, label),
         row["gpus"], row["mem_bytes"], bool(row["is_exclusive"]), priority,
         tuple(After(*one) for one in after), row["retries"], bool(row["may_requeue"]),
+        texts.setdefault(row["group_name"], row["group_name"]),
+        texts.setdefault(row["submitter"], row["submitter"]), bool(row["is_fail_fast"]),
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from grn.client import trust
 from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
@@ -70,6 +70,7 @@ class QueueServer:
         row["gpus"] = numbers(row["gpus"])
         for name in ("is_exclusive", "may_requeue", "is_held"):
             row[name] = bool(row[name])
+        row["group"] = row.pop("group_name")
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
@@ -105,6 +106,12 @@ class QueueServer:
         }
 
 
+class ChangeTeller(Protocol):
+    """Who tells a client how far a job is."""
+
+    def tell(self, job_id: int) -> None: ...
+
+
 class QueuePeer:
     """One client of this user's, and the jobs whose ends it waits for."""
 
@@ -116,6 +123,8 @@ class QueuePeer:
         self.follows = False
         self._is_lost = False
         self._waits: list[tuple[int, Callable[[int], None]]] = []
+        self.changes: ChangeTeller | None = None  # once this client watches jobs
+        self._connection = connection
         self.uid = trust.user_of(connection)
         server.connections += 1
         doubt = _doubt(self.uid, connection)
@@ -154,6 +163,23 @@ class QueuePeer:
         """Call when a job has ended, unless the client is gone by then."""
         self._waits.append((job, waiter))
         self.loop.when_ended(job, waiter)
+
+    def watch(self, jobs: Iterable[int]) -> None:
+        """Tell how far jobs are, now and at each change, if this client watches any."""
+        if self.changes is None:
+            return
+        tell = self.changes.tell
+        for job in jobs:
+            tell(job)
+            self._waits.append((job, tell))
+            self.loop.when_changed(job, tell)
+
+    def tie(self) -> str:
+        """Return the name of this client's process; its jobs are cancelled when that ends."""
+        try:
+            return self.loop.submitters.watch_peer(self._connection)
+        except ConnectionError as error:
+            raise DaemonError(f"not accepted: {error}.") from error
 
     def row(self, job: int) -> dict[str, Any]:
         """Return the row of a job, ended or not."""

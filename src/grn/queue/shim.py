@@ -16,7 +16,8 @@ import os
 import select
 import time
 
-from grn.client import frameworks
+from grn import wire
+from grn.client import frameworks, logs
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
 from grn.proc import processes, services
@@ -68,7 +69,10 @@ class Shim:
             return self._write_exit(started, began, None)
         self._main = started.pid
         self._hold_at = began + HOLD_AFTER_S
-        status, usage = self._wait(started.out, started.err)
+        status, usage = self._wait(started.pipes)
+        if not started.pipes:
+            log = wire.meant(self._order["log"])
+            self._error_tail = logs.tail(log, TAIL_BYTES, started.log_start)
         self._stopping.end_leftovers(self._ended_main)
         return self._write_exit(self._record(status), began, usage)
 
@@ -146,14 +150,15 @@ class Shim:
 
     # --- waiting -------------------------------------------------------------------------
 
-    def _wait(self, out: int, err: int) -> tuple[int, Any]:
+    def _wait(self, ends: tuple[int, ...]) -> tuple[int, Any]:
         """Carry the output into files until the command ends; keep to its time limit."""
         cap = self._order["log_bytes"]
         log = output_log.CappedLog(os.path.join(self._folder, "log"), cap)
         errors = output_log.CappedLog(os.path.join(self._folder, "err"), cap)
-        pipes = {out: (log,), err: (log, errors)}
+        pipes = dict(zip(ends, ((log,), (log, errors)), strict=False))
+        err = ends[-1] if ends else -1
         poll = select.poll()
-        for fd in (out, err, self._wake):
+        for fd in (*ends, self._wake):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
         stopping = self._stopping

@@ -26,7 +26,8 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     _check_disk(peer.loop)
     after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
     ends = _ends_of(peer.loop, after)
-    jobs = [_new_job(message, wanted, after) for wanted in message.jobs]
+    submitter = peer.tie() if message.tied else ""
+    jobs = [_new_job(message, wanted, after, submitter) for wanted in message.jobs]
     first = _accept(peer.loop, message.key, jobs, ends, message.held)
     _tell_accepted(peer, message.id, first, len(jobs))
 
@@ -57,6 +58,7 @@ def _is_known(peer: QueuePeer, message_id: int, key: str, count: int) -> bool:
 def _tell_accepted(peer: QueuePeer, message_id: int, first: int, count: int) -> None:
     trouble = peer.server.trouble
     peer.send(message_id, {"first": first, "count": count, "trouble": trouble})
+    peer.watch(range(first, first + count))
 
 
 def _accept(
@@ -109,15 +111,19 @@ def _ends_of(loop: QueueLoop, after: tuple[After, ...]) -> dict[int, bool]:
 
 
 def _new_job(
-    message: queue_requests.SubmitRequest, wanted: queue_requests.Wanted, after: tuple[After, ...]
+    message: queue_requests.SubmitRequest,
+    wanted: queue_requests.Wanted,
+    after: tuple[After, ...],
+    submitter: str,
 ) -> NewJob:
     spec = JobSpec(
         0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
-        message.priority, after, message.retry, message.requeue,
+        message.priority, after, message.retry, message.requeue, message.group, submitter,
+        message.fail_fast,
     )  # fmt: skip
     command = Command(
         tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,
-        message.time_limit_s,
+        message.time_limit_s, log=wanted.log,
     )  # fmt: skip
     return NewJob(command, spec, wanted.extra, wanted.args, wanted.code or "")
 
@@ -126,7 +132,7 @@ def _again(loop: QueueLoop, job_id: int, row: dict[str, Any]) -> NewJob:
     spec = JobSpec(
         0, row["job_type"], row["label"], row["gpus_asked"], row["mem_bytes"],
         bool(row["is_exclusive"]), row["priority"], (), row["retries"],
-        bool(row["may_requeue"]),
+        bool(row["may_requeue"]), row["group_name"],
     )  # fmt: skip
     try:
         command = loop.journal.command(job_id)

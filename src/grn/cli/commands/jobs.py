@@ -52,6 +52,7 @@ def submit(words: tuple[str, ...]) -> int:
               help="Only these: queued, held, running, ok, failed, ... (repeatable).")  # fmt: skip
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--type", "job_type", help="Only jobs of this type.")
+@click.option("--group", metavar="NAME", help="Only jobs of this batch or sweep.")
 @_quiet
 @json_flag
 def ls(
@@ -60,6 +61,7 @@ def ls(
     states: tuple[str, ...],
     name: str | None,
     job_type: str | None,
+    group: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -72,7 +74,8 @@ def ls(
     """
     which = "all" if everything or states else "alive"
     asked: dict[str, Any] = {"op": "list", "which": which, "most": most, "states": list(states)}
-    asked |= {key: value for key, value in (("name", name), ("type", job_type)) if value}
+    filters = {"name": name, "type": job_type, "group": group}
+    asked |= {key: value for key, value in filters.items() if value}
     answer = queue.ask(asked)
     rows = _with_memory([_meant(row) for row in answer["jobs"]])
     if as_json:
@@ -138,6 +141,10 @@ def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     name = "err" if stderr else "log"
     if follow and attempt is None:
         return _follow(job_id, name)
+    if row["log"] and row["attempt"]:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(job_logs.read_from(wire.meant(row["log"]), 0))
+        return 0
     if row["folder"] is None:
         when = "never ran" if row["state"] == "ended" else "has not run yet"
         why = (row["why"] or row["reason"]).rstrip(".")
@@ -182,20 +189,23 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[ID...]")
 @click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@click.option("--group", metavar="NAME", help="All jobs of this batch or sweep.")
 @click.option("--now", is_flag=True, help="Kill at once, without the grace to end by itself.")
-def cancel(jobs: tuple[str, ...], everything: bool, now: bool) -> int:
+def cancel(jobs: tuple[str, ...], everything: bool, group: str | None, now: bool) -> int:
     """End jobs, with every process they have started."""
-    if not jobs and not everything:
+    if not jobs and not everything and not group:
         raise UsageError("there is nothing to cancel.", "Name jobs, or use --all.")
-    rows = (
-        queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"] if everything else []
-    )
-    ids = [row["id"] for row in rows] if everything else _resolve(jobs, is_whole=True)
+    if not everything and not group:
+        ids = _resolve(jobs, is_whole=True)
+    else:
+        asked: dict[str, Any] = {"op": "list", "which": "alive", "most": 1_000_000}
+        rows = queue.ask(asked | ({"group": group} if group else {}))["jobs"]
+        ids = [row["id"] for row in rows]
     cancelled = queue.ask({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
     over = sorted(set(ids) - set(cancelled))
     if over:
         click.echo(f"ended already: {', '.join(map(str, over))}", err=True)
-    return 0 if cancelled or everything else 1
+    return 0 if cancelled or everything or group else 1
 
 
 @click.command()
@@ -350,7 +360,8 @@ def _follow(job_id: int, name: str) -> int:
             row = queue.ask({"op": "show", "job": job_id})["job"]
             attempt = attempt or row["attempt"]
         while row["attempt"]:
-            for file in job_logs.parts(os.path.join(_folder_of(row, attempt), name)):
+            own = [wire.meant(row["log"])] if row["log"] else []
+            for file in own or job_logs.parts(os.path.join(_folder_of(row, attempt), name)):
                 data = job_logs.read_from(file, shown.get(file, 0))
                 shown[file] = shown.get(file, 0) + len(data)
                 sys.stdout.buffer.write(data)
