@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.gpus.conftest import libraries
 from tests.gpus.standin.build import FAKE_TORCH, StandIn
-from tests.harness import FOREIGN, TWO_SMALL, Negotiator, Story, hang_up
+from tests.harness import FOREIGN, TWO_SMALL, Negotiator, Story, hang_up, stop_queue
 
 __all__ = ["libraries"]
 NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
@@ -82,6 +82,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
         monkeypatch.setenv(name, begun.env[name])
     yield begun
     hang_up()
+    stop_queue()
     begun.end()
 
 

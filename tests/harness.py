@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import pytest
 
 import grn
-from grn.client import pages
+from grn.client import pages, queue
 from grn.client.connection import IDLE, ask_once
-from grn.errors import DaemonError
+from grn.errors import DaemonError, GrnError
 
 Found = TypeVar("Found")
 DEADLINE_S = 100.0  # nobody waits so long but on a machine that has much else to do
@@ -86,6 +86,14 @@ def hang_up() -> None:
     kept = IDLE.take()
     if kept is not None:
         kept.close()
+
+
+def stop_queue() -> None:
+    """End the queue of a story, if it has one."""
+    try:
+        queue.ask({"op": "stop"}, may_start=False)
+    except GrnError:
+        return
 
 
 @dataclass(frozen=True)

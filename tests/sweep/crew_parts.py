@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from grn.sweep.protocols import Slots
+from grn.sweep.protocols import RunControl, Slots
 from grn.sweep.runner import Runner
 from grn.sweep.slots import FixedSlots
 from grn.sweep.task import CommandEnd, Slot, Task
@@ -38,15 +38,15 @@ class Listed:
 class Ear:
     """Remembers all it hears, and does with each end what a test wants."""
 
-    def __init__(self, on_end: Callable[[Runner, CommandEnd], None] | None = None) -> None:
+    def __init__(self, on_end: Callable[[RunControl, CommandEnd], None] | None = None) -> None:
         self.starts: list[tuple[str, str]] = []  # label and slot
         self.ends: list[CommandEnd] = []
         self._on_end = on_end or (lambda runner, ended: None)
 
-    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
+    def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
         self.starts.append((task.label, slot.name))
 
-    def ended(self, runner: Runner, ended: CommandEnd) -> None:
+    def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         self.ends.append(ended)
         self._on_end(runner, ended)
 
@@ -58,10 +58,11 @@ class Ear:
 def run(
     tasks: Iterable[Task],
     slots: Slots | Sequence[str] = ("0", "1"),
-    on_end: Callable[[Runner, CommandEnd], None] | None = None,
+    on_end: Callable[[RunControl, CommandEnd], None] | None = None,
+    retries: int = 0,
 ) -> Ear:
     """Run tasks to their end and return what was heard of them."""
     ear = Ear(on_end)
     places = FixedSlots(slots) if isinstance(slots, Sequence) else slots
-    Runner(places, Listed(tasks), ear).run()
+    Runner(places, Listed(tasks), ear, retries=retries).run()
     return ear

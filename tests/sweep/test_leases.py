@@ -13,7 +13,7 @@ import pytest
 
 from grn.client.connection import ask_once
 from tests.conftest import Negotiators
-from tests.harness import Story, wait_for
+from tests.harness import Story, stop_queue, wait_for
 
 SWEEP = """
 import json, sys
@@ -183,6 +183,7 @@ def test_a_sweep_starts_a_negotiator_if_there_is_none(story: Story) -> None:
     story.env["GRN_GPUS"] = "virtual:1x512MiB"
     rows = rows_of(story, what="true {x}", parameters={"x": [1]})
     assert [row["state"] for row in rows] == ["finished"]
+    stop_queue()
     story.start(sys.executable, "-c", "from grn.cli.main import main; main()", "stop").wait()
     wait_for(lambda: not list(story.left_behind()), "the end of the negotiator")
 
@@ -197,6 +198,7 @@ def test_a_negotiator_that_was_started_for_a_sweep_outlives_its_interruption(sto
     job.signal(signal.SIGINT)
     assert "KeyboardInterrupt" in job.wait().err
     assert ask_once({"op": "ping"})["pid"]
+    stop_queue()
     grn = (sys.executable, "-c", "from grn.cli.main import main; main()")
     assert story.start(*grn, "stop").wait().code == 0
     wait_for(lambda: not list(story.left_behind()), "the end of the negotiator")

@@ -195,24 +195,25 @@ def test_the_most_recently_freed_slot_is_used_first(tmp_path: Path) -> None:
     assert [slot for _, slot in ear.starts] == ["b", "a", "a"]
 
 
-def test_a_listener_can_run_a_task_again() -> None:
-    tries: list[int] = []
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_task_that_fails_is_run_again_as_often_as_asked(retries: int) -> None:
+    ear = run([sh("exit 1", 1), sh("exit 2", 2)], ["0"], retries=retries)
 
-    def once_more(runner: Runner, ended: CommandEnd) -> None:
-        tries.append(ended.task.attempt)
-        if ended.task.attempt < 2:
-            runner.again(ended.task.but(attempt=ended.task.attempt + 1))
+    for number in (1, 2):
+        told = [ended.runs_again for ended in ear.ends if ended.task.number == number]
+        assert told == [True] * retries + [False]
 
-    run([sh("exit 1")], ["0"], once_more)
-    assert tries == [0, 1, 2]
+
+def test_a_listener_that_is_not_content_can_run_a_task_again() -> None:
+    told: list[bool] = []
+    run([sh("true")], ["0"], lambda runner, ended: told.append(runner.again(ended.task)), retries=2)
+
+    assert told == [True, True, False]
 
 
 def test_a_task_to_run_again_comes_before_the_others() -> None:
-    def once_more(runner: Runner, ended: CommandEnd) -> None:
-        if ended.status and not ended.task.attempt:
-            runner.again(ended.task.but(attempt=1))
-
-    ear = run([sh("exit 1"), sh("true 1"), sh("true 2"), sh("true 3")], ["0"], once_more)
+    tasks = [sh("exit 1"), sh("true 1", 2), sh("true 2", 3), sh("true 3", 4)]
+    ear = run(tasks, ["0"], retries=1)
     # One task is always at hand for the next slot, so the second comes first.
     assert [label for label, _ in ear.starts][:3] == ["exit 1", "true 1", "exit 1"]
 

@@ -117,8 +117,7 @@ def wanted(
     argv: list[str], job_type: str | None = None, name: str = "", cwd: str | None = None
 ) -> Message:
     """Return one job of a submit."""
-    is_shell = argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3
-    told = argv[2].split() if is_shell else argv
+    told = _told(argv)
     full, label = job_features.command_type(told, cwd or "") if told else ("sh", "sh")
     message: Message = {
         "argv": [wire.spelled(word) for word in argv],
@@ -130,6 +129,21 @@ def wanted(
     if name:
         message["name"] = _text("name", name)
     return message
+
+
+def _told(argv: list[str]) -> list[str]:
+    """Return the words of a command, also of one that the shell runs, without assignments."""
+    if argv[:2] != ["/bin/sh", "-c"] or len(argv) != 3:
+        return argv
+    import shlex
+
+    try:
+        words = shlex.split(argv[2])
+    except ValueError:  # the shell will not like it either
+        words = argv[2].split()
+    while words and words[0].partition("=")[0].isidentifier() and "=" in words[0]:
+        del words[0]
+    return words
 
 
 def request(**options: Any) -> Message:

@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from grn.sweep.protocols import RunControl
     from grn.sweep.task import CommandEnd, Slot
 
 NAME = "simple_gpu_scheduler"
@@ -122,12 +123,12 @@ class Report:
         self.failures = 0
         self._first_failures: list[CommandEnd] = []
 
-    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
+    def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
         """Say what starts where, at once."""
         text = f"Processing command `{task.label}` on gpu {slot.name}\n"
         _say(1, os.fsencode(text))
 
-    def ended(self, runner: Runner, ended: CommandEnd) -> None:
+    def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """Remember how it went."""
         self._count += 1
         if ended.status:

@@ -1,7 +1,7 @@
 """Runs a batch: lines become jobs on negotiated GPUs, and the diary keeps what came of them.
 
-The source and the listener of its runner. A job that ran out of memory beside others, or made room
-for them, runs again unasked; one that failed for another reason as often as was asked for.
+The source and the listener of its runner, which decides what runs again: unasked what ran out of
+memory beside others or made room for them, else as often as was asked for.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from grn.errors import UsageError
 from grn.sweep.batch_file import BatchJob, Script
 from grn.sweep.batch_journal import Diary, Entry, id_of
+from grn.sweep.choose_runner import runner_for
 from grn.sweep.line_reader import LineReader, shell_argv
-from grn.sweep.protocols import Slots
-from grn.sweep.retries import CommandRetries, past, uncounted
-from grn.sweep.runner import Runner
+from grn.sweep.protocols import RunControl
+from grn.sweep.retries import past
 from grn.sweep.task import CommandEnd, Needs, Slot, Task
 
 
@@ -69,8 +69,8 @@ class Batch:
         self._finished: dict[str, Entry] = {}
         self._jobs: dict[int, BatchJob] = {}  # that wait or run, by the number of their task
         self._starts: dict[int, int] = {}
+        self._running: set[int] = set()
         self._past: dict[int, str] = {}  # why earlier tries were not enough
-        self._tries = CommandRetries(wishes.retries)
         self._count = 0
         self._has_all = False
         self.entries: list[Entry] = []  # of this run and of those it had not to run again
@@ -78,10 +78,16 @@ class Batch:
         self.stopped_by = 0
         self.fileno = lines.fileno
 
-    def run(self, slots: Slots, finished: dict[str, Entry]) -> None:
+    def run(
+        self, group: str, finished: dict[str, Entry], on_wait: Callable[[Task, str], None]
+    ) -> None:
         """Run all lines; return when the last has ended, or all was stopped."""
         self._finished = finished
-        runner = Runner(slots, self, self)
+        wishes = self._wishes
+        runner = runner_for(
+            self, self, group, retries=wishes.retries, is_fail_fast=wishes.is_fail_fast,
+            on_wait=on_wait,
+        )  # fmt: skip
         try:
             runner.run()
         finally:
@@ -137,32 +143,32 @@ class Batch:
         self._count += 1
         self._jobs[self._count] = job
         self._change()
+        log = self._diary.log_path(job)
+        open(log, "wb").close()  # it holds this run of the batch only
         return Task(
             number=self._count,
             argv=shell_argv(job.text),
             label=job.name or os.fsdecode(job.text),
             environment={"GRN_LINE": str(job.line)},
-            log_path=self._diary.log_path(job),
+            log_path=log,
             needs=job.needs,
         )
 
     # --- the listener --------------------------------------------------------------------
 
-    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
-        """A job is about to start; its log holds this run of the batch only."""
-        if task.number not in self._starts and task.log_path is not None:
-            open(task.log_path, "wb").close()
+    def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
+        """A job starts."""
         self._starts[task.number] = self._starts.get(task.number, 0) + 1
+        self._running.add(task.number)
         self._change(running=1)
 
-    def ended(self, runner: Runner, ended: CommandEnd) -> None:
-        """Write down how a job ended, or let it run once more."""
+    def ended(self, runner: RunControl, ended: CommandEnd) -> None:
+        """Write down how a job ended, or note that it runs once more."""
         number = ended.task.number
-        was_running = number in self._starts
-        again = None if ended.status == 0 or runner.is_draining else self._tries.after(ended)
-        if again is not None:
-            runner.again(again)
-            self._change(self._again(ended, again), running=-was_running)
+        was_running = number in self._running
+        self._running.discard(number)
+        if ended.runs_again:
+            self._change(self._again(ended), running=-was_running)
             return
         entry = self._entry(ended, runner.is_stopping)
         del self._jobs[number]
@@ -173,20 +179,21 @@ class Batch:
         if is_bad and self._wishes.is_fail_fast:
             runner.drain()
 
-    def _again(self, ended: CommandEnd, task: Task) -> ResumeChoice | None:
+    def _again(self, ended: CommandEnd) -> ResumeChoice | None:
         """Note a try that is made good unasked; what else fails is told when it was the last."""
-        if uncounted(ended) is None:
+        if ended.is_counted:
             return None
-        number, entry = task.number, self._entry(ended, is_stopping=False)
+        number, entry = ended.task.number, self._entry(ended, is_stopping=False)
         if ended.is_requeued and not ended.is_out_of_memory:
             entry = replace(entry, outcome="requeued")
         self._past[number] = past(ended, entry.attempts, self._past.get(number, ""))
-        return ResumeChoice(entry, has_more_room=task.attempt > ended.task.attempt)
+        return ResumeChoice(entry, ended.has_more_room)
 
     def _entry(self, ended: CommandEnd, is_stopping: bool) -> Entry:
         job = self._jobs[ended.task.number]
         outcome = "ok" if ended.status == 0 else "oom" if ended.is_out_of_memory else "failed"
-        is_cut_short = is_stopping or (ended.is_requeued and outcome == "failed")
+        is_cut_short = is_stopping or ended.is_cancelled
+        is_cut_short = is_cut_short or (ended.is_requeued and outcome == "failed")
         return Entry(
             id=id_of(job),
             line=job.line,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from grn.sweep.runner import Runner
 from grn.sweep.task import CommandEnd, EvictionAsk, Slot, SlotGrant, Task
 
 
@@ -27,6 +26,26 @@ class Source(Protocol):
 
     def hear(self) -> None:
         """There is something to read."""
+
+
+class RunControl(Protocol):
+    """What a listener may ask of a runner."""
+
+    is_draining: bool
+    is_stopping: bool
+    stopped_by: int
+
+    def run(self) -> None:
+        """Run all there is; return when the last has ended, or all has been stopped."""
+
+    def again(self, task: Task) -> bool:
+        """Run a task once more that failed in spite of its status; False if that was its last."""
+
+    def drain(self) -> None:
+        """Start nothing more and let what runs finish."""
+
+    def stop(self) -> None:
+        """End all that runs, kindly first; at once when asked a second time."""
 
 
 class Slots(Protocol):
@@ -79,8 +98,8 @@ class Slots(Protocol):
 class RunListener(Protocol):
     """Who hears of it all, and may call `again`, `drain` and `stop` of the runner."""
 
-    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
-        """A task is about to be started."""
+    def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
+        """A task is about to be started, or was just now."""
 
-    def ended(self, runner: Runner, ended: CommandEnd) -> None:
+    def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """A task has ended, or could not be started. While `is_stopping` it was interrupted."""

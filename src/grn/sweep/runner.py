@@ -71,6 +71,7 @@ class Runner:
         listener: RunListener,
         grace_s: float = GRACE_S,
         mark: str = "",
+        retries: int = 0,
     ) -> None:
         """Take a `mark` where others in this process start children too, to tell ours from theirs.
 
@@ -82,6 +83,8 @@ class Runner:
         self._grace_s = grace_s
         self._mark = os.fsencode(mark)
         self._groups: set[int] = set()  # of all our commands, if there is a mark
+        self._retries = retries
+        self._failures: dict[int, int] = {}  # by number of the task
         self._again: list[Task] = []
         self._later: list[_Later] = []
         self._runs: dict[int, _Run] = {}  # by pidfd
@@ -97,9 +100,13 @@ class Runner:
 
     # --- what a listener may ask for -----------------------------------------------------
 
-    def again(self, task: Task) -> None:
-        """Run a task once more, before those that have not had a turn."""
+    def again(self, task: Task) -> bool:
+        """Run a task once more that failed in spite of its status; False if that was its last."""
+        failures = self._failures[task.number] = self._failures.get(task.number, 0) + 1
+        if failures > self._retries or self.is_draining:
+            return False
         self._again.append(task)
+        return True
 
     def drain(self) -> None:
         """Start nothing more and let what runs finish."""
@@ -325,7 +332,8 @@ class Runner:
         ends = self._slots.settled()
         for ended in ends:
             self._unsettled -= 1
-            self._listener.ended(self, ended)
+            runs_again = bool(ended.status) and self.again(ended.task)
+            self._listener.ended(self, ended.but(runs_again=runs_again, is_counted=runs_again))
         return len(ends)
 
     # --- whole trees ---------------------------------------------------------------------

@@ -11,8 +11,8 @@ import time
 from enum import Enum
 
 from grn.client.connection import ask_once
+from grn.client.conversation import Conversation
 from grn.errors import GrnError
-from grn.sweep.lease_connection import Conversation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import Any
 from grn.client.connection import ask_once
 from grn.errors import DaemonError, JobFailed, UsageError
 from grn.sweep import plan as plans
-from grn.sweep.leased_slots import LeasedSlots
 from grn.sweep.manifest import RunManifest
 from grn.sweep.plan import Plan
 from grn.sweep.protocols import Slots
@@ -121,7 +120,7 @@ class Sweep:
             else:
                 search = self._search(study)
                 feed, total, skipped = search, search.left, self.plan.trials - search.left
-            study.run(feed, slots or LeasedSlots(on_wait), total, skipped)
+            study.run(feed, total, skipped, on_wait, slots)
         finally:
             study.close()
         return study

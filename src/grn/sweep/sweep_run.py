@@ -17,17 +17,18 @@ from typing import Protocol
 
 from grn.errors import UsageError
 from grn.sweep import run_files
+from grn.sweep.choose_runner import runner_for
 from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
 from grn.sweep.names import fingerprint, folder_name, spelled
 from grn.sweep.plan import Plan
-from grn.sweep.protocols import Slots
+from grn.sweep.protocols import RunControl, Slots
 from grn.sweep.results import Table
-from grn.sweep.retries import CommandRetries, past, uncounted
-from grn.sweep.runner import Runner
+from grn.sweep.retries import past
 from grn.sweep.space import Point
 from grn.sweep.task import CommandEnd, Slot, Task
 
 WRITE_EVERY_S = 2.0
+AHEAD = 64  # so many folders are made before their turn
 _UNDER_WAY = (RunState.RUNNING, RunState.REQUEUED)
 
 _MARK = "GRN_SWEEP"  # by which all processes of one sweep are known
@@ -90,7 +91,6 @@ class Study:
         self._known: dict[str, RunManifest] = {}  # by fingerprint
         self._names: dict[str, str] = {}  # of folders, with the fingerprint of who has it
         self._in_flight: dict[int, RunManifest] = {}  # by number of the task
-        self._tries = CommandRetries(plan.retries)
         self._last_index = 0
         self._git: str | None = None
         self._write_at = 0.0
@@ -143,12 +143,23 @@ class Study:
         """Return all results so far."""
         return Table(self.known(), self.plan.space.names)
 
-    def run(self, feed: Feed, slots: Slots, total: int | None, skipped: int = 0) -> None:
+    def run(
+        self,
+        feed: Feed,
+        total: int | None,
+        skipped: int = 0,
+        on_wait: Callable[[Task, str], None] | None = None,
+        slots: Slots | None = None,
+    ) -> None:
         """Run all points of a feed; return when they have ended, or all was stopped."""
         self._feed = feed
         self.progress = Progress(total, skipped=skipped)
         # A script that sweeps may have children of its own: they are none of ours.
-        runner = Runner(slots, self, self, mark=f"{_MARK}={self._mark}")
+        runner = runner_for(
+            self, self, self.plan.name, slots=slots, retries=self.plan.retries,
+            is_fail_fast=self.plan.is_fail_fast, on_wait=on_wait, ahead=AHEAD,
+            mark=f"{_MARK}={self._mark}",
+        )  # fmt: skip
         try:
             runner.run()
         finally:
@@ -176,6 +187,7 @@ class Study:
         self._in_flight[run.index] = run
         folder = self.folder.run_dir(run.run)
         run_files.set_aside(self.plan, folder, run.attempt - 1)
+        run_files.prepare(self.plan, folder, run)
         return Task(
             number=run.index,
             argv=run.command,
@@ -194,8 +206,8 @@ class Study:
 
     # --- the listener --------------------------------------------------------------------
 
-    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
-        """Prepare the folder of a run and say that it runs."""
+    def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
+        """Say that a run runs."""
         run = replace(
             self._in_flight[task.number],
             state=RunState.RUNNING,
@@ -203,21 +215,20 @@ class Study:
             gpu=slot.name,
         )
         self._in_flight[task.number] = run
-        run_files.prepare(self.plan, self.folder.run_dir(run.run), run)
         self._keep(run)
         self._change(run, running=1)
 
-    def ended(self, runner: Runner, ended: CommandEnd) -> None:
+    def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """Keep how a run ended, or let it run once more."""
         run = self._in_flight[ended.task.number]
         was_running = run.state is RunState.RUNNING
         run = run_files.judged(self.plan, self.folder.run_dir(run.run), run, ended)
-        if runner.is_stopping or (runner.is_draining and run.state is RunState.REQUEUED):
+        is_cut_short = runner.is_stopping or ended.is_cancelled
+        if is_cut_short or (runner.is_draining and run.state is RunState.REQUEUED):
             run = replace(run, state=RunState.INTERRUPTED)
-        is_bad = run.state in (RunState.FAILED, RunState.REQUEUED)
-        again = self._tries.after(ended) if is_bad else None
-        if again is not None and not runner.is_draining:
-            runner.again(again)
+        # One that left no result has failed as well, whatever its status says.
+        lacks_result = run.state is RunState.FAILED and ended.status == 0
+        if ended.runs_again or (lacks_result and runner.again(ended.task)):
             self._change(self._to_run_again(run, ended), running=-was_running)
             return
         del self._in_flight[ended.task.number]
@@ -233,10 +244,12 @@ class Study:
 
     def _to_run_again(self, run: RunManifest, ended: CommandEnd) -> RunManifest:
         """Keep how an attempt ended and clear the place for the next; return it."""
-        if uncounted(ended) is not None:
+        if ended.runs_again and not ended.is_counted:
             run = replace(run, past=past(ended, run.attempt, run.past))
         self._keep(run)
-        run_files.set_aside(self.plan, self.folder.run_dir(run.run), run.attempt)
+        folder = self.folder.run_dir(run.run)
+        run_files.set_aside(self.plan, folder, run.attempt)
+        run_files.prepare(self.plan, folder, run)
         self._in_flight[ended.task.number] = replace(run, attempt=run.attempt + 1)
         return run
 

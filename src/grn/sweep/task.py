@@ -65,10 +65,7 @@ NO_CHANGES: Mapping[str, str] = {}
 class Task(_Value):
     """One command to run. The environment is put on top of ours, the slot's on top of both."""
 
-    __slots__ = (
-        *("argv", "attempt", "environment", "folder", "label", "log_path", "needs", "number"),
-        *("past", "spared"),
-    )
+    __slots__ = (*("argv", "environment", "folder", "label", "log_path", "needs", "number"),)
 
     def __init__(
         self,
@@ -79,9 +76,6 @@ class Task(_Value):
         folder: str | None = None,
         log_path: str | None = None,
         needs: Needs = ONE_GPU,
-        attempt: int = 0,
-        spared: int = 0,
-        past: str = "",
     ) -> None:
         self.number: Final = number  # from 1, in the order of the input
         self.argv: Final = argv
@@ -90,9 +84,6 @@ class Task(_Value):
         self.folder: Final = folder  # None: where we are
         self.log_path: Final = log_path  # both outputs go there; None: to ours
         self.needs: Final = needs
-        self.attempt: Final = attempt  # how often it was given more room than before
-        self.spared: Final = spared  # how often others took its room, so that memory ran out
-        self.past: Final = past  # why the last try was not enough, unless that was its own doing
 
 
 class Slot(_Value):
@@ -110,9 +101,9 @@ class CommandEnd(_Value):
     """How a task ended. A command that could not be started has the status 126 or 127."""
 
     __slots__ = (
-        *("because", "duration_s", "has_larger", "is_out_of_memory", "is_requeued"),
-        *("is_victim", "peak_bytes"),
-        *("slot", "started_at", "status", "task", "trouble", "was_alone"),
+        *("because", "duration_s", "has_more_room", "is_cancelled", "is_counted"),
+        *("is_out_of_memory", "is_requeued", "peak_bytes", "runs_again"),
+        *("slot", "started_at", "status", "task", "trouble"),
     )
 
     def __init__(
@@ -125,11 +116,12 @@ class CommandEnd(_Value):
         is_out_of_memory: bool = False,
         peak_bytes: int | None = None,
         trouble: str = "",
-        was_alone: bool = True,
-        is_victim: bool = False,
         is_requeued: bool = False,
+        is_cancelled: bool = False,
         because: str = "",
-        has_larger: bool = False,
+        runs_again: bool = False,
+        is_counted: bool = False,
+        has_more_room: bool = False,
     ) -> None:
         self.task: Final = task
         self.slot: Final = slot
@@ -139,11 +131,12 @@ class CommandEnd(_Value):
         self.is_out_of_memory: Final = is_out_of_memory
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
-        self.was_alone: Final = was_alone  # it shared its GPUs with nobody: more room is of no use
-        self.has_larger: Final = has_larger  # it was alone, and a larger GPU is managed here
-        self.is_victim: Final = is_victim  # it ran out of memory by no fault of its own
         self.is_requeued: Final = is_requeued  # it was ended to make room for others
+        self.is_cancelled: Final = is_cancelled  # it was ended by hand, or never begun
         self.because: Final = because  # whose fault that was, or for whom it made room
+        self.runs_again: Final = runs_again
+        self.is_counted: Final = is_counted  # if it does: as one of the retries asked for
+        self.has_more_room: Final = has_more_room  # if it does
 
 
 class EvictionAsk(_Value):

@@ -22,7 +22,6 @@ from grn.model.units import parse_size, show_size, show_time
 from grn.sweep import batch_file
 from grn.sweep.batch import Batch, ResumeChoice, Tally, Wishes
 from grn.sweep.batch_journal import Diary, Entry, finished, id_of
-from grn.sweep.leased_slots import LeasedSlots
 from grn.sweep.line_reader import LineReader
 from grn.sweep.task import Needs, Task
 
@@ -142,7 +141,7 @@ def _run(
     story = Story(ProgressLine(sys.stderr, is_quiet=quiet))
     running = Batch(lines, diary, wishes, story.tell, total)
     try:
-        running.run(LeasedSlots(story.waits), before)
+        running.run(os.path.basename(folder).removesuffix(".grn"), before, story.waits)
     finally:
         story.teller.finish()
         report = _report(running, story.passed_s)
@@ -167,8 +166,7 @@ class Story:
         self.teller = teller
         self._began = time.monotonic()
         self._now = Tally(None)
-        self._reasons: dict[int, str] = {}  # of jobs that wait, by number
-        self._reason = ""  # the one that was told
+        self._reason = ""  # why nothing runs
 
     @property
     def passed_s(self) -> float:
@@ -184,15 +182,11 @@ class Story:
         self._now = now
         if now.running:
             self._reason = ""
-            self._reasons.clear()
         self._draw(at_once=now.done + now.skipped == now.total)
 
     def waits(self, task: Task, reason: str) -> None:
-        """A job waits; when all do, the reason is what people want to know."""
-        reason = "; ".join(filter(None, (task.past, reason)))
-        self._reasons[task.number] = reason
-        now = self._now
-        if not now.running and len(self._reasons) >= now.waiting and reason != self._reason:
+        """All jobs wait: the reason of the first is what people want to know."""
+        if not self._now.running and reason != self._reason:
             self._reason = reason
             if not self.teller.is_terminal:
                 self.teller.say(f"waiting: {harmless(reason)}")

@@ -48,7 +48,6 @@ class Telling:
 
     def wait(self, task: Task, reason: str) -> None:
         """A run has no GPU yet; told when nothing else runs."""
-        reason = "; ".join(filter(None, (task.past, reason)))
         if self._now.running or reason == self._reason:
             return
         self._reason = reason

@@ -22,7 +22,7 @@ from grn.compat.tasks.log import Log
 from grn.compat.tasks.names import signature
 from grn.compat.tasks.serialize import Sender, TaskOrder
 from grn.errors import GrnError
-from grn.sweep.runner import Runner
+from grn.sweep.protocols import RunControl
 from grn.sweep.slots import FixedSlots
 from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
 
@@ -211,10 +211,10 @@ class Instances:
 
     # --- who hears of ends ---------------------------------------------------------------
 
-    def starting(self, runner: Runner, task: Task, slot: Slot) -> None:
+    def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
         """It was announced when its GPU received it."""
 
-    def ended(self, runner: Runner, ended: CommandEnd) -> None:
+    def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """Note that an instance finished, or say that it did not."""
         begun = self._begun.pop(ended.task.number, None)
         if begun is None:

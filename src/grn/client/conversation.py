@@ -1,4 +1,4 @@
-"""A line to the negotiator for a loop: what is said leaves at once, what is heard never blocks.
+"""A line to a daemon for a loop: what is said leaves at once, what is heard never blocks.
 
 Knows frames and ids; what messages mean, and when to call again, is for those who use it.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import time
 
 from grn import wire
@@ -16,6 +15,8 @@ from grn.errors import DaemonNotRunning, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grn.wire import Message
 
 _SEND_S = 10
@@ -25,7 +26,14 @@ _CHUNK_BYTES = 1 << 16
 class Conversation:
     """One connection, which may be lost and made again."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        dial: Callable[[], socket.socket] = call,
+        decode: Callable[[bytes], Message] = wire.decode_reply,
+    ) -> None:
+        self._dial = dial
+        self._decode = decode
+        self._heard: list[Message] = []  # while we spoke
         self._socket: socket.socket | None = None
         self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
         self._last_id = 0
@@ -38,11 +46,11 @@ class Conversation:
     def open(self) -> bool:
         """Call whoever answers; False when nobody does."""
         try:
-            self._socket = call()
+            self._socket = self._dial()
         except DaemonNotRunning:
             return False
-        patience = struct.pack("ll", _SEND_S, 0)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        self._socket.settimeout(None)  # else Python waits before it asks the system
+        self._heard = []
         self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
         return True
 
@@ -62,10 +70,23 @@ class Conversation:
         message = {"op": op, "id": self._last_id, "v": wire.PROTOCOL, **more}
         if self._socket is not None:
             try:
-                self._socket.sendall(wire.encode(message))
+                self._send(self._socket, wire.encode(message))
             except OSError:
                 self.close()
         return self._last_id
+
+    def _send(self, sock: socket.socket, data: bytes) -> None:
+        """Send all; listen meanwhile: the other side may be waiting for us to."""
+        view = memoryview(data)
+        poll = select.poll()
+        poll.register(sock, select.POLLIN | select.POLLOUT)
+        while view and self._socket is not None:
+            try:
+                view = view[sock.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not poll.poll(_SEND_S * 1000):
+                    raise TimeoutError("it does not read") from None
+                self._heard += self._read()
 
     def wait_for(self, number: int, patience_s: float) -> Message | None:
         """Wait for the answer to one message; whatever else is said meanwhile is dropped.
@@ -84,13 +105,17 @@ class Conversation:
 
     def hear(self) -> list[Message]:
         """Return what has come in; afterwards the line may be lost."""
+        heard, self._heard = self._heard, []
+        return heard + self._read()
+
+    def _read(self) -> list[Message]:
         messages: list[Message] = []
         try:
             while self._socket is not None:
                 data = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
                 if not data:
                     self.close()
-                messages += [wire.decode_reply(body) for body in self._frames.feed(data)]
+                messages += [self._decode(body) for body in self._frames.feed(data)]
         except BlockingIOError:
             pass
         except (OSError, ProtocolError):

@@ -1,0 +1,33 @@
+"""Where tasks run: in this user's queue, inside a job on its GPUs, or on slots given by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from grn.sweep.group_runner import AHEAD, GroupRunner
+from grn.sweep.nested_slots import NestedSlots
+from grn.sweep.protocols import RunControl, RunListener, Slots, Source
+from grn.sweep.runner import Runner
+from grn.sweep.task import Task
+
+
+def runner_for(
+    source: Source,
+    listener: RunListener,
+    group: str,
+    *,
+    slots: Slots | None = None,
+    retries: int = 0,
+    is_fail_fast: bool = False,
+    on_wait: Callable[[Task, str], None] | None = None,
+    ahead: int = AHEAD,
+    mark: str = "",
+) -> RunControl:
+    """Return what runs the tasks of a source; `mark` is as of the runner for fixed slots."""
+    slots = slots or NestedSlots.here()
+    if slots is not None:
+        return Runner(slots, source, listener, mark=mark, retries=retries)
+    return GroupRunner(
+        source, listener, group, retries=retries, is_fail_fast=is_fail_fast, on_wait=on_wait,
+        ahead=ahead,
+    )  # fmt: skip

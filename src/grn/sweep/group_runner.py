@@ -1,0 +1,430 @@
+"""Runs tasks as jobs of this user's queue: one group, tied to this process.
+
+Translates between tasks and messages; the queue starts, ends and repeats. When the queue is
+restarted, what was not answered is sent again under the same keys, and it is asked for the ends
+that were not heard.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from grn import wire
+from grn.client import daemons, queue
+from grn.client.conversation import Conversation
+from grn.client.submit import request, wanted
+from grn.errors import GrnError
+from grn.sweep.protocols import RunListener, Source
+from grn.sweep.signals import StopSignals
+from grn.sweep.task import CommandEnd, Slot, Task
+
+Message = dict[str, Any]
+AHEAD = 1000  # so many wait in the queue
+MESSAGE_BYTES = 4 << 20
+NOT_RUNNABLE, TERMINATED = 126, -15
+NOWHERE = Slot("", {})
+IDLE_EXIT_S = 300.0
+REASON_S, REASON_AGAIN_S = 0.2, 1.0
+DIAL_AGAIN_S = 1.0
+ABANDON_S = 10.0
+_NOT_BEGUN = ("not-started", "interrupted")
+
+
+class _Sent:
+    """A task that is a job by now."""
+
+    __slots__ = ("attempt", "is_running", "memory_attempt", "slot", "task", "tries_left")
+
+    def __init__(self, task: Task, tries_left: int) -> None:
+        self.task = task
+        self.tries_left = tries_left
+        self.memory_attempt = 0
+        self.attempt = 0
+        self.is_running = False
+        self.slot = NOWHERE
+
+
+class GroupRunner:
+    """Runs all tasks of a source as one group; `run` returns when the last has ended."""
+
+    def __init__(
+        self,
+        source: Source,
+        listener: RunListener,
+        group: str,
+        *,
+        retries: int = 0,
+        is_fail_fast: bool = False,
+        on_wait: Callable[[Task, str], None] | None = None,
+        ahead: int = AHEAD,
+    ) -> None:
+        self._source = source
+        self._listener = listener
+        self._group = group.encode("utf-8", "backslashreplace").decode()[:128]
+        self._retries = retries
+        self._is_fail_fast = is_fail_fast
+        self._on_wait = on_wait or (lambda task, reason: None)
+        self._ahead = ahead
+        self._line = Conversation(lambda: queue.connect().sock, wire.decode)
+        self._jobs: dict[int, _Sent] = {}  # that have not ended
+        self._unanswered: dict[int, tuple[Message, list[Task]]] = {}  # by number of the message
+        self._refused: list[tuple[Message, list[Task]]] = []  # to be sent again
+        self._again: list[Task] = []
+        self._failures: dict[int, int] = {}  # by number of the task
+        self._shared = request()
+        self._watch = self._reason_asked = 0  # numbers of messages
+        self._reason_at = self._dial_at = self._submit_at = 0.0
+        self._running = 0
+        self.is_draining = False
+        self.is_stopping = False
+        self.stopped_by = 0
+
+    # --- what a listener may ask for -----------------------------------------------------
+
+    def again(self, task: Task) -> bool:
+        """Run a task once more that failed in spite of its status; False if that was its last."""
+        if self.is_draining or self._tries_left(task) <= 0:
+            return False
+        self._count_failure(task)
+        self._again.append(task)
+        return True
+
+    def drain(self) -> None:
+        """Start nothing more and let what runs finish."""
+        self.is_draining = True
+        self._line.say("cancel", jobs=list(self._jobs), queued=True)
+
+    def stop(self) -> None:
+        """End all that runs, kindly first; at once when asked a second time."""
+        is_second = self.is_stopping
+        self.is_draining = self.is_stopping = True
+        self._line.say("cancel", jobs=list(self._jobs), now=is_second)
+        if is_second and not self._line.is_open:
+            self._forget_all()  # the next queue cancels what is tied to us
+
+    # --- the loop ------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all there is; return when the last has ended, or all has been stopped."""
+        signals = StopSignals()
+        self._poll = select.poll()
+        self._poll.register(signals.fd, select.POLLIN)
+        try:
+            self._loop(signals)
+        except BaseException:
+            self._abandon()  # a listener or a source broke: nothing may be left running
+            raise
+        finally:
+            self._line.close()
+            signals.close()
+
+    def _loop(self, signals: StopSignals, until: float | None = None) -> None:
+        while until is None or time.monotonic() < until:
+            self._submit()
+            if self._is_finished():
+                return
+            self._keep_line()
+            self._listen(signals)
+            for message in self._line.hear():
+                self._understand(message)
+            self._ask_for_reason()
+
+    def _is_finished(self) -> bool:
+        if self._jobs or self._unanswered or self._refused:
+            return False
+        return self.is_draining or (self._source.is_over and not self._again)
+
+    def _listen(self, signals: StopSignals) -> None:
+        """Wait until somebody speaks, or something is due."""
+        fds = {self._line.fileno()}
+        if not self.is_draining and not self._source.is_over and self._room() > 0:
+            fds.add(self._source.fileno())
+        fds.discard(None)
+        for fd in fds:
+            self._poll.register(fd or 0, select.POLLIN)
+        events = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+        for fd in fds:
+            self._poll.unregister(fd or 0)
+        if signals.fd in events:
+            for signum in signals.read():
+                self.stopped_by = self.stopped_by or signum
+                self.stop()
+        if self._source.fileno() in events:
+            self._source.hear()
+
+    def _patience_ms(self) -> float | None:
+        times = [] if self._line.is_open else [self._dial_at]
+        times += [self._submit_at] if self._refused else []
+        if self._jobs and not self._running and not self._reason_asked:
+            times.append(self._reason_at)
+        return max(0.0, (min(times) - time.monotonic()) * 1000 + 1) if times else None
+
+    def _abandon(self) -> None:
+        self._listener, self._again = _Deaf(), []
+        deaf = StopSignals()
+        try:
+            self.stop()
+            self._loop(deaf, time.monotonic() + ABANDON_S)
+        finally:
+            deaf.close()
+
+    def _forget_all(self) -> None:
+        self._jobs.clear()
+        self._unanswered.clear()
+        self._refused.clear()
+
+    # --- the line ------------------------------------------------------------------------
+
+    def _keep_line(self) -> None:
+        """Call the queue, and again when the line is lost; it is started if nobody answers."""
+        if self._line.is_open or time.monotonic() < self._dial_at:
+            return
+        self._dial_at = time.monotonic() + DIAL_AGAIN_S
+        try:
+            if not self._watch:  # where there are no GPUs nothing is submitted
+                daemons.ensure_negotiator(IDLE_EXIT_S)
+            if not self._line.open():
+                return
+        except GrnError as error:
+            if not self._watch:
+                raise
+            self._tell_trouble(str(error))
+            return
+        self._reason_asked = 0
+        self._watch = self._line.say("watch", jobs=list(self._jobs))
+        unanswered, self._unanswered = self._unanswered, {}
+        for message, tasks in unanswered.values():
+            self._say(message, tasks)
+        if self.is_stopping:
+            self._line.say("cancel", jobs=list(self._jobs))
+
+    def _tell_trouble(self, trouble: str) -> None:
+        waiting = [sent.task for sent in self._jobs.values() if not sent.is_running]
+        waiting += [task for _, tasks in self._refused for task in tasks]
+        if waiting:
+            self._on_wait(waiting[0], trouble)
+
+    # --- submitting ----------------------------------------------------------------------
+
+    def _room(self) -> int:
+        sent = sum(len(tasks) for _, tasks in self._unanswered.values())
+        waiting = len(self._jobs) - self._running + sent
+        return self._ahead - waiting if waiting <= self._ahead // 2 else 0
+
+    def _submit(self) -> None:
+        """Submit as much as there is room for, and what was refused for a passing reason."""
+        if self._refused and (self.is_draining or time.monotonic() >= self._submit_at):
+            refused, self._refused = self._refused, []
+            for message, same_tasks in refused if not self.is_draining else ():
+                self._say(message, same_tasks)
+        if self.is_draining or self._refused:
+            return
+        tasks: list[Task] = []
+        for _ in range(self._room()):
+            task = self._again.pop(0) if self._again else self._source.next_task()
+            if task is None:
+                break
+            tasks.append(task)
+        for (needs, retry), same in groupby(tasks, lambda one: (one.needs, self._tries_left(one))):
+            shared = {
+                **self._shared, "op": "submit", "group": self._group, "tied": True,
+                "fail_fast": self._is_fail_fast, "retry": min(retry, 1000), "gpus": needs.gpus,
+                "exclusive": needs.is_exclusive, "priority": needs.priority,
+            }  # fmt: skip
+            if needs.mem_bytes is not None:
+                shared["mem"] = needs.mem_bytes
+            self._submit_some(list(same), shared)
+
+    def _submit_some(self, tasks: list[Task], shared: Message) -> None:
+        """Submit tasks with the same needs, in messages that are not too long."""
+        jobs: list[Message] = []
+        some: list[Task] = []
+        size = 0
+        for task in tasks:
+            length = sum(map(len, task.argv))
+            try:
+                job = _job(task) if length <= MESSAGE_BYTES else None
+            except (GrnError, ValueError) as error:
+                self._refuse(task, str(error))
+                continue
+            if job is None:
+                self._refuse(task, f"{task.argv[0]}: Argument list too long")
+                continue
+            if size + length > MESSAGE_BYTES:
+                self._say({**shared, "jobs": jobs}, some)
+                jobs, some, size = [], [], 0
+            jobs.append(job)
+            some.append(task)
+            size += length
+        if jobs:
+            self._say({**shared, "jobs": jobs}, some)
+
+    def _say(self, message: Message, tasks: list[Task]) -> None:
+        message.setdefault("key", os.urandom(12).hex())
+        self._unanswered[self._line.say(**message)] = (message, tasks)
+
+    def _tries_left(self, task: Task) -> int:
+        return self._retries - self._failures.get(task.number, 0)
+
+    def _count_failure(self, task: Task) -> None:
+        self._failures[task.number] = self._failures.get(task.number, 0) + 1
+
+    def _refuse(self, task: Task, trouble: str) -> None:
+        ended = CommandEnd(task, NOWHERE, NOT_RUNNABLE, time.time(), 0.0, trouble=trouble)
+        self._listener.ended(self, ended)
+
+    # --- what is said to us --------------------------------------------------------------
+
+    def _understand(self, message: Message) -> None:
+        number, error = message.get("id", 0), message.get("error")
+        if number == self._watch and "progress" in message:
+            self._progressed(message["progress"])
+        elif number in self._unanswered:
+            submitted, tasks = self._unanswered.pop(number)
+            if error is None:
+                self._accepted(message["first"], submitted, tasks)
+            else:
+                self._not_accepted(error, submitted, tasks)
+        elif number == self._reason_asked:
+            self._reason_asked = 0
+            for row in message.get("jobs", ()):
+                if row["id"] in self._jobs and not self._running:
+                    self._on_wait(self._jobs[row["id"]].task, row["why"])
+                    break
+
+    def _accepted(self, first: int, submitted: Message, tasks: list[Task]) -> None:
+        for job, task in enumerate(tasks, first):
+            self._jobs[job] = _Sent(task, submitted["retry"])
+        self._reason_at = time.monotonic() + REASON_S
+        if self.is_draining:
+            jobs = list(range(first, first + len(tasks)))
+            self._line.say("cancel", jobs=jobs, queued=not self.is_stopping)
+
+    def _not_accepted(self, error: Message, submitted: Message, tasks: list[Task]) -> None:
+        """Try again what may be accepted later; of what never will be, find out which it is."""
+        text = f"{error['message']} {error['hint']}".strip()
+        if error["code"] == "MachineError":
+            self._refused.append((submitted, tasks))
+            self._submit_at = time.monotonic() + REASON_AGAIN_S
+            self._tell_trouble(text)
+        elif len(tasks) == 1:
+            self._refuse(tasks[0], text)
+        else:
+            for job, task in zip(submitted.pop("jobs"), tasks, strict=True):
+                self._say({**submitted, "jobs": [job], "key": os.urandom(12).hex()}, [task])
+
+    def _progressed(self, row: Message) -> None:
+        """Hear how far a job is: that it has begun, is to run again, or has ended."""
+        sent = self._jobs.get(row["id"])
+        if sent is None:
+            return
+        if row.get("attempt", 0) > sent.attempt:
+            self._begun(sent, row)
+        if row["state"] in ("ended", "unknown"):
+            del self._jobs[row["id"]]
+            self._ended(sent, row)
+        elif row["state"] == "queued" and row["is_held"] and sent.is_running:
+            self._runs_again(sent, row)
+
+    def _begun(self, sent: _Sent, row: Message) -> None:
+        sent.attempt = row["attempt"]
+        sent.slot = Slot(row["gpus"] or "", {})
+        if not sent.is_running:
+            sent.is_running = True
+            self._running += 1
+            self._listener.starting(self, sent.task, sent.slot)
+
+    def _runs_again(self, sent: _Sent, row: Message) -> None:
+        """Tell of an attempt that was not enough; the job waits until we let it go."""
+        if row["attempt_reason"] not in _NOT_BEGUN:
+            ended = _attempt_end(sent, row).but(
+                runs_again=not self.is_draining,
+                is_counted=row["tries_left"] < sent.tries_left,
+                has_more_room=row["memory_attempt"] > sent.memory_attempt,
+            )
+            if ended.is_counted:
+                self._count_failure(sent.task)
+            sent.tries_left, sent.memory_attempt = row["tries_left"], row["memory_attempt"]
+            self._stopped_running(sent)
+            if self.is_draining:
+                del self._jobs[row["id"]]
+            self._listener.ended(self, ended)
+        if self.is_draining:
+            self._line.say("cancel", jobs=[row["id"]])
+        else:
+            self._line.say("hold", jobs=[row["id"]], held=False)
+
+    def _ended(self, sent: _Sent, row: Message) -> None:
+        was_running = sent.is_running
+        self._stopped_running(sent)
+        if was_running and row["state"] == "ended":
+            self._listener.ended(self, _attempt_end(sent, row))
+        elif row.get("reason") == "cancelled":
+            if not self.is_draining:  # somebody has cancelled it by hand
+                at, why = time.time(), "cancelled"
+                self._listener.ended(self, CommandEnd(
+                    sent.task, NOWHERE, TERMINATED, at, 0.0, trouble=why, is_cancelled=True,
+                ))  # fmt: skip
+        else:
+            self._refuse(sent.task, row.get("text") or "the queue does not know it any more")
+
+    def _stopped_running(self, sent: _Sent) -> None:
+        self._running -= sent.is_running
+        sent.is_running = False
+        self._reason_at = time.monotonic() + REASON_S
+
+    def _ask_for_reason(self) -> None:
+        """Ask why nothing runs, once in a while."""
+        now = time.monotonic()
+        is_idle = bool(self._jobs) and not self._running and not self._reason_asked
+        if is_idle and self._line.is_open and now >= self._reason_at:
+            self._reason_at = now + REASON_AGAIN_S
+            self._reason_asked = self._line.say(
+                "list", which="alive", states=["queued"], group=self._group, most=100
+            )
+
+
+class _Deaf:
+    """Hears nothing any more."""
+
+    def starting(self, runner: object, task: Task, slot: Slot) -> None:
+        """Nothing."""
+
+    def ended(self, runner: object, ended: CommandEnd) -> None:
+        """Nothing."""
+
+
+def _job(task: Task) -> Message:
+    is_command = task.label in task.argv
+    name = "" if is_command else task.label[:128]
+    job = wanted(list(task.argv), task.needs.job_type, name, task.folder)
+    environment = task.environment.items()
+    job["extra"] = {wire.spelled(name): wire.spelled(value) for name, value in environment}
+    if task.log_path is not None:
+        job["log"] = wire.spelled(os.path.abspath(task.log_path))
+    return job
+
+
+def _attempt_end(sent: _Sent, row: Message) -> CommandEnd:
+    """Return how the latest attempt of a job ended."""
+    reason, text = row["attempt_reason"], row["attempt_text"] or ""
+    status, signum = row["attempt_status"], row["attempt_signal"]
+    is_cancelled = reason == "cancelled"
+    trouble = ""
+    if status is None:
+        status = -signum if signum else TERMINATED
+        trouble = "" if signum or is_cancelled else row["text"] or text
+    elif reason == "not-runnable":
+        trouble = row["text"] or text
+    is_oom, is_requeued = reason == "out-of-memory", reason == "requeued"
+    return CommandEnd(
+        sent.task, sent.slot, status, row["began_at"] or time.time(), row["ran_s"] or 0.0,
+        is_out_of_memory=is_oom, peak_bytes=row["peak_bytes"], trouble=trouble,
+        is_requeued=is_requeued, is_cancelled=is_cancelled,
+        because=text if is_oom or is_requeued else "",
+    )  # fmt: skip
