@@ -164,13 +164,14 @@ class QueuePeer:
         self._waits.append((job, waiter))
         self.loop.when_ended(job, waiter)
 
-    def watch(self, jobs: Iterable[int]) -> None:
-        """Tell how far jobs are, now and at each change, if this client watches any."""
+    def watch(self, jobs: Iterable[int], *, is_new: bool = False) -> None:
+        """Tell how far jobs are, at each change and unless they are new now, if it watches any."""
         if self.changes is None:
             return
         tell = self.changes.tell
         for job in jobs:
-            tell(job)
+            if not is_new or job not in self.loop.engine.jobs:
+                tell(job)
             self._waits.append((job, tell))
             self.loop.when_changed(job, tell)
 

@@ -29,7 +29,7 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     submitter = peer.tie() if message.tied else ""
     jobs = [_new_job(message, wanted, after, submitter) for wanted in message.jobs]
     first = _accept(peer.loop, message.key, jobs, ends, message.held)
-    _tell_accepted(peer, message.id, first, len(jobs))
+    _tell_accepted(peer, message.id, first, len(jobs), is_new=True)
 
 
 def retry(peer: QueuePeer, message: queue_requests.RetryRequest) -> None:
@@ -55,10 +55,12 @@ def _is_known(peer: QueuePeer, message_id: int, key: str, count: int) -> bool:
     return first is not None
 
 
-def _tell_accepted(peer: QueuePeer, message_id: int, first: int, count: int) -> None:
+def _tell_accepted(
+    peer: QueuePeer, message_id: int, first: int, count: int, *, is_new: bool = False
+) -> None:
     trouble = peer.server.trouble
     peer.send(message_id, {"first": first, "count": count, "trouble": trouble})
-    peer.watch(range(first, first + count))
+    peer.watch(range(first, first + count), is_new=is_new)
 
 
 def _accept(
