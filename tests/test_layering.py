@@ -18,7 +18,8 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "negotiator": "__init__ events engine schedule learn views explain history change_feed pages",
     "queue": "__init__ events engine lifecycle ready_queue job_table lease_window finish",
     "simulate": "__init__ workload schedulers replay policies show",
-    "sweep": "__init__ task grid batch_file space condition names nested template retries",
+    "sweep": "__init__ task protocols grid batch_file space condition names nested template "
+    "retries",
     "cli": "__init__ output.__init__ output.render output.table output.job_text "
     "output.usage_report output.metrics top.__init__ top.rows top.draw top.state top.screen",
     "gpus": "__init__ visible",
@@ -74,9 +75,10 @@ ARROWS = {
     },
     "client": {"wire", "model", "settings", "paths", "proc", "interpreter", "errors"},
     "pure sweep": {"model", "errors"},
-    "sweep": {"pure sweep", "client", "wire", "model", "paths", "proc", "errors"},
+    "fixed_slots": {"pure sweep", "client", "wire", "paths", "proc", "errors"},
+    "sweep": {"pure sweep", "fixed_slots", "client", "wire", "model", "paths", "proc", "errors"},
     "simulate": {"pure negotiator", "model", "errors"},
-    "compat": {"grn", "client", "pure sweep", "sweep", "model", "errors"},
+    "compat": {"grn", "client", "pure sweep", "sweep", "fixed_slots", "model", "errors"},
     "gpu_task_scheduler": {"compat"},
     "integrations": {"grn", "client", "sweep", "model", "errors"},
     "hydra_plugins": {"integrations"},

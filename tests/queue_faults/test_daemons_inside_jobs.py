@@ -148,24 +148,24 @@ def test_a_negotiator_that_a_job_has_started_outlives_the_job(rig: Rig, how: str
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=["stop", "kill"])
-def test_a_queue_that_a_line_of_a_batch_has_started_outlives_the_batch(
+def test_a_job_that_a_line_of_a_batch_has_submitted_outlives_the_batch(
     rig: Rig, signum: int
 ) -> None:
     rig.start_negotiator()
     story = rig.story
     lines = story.write("lines.txt", f"{GRN} submit -- sleep 1000; echo $$ >line; sleep 1001\n")
     batch = story.start(GRN, "batch", lines)
-    wait_for(lambda: (story.folder / "line").exists() and rig.rows(), "a job of the line's queue")
-    rig.running(1)
+    wait_for(lambda: (story.folder / "line").exists() and 2 in rig.rows(), "a job of the line")
+    rig.running(2)
     (queue,) = rig.services()["queue"]
     batch.signal(signum)
     batch.wait()
     gone([int((story.folder / "line").read_text())])
 
     assert is_running(queue)
-    assert rig.row(1)["state"] == "running"
-    rig.ask("cancel", jobs=[1], now=True)
-    assert rig.ended(1)["reason"] == "cancelled"
+    assert rig.row(2)["state"] == "running"
+    rig.ask("cancel", jobs=[2], now=True)
+    assert rig.ended(2)["reason"] == "cancelled"
 
 
 @pytest.mark.slow

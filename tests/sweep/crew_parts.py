@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from grn.fixed_slots.runner import Runner
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.protocols import RunControl, Slots
-from grn.sweep.runner import Runner
-from grn.sweep.slots import FixedSlots
 from grn.sweep.task import CommandEnd, Slot, Task
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from grn.errors import UsageError
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.manifest import RunManifest, RunState
 from grn.sweep.names import fingerprint, folder_name
 from grn.sweep.plan import Plan, make
 from grn.sweep.sampler import OptunaFeed
-from grn.sweep.slots import FixedSlots
 from grn.sweep.space import Point
 from grn.sweep.sweep import Sweep
 from grn.sweep.sweep_run import Study

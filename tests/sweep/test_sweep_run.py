@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from grn.errors import UsageError
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.manifest import SweepFolder, git_commit
-from grn.sweep.slots import FixedSlots
 from grn.sweep.sweep import Sweep
 from grn.sweep.sweep_run import Study
 from tests.harness import SOURCES, wait_for
@@ -317,7 +317,7 @@ def test_a_damaged_manifest_breaks_no_sweep_and_is_kept(
 
 SCRIPT = """
 import sys
-from grn.sweep.slots import FixedSlots
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.sweep import Sweep
 
 what = ["/bin/sh", "-c", 'touch "$0/$1.ran"; test $1 = 1 || exec sleep 1000', sys.argv[1], "{x}"]

@@ -10,9 +10,9 @@ import signal
 import sys
 
 from grn.errors import GrnError, MachineError, UsageError
+from grn.fixed_slots.runner import Runner
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.line_reader import LineReader, shell_argv
-from grn.sweep.runner import Runner
-from grn.sweep.slots import FixedSlots
 from grn.sweep.task import Task
 
 TYPE_CHECKING = False

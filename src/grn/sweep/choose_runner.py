@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from grn.fixed_slots.runner import Runner
 from grn.sweep.group_runner import AHEAD, GroupRunner
 from grn.sweep.nested_slots import NestedSlots
 from grn.sweep.protocols import RunControl, RunListener, Slots, Source
-from grn.sweep.runner import Runner
 from grn.sweep.task import Task
 
 

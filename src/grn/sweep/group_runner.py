@@ -19,8 +19,8 @@ from grn.client import daemons, queue
 from grn.client.conversation import Conversation
 from grn.client.submit import request, wanted
 from grn.errors import GrnError
+from grn.proc.stop_signals import StopSignals
 from grn.sweep.protocols import RunListener, Source
-from grn.sweep.signals import StopSignals
 from grn.sweep.task import CommandEnd, Slot, Task
 
 Message = dict[str, Any]
@@ -248,7 +248,7 @@ class GroupRunner:
         for task in tasks:
             length = sum(map(len, task.argv))
             try:
-                job = _job(task) if length <= MESSAGE_BYTES else None
+                job = _job(task, self._group) if length <= MESSAGE_BYTES else None
             except (GrnError, ValueError) as error:
                 self._refuse(task, str(error))
                 continue
@@ -399,9 +399,9 @@ class _Deaf:
         """Nothing."""
 
 
-def _job(task: Task) -> Message:
+def _job(task: Task, group: str) -> Message:
     is_command = task.label in task.argv
-    name = "" if is_command else task.label[:128]
+    name = group if is_command else f"{group}/{task.label}"[:128]
     job = wanted(list(task.argv), task.needs.job_type, name, task.folder)
     environment = task.environment.items()
     job["extra"] = {wire.spelled(name): wire.spelled(value) for name, value in environment}

@@ -7,7 +7,7 @@ import os
 from grn.client import frameworks, logs, pages
 from grn.errors import DaemonError
 from grn.sweep.nested import Nested
-from grn.sweep.task import CommandEnd, EvictionAsk, Slot, SlotGrant, Task
+from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
 
 MAX_ASKED = 8
 TAIL_BYTES = 64 << 10
@@ -68,7 +68,7 @@ class NestedSlots:
         """Take GPUs back."""
         self._nested.give(slot)
 
-    def give(self, ended: CommandEnd, resident_bytes: int | None) -> None:
+    def give(self, ended: CommandEnd) -> None:
         """Take GPUs back, and see from its log whether memory ran out."""
         log, start = ended.task.log_path or "", self._log_starts.pop(ended.task.number, 0)
         text = logs.tail(log, TAIL_BYTES, start) if ended.status else b""
@@ -81,18 +81,10 @@ class NestedSlots:
         ends, self._ends = self._ends, []
         return ends
 
-    def wanted(self) -> list[EvictionAsk]:
-        """Nobody else has these GPUs."""
-        return []
-
     def withdraw(self) -> None:
         """Forget the line."""
         self._nested.withdraw()
         self._waiting = 0
-
-    def spared(self) -> tuple[int, ...]:
-        """We start nothing but commands."""
-        return ()
 
     def fileno(self) -> int | None:
         """Nobody speaks."""

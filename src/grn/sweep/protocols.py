@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from grn.sweep.task import CommandEnd, EvictionAsk, Slot, SlotGrant, Task
+from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
 
 
 class Source(Protocol):
@@ -70,20 +70,14 @@ class Slots(Protocol):
     def unused(self, slot: Slot) -> None:
         """A place was granted and is not needed any more."""
 
-    def give(self, ended: CommandEnd, resident_bytes: int | None) -> None:
+    def give(self, ended: CommandEnd) -> None:
         """A place is free again."""
 
     def settled(self) -> Sequence[CommandEnd]:
         """Return the ends of which all is known now; each once."""
 
-    def wanted(self) -> Sequence[EvictionAsk]:
-        """Return the leases whose tasks are to be ended, to make room for others; each once."""
-
     def withdraw(self) -> None:
         """Forget all that was asked for and not granted."""
-
-    def spared(self) -> Collection[int]:
-        """Return the pids of our children that are no commands and must not be ended."""
 
     def fileno(self) -> int | None:
         """Return what to listen to, None for nothing."""

@@ -139,16 +139,6 @@ class CommandEnd(_Value):
         self.has_more_room: Final = has_more_room  # if it does
 
 
-class EvictionAsk(_Value):
-    """A lease that is wanted back: what runs under it is to be ended and run again later."""
-
-    __slots__ = ("because", "lease")
-
-    def __init__(self, lease: str, because: str) -> None:
-        self.lease: Final = lease
-        self.because: Final = because  # for whom it makes room
-
-
 class SlotGrant(_Value):
     """A place for a task, or why there will never be one."""
 

@@ -22,8 +22,8 @@ from grn.compat.tasks.log import Log
 from grn.compat.tasks.names import signature
 from grn.compat.tasks.serialize import Sender, TaskOrder
 from grn.errors import GrnError
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.protocols import RunControl
-from grn.sweep.slots import FixedSlots
 from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
 
 _TURN = Task(
@@ -47,9 +47,7 @@ class Gpus:
         self.unused = self._slots.unused
         self.give = self._slots.give
         self.settled = self._slots.settled
-        self.wanted = self._slots.wanted
         self.withdraw = self._slots.withdraw
-        self.spared = self._slots.spared
         self.fileno = self._slots.fileno
         self.hear = self._slots.hear
         self.close = self._slots.close

@@ -56,7 +56,7 @@ class GPUTaskScheduler:
         # Only now: a worker that imports this module has no use for them.
         from grn.compat.tasks.adapters import Gpus, Instances
         from grn.compat.tasks.serialize import Sender
-        from grn.sweep.runner import Runner
+        from grn.fixed_slots.runner import Runner
 
         sender = Sender(self._task_class, folder)
         sender.check(self._manager.get_all_global_config(), "global_config")

@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grn.sweep.slot_leases import Hold
-    from grn.sweep.task import CommandEnd, EvictionAsk, Task
+    from grn.fixed_slots.slot_leases import Hold
+    from grn.sweep.task import CommandEnd, Task
 
 
 class FixedSlots:
@@ -64,7 +64,7 @@ class FixedSlots:
 
     def _next_held(self, hold: Hold) -> Slot | None:
         """Take the topmost slot that may be used; pass over those that somebody else uses."""
-        from grn.sweep.slot_leases import SlotState
+        from grn.fixed_slots.slot_leases import SlotState
 
         for place in reversed(range(len(self._free))):
             state = hold.state(self._free[place].name)
@@ -86,7 +86,7 @@ class FixedSlots:
         """Put a slot back on top."""
         self._free.append(slot)
 
-    def give(self, ended: CommandEnd, resident_bytes: int | None) -> None:
+    def give(self, ended: CommandEnd) -> None:
         """Put a slot back on top."""
         self._free.append(ended.slot)
         self._ends.append(ended)
@@ -96,17 +96,9 @@ class FixedSlots:
         ends, self._ends = self._ends, []
         return ends
 
-    def wanted(self) -> tuple[EvictionAsk, ...]:
-        """Nobody else has a claim to them."""
-        return ()
-
     def withdraw(self) -> None:
         """Forget the line."""
         self._asked.clear()
-
-    def spared(self) -> tuple[int, ...]:
-        """All our children are commands."""
-        return ()
 
     def fileno(self) -> int | None:
         """Return the line to the negotiator, if there is one."""
@@ -127,6 +119,6 @@ def _hold(names: Sequence[str], owner: str, say: Callable[[str], None]) -> Hold 
     """Hold the GPUs if a negotiator may be there: a look at its socket costs nothing."""
     if not any(os.path.exists(path) for path in paths.sockets_to_try()):
         return None
-    from grn.sweep.slot_leases import Hold
+    from grn.fixed_slots.slot_leases import Hold
 
     return Hold(names, owner, say)

@@ -15,8 +15,8 @@ import signal
 import sys
 import time
 
+from grn.fixed_slots.orphans import Orphans
 from grn.proc import processes, services
-from grn.sweep.orphans import Orphans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from grn.proc.processes import Process
 
 MAX_COMMANDS = 4096  # more than that at once are not watched over
-_MAX_SPARED = 8
 _WORD_BYTES = 8
 _WATCH_MS = 250  # between looks for those who have left their tree
 _LOOK_S = 0.05
@@ -40,13 +39,11 @@ class Watchdog:
 
     def __init__(self, grace_s: float, elders: Iterable[int] = (), mark: bytes = b"") -> None:
         """Take the children that are no commands, and the variable of those that are, if any."""
-        self._memory = mmap.mmap(-1, (1 + MAX_COMMANDS + _MAX_SPARED) * _WORD_BYTES)
-        # First since when a command is being started, in ticks, or 0; then the pids of all;
-        # then the pids of children that are to live on.
+        self._memory = mmap.mmap(-1, (1 + MAX_COMMANDS) * _WORD_BYTES)
+        # First since when a command is being started, in ticks, or 0; then the pids of all.
         self._words = memoryview(self._memory).cast("q")
         self._free = list(range(1, MAX_COMMANDS + 1))
         self._places: dict[int, int] = {}
-        self._spared: list[int] = []
         runner = os.getpid()
         own = os.pidfd_open(runner)
         self.pid = _fork()
@@ -71,12 +68,6 @@ class Watchdog:
         if place is not None:
             self._words[place] = 0
             self._free.append(place)
-
-    def spare(self, pid: int) -> None:
-        """A child of ours is no command and is to live on."""
-        if pid not in self._spared and len(self._spared) < _MAX_SPARED:
-            self._words[1 + MAX_COMMANDS + len(self._spared)] = pid
-            self._spared.append(pid)
 
     def close(self) -> None:
         """Nothing is left to watch over."""
@@ -116,11 +107,9 @@ def _keep_watch(
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         known = _wait_for_end(3, orphans_of())
-        groups = {pid for pid in words[1 : 1 + MAX_COMMANDS] if pid}
+        groups = {pid for pid in words[1:] if pid}
         if words[0]:
             groups |= _newborn(words[0], session, groups)
-        for pid in words[1 + MAX_COMMANDS :]:
-            known.pop(pid, None)
         end_groups(groups, session, grace_s, known)
     finally:
         os._exit(0)

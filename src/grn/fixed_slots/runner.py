@@ -1,4 +1,4 @@
-"""Runs many commands on slots or leases, in one thread: starts them, notices ends, stops trees.
+"""Runs many commands on slots, in one thread: starts them, notices ends, stops trees.
 
 What is to run comes from a source, where it runs from slots, and a listener hears of it; they
 decide, the runner is their hands. Stopping ends whole trees, also what left them by setsid or a
@@ -12,12 +12,11 @@ import select
 import signal
 import time
 
+from grn.fixed_slots.spawn import NOT_RUNNABLE, NotStarted, Spawner
+from grn.fixed_slots.watchdog import Watchdog
 from grn.proc import processes, services
-from grn.sweep.evict import GIVE_UP_S, KILL_AGAIN_S, LOOK_S, Leaving
-from grn.sweep.signals import StopSignals
-from grn.sweep.spawn import NOT_RUNNABLE, NotStarted, Spawner
+from grn.proc.stop_signals import StopSignals
 from grn.sweep.task import CommandEnd, Slot
-from grn.sweep.watchdog import Watchdog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from grn.sweep.task import SlotGrant, Task
 
 GRACE_S = 5.0
+LOOK_S = 0.02
+KILL_AGAIN_S = 0.1
+GIVE_UP_S = 5.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
 _BURY_S = 1.0
 
 
@@ -88,7 +90,6 @@ class Runner:
         self._again: list[Task] = []
         self._later: list[_Later] = []
         self._runs: dict[int, _Run] = {}  # by pidfd
-        self._leaving = Leaving(self._trees, grace_s)
         self._pending = 0  # asked for and not granted yet
         self._unsettled = 0  # given back, and not all is known yet
         self._kill_at: float | None = None
@@ -187,8 +188,6 @@ class Runner:
         now = time.monotonic()
         times = [at for at in (self._kill_at, self._slots.wake_at) if at is not None]
         times += [later.at for later in self._later]
-        if (leaves_at := self._leaving.wake_at) is not None:
-            times.append(max(leaves_at, now + LOOK_S))
         if self.is_stopping and not self._runs:
             times.append(now + LOOK_S)  # no word comes of the ends of those that left their tree
         return max(0.0, (min(times) - now) * 1000 + 1) if times else None
@@ -202,7 +201,6 @@ class Runner:
                 self._give_up_at = now + GIVE_UP_S
             self._signal_trees(signal.SIGKILL)
             self._kill_at = now + KILL_AGAIN_S
-        self._make_room(now)
         self._start_later(now)
 
     def _start_later(self, now: float) -> None:
@@ -216,7 +214,7 @@ class Runner:
                 self._spawn(later)
 
     def _is_finished(self) -> bool:
-        if self._runs or self._leaving or self._unsettled or self._later:
+        if self._runs or self._unsettled or self._later:
             return False
         if self.is_stopping:
             has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
@@ -276,8 +274,6 @@ class Runner:
     def _spawn(self, later: _Later) -> None:
         task, slot = later.task, later.slot
         started_at, began = time.time(), time.monotonic()
-        for pid in self._slots.spared():
-            self._guard.spare(pid)
         self._guard.expect()
         try:
             pid = self._spawner.spawn(task, slot)
@@ -287,7 +283,7 @@ class Runner:
                 self._later.append(later)
                 return
             ended = CommandEnd(task, slot, error.status, started_at, 0.0, trouble=error.trouble)
-            self._give(ended, None)
+            self._give(ended)
             return
         self._guard.add(pid)
         if self._mark:
@@ -303,29 +299,18 @@ class Runner:
         run = self._runs.pop(fd)
         self._poll.unregister(fd)
         os.close(fd)
-        _, raw, usage = os.wait4(run.pid, 0)
+        _, raw = os.waitpid(run.pid, 0)
         self._guard.remove(run.pid)
         status = os.waitstatus_to_exitcode(raw)
         took_s = time.monotonic() - run.began
         ended = CommandEnd(run.task, run.slot, status, run.started_at, took_s)
-        resident_bytes = max(1, usage.ru_maxrss * 1024)
-        if not self._leaving.over(run.pid, ended, resident_bytes):
-            self._give(ended, resident_bytes)
+        self._give(ended)
         if time.monotonic() >= self._bury_at:
             self._bury_orphans()
 
-    def _make_room(self, now: float) -> None:
-        """End what is to make room for others; its place is given back when nothing is left."""
-        for wanted in self._slots.wanted():
-            for run in self._runs.values():
-                if run.slot.lease == wanted.lease:
-                    self._leaving.begin(run.pid, wanted.lease, wanted.because, now)
-        for ended, resident_bytes in self._leaving.keep_time(now):
-            self._give(ended, resident_bytes)
-
-    def _give(self, ended: CommandEnd, resident_bytes: int | None) -> None:
+    def _give(self, ended: CommandEnd) -> None:
         self._unsettled += 1
-        self._slots.give(ended, resident_bytes)
+        self._slots.give(ended)
 
     def _tell_of_ends(self) -> int:
         """Tell the listener, and say of how many ends."""
@@ -345,7 +330,7 @@ class Runner:
         in this process.
         """
         own = os.getpgrp()
-        spared = {self._guard.pid, *self._elders, *self._slots.spared()}
+        spared = {self._guard.pid, *self._elders}
         found: dict[int, processes.Process] = {}
         for one in processes.below(os.getpid()):  # parents come before their children
             if one.pid in spared or one.parent in spared:

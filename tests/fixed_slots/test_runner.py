@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from grn.fixed_slots.runner import Runner
 from grn.proc.processes import listed_children, look, oom_score
-from grn.sweep.runner import Runner
 from grn.sweep.task import CommandEnd, Task
 from tests.harness import Job, Story, is_running, wait_for
 from tests.sweep.crew_parts import run, sh
@@ -21,8 +21,8 @@ LINES = """
     import os, sys
     sys.path.insert(0, {root!r})
     from tests.sweep.crew_parts import Ear, Listed, sh
-    from grn.sweep.runner import Runner
-    from grn.sweep.slots import FixedSlots
+    from grn.fixed_slots.runner import Runner
+    from grn.fixed_slots.slots import FixedSlots
 
     ear = Ear()
     runner = Runner(FixedSlots("0123"), Listed(sh(line) for line in sys.argv[2:]), ear,
@@ -343,37 +343,24 @@ def test_a_killed_crew_takes_its_commands_along_with_all_they_started(story: Sto
     wait_for(lambda: all_gone(tree), "the commands to end with their runner")
 
 
-HELPERS = """
-    def start(name):
-        command = f"echo $$ >{name}; exec sleep 1004"
-        return os.posix_spawn("/bin/sh", ["sh", "-c", command], os.environ, setsid=True)
-
-    class WithHelper(FixedSlots):
-        helper = 0
-        def spared(self):
-            self.helper = self.helper or start("helper")
-            return (self.helper,)
-
-    start("elder")
+ELDER = """
+    command = "echo $$ >elder; exec sleep 1004"
+    os.posix_spawn("/bin/sh", ["sh", "-c", command], os.environ, setsid=True)
 """
 
 
 def test_a_killed_crew_leaves_other_children_of_its_process_alone(story: Story) -> None:
-    script = LINES.replace("{root!r}", repr(ROOT))
-    script = script.replace("FixedSlots(", "WithHelper(").replace(
-        "    ear =", f"{HELPERS}    ear ="
-    )
+    script = LINES.replace("{root!r}", repr(ROOT)).replace("    ear =", f"{ELDER}    ear =")
     job = story.start_script(script, "30", TREE, name="runner.py")
     tree = pids(story, *TREE_NAMES)
-    others = pids(story, "elder", "helper")
-    for pid in (*others, tree[TREE_NAMES.index("daemon")]):
+    (elder,) = pids(story, "elder")
+    for pid in (elder, tree[TREE_NAMES.index("daemon")]):
         wait_until_the_guard_has_seen(pid, job)
     job.kill()
 
     wait_for(lambda: all_gone(tree), "the commands to end with their runner")
-    assert all(is_running(pid) for pid in others)
-    for pid in others:
-        os.kill(pid, signal.SIGKILL)
+    assert is_running(elder)
+    os.kill(elder, signal.SIGKILL)
 
 
 def words_of(pid: int) -> bytes:

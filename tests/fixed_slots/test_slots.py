@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grn.sweep.slot_leases import shares
-from grn.sweep.slots import FixedSlots
+from grn.fixed_slots.slot_leases import shares
+from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.task import CommandEnd, Slot
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
@@ -37,7 +37,7 @@ def test_slots_are_a_stack() -> None:
     assert not slots.has_room()  # one is kept at hand, no more
     assert granted(slots) == []
     for name in "ab":
-        slots.give(CommandEnd(sh("true"), Slot(name, {}), 0, 0.0, 0.0), None)
+        slots.give(CommandEnd(sh("true"), Slot(name, {}), 0, 0.0, 0.0))
     assert granted(slots) == ["b"]
 
 
