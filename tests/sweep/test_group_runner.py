@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from grn.client import queue
+from grn.fixed_slots.runner import Runner
 from grn.sweep.choose_runner import runner_for
 from grn.sweep.group_runner import GroupRunner
 from grn.sweep.protocols import RunControl
-from grn.sweep.runner import Runner
 from grn.sweep.task import CommandEnd, Needs, Task
 from tests.conftest import Negotiators
 from tests.harness import Job, Story, is_running, wait_for
@@ -219,3 +219,49 @@ def test_a_lease_that_is_over_is_none(
     assert isinstance(runner_for(Listed([]), Ear(), "group"), GroupRunner)
     monkeypatch.delenv("GRN_LEASE")
     assert not isinstance(runner_for(Listed([]), Ear(), "group"), Runner)
+
+
+# --- in the background ---------------------------------------------------------------------
+
+GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
+SWEEP = ("sweep", "flock -s gates/go echo {x}", "-p", "x", "1", "2", "--mem", "8MiB")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(("batch", "jobs.txt"), "jobs.txt"), ((*SWEEP, "--name", "mine"), "mine")],
+    ids=["batch", "sweep"],
+)
+def test_what_is_detached_goes_on_and_can_be_looked_at_from_anywhere(
+    here: Story, negotiator: Negotiators, tmp_path: Path, words: tuple[str, ...], name: str
+) -> None:
+    negotiator()
+    gate = here.gate("go")
+    lines = ["[mem=8MiB] flock -s gates/go echo 1", "[mem=8MiB] exit 3"]
+    (here.folder / "jobs.txt").write_text("\n".join(lines))
+    begun = here.start(*GRN, *words, "--detach").ended_well()
+    assert "--attach" in begun.err
+    second = here.start(*GRN, *words, "--detach").wait()
+    assert (second.code, "in the background already" in second.err) == (2, True)
+    rows = {"op": "list", "group": name}
+    wait_for(lambda: queue.ask(rows)["jobs"], "the group to be there")
+
+    looking = here.start(*GRN, words[0], "--attach", name, cwd=tmp_path)
+    gate.open()
+    ended = looking.wait()
+    assert ended.code == (1 if words[0] == "batch" else 0), ended
+    assert "[2/2]" in ended.out
+
+
+def test_a_detached_batch_that_is_killed_is_told(here: Story, negotiator: Negotiators) -> None:
+    negotiator()
+    here.gate("go")
+    (here.folder / "jobs.txt").write_text("[mem=8MiB] echo $$ > pid; flock -s gates/go true")
+    begun = here.start(*GRN, "batch", "jobs.txt", "--detach").ended_well()
+    pid = pid_in(here)
+    os.kill(int(begun.err.partition("process ")[2].partition(";")[0]), signal.SIGKILL)
+
+    ended = here.start(*GRN, "batch", "--attach", "jobs.txt").wait()
+    assert (ended.code, "was killed" in ended.err) == (4, True)
+    wait_for(lambda: not is_running(pid), "the job to be cancelled")
+    assert here.start(*GRN, "batch", "--attach", "other.txt").wait().code == 2

@@ -12,6 +12,7 @@ from dataclasses import asdict
 import click
 
 from grn.cli import options
+from grn.cli.commands.detach import attach, run_detached
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.render import progress
 from grn.cli.output.table import table
@@ -42,6 +43,8 @@ TAIL_BYTES = 2000
 @click.option("--resume", is_flag=True, help="Leave out what finished in an earlier run.")
 @click.option("--out", metavar="DIR", help="Journal, logs and report; FILE.grn if not given.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+@click.option("--detach", is_flag=True, help="Run in the background; survives the terminal.")
+@click.option("--attach", "attached", metavar="FILE", help="Show one that was detached.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def batch(
@@ -57,6 +60,8 @@ def batch(
     resume: bool,
     out: str | None,
     dry_run: bool,
+    detach: bool,
+    attached: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -75,6 +80,11 @@ def batch(
 
     Exit status: 0 if all lines ended well, 1 if some failed, 2 for misuse.
     """
+    if attached is not None:
+        name = os.path.basename(attached).removesuffix(".grn")
+        return attach(name, [f"{attached}.grn", attached])
+    if file == "-" and detach:
+        raise UsageError("standard input does not go to the background.", "Name a file.")
     if file == "-" and resume and out is None:
         raise UsageError(
             "lines from standard input have no place to resume from.", "Name it with --out DIR."
@@ -87,7 +97,11 @@ def batch(
     # A file is read through before anything runs: a mistake at its end must not cost its beginning.
     total = None if file == "-" else len(list(batch_file.jobs(_all_lines(file), needs)))
     wishes = Wishes(needs, retry, not keep_going, parallel)
-    return _run(file, folder, wishes, total, is_resumed=resume, quiet=quiet, as_json=as_json)
+
+    def run() -> int:
+        return _run(file, folder, wishes, total, is_resumed=resume, quiet=quiet, as_json=as_json)
+
+    return run_detached(folder, f"grn batch --attach {out or file}", run) if detach else run()
 
 
 def _all_lines(file: str) -> Sequence[bytes]:

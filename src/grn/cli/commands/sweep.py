@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from grn.cli.commands.detach import attach, run_detached
 from grn.cli.options import needs
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
@@ -129,6 +130,8 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
 @_flags
 @click.option("--file", "path", metavar="FILE", help="Read the sweep from TOML, JSON or YAML.")
 @click.option("--dry-run", is_flag=True, help="Print the commands and run nothing.")
+@click.option("--detach", is_flag=True, help="Run in the background; survives the terminal.")
+@click.option("--attach", "attached", metavar="NAME", help="Show one that was detached.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar='"CMD"')
@@ -136,6 +139,8 @@ def run(
     param: list[tuple[str, list[str]]],
     path: str | None,
     dry_run: bool,
+    detach: bool,
+    attached: str | None,
     quiet: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -152,9 +157,20 @@ def run(
 
     The same command again runs only what has not finished.
     """
+    if attached is not None:
+        name = os.path.basename(os.path.normpath(attached))
+        return attach(name, [os.path.join("sweeps", attached), attached])
     made = plan.make(options_of(param, path, command, given))
     if dry_run:
         return _dry(made, as_json)
+    if detach:
+        return run_detached(
+            made.out, f"grn sweep --attach {made.out}", lambda: _run(made, False, as_json)
+        )
+    return _run(made, quiet, as_json)
+
+
+def _run(made: Plan, quiet: bool, as_json: bool) -> int:
     teller = ProgressLine(sys.stderr, is_quiet=quiet)
     try:
         telling = sweep_text.Telling(teller)
