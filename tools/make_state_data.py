@@ -21,7 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "import sys; from grn.front.main import main; sys.argv[0] = 'grn'; sys.exit(main())"
+COMMAND = (  # the folder had another name before
+    "import sys, importlib.util as u; name = 'cli' if u.find_spec('grn.cli') else 'front'; "
+    "main = __import__(f'grn.{name}.main', fromlist=['main']).main; "
+    "sys.argv[0] = 'grn'; sys.exit(main())"
+)
 PATIENCE_S = 60.0
 
 
