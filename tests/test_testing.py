@@ -14,7 +14,7 @@ from tests.harness import wait_for
 def test_a_block_has_a_negotiator_and_a_queue_of_its_own_and_leaves_nothing() -> None:
     before = dict(os.environ)
 
-    with local_grn("virtual:1x256MiB") as here:
+    with local_grn("virtual:1x16GiB") as here:
         with grn.lease(mem="10MiB") as lease:
             assert lease.visible_devices == "0"
         job = grn.submit([sys.executable, "-c", "pass"], mem="10MiB")
@@ -28,8 +28,8 @@ def test_a_block_has_a_negotiator_and_a_queue_of_its_own_and_leaves_nothing() ->
 
 
 def test_leases_survive_a_crash_of_the_negotiator() -> None:
-    with local_grn("virtual:1x256MiB") as here, grn.lease(mem="10MiB") as lease:
+    with local_grn("virtual:1x16GiB") as here, grn.lease(mem="10MiB") as lease:
         here.kill_negotiator()
-        here.start_negotiator("virtual:1x256MiB")
+        here.start_negotiator("virtual:1x16GiB")
         status = grn.client.connection.ask_once({"op": "status"})["status"]
         assert [one["id"] for one in status["leases"]] == [lease.id]

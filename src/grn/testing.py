@@ -60,7 +60,7 @@ class LocalGrn:
 
 
 @contextlib.contextmanager
-def local_grn(gpus: str = "virtual:2x512MiB", **settings: str) -> Iterator[LocalGrn]:
+def local_grn(gpus: str = "virtual:2x16GiB", **settings: str) -> Iterator[LocalGrn]:
     """Run a negotiator in a folder of its own; `settings` are variables like GRN_SAMPLE_S.
 
     os.environ leads to it inside of the block and is restored afterwards.
