@@ -22,21 +22,20 @@ WAITING = 10_000
 SEED = 7
 
 
-def _listings(names: Callable[[int], dict[str, object]]) -> None:
-    with floods.many_waiting(WAITING, names):
-        floods.ask_in_a_loop(floods.LISTINGS, 1000)
+def _listings() -> None:
+    with floods.many_waiting(WAITING, floods.few_types):
+        floods.ask_in_a_loop(floods.LISTINGS, 500)
 
 
 def _followers() -> None:
-    with floods.many_waiting(WAITING, floods.long_names):
-        floods.joining_followers(300)
+    with floods.many_waiting(WAITING, floods.few_types):
+        floods.joining_followers(100)
 
 
 FLOODS: dict[str, Callable[[], object]] = {
     "4,096 unfinished frames": lambda: floods.unfinished_frames(4096),
-    "10,000 of 50 types wait, listings": lambda: _listings(floods.few_types),
-    "10,000 types wait, listings": lambda: _listings(floods.long_names),
-    "10,000 types wait, followers join": _followers,
+    "10,000 of 50 types wait, listings": _listings,
+    "10,000 of 50 types wait, followers join": _followers,
     "100,000 garbage frames": lambda: floods.garbage_frames(100_000, random.Random(SEED)),
     "4,000 new types": lambda: floods.new_types(4000),
 }
