@@ -261,6 +261,9 @@ class TypeProfiles:
             need.need_bytes <= sizes[model].capacity_bytes for model, need in needs.items()
         ):
             return needs
+        if request.gpus > 1:
+            # Too few GPUs may be as large as one model tells: a need that is cut can be tried.
+            return needs if request.mem_bytes is not None else _cut(needs, sizes)
         return other_models.fitted(needs, bound, sizes, sizes if reach is None else reach)
 
     def never_fits(
@@ -461,6 +464,14 @@ class TypeProfiles:
         self.changed[job_type] = self.version
         self.woken.add(job_type)
         self._drawn.pop(job_type, None)
+
+
+def _cut(needs: Mapping[str, Need], sizes: Mapping[str, Size]) -> dict[str, Need]:
+    """Return needs that are nowhere more than a GPU of the model has."""
+    return {
+        model: replace(need, need_bytes=min(need.need_bytes, sizes[model].capacity_bytes))
+        for model, need in needs.items()
+    }
 
 
 def _was_estimated(request: Request) -> bool:
