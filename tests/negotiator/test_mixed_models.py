@@ -120,3 +120,14 @@ def test_a_small_gpu_is_open_again_once_a_run_was_enough_there(ends_well: bool) 
     story = Story([SMALL, BIG], profiles=(a_profile(*runs, model="Small"),))
     story.asks("x", job_type="x.py", mem_bytes=20 * GiB)
     assert story.asks("a") == (["a"] if ends_well else [])
+
+
+@pytest.mark.parametrize("stated_bytes", [None, 4 * GiB])
+def test_a_job_on_several_gpus_is_not_kept_off_models_that_it_needs(
+    stated_bytes: int | None,
+) -> None:
+    """Only one GPU is as large as the runs on other models tell: it would wait for ever."""
+    profiles = known(12 * GiB, "Middle", outcome=Outcome.OUT_OF_MEMORY, ran_out_alone=True)
+    story = Story([SMALL, MIDDLE, BIG], profiles=profiles)
+
+    assert story.asks("a", gpus=2, mem_bytes=stated_bytes) == ["a"]

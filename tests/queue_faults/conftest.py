@@ -21,7 +21,7 @@ _WITH_SWEEPS = bool(os.environ.get("GRN_SWEEPS"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long sweeps to `make soak ARGS=--sweeps`: they take many minutes."""
+    """Leave the long campaigns to `make soak`: they take many minutes."""
     if _WITH_SWEEPS:
         return
     here = Path(__file__).parent

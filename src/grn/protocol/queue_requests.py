@@ -90,7 +90,7 @@ class WaitRequest(schemas.Message, frozen=True, tag="wait", kw_only=True):
     jobs: JobIds
 
 
-class WatchRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
+class WatchJobsRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
     """Tell how far jobs are, now and at each change; also what this connection submits."""
 
     jobs: JobIds = field(default_factory=list)
@@ -160,7 +160,7 @@ Message = (
     | ShowRequest
     | NamesRequest
     | WaitRequest
-    | WatchRequest
+    | WatchJobsRequest
     | CancelRequest
     | HoldRequest
     | MoveRequest

@@ -49,7 +49,7 @@ def wait(peer: QueuePeer, message: queue_requests.WaitRequest) -> None:
             ends.tell(job_id)
 
 
-def watch(peer: QueuePeer, message: queue_requests.WatchRequest) -> None:
+def watch(peer: QueuePeer, message: queue_requests.WatchJobsRequest) -> None:
     """Tell how far jobs are, from now on; also those that this connection submits later."""
     peer.changes = Changes(peer, message.id)
     peer.watch(message.jobs)
@@ -187,7 +187,7 @@ VERBS: Verbs = {
     queue_requests.FollowQueueRequest: _fresh(follow),
     queue_requests.PingQueueRequest: ping,
     queue_requests.WaitRequest: wait,
-    queue_requests.WatchRequest: watch,
+    queue_requests.WatchJobsRequest: watch,
     queue_requests.CancelRequest: cancel,
     queue_requests.HoldRequest: hold,
     queue_requests.MoveRequest: move,
