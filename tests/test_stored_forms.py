@@ -10,7 +10,8 @@ import pytest
 
 from grn.errors import UsageError
 from grn.negotiator import store
-from grn.queue import attempt_files, journal_file
+from grn.queue.journal import journal_file
+from grn.queue.local import attempt_files
 from grn.sweep import batch_journal, manifest
 
 DATA = Path(__file__).parent / "data"

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grn.queue import attempt_files as folders
-from grn.queue.channel import HEADER, MAX_SAID
+from grn.queue.local import attempt_files as folders
+from grn.queue.local.channel import HEADER, MAX_SAID
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
-FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"
+FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue.local import forker; forker.main()"
 PLAIN = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
 

@@ -22,18 +22,16 @@ from grn.daemon import lockfile
 from grn.errors import MachineError
 from grn.proc import services
 from grn.queue import __main__ as service
-from grn.queue import attempt_files as folders
-from grn.queue import (
+from grn.queue.events import AttemptFate, Exit
+from grn.queue.journal import journal, journal_file, rows
+from grn.queue.local import attempt_files as folders
+from grn.queue.local import (
     command,
     forker,
-    journal,
-    journal_file,
     launcher,
     output_log,
-    rows,
     termination,
 )
-from grn.queue.events import AttemptFate, Exit
 
 _IN_FORKER = (
     "import sys; sys.path[:] = sys.argv[1:]; from tests.queue_faults import mutants;"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from grn.queue import attempt_files as attempts
+from grn.queue.local import attempt_files as attempts
 from tests.harness import Story, is_running, wait_for
 from tests.queue_faults.rig import PATIENCE_S, Rig, command_line, gone, kill, pause
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from grn.client import pages, queue
 from grn.errors import DaemonError, GrnError
-from grn.queue import attempt_files as attempts
-from grn.queue.rows import fill_checksums
+from grn.queue.journal.rows import fill_checksums
+from grn.queue.local import attempt_files as attempts
 from tests.harness import DEADLINE_S, Story, is_running, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

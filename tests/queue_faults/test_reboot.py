@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grn.queue import attempt_files as attempts
+from grn.queue.local import attempt_files as attempts
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig, gone, kill

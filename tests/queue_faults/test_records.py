@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.queue import attempt_files as attempts
+from grn.queue.local import attempt_files as attempts
 from tests.harness import wait_for
 from tests.queue_faults.rig import Rig, gone
 

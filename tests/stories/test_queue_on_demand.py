@@ -13,7 +13,7 @@ import pytest
 from grn.client.connection import ask_once
 from grn.client.daemons import who_answers
 from grn.interpreter import own_module
-from grn.queue import attempt_files as attempts
+from grn.queue.local import attempt_files as attempts
 from tests.conftest import Scripts
 from tests.harness import is_running, wait_for
 from tests.queue.daemon import GATE, GRN, SMALL, Queue, a_queue

@@ -26,10 +26,10 @@ from grn.errors import GrnError
 from grn.interpreter import SERVICE
 from grn.queue.engine import QueueEngine
 from grn.queue.handlers import VERBS
-from grn.queue.journal import Journal
-from grn.queue.journal_file import NotWritten
-from grn.queue.launcher import LaunchSettings
+from grn.queue.journal.journal import Journal
+from grn.queue.journal.journal_file import NotWritten
 from grn.queue.lease_window import WindowLimits
+from grn.queue.local.launcher import LaunchSettings
 from grn.queue.loop import Hooks, QueueLoop
 from grn.queue.server import QueueServer
 

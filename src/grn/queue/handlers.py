@@ -18,7 +18,7 @@ from grn.model.outcome import JOB_OUTCOMES
 from grn.protocol import queue_requests
 from grn.queue import submit_handlers
 from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, JobState, MoveAsked
-from grn.queue.rows import BadRow
+from grn.queue.journal.rows import BadRow
 from grn.queue.server import QueuePeer, numbers
 
 log = logging.getLogger(__name__)

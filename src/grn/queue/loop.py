@@ -49,13 +49,13 @@ from grn.queue.events import (
     TellEnded,
 )
 from grn.queue.finish import reason_of
-from grn.queue.journal import Journal
-from grn.queue.journal_file import NotWritten
-from grn.queue.launcher import Launcher, LaunchSettings, UnreadableAttempt
+from grn.queue.journal.journal import Journal
+from grn.queue.journal.journal_file import NotWritten
+from grn.queue.journal.rows import RUN_NO_MORE, BadRow
 from grn.queue.leases import Leases
-from grn.queue.rows import RUN_NO_MORE, BadRow
+from grn.queue.local.launcher import Launcher, LaunchSettings, UnreadableAttempt
+from grn.queue.local.workers import Attempt, Record
 from grn.queue.submitters import Submitters
-from grn.queue.workers import Attempt, Record
 
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5

@@ -9,8 +9,8 @@ from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.units import show_size
 from grn.protocol import queue_requests
 from grn.queue.events import After, JobSpec, Submitted
+from grn.queue.journal.rows import BadRow, Command, NewJob
 from grn.queue.loop import QueueLoop
-from grn.queue.rows import BadRow, Command, NewJob
 from grn.queue.server import QueuePeer
 
 MAX_QUEUED = 1_000_000

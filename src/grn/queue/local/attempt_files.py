@@ -24,7 +24,7 @@ import json
 import os
 import shutil
 
-from grn.queue import older_attempt_files
+from grn.queue.local import older_attempt_files
 
 FORMAT = 3
 FORBIDDEN = "forbidden"  # the claim of a queue

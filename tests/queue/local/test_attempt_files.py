@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.queue import attempt_files
+from grn.queue.local import attempt_files
 
 CLAIM = "123 456"
 
@@ -141,7 +141,7 @@ def test_a_record_that_a_power_cut_has_spoilt_has_no_end(folder: str, text: str)
 
 NO_ROOM = """
 import os, resource, signal, sys
-from grn.queue import attempt_files as attempt
+from grn.queue.local import attempt_files as attempt
 folder = sys.argv[1]
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 fd = attempt.begin(folder, "123 456")

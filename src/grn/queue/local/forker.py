@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 
-from grn.queue import shim
+from grn.queue.local import shim
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
-from grn.queue import rows
 from grn.queue.events import Action, EndReason, Kept, SaveEnd
-from grn.queue.journal_file import Disk, NotWritten
-from grn.queue.rows import BadRow, Command, NewJob
+from grn.queue.journal import rows
+from grn.queue.journal.journal_file import Disk, NotWritten
+from grn.queue.journal.rows import BadRow, Command, NewJob
 
 log = logging.getLogger(__name__)
 MAX_AT_HAND = 64

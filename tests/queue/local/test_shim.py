@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from grn.proc.processes import oom_score
-from grn.queue import attempt_files as folders
-from grn.queue.channel import MAX_SAID
+from grn.queue.local import attempt_files as folders
+from grn.queue.local.channel import MAX_SAID
 from tests.harness import is_running, wait_for
 from tests.queue.live import PLAIN, Shims, gone, pids_in
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grn.client.logs import DROPPED, parts, read_from, read_log
-from grn.queue.output_log import CappedLog
+from grn.queue.local.output_log import CappedLog
 
 CAP = 1000
 

@@ -22,13 +22,14 @@ from typing import Any
 from grn.errors import MachineError
 from grn.interpreter import SERVICE
 from grn.proc import processes, services
-from grn.queue import attempt_files as folders
-from grn.queue import evidence, finish, orphans
-from grn.queue.channel import MAX_SAID
+from grn.queue import finish
 from grn.queue.events import AttemptFate, EndReason, Exit
-from grn.queue.evidence import Evidence
-from grn.queue.rows import Command
-from grn.queue.workers import Attempt, LaunchTask, Record, Spares, Worker
+from grn.queue.journal.rows import Command
+from grn.queue.local import attempt_files as folders
+from grn.queue.local import evidence, orphans
+from grn.queue.local.channel import MAX_SAID
+from grn.queue.local.evidence import Evidence
+from grn.queue.local.workers import Attempt, LaunchTask, Record, Spares, Worker
 
 log = logging.getLogger(__name__)
 IDLE_S = 2.0
@@ -399,7 +400,9 @@ class Launcher:
                 folders.remove(self.folder(Attempt(job, number)))
 
 
-_FORKER_CODE = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue import forker; forker.main()"
+_FORKER_CODE = (
+    "import sys; sys.path[:] = sys.argv[1:]; from grn.queue.local import forker; forker.main()"
+)
 
 
 def _exit(record: dict[str, Any]) -> Exit:

@@ -19,7 +19,7 @@ from typing import Any
 
 from grn.daemon import database
 from grn.errors import MachineError
-from grn.queue import rows
+from grn.queue.journal import rows
 
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 5

@@ -11,7 +11,7 @@ import signal
 import time
 
 from grn.proc import processes, services
-from grn.queue.channel import Channel, read_some
+from grn.queue.local.channel import Channel, read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from grn.queue.channel import HEADER
-from grn.queue.rows import Command
+from grn.queue.journal.rows import Command
+from grn.queue.local.channel import HEADER
 
 SEND_S = 5.0
 SPARE_S, MAX_SPARES = 10.0, 64

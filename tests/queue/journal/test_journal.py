@@ -30,9 +30,9 @@ from grn.queue.events import (
     SaveState,
     TellEnded,
 )
-from grn.queue.journal import Journal
-from grn.queue.journal_file import SCHEMA_VERSION, NotWritten
-from grn.queue.rows import BadRow, Command, NewJob
+from grn.queue.journal.journal import Journal
+from grn.queue.journal.journal_file import SCHEMA_VERSION, NotWritten
+from grn.queue.journal.rows import BadRow, Command, NewJob
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState

@@ -21,9 +21,9 @@ from grn.client import frameworks, logs
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
 from grn.proc import processes, services
-from grn.queue import attempt_files, command, evidence, output_log
-from grn.queue.channel import Channel, listen_for_signals, read_some
-from grn.queue.termination import Termination
+from grn.queue.local import attempt_files, command, evidence, output_log
+from grn.queue.local.channel import Channel, listen_for_signals, read_some
+from grn.queue.local.termination import Termination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

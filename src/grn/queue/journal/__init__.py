@@ -1,0 +1,1 @@
+"""The SQLite file of the queue: jobs, environments and attempts, each row with a checksum."""

@@ -1,0 +1,1 @@
+"""Attempts that run on this machine: the shims around commands, and the files they leave."""
