@@ -18,8 +18,8 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "negotiator": "__init__ events engine schedule learn views explain history change_feed pages",
     "queue": "__init__ events engine lifecycle ready_queue job_table lease_window finish",
     "simulate": "__init__ workload schedulers replay policies show",
-    "sweep": "__init__ task protocols grid batch_file space condition names nested template "
-    "retries",
+    "group": "__init__ task roles nested",
+    "sweep": "__init__ grid batch_file space condition names template",
     "cli": "__init__ output.__init__ output.render output.table output.job_text "
     "output.usage_report output.metrics top.__init__ top.rows top.draw top.state top.screen",
     "gpus": "__init__ visible",
@@ -74,11 +74,32 @@ ARROWS = {
         "errors",
     },
     "client": {"wire", "model", "settings", "paths", "proc", "interpreter", "errors"},
-    "pure sweep": {"model", "errors"},
-    "fixed_slots": {"pure sweep", "client", "wire", "paths", "proc", "errors"},
-    "sweep": {"pure sweep", "fixed_slots", "client", "wire", "model", "paths", "proc", "errors"},
+    "pure group": set(),
+    "fixed_slots": {"pure group", "client", "wire", "paths", "proc", "errors"},
+    "group": {"pure group", "fixed_slots", "client", "wire", "model", "paths", "proc", "errors"},
+    "pure sweep": {"pure group", "model", "errors"},
+    "sweep": {
+        "pure sweep",
+        "pure group",
+        "group",
+        "client",
+        "wire",
+        "model",
+        "paths",
+        "proc",
+        "errors",
+    },
     "simulate": {"pure negotiator", "model", "errors"},
-    "compat": {"grn", "client", "pure sweep", "sweep", "fixed_slots", "model", "errors"},
+    "compat": {
+        "grn",
+        "client",
+        "pure group",
+        "pure sweep",
+        "sweep",
+        "fixed_slots",
+        "model",
+        "errors",
+    },
     "gpu_task_scheduler": {"compat"},
     "integrations": {"grn", "client", "sweep", "model", "errors"},
     "hydra_plugins": {"integrations"},
@@ -86,6 +107,7 @@ ARROWS = {
         "grn",
         "simulate",
         "client",
+        "pure group",
         "pure sweep",
         "sweep",
         "wire",
@@ -126,7 +148,11 @@ def part_of(module: str) -> str:
     """Name the part a module belongs to: `grn.negotiator.engine` → `pure negotiator`."""
     pieces = module.split(".")
     part = pieces[1] if len(pieces) > 1 and pieces[0] == "grn" else pieces[0]
-    return f"pure {part}" if part in ("negotiator", "queue", "sweep") and is_pure(module) else part
+    return (
+        f"pure {part}"
+        if part in ("negotiator", "queue", "group", "sweep") and is_pure(module)
+        else part
+    )
 
 
 def is_pure(module: str) -> bool:

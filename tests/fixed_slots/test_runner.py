@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from grn.fixed_slots.runner import Runner
+from grn.group.task import CommandEnd, Task
 from grn.proc.processes import listed_children, look, oom_score
-from grn.sweep.task import CommandEnd, Task
+from tests.group.runner_parts import run, sh
 from tests.harness import Job, Story, is_running, wait_for
-from tests.sweep.crew_parts import run, sh
 
 # Runs lines on four slots; each says a line of its own in the story.
 LINES = """
     import os, sys
     sys.path.insert(0, {root!r})
-    from tests.sweep.crew_parts import Ear, Listed, sh
+    from tests.group.runner_parts import Ear, Listed, sh
     from grn.fixed_slots.runner import Runner
     from grn.fixed_slots.slots import FixedSlots
 

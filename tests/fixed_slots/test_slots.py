@@ -9,10 +9,10 @@ import pytest
 
 from grn.fixed_slots.slot_leases import shares
 from grn.fixed_slots.slots import FixedSlots
-from grn.sweep.task import CommandEnd, Slot
+from grn.group.task import CommandEnd, Slot
 from tests.conftest import Negotiators
+from tests.group.runner_parts import run, sh
 from tests.harness import Negotiator, Story, wait_for
-from tests.sweep.crew_parts import run, sh
 
 KNOWN: list[dict[str, Any]] = [
     {"index": 0, "uuid": "GPU-aaa0"},

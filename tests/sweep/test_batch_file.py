@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from grn.errors import UsageError
+from grn.group.task import Needs
 from grn.model.units import GiB
 from grn.sweep.batch_file import BatchJob, jobs
-from grn.sweep.task import Needs
 
 
 def read(text: bytes, needs: Needs | None = None) -> list[BatchJob]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from grn.errors import MachineError, UsageError
+from grn.group.task import Needs
 from grn.sweep.batch_file import jobs
 from grn.sweep.batch_journal import JOURNAL, Diary, Entry, finished, id_of
-from grn.sweep.task import Needs
 
 
 def an_entry(id: str = "a", outcome: str = "ok", line: int = 1) -> Entry:

@@ -12,15 +12,15 @@ import sys
 from grn.errors import GrnError, MachineError, UsageError
 from grn.fixed_slots.runner import Runner
 from grn.fixed_slots.slots import FixedSlots
+from grn.group.task import Task
 from grn.sweep.line_reader import LineReader, shell_argv
-from grn.sweep.task import Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from grn.sweep.protocols import RunControl
-    from grn.sweep.task import CommandEnd, Slot
+    from grn.group.roles import RunControl
+    from grn.group.task import CommandEnd, Slot
 
 NAME = "simple_gpu_scheduler"
 MAX_FAILURES = 20  # so many are listed at the end

@@ -14,14 +14,14 @@ import time
 
 from grn.fixed_slots.spawn import NOT_RUNNABLE, NotStarted, Spawner
 from grn.fixed_slots.watchdog import Watchdog
+from grn.group.task import CommandEnd, Slot
 from grn.proc import processes, services
 from grn.proc.stop_signals import StopSignals
-from grn.sweep.task import CommandEnd, Slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from grn.sweep.protocols import RunListener, Slots, Source
-    from grn.sweep.task import SlotGrant, Task
+    from grn.group.roles import RunListener, Slots, Source
+    from grn.group.task import SlotGrant, Task
 
 GRACE_S = 5.0
 LOOK_S = 0.02

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 
 from grn import paths
-from grn.sweep.task import Slot, SlotGrant
+from grn.group.task import Slot, SlotGrant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grn.fixed_slots.slot_leases import Hold
-    from grn.sweep.task import CommandEnd, Task
+    from grn.group.task import CommandEnd, Task
 
 
 class FixedSlots:

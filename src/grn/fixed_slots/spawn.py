@@ -14,7 +14,7 @@ from grn.proc import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from grn.sweep.task import Slot, Task
+    from grn.group.task import Slot, Task
 
 NOT_RUNNABLE, NOT_FOUND = 126, 127
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # programs expect them as they were

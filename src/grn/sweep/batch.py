@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from grn.errors import UsageError
+from grn.group.choose_runner import runner_for
+from grn.group.roles import RunControl
+from grn.group.task import CommandEnd, Needs, Slot, Task
 from grn.sweep.batch_file import BatchJob, Script
 from grn.sweep.batch_journal import Diary, Entry, id_of
-from grn.sweep.choose_runner import runner_for
 from grn.sweep.line_reader import LineReader, shell_argv
-from grn.sweep.protocols import RunControl
-from grn.sweep.retries import past
-from grn.sweep.task import CommandEnd, Needs, Slot, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ class Batch:
         number, entry = ended.task.number, self._entry(ended, is_stopping=False)
         if ended.is_requeued and not ended.is_out_of_memory:
             entry = replace(entry, outcome="requeued")
-        self._past[number] = past(ended, entry.attempts, self._past.get(number, ""))
+        self._past[number] = ended.past(entry.attempts, self._past.get(number, ""))
         return ResumeChoice(entry, ended.has_more_room)
 
     def _entry(self, ended: CommandEnd, is_stopping: bool) -> Entry:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from grn.errors import UsageError
+from grn.group.task import Needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
 from grn.model.units import parse_size
-from grn.sweep.task import Needs
 
 OPTIONS = "gpus, mem, exclusive, priority, type, name"
 

@@ -12,6 +12,7 @@ from grn.client import job_features
 from grn.client.call import name_of
 from grn.client.lease import type_and_label
 from grn.errors import UsageError
+from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
 from grn.model.units import parse_size
 from grn.sweep import condition, space, template
@@ -19,7 +20,6 @@ from grn.sweep.config_file import check_keys
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
 from grn.sweep.names import fingerprint, spelled, sweep_name
 from grn.sweep.space import Drawn, Listed, Parameter, Space
-from grn.sweep.task import Needs
 from grn.sweep.template import Template
 
 HOME = "sweeps"  # the folder for sweeps that are not told where to be

@@ -9,10 +9,10 @@ from typing import Any
 
 from grn.client.call import pack
 from grn.errors import MachineError
+from grn.group.task import CommandEnd
 from grn.sweep import results
 from grn.sweep.manifest import LOG_FILE, RunManifest, RunState
 from grn.sweep.plan import Plan
-from grn.sweep.task import CommandEnd
 
 
 def set_aside(plan: Plan, folder: str, attempt: int) -> None:

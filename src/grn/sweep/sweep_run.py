@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from grn.errors import UsageError
+from grn.group.choose_runner import runner_for
+from grn.group.roles import RunControl, Slots
+from grn.group.task import CommandEnd, Slot, Task
 from grn.sweep import run_files
-from grn.sweep.choose_runner import runner_for
 from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
 from grn.sweep.names import fingerprint, folder_name, spelled
 from grn.sweep.plan import Plan
-from grn.sweep.protocols import RunControl, Slots
 from grn.sweep.results import Table
-from grn.sweep.retries import past
 from grn.sweep.space import Point
-from grn.sweep.task import CommandEnd, Slot, Task
 
 WRITE_EVERY_S = 2.0
 AHEAD = 64  # so many folders are made before their turn
@@ -245,7 +244,7 @@ class Study:
     def _to_run_again(self, run: RunManifest, ended: CommandEnd) -> RunManifest:
         """Keep how an attempt ended and clear the place for the next; return it."""
         if ended.runs_again and not ended.is_counted:
-            run = replace(run, past=past(ended, run.attempt, run.past))
+            run = replace(run, past=ended.past(run.attempt, run.past))
         self._keep(run)
         folder = self.folder.run_dir(run.run)
         run_files.set_aside(self.plan, folder, run.attempt)

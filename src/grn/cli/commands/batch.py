@@ -18,13 +18,13 @@ from grn.cli.output.render import progress
 from grn.cli.output.table import table
 from grn.cli.output.terminal import print_json, width
 from grn.errors import MachineError, UsageError
+from grn.group.task import Needs, Task
 from grn.model.text import harmless
 from grn.model.units import parse_size, show_size, show_time
 from grn.sweep import batch_file
 from grn.sweep.batch import Batch, ResumeChoice, Tally, Wishes
 from grn.sweep.batch_journal import Diary, Entry, finished, id_of
 from grn.sweep.line_reader import LineReader
-from grn.sweep.task import Needs, Task
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20

@@ -10,6 +10,7 @@ from typing import Any
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.render import progress
 from grn.cli.output.table import table
+from grn.group.task import Task
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.sweep.best import Ranking
@@ -17,7 +18,6 @@ from grn.sweep.manifest import RunManifest, RunState
 from grn.sweep.names import spelled
 from grn.sweep.results import Table, is_number
 from grn.sweep.sweep_run import Progress
-from grn.sweep.task import Task
 
 LONGEST_CELL = 32
 BAR, BLOCK = 10, "█"

@@ -23,8 +23,8 @@ from grn.compat.tasks.names import signature
 from grn.compat.tasks.serialize import Sender, TaskOrder
 from grn.errors import GrnError
 from grn.fixed_slots.slots import FixedSlots
-from grn.sweep.protocols import RunControl
-from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
+from grn.group.roles import RunControl
+from grn.group.task import CommandEnd, Slot, SlotGrant, Task
 
 _TURN = Task(
     0, (), "a turn"

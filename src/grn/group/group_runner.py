@@ -19,9 +19,9 @@ from grn.client import daemons, queue
 from grn.client.conversation import Conversation
 from grn.client.submit import request, wanted
 from grn.errors import GrnError
+from grn.group.roles import RunListener, Source
+from grn.group.task import CommandEnd, Slot, Task
 from grn.proc.stop_signals import StopSignals
-from grn.sweep.protocols import RunListener, Source
-from grn.sweep.task import CommandEnd, Slot, Task
 
 Message = dict[str, Any]
 AHEAD = 1000  # so many wait in the queue

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from grn.fixed_slots.runner import Runner
 from grn.fixed_slots.slots import FixedSlots
-from grn.sweep.protocols import RunControl, Slots
-from grn.sweep.task import CommandEnd, Slot, Task
+from grn.group.roles import RunControl, Slots
+from grn.group.task import CommandEnd, Slot, Task
 
 
 def sh(line: str, number: int = 1, **more: object) -> Task:

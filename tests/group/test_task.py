@@ -1,11 +1,10 @@
-"""What is said of tries that were not enough."""
+"""Texts about ended tasks."""
 
 from __future__ import annotations
 
 import pytest
 
-from grn.sweep.retries import past
-from grn.sweep.task import CommandEnd, Slot, Task
+from grn.group.task import CommandEnd, Slot, Task
 
 
 @pytest.mark.parametrize(
@@ -18,5 +17,5 @@ from grn.sweep.task import CommandEnd, Slot, Task
 def test_what_was_not_enough_is_said_after_what_was_said_before(how: dict, said: str) -> None:
     ended = CommandEnd(Task(1, ("train",), "train"), Slot("0", {}), 1, 0.0, 1.0, **how)
 
-    assert past(ended, 2) == said
-    assert past(ended, 2, "attempt 1: requeued") == f"attempt 1: requeued; {said}"
+    assert ended.past(2) == said
+    assert ended.past(2, "attempt 1: requeued") == f"attempt 1: requeued; {said}"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from grn.sweep.task import Slot, SlotGrant
+from grn.group.task import Slot, SlotGrant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from grn.sweep.task import Task
+    from grn.group.task import Task
 
 
 class Nested:

@@ -138,6 +138,12 @@ class CommandEnd(_Value):
         self.is_counted: Final = is_counted  # if it does: as one of the retries asked for
         self.has_more_room: Final = has_more_room  # if it does
 
+    def past(self, attempt: int, before: str = "") -> str:
+        """Say why this attempt was not enough, after the text about the attempts before it."""
+        reason = "out-of-memory" if self.is_out_of_memory else "requeued"
+        text = f"attempt {attempt}: {reason}" + (f", {self.because}" if self.because else "")
+        return f"{before}; {text}" if before else text
+
 
 class SlotGrant(_Value):
     """A place for a task, or why there will never be one."""

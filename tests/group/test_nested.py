@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grn.sweep.nested import Nested
-from grn.sweep.task import Needs, Slot, SlotGrant, Task
+from grn.group.nested import Nested
+from grn.group.task import Needs, Slot, SlotGrant, Task
 
 
 def task(number: int, gpus: int = 1) -> Task:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from grn.fixed_slots.runner import Runner
-from grn.sweep.group_runner import AHEAD, GroupRunner
-from grn.sweep.nested_slots import NestedSlots
-from grn.sweep.protocols import RunControl, RunListener, Slots, Source
-from grn.sweep.task import Task
+from grn.group.group_runner import AHEAD, GroupRunner
+from grn.group.nested_slots import NestedSlots
+from grn.group.roles import RunControl, RunListener, Slots, Source
+from grn.group.task import Task
 
 
 def runner_for(

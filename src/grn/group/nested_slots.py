@@ -6,8 +6,8 @@ import os
 
 from grn.client import frameworks, logs, pages
 from grn.errors import DaemonError
-from grn.sweep.nested import Nested
-from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
+from grn.group.nested import Nested
+from grn.group.task import CommandEnd, Slot, SlotGrant, Task
 
 MAX_ASKED = 8
 TAIL_BYTES = 64 << 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from grn.sweep.task import CommandEnd, Slot, SlotGrant, Task
+from grn.group.task import CommandEnd, Slot, SlotGrant, Task
 
 
 class Source(Protocol):

@@ -12,13 +12,13 @@ import pytest
 
 from grn.client import queue
 from grn.fixed_slots.runner import Runner
-from grn.sweep.choose_runner import runner_for
-from grn.sweep.group_runner import GroupRunner
-from grn.sweep.protocols import RunControl
-from grn.sweep.task import CommandEnd, Needs, Task
+from grn.group.choose_runner import runner_for
+from grn.group.group_runner import GroupRunner
+from grn.group.roles import RunControl
+from grn.group.task import CommandEnd, Needs, Task
 from tests.conftest import Negotiators
+from tests.group.runner_parts import Ear, Listed, sh
 from tests.harness import Job, Story, is_running, wait_for
-from tests.sweep.crew_parts import Ear, Listed, sh
 
 SMALL = Needs(mem_bytes=8 << 20)
 OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
