@@ -110,8 +110,6 @@ class Rig:
             GRN_GRACE_S="0.3",
             GRN_GRACE_TO_END_S="1",
             PYTHONPATH=os.pathsep.join((str(Path(story.env["PYTHONPATH"])), str(ROOT))),
-            PYTHONPYCACHEPREFIX=str(story.folder / "pyc"),  # the second start is a quick one
-            PYTHONDONTWRITEBYTECODE="",
         )
 
     # --- services ------------------------------------------------------------------------
