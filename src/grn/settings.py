@@ -37,7 +37,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "asked"  # how jobs are placed: as each asks, or all alike
     share_half_life_s: float = 86400.0  # after this long, half of what a user has had is forgotten
     shares: dict[str, float] = {}  # how much users, or members of a @group, have against others
-    requeue_s: float = 30.0  # first runs make room when memory would run out by then; 0: never
+    requeue_s: float = 30.0  # without effect; files of earlier versions may set it
     guard_fraction: float = 0.05
     guard_size: str = "512MiB"
     nvml_deadline_s: float = 5.0

@@ -11,7 +11,7 @@ from grn.group.task import CommandEnd, Slot, Task
     ("how", "said"),
     [
         ({"is_out_of_memory": True, "because": "b took it"}, "attempt 2: out-of-memory, b took it"),
-        ({"is_requeued": True}, "attempt 2: requeued"),
+        ({}, "attempt 2: not-started"),
     ],
 )
 def test_what_was_not_enough_is_said_after_what_was_said_before(how: dict, said: str) -> None:

@@ -39,7 +39,6 @@ from grn.negotiator.events import (
     SaveRun,
     SaveWaiting,
     WaitReason,
-    WantBack,
     Withdrawn,
 )
 from grn.negotiator.learn import profiling
@@ -162,7 +161,6 @@ class Negotiation(RuleBasedStateMachine):
         self.saved_profiles: dict[tuple[str, str], Profile] = {}
         self.saved_numbers: dict[str, float] = {}
         self.places: dict[str, tuple[str, ...]] = {}  # lease -> its GPUs, for all there ever were
-        self.wanted: set[str] = set()  # leases that were asked to make room
         self.is_sound = True
         self._start()
 
@@ -171,7 +169,6 @@ class Negotiation(RuleBasedStateMachine):
     def _start(self) -> None:
         """Bring up an engine from what was saved."""
         self.engine = self.engine_type(self.rules)
-        self.wanted.clear()
         waiting = sorted(self.saved_waiting.items(), key=lambda row: row[1])
         self.tell(
             JobStarted(self.now, tuple(self.world.gpus.values()), self.world.readings(),
@@ -228,24 +225,9 @@ class Negotiation(RuleBasedStateMachine):
             assert action.key not in self.ended, "refused after it was answered"
             assert action.message
             self._answered(action.key)
-        elif isinstance(action, WantBack):
-            self._check_wanted(action)
         elif isinstance(action, Grant):
             return self._keep_grant(action)
         return None
-
-    def _check_wanted(self, action: WantBack) -> None:
-        """Only a first run that somebody runs again makes room, once, and for somebody."""
-        lease = self.saved_leases[action.lease]
-        request = lease.request
-        assert lease.is_probe, "asked one that is no first run"
-        assert lease.state is LeaseState.HELD
-        assert request.may_yield, "asked one that nobody runs again"
-        assert request.attempt < 2, "asked too often"
-        assert action.lease not in self.wanted, "asked twice"
-        assert action.text
-        self.wanted.add(action.lease)
-        assert any(self._outgrown(uuid) for uuid in lease.gpus), "asked without need"
 
     def _outgrown(self, uuid: str) -> dict[str, int]:
         """Return what leases have on a GPU that have more there than they reserved."""
@@ -428,7 +410,6 @@ class Negotiation(RuleBasedStateMachine):
         who=st.sampled_from(WHO),
         arguments=ARGUMENTS,
         code=CODES,
-        may_yield=st.booleans(),
         data=st.data(),
     )
     def ask(self, mem_gib, who, data, **wish) -> None:
@@ -443,7 +424,6 @@ class Negotiation(RuleBasedStateMachine):
         policy=st.sampled_from(Policy),
         attempt=st.sampled_from([0, 0, 0, 1, 2]),
         is_spared=st.sampled_from([False, False, True]),
-        may_yield=st.booleans(),
         slots=st.sampled_from([(), (), (), (), ("0",), ("1", "GPU-0"), ("GPU-2",)]),
         stay=st.sampled_from([(), (), (), (), ("GPU-0",), ("GPU-1",)]),
         who=st.sampled_from(WHO),
@@ -532,25 +512,6 @@ class Negotiation(RuleBasedStateMachine):
             has = max(process.memory.values(), default=0) + int(gib * GiB)
             self._grow(process, has / GiB)
             self.look(1.0)
-
-    @precondition(lambda self: self.wanted)
-    @rule(data=st.data())
-    def make_room(self, data) -> None:
-        """Who was asked ends, and is to run again with more room."""
-        lease_id = data.draw(st.sampled_from(sorted(self.wanted)), "lease")
-        self.wanted.discard(lease_id)
-        process = self.world.of_lease(lease_id)
-        if lease_id not in self._held() or process is None:
-            return
-        request = self.saved_leases[lease_id].request
-        process.leases.remove(lease_id)
-        if not process.leases:
-            process.memory.clear()
-        self.tell(Released(self.now, lease_id, Outcome.REQUEUED))
-        key = f"k{self._new_number()}"
-        again = replace(request, key=key, lease=f"lease-{key}", attempt=request.attempt + 1)
-        self.asked[key], self.waiting[key] = again, self.number
-        self.tell(Requested(self.now, again))
 
     def _held(self) -> list[str]:
         return sorted(

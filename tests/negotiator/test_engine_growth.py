@@ -1,113 +1,20 @@
-"""Stories of jobs that outgrow what they have: who is kept out, and which first run makes room."""
+"""Stories of jobs that outgrow their reservation: their GPU is closed to other jobs."""
 
 from __future__ import annotations
 
 import pytest
 
-from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import SaveRun, WantBack
+from grn.negotiator.events import SaveRun
 from grn.negotiator.learn import profiling
-from grn.negotiator.schedule.ledger import Guard
-from grn.negotiator.schedule.limits import Rules
 from tests.builders import MODEL, PLAIN_RULES, Story, a_profile, a_request, a_run
 
-RULES = Rules(guard=Guard(0.0, 2 * GiB))  # 512 MiB of a 24 GiB GPU: a 48th is the most
 
-
-def a_pair(rules: Rules = RULES, **changes: object) -> Story:
-    """Return a story with `known` (8 GiB) beside the first run `new` on one GPU."""
-    story = Story(rules=rules)
-    story.asks("known", job_type="known.py", label="known.py", mem_bytes=8 * GiB)
-    story.memory["known"] = 7 * GiB
-    story.asks("new", **{"may_yield": True, "is_command": True} | changes)
-    return story
-
-
-def grows(story: Story, key: str, from_gib: float, to_gib: float, steps: int = 12) -> list[str]:
-    """Let a job grow evenly, a look every five seconds; return what was wanted back meanwhile."""
-    wanted: list[str] = []
+def grows(story: Story, key: str, from_gib: float, to_gib: float, steps: int = 12) -> None:
+    """Let a job grow evenly, with a sample every five seconds."""
     for step in range(steps + 1):
         story.memory[key] = int((from_gib + (to_gib - from_gib) * step / steps) * GiB)
         story.looks(5.0)
-        wanted += [action.lease for action in story.actions if isinstance(action, WantBack)]
-    return wanted
-
-
-def test_a_first_run_that_outgrows_what_was_left_makes_room_before_memory_runs_out() -> None:
-    story = a_pair()
-    reserved = story.reserved("new")
-
-    assert grows(story, "new", 4, 17) == ["lease-new"]
-    assert story.memory["new"] > reserved
-    text = story.engine.wanted("lease-new")
-    assert text is not None
-    assert text.startswith("made room: it grew to ")
-    assert grows(story, "new", 17, 18) == [], "it was asked already"
-
-
-def test_a_first_run_makes_room_for_a_neighbour_that_outgrows_its_own() -> None:
-    story = a_pair()
-    story.memory["new"] = 10 * GiB
-
-    assert grows(story, "known", 7, 14) == ["lease-new"]
-    assert "for known.py (lease lease-known), which grew" in (
-        story.engine.wanted("lease-new") or ""
-    )
-
-
-@pytest.mark.parametrize(
-    ("rules", "changes"),
-    [
-        (RULES, {"may_yield": False}),  # nobody would run it again
-        (RULES, {"mem_bytes": 14 * GiB}),  # no first run: it says what it needs
-        (Rules(guard=RULES.guard, requeue_s=0.0), {}),  # switched off
-    ],
-)
-def test_others_are_never_asked_to_make_room(rules: Rules, changes: dict[str, object]) -> None:
-    assert grows(a_pair(rules, **changes), "new", 4, 17) == []
-
-
-@pytest.mark.parametrize(
-    ("from_gib", "to_gib"),
-    [
-        (4, 15),  # within what was left
-        (14, 15.6),  # beyond it, but so slowly that there is time
-        (15.9, 15.9),  # beyond it and calm
-    ],
-)
-def test_nobody_makes_room_without_need(from_gib: float, to_gib: float) -> None:
-    story = a_pair()
-    assert grows(story, "new", from_gib, to_gib, steps=30) == []
-
-
-def test_alone_on_its_gpu_nobody_is_asked_to_make_room() -> None:
-    story = Story(rules=RULES)
-    story.asks("new", may_yield=True)
-
-    assert grows(story, "new", 4, 24) == []
-
-
-def test_who_made_room_has_shown_what_is_too_little_and_gets_more_the_next_time() -> None:
-    story = a_pair()
-    grows(story, "new", 4, 17)
-    peak = story.memory.pop("new")
-    story.ends("new", Outcome.REQUEUED)
-    (saved,) = [action.run for action in story.actions if isinstance(action, SaveRun)]
-    assert (saved.outcome, saved.peak_bytes) == (Outcome.REQUEUED, peak)
-
-    again = story.engine.needs(a_request(attempt=1))[MODEL]
-    assert again.is_probe
-    assert (
-        again.need_bytes > 1.4 * peak
-        or again.need_bytes == story.engine.books["GPU-0"].capacity_bytes
-    )
-    story.asks("again", attempt=1, may_yield=True)
-    assert story.why("again") is not None
-    story.ends("known")
-    del story.memory["known"]
-    assert story.looks() == ["again"]
-    assert story.engine.wanted("lease-new") is None
 
 
 def test_a_gpu_is_closed_while_somebody_outgrows_its_reservation_there() -> None:

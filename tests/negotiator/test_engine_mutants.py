@@ -20,7 +20,6 @@ from grn.negotiator.events import (
     SaveLease,
     Wait,
     WaitReason,
-    WantBack,
     Withdrawn,
 )
 from grn.negotiator.learn import profiling
@@ -164,21 +163,6 @@ def test_an_engine_with_a_bad_memory_is_found_out(engine_type):
 
 
 # --- faults with those who grow ------------------------------------------------------------
-
-
-class AsksAnybody(Engine):
-    """It wants back whatever has more than it reserved."""
-
-    def handle(self, event):
-        actions = super().handle(event)
-        if isinstance(event, Sampled):
-            for book in self.books.values():
-                actions += [WantBack(lease_id, "mine") for lease_id in book.outgrown()]
-        return actions
-
-
-def test_an_engine_that_asks_anybody_to_make_room_is_found_out():
-    assert "asked" in finds_out(AsksAnybody)
 
 
 def test_blame_for_those_who_kept_their_word_is_found_out(monkeypatch):

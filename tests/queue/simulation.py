@@ -32,7 +32,6 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
-    LeaseWanted,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -64,7 +63,6 @@ MAX_ALIVE = 14
 SHORT_S = 1.0
 LONG = Exit(0, ran_s=9.0)
 CANCELLED = Exit(None, 15, EndReason.CANCELLED)
-REQUEUED = Exit(None, 15, EndReason.REQUEUED)
 EXITS = (
     *[Exit(0)] * 6,
     LONG,
@@ -203,12 +201,8 @@ class Simulation:
 
     def stop(self, action: Stop) -> None:
         for shim in self.shims:
-            if shim.attempt != (action.job, action.attempt):
-                continue
-            if not action.is_requeue:
+            if shim.attempt == (action.job, action.attempt):
                 shim.is_stopped = True
-            elif shim.life == self.life:  # an earlier queue's would take it for a cancel
-                shim.makes_room = True
 
     def pass_ask(self, action: PassAsk) -> None:
         is_passed = self.leases.pass_on(action.job, action.heir.spec.id)
@@ -251,8 +245,6 @@ class Simulation:
 
     def end_of(self, shim: Shim) -> Exit:
         """Let a command run to its end; of those that run for a while the negotiator knows."""
-        if shim.makes_room and self.chance.random() < 0.8:
-            return REQUEUED
         if shim.is_stopped and self.chance.random() < 0.8:
             return CANCELLED
         if self.negotiator.is_up and shim.lease in self.negotiator.leases:
@@ -309,10 +301,6 @@ class Simulation:
         for message in heard:
             negotiator.hear(message, chance.random() < 0.5, chance.random() < 0.5)
         negotiator.grant()
-        if self.engine is not None and self.held and chance.random() < 0.02:
-            job = chance.choice(list(self.held))
-            lease = chance.choice(list(self.held.values()))
-            self.tell(LeaseWanted(self.now, job, lease, "b.py beside it grows"))
         if self.engine is not None:
             said, negotiator.says = negotiator.says, []
             for message in said:

@@ -6,7 +6,6 @@ import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
 from grn.queue.events import (
-    Action,
     ActionFailed,
     After,
     AskLease,
@@ -16,7 +15,6 @@ from grn.queue.events import (
     Exit,
     JobState,
     Launch,
-    LeaseWanted,
     PassAsk,
     ReturnLease,
     SaveAttemptEnd,
@@ -248,61 +246,11 @@ def test_a_victim_of_others_is_tried_again_first_in_line_with_the_room_it_had() 
     assert line.why(1) == "b.py took its room; no room"
 
 
-# --- making room for others ----------------------------------------------------------------
-
-REQUEUED = Exit(None, 15, EndReason.REQUEUED)
-
-
-def wants(line: Line, job: int, lease: str = "") -> list[Action]:
-    """The negotiator asks for the room of a job."""
-    return line.tell(LeaseWanted(line.at, job, lease or f"lease-{job}", "b.py beside it grows"))
-
-
-def test_a_job_asked_to_make_room_is_stopped_and_runs_again_first_in_line() -> None:
-    line = Line(limits=WindowLimits(window=1))
-    line.submits(1, 2)
-    line.runs(1)
-    assert wants(line, 1) == [Stop(1, 1, is_now=False, is_requeue=True)]
-    assert line.state(1) is RUNNING
-    line.exits(1, REQUEUED)
-    (end,) = line.said(SaveAttemptEnd)
-    (ask,) = line.said(AskLease)
-    assert (end.reason, end.text) == (EndReason.REQUEUED, "b.py beside it grows")
-    assert (ask.spec.id, ask.attempt, ask.memory_attempt) == (1, 2, 1)
-    assert line.engine.jobs[1].tries_left == 0
-    assert line.why(1).startswith("b.py beside it grows; ")
-    line.runs(1)
-    line.exits(1, OK)
-    assert line.ends == {1: EndReason.OK}
-
-
-def test_a_job_is_asked_once_and_only_for_the_lease_it_has() -> None:
-    line = Line()
-    line.submits(1, 2)
-    assert wants(line, 1) == []
-    line.runs(1)
-    assert wants(line, 1, "another") == []
-    assert wants(line, 3) == []
-    assert wants(line, 1)
-    assert wants(line, 1) == []
-
-
-def test_a_cancel_is_stronger_than_making_room() -> None:
-    line = Line()
-    line.submits(1)
-    line.runs(1)
-    wants(line, 1)
-    line.cancels(1)
-    assert wants(line, 1) == []
-    line.exits(1, REQUEUED)
-    assert line.ends == {1: EndReason.CANCELLED}
-
-
-def test_a_queue_that_was_killed_meanwhile_runs_it_again_all_the_same() -> None:
+def test_an_attempt_that_an_earlier_queue_ended_as_requeued_runs_again_uncounted() -> None:
     line = Line(kept(1, RUNNING, attempt=1, lease="lease-1", found=AttemptFate.ENDED))
-    line.exits(1, REQUEUED)
-    assert line.saved[1].memory_attempt == 1
-    assert line.why(1).startswith("made room for the jobs beside it; ")
+    line.exits(1, Exit(None, 15, EndReason.REQUEUED))
+    (ask,) = line.said(AskLease)
+    assert (ask.spec.id, ask.attempt, line.engine.jobs[1].tries_left) == (1, 2, 0)
 
 
 def test_out_of_memory_alone_is_the_jobs_own() -> None:

@@ -126,13 +126,13 @@ def test_what_could_not_be_started_yet_is_tried_again_uncounted() -> None:
     assert after_exit(exit, FINE, RetryBudget(), is_stopping=True) == AttemptEnd(
         EndReason.CANCELLED
     )
-    assert past(EndReason.NOT_STARTED, FINE, "", exit.text) == "no room for a process"
+    assert past(EndReason.NOT_STARTED, FINE, exit.text) == "no room for a process"
 
 
 @pytest.mark.parametrize("tries", [RetryBudget(), RetryBudget(2, MAX_MEMORY_ATTEMPTS, MAX_SPARED)])
-def test_who_made_room_for_others_runs_again_however_often_it_was_tried(tries: RetryBudget) -> None:
+def test_an_attempt_that_an_earlier_queue_requeued_runs_again_uncounted(tries: RetryBudget) -> None:
     exit = Exit(None, 15, EndReason.REQUEUED)
-    again = RunAgain(EndReason.REQUEUED, is_counted=False, needs_more_memory=True)
+    again = RunAgain(EndReason.REQUEUED, is_counted=False)
     assert after_exit(exit, FINE, tries, is_stopping=False) == again
     assert after_exit(exit, FINE, tries, is_stopping=True) == AttemptEnd(EndReason.CANCELLED)
     assert after_exit(Exit(0), FINE, tries, is_stopping=False) == AttemptEnd(EndReason.OK)

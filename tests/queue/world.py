@@ -85,7 +85,6 @@ class Disk:
         self.is_drained = False
         self.folders: dict[Attempt, Folder] = {}
         self.bad_ends: Counter[int] = Counter()
-        self.requeued: Counter[int] = Counter()
 
     def submit(self, key: str, specs: tuple[JobSpec, ...], is_held: bool) -> None:
         for spec in specs:
@@ -134,8 +133,6 @@ class Disk:
             assert folder.exit is not None, "I3: an end without a record"
             assert folder.exit.status == action.exit.status
         self.bad_ends[action.job] += action.reason in COUNTED
-        self.requeued[action.job] += action.reason is EndReason.REQUEUED
-        assert action.text or action.reason is not EndReason.REQUEUED, "nobody knows why"
 
     def save_end(self, action: SaveEnd) -> None:
         row = self.rows[action.job]
@@ -148,8 +145,7 @@ class Disk:
             assert exit is not None, "I3: ok without a record"
             assert exit.status == 0
         elif action.reason in COUNTED:
-            with_more_room = row.memory - self.requeued[action.job]
-            tries = self.bad_ends[action.job] - with_more_room - row.spared
+            tries = self.bad_ends[action.job] - row.memory - row.spared
             assert tries == row.spec.retries + 1, f"it was tried {tries} times"
         elif action.reason is EndReason.SKIPPED:
             needed = [one.job for one in row.spec.after if one.must_be_ok]
@@ -162,12 +158,12 @@ class Disk:
 class Shim:
     """A shim at work: at which of its steps it is, and which life of the queue gave the order."""
 
-    __slots__ = ("attempt", "exit", "is_bound", "is_stopped", "lease", "life", "makes_room", "step")
+    __slots__ = ("attempt", "exit", "is_bound", "is_stopped", "lease", "life", "step")
 
     def __init__(self, attempt: Attempt, lease: str, life: int) -> None:
         self.attempt, self.lease, self.life = attempt, lease, life
         self.step = "ordered"  # then locked, claimed, running, ended, written
-        self.is_bound = self.is_stopped = self.makes_room = False
+        self.is_bound = self.is_stopped = False
         self.exit: Exit | None = None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -66,56 +65,6 @@ def test_a_job_that_overflows_its_virtual_gpu_has_run_out_of_memory(queue: Queue
     job = queue.submit("--mem", "64MiB", "--", sys.executable, "-c", text)
     row = queue.ended(job)
     assert (row["reason"], row["signal"]) == ("out-of-memory", 9)
-
-
-# Takes ever more, a little at a time, as a training does that keeps what it has seen.
-GROWING = """
-import os, sys, time
-held = []
-for size in range(360):
-    held.append(b"x" * (1 << 20))
-    if size > 280 and os.environ["GRN_ATTEMPT"] == "1":
-        time.sleep(0.04)
-print("grown", flush=True)
-time.sleep(0.5)
-"""
-
-
-@pytest.mark.slow
-def test_a_first_run_that_grows_too_large_beside_others_makes_room_and_runs_again(
-    tmp_path: Path,
-) -> None:
-    """The neighbour lives, nobody runs out of memory, and everybody is told why."""
-    script = tmp_path / "grow.py"
-    script.write_text(GROWING)
-    with a_queue("virtual:1x512MiB", GRN_REQUEUE_S="3") as queue:
-        queue.gate("shares")
-        sharer = queue.submit(
-            "--mem",
-            "180MiB",
-            "--",
-            sys.executable,
-            "-c",
-            SHARER,
-            str(queue.story.folder / "gates" / "shares"),
-        )
-        queue.says(sharer, "up")
-        job = queue.submit("--", sys.executable, str(script))
-        wait_for(lambda: queue.job(job)["attempts"][:1] and queue.job(job)["attempts"][0]["reason"])
-        row = queue.job(job)
-        first = row["attempts"][0]
-        assert first["reason"] == "requeued", row
-        assert "made room: it grew to" in first["text"]
-        assert "made room: it grew to" in queue.fine("show", str(job))
-        wait_for(lambda: "made room" in queue.job(job)["why"], lambda: str(queue.job(job)))
-        assert queue.job(sharer)["state"] == "running"
-
-        queue.gate("shares").open()
-        row = queue.ended(job)
-        assert [one["reason"] for one in row["attempts"]] == ["requeued", "ok"]
-        assert queue.ended(sharer)["reason"] == "ok"
-        assert queue.log(job) == "grown\n"
-        assert "requeued" in queue.fine("profiles", "show", row["label"])
 
 
 def test_a_victim_of_a_neighbour_that_grew_is_tried_again_as_it_is() -> None:

@@ -1,17 +1,14 @@
-"""Jobs that ran out of memory since others took their room, and first runs that make room."""
+"""Jobs that ran out of memory since others took their room."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import Negotiators, Scripts
-from tests.harness import Job, Negotiator, Story, wait_for
+from tests.harness import Negotiator, Story, wait_for
 
 MiB = 1 << 20
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 MiB."
@@ -122,81 +119,3 @@ def test_a_call_of_a_pool_that_was_a_victim_is_made_again_as_it_is(
 
     assert given(beside, "call.py::train") == [100 * MiB] * 2
     story.gate("offender").open()
-
-
-# --- making room ---------------------------------------------------------------------------
-
-# Grows until it is asked to end, which takes it a moment, and behind the back of its shell.
-GROWING = """\
-import os, signal, sys, time
-
-def leave(*_):
-    open("left", "w").close()
-    sys.exit(1)
-
-signal.signal(signal.SIGTERM, leave)
-held = []
-for size in range(360):
-    held.append(b"x" * (1 << 20))
-    if size > 280 and not os.path.exists("left"):
-        time.sleep(0.04)
-print('{"grown": 1}', flush=True)
-"""
-LINE = f"{sys.executable} grow.py; exit $?"
-
-
-@pytest.fixture
-def shared(story: Story, negotiator: Negotiators) -> Negotiator:
-    """Start a negotiator with one GPU, of which somebody has a third."""
-    here = negotiator("virtual:1x512MiB", GRN_REQUEUE_S="3")
-    story.hold("sharer", type="sharer", mem="180MiB", take=160)
-    story.hear("sharer runs")
-    story.write("grow.py", GROWING)
-    return here
-
-
-def until_it_waits(here: Negotiator, job: Job) -> dict[str, Any]:
-    """Wait until a first run has made room and is in line again."""
-    wait_for(lambda: "made room" in job.err and here.waiting(), lambda: job.err + here.log)
-    (row,) = here.waiting()
-    return row
-
-
-@pytest.mark.slow
-def test_a_first_run_of_a_batch_makes_room_and_runs_again(
-    story: Story, shared: Negotiator, script: Scripts, tmp_path: Path
-) -> None:
-    story.write("jobs", f"[type=grows] {LINE}")
-    job = story.start(script("grn"), "batch", "jobs", cwd=story.folder)
-    assert until_it_waits(shared, job)["attempt"] == 1
-    assert (story.folder / "left").exists(), "it was asked kindly, also behind its shell"
-    assert "line 1: requeued, " in job.err
-    assert "made room: it grew to" in job.err
-    assert [row["label"] for row in shared.leases()] == ["sharer"]
-
-    story.gate("sharer").open()
-    ended = job.ended_well()
-    assert "1 ok, 0 failed" in ended.out
-    (row,) = json.loads((story.folder / "jobs.grn/report.json").read_text())["jobs"]
-    assert (row["outcome"], row["attempts"]) == ("ok", 2)
-    assert row["past"].startswith("attempt 1: requeued, made room: it grew to")
-    outcomes = [run["outcome"] for run in shared.history()]
-    assert sorted(outcomes) == ["ok", "ok", "requeued"]
-
-
-@pytest.mark.slow
-def test_a_first_run_of_a_sweep_makes_room_and_runs_again(
-    story: Story, shared: Negotiator, script: Scripts
-) -> None:
-    words = ["sweep", "--shell", f"{LINE} {{x}}", "-p", "x", "0", "--type", "grows"]
-    job = story.start(script("grn"), *words, "--out", "out", cwd=story.folder)
-    assert until_it_waits(shared, job)["attempt"] == 1
-    assert "requeued: made room: it grew to" in job.err
-    (run,) = (story.folder / "out/runs").iterdir()
-    assert json.loads((run / "run.json").read_text())["state"] == "requeued"
-
-    story.gate("sharer").open()
-    job.ended_well()
-    row = json.loads((story.folder / "out/results.jsonl").read_text())
-    assert (row["state"], row["attempt"], row["grown"]) == ("finished", 2, 1)
-    assert row["past"].startswith("attempt 1: requeued, made room: it grew to")

@@ -421,10 +421,9 @@ def _attempt_end(sent: _Sent, row: Message) -> CommandEnd:
         trouble = "" if signum or is_cancelled else row["text"] or text
     elif reason == "not-runnable":
         trouble = row["text"] or text
-    is_oom, is_requeued = reason == "out-of-memory", reason == "requeued"
+    is_oom = reason == "out-of-memory"
     return CommandEnd(
         sent.task, sent.slot, status, row["began_at"] or time.time(), row["ran_s"] or 0.0,
         is_out_of_memory=is_oom, peak_bytes=row["peak_bytes"], trouble=trouble,
-        is_requeued=is_requeued, is_cancelled=is_cancelled,
-        because=text if is_oom or is_requeued else "",
+        is_cancelled=is_cancelled, because=text if is_oom else "",
     )  # fmt: skip

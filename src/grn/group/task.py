@@ -102,7 +102,7 @@ class CommandEnd(_Value):
 
     __slots__ = (
         *("because", "duration_s", "has_more_room", "is_cancelled", "is_counted"),
-        *("is_out_of_memory", "is_requeued", "peak_bytes", "runs_again"),
+        *("is_out_of_memory", "peak_bytes", "runs_again"),
         *("slot", "started_at", "status", "task", "trouble"),
     )
 
@@ -116,7 +116,6 @@ class CommandEnd(_Value):
         is_out_of_memory: bool = False,
         peak_bytes: int | None = None,
         trouble: str = "",
-        is_requeued: bool = False,
         is_cancelled: bool = False,
         because: str = "",
         runs_again: bool = False,
@@ -131,16 +130,15 @@ class CommandEnd(_Value):
         self.is_out_of_memory: Final = is_out_of_memory
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
-        self.is_requeued: Final = is_requeued  # it was ended to make room for others
         self.is_cancelled: Final = is_cancelled  # it was ended by hand, or never begun
-        self.because: Final = because  # whose fault that was, or for whom it made room
+        self.because: Final = because  # whose fault that was
         self.runs_again: Final = runs_again
         self.is_counted: Final = is_counted  # if it does: as one of the retries asked for
         self.has_more_room: Final = has_more_room  # if it does
 
     def past(self, attempt: int, before: str = "") -> str:
         """Say why this attempt was not enough, after the text about the attempts before it."""
-        reason = "out-of-memory" if self.is_out_of_memory else "requeued"
+        reason = "out-of-memory" if self.is_out_of_memory else "not-started"
         text = f"attempt {attempt}: {reason}" + (f", {self.because}" if self.because else "")
         return f"{before}; {text}" if before else text
 

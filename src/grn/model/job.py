@@ -45,7 +45,6 @@ class Request:
     stay: tuple[str, ...] = ()  # the process cannot leave these GPUs any more
     is_command: bool = False  # asked for by a parent: the process that will hold it is to come
     has_parent: bool = False  # the process that asked for it will say how it ended
-    attempt: int = 0  # how often this job has run out of memory, or made room for others, before
-    may_yield: bool = False  # whoever asks runs it again when it is asked to make room
+    attempt: int = 0  # how often this job has run out of memory before
     is_spared: bool = False  # it ran out of memory before by no fault of its own
     code: str = ""  # fingerprint of what will run; empty when nobody knows

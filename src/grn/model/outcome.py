@@ -27,7 +27,7 @@ class Outcome(Enum):
     SKIPPED = "skipped"  # a job it comes after did not end as it must
     INTERRUPTED = "interrupted"  # the machine went down under it
     LOST = "lost"  # its shim was killed, or its record is damaged: how it ended is not known
-    REQUEUED = "requeued"  # an attempt made room for a neighbour; no job ends so
+    REQUEUED = "requeued"  # of attempts in records of earlier versions; no job ends so
     NOT_STARTED = "not-started"  # an attempt was put off before it began; no job ends so
     KILLED = "killed"  # the holder of a lease was gone without a word
     PROFILED = "profiled"  # a run of the type's stand-in, to learn from

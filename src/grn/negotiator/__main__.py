@@ -92,7 +92,6 @@ async def _serve_gpus(
         chosen.short_s,
         chosen.share_half_life_s,
         weights(chosen.shares),
-        requeue_s=chosen.requeue_s,
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = asyncio.Event()

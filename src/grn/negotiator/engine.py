@@ -159,10 +159,6 @@ class Engine:
         """Judge whose fault it is that a job has run out of memory."""
         return self._runs.verdict(lease, peak_bytes, asked_bytes)
 
-    def wanted(self, lease_id: str) -> str | None:
-        """Return why a job was asked to make room, None if it was not."""
-        return self._runs.room.wanted.get(lease_id)
-
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""
         self._holdings.check()

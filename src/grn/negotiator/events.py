@@ -254,14 +254,6 @@ class TellWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class WantBack:
-    """Ask whoever is to run a job again to end it now: its neighbours need the room."""
-
-    lease: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class LookSoon:
     """Read the GPUs again now: somebody waits for memory that may be gone already."""
 
@@ -279,6 +271,5 @@ Action = (
     | Grant
     | Refuse
     | TellWaiting
-    | WantBack
     | LookSoon
 )

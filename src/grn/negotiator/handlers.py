@@ -94,8 +94,6 @@ def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
     peer.granted.add(lease.id)
     peer.loop.expect_report(lease.id)
     peer.send(message.id, {"ok": True})
-    if lease.request.may_yield:
-        peer.loop.reach(lease.id, peer.want_back)
 
 
 def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
@@ -258,7 +256,6 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
         is_command=message.command,
         attempt=message.attempt,
         code=message.code or "",
-        may_yield=message.yields,
         is_spared=message.spared,
     )
 

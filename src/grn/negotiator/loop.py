@@ -35,7 +35,6 @@ from grn.negotiator.events import (
     SaveGpu,
     Stopping,
     TellWaiting,
-    WantBack,
     Withdrawn,
 )
 from grn.negotiator.history import History
@@ -49,7 +48,6 @@ REPORT_S = 0.5
 COMMAND_S = 2.0
 
 Answer = Callable[["Grant | Refuse | TellWaiting"], None]
-Teller = Callable[[str, str], None]  # takes a lease and why it is wanted back
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,6 @@ class Loop:
         self._survivors: dict[str, tuple[Holder, ...]] = {}  # what their holders left behind
         self._lines: set[str] = set()  # leases whose holder asked itself, over a line still open
         self._ends: dict[str, LeaseSettled] = {}  # how the last leases ended, for late askers
-        self._tellers: dict[str, Teller] = {}  # lease -> who can end its job and run it again
         self._reported: set[str] = set()  # leases whose asker lives and will say how they ended
         self._releasing: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
@@ -174,13 +171,6 @@ class Loop:
         del self._answers[key]
         return True
 
-    def reach(self, lease_id: str, teller: Teller) -> None:
-        """Register a callback for the preemption of a lease; call it if that is due now."""
-        self._tellers[lease_id] = teller
-        text = self.engine.wanted(lease_id)
-        if text is not None:
-            teller(lease_id, text)
-
     def line_open(self, lease_id: str) -> None:
         """The holder itself asked for a lease: its connection is open while it or a fork lives."""
         self._lines.add(lease_id)
@@ -190,11 +180,6 @@ class Loop:
         self._lines.discard(lease_id)
         if lease_id in self.engine.leases:
             self._look.set()
-
-    def lose(self, lease_id: str, teller: Teller) -> None:
-        """This one is not there any more."""
-        if self._tellers.get(lease_id) == teller:
-            del self._tellers[lease_id]
 
     def take_back(self, key: str) -> None:
         """Withdraw a request; a client that still waits for it is told."""
@@ -207,8 +192,6 @@ class Loop:
         lease = self.engine.leases[lease_id]
         if lease_id in self._overflowed and ending.outcome is Outcome.FAILED:
             ending = replace(ending, outcome=Outcome.OUT_OF_MEMORY)
-        elif ending.outcome in _UNFINISHED and self.engine.wanted(lease_id) is not None:
-            ending = replace(ending, outcome=Outcome.REQUEUED)
         if self._needs_last_look(lease):
             later = self._release_later(lease_id, ending, then)
             task = asyncio.get_running_loop().create_task(later)
@@ -306,10 +289,7 @@ class Loop:
                 answer(action)
         elif isinstance(action, LookSoon):
             self._look.set()
-        elif isinstance(action, WantBack):
-            self._want_back(action)
         elif isinstance(action, DropLease):
-            self._tellers.pop(action.lease, None)
             self._reported.discard(action.lease)
             self._overflowed.discard(action.lease)
             self._not_ours.pop(action.lease, None)
@@ -323,13 +303,6 @@ class Loop:
         for user in self.engine.memory.quota.dropped.keys() - self._told_of_dropped:
             self._told_of_dropped.add(user)
             log.warning("action=drop-types uid=%d reason=too-many", user)
-
-    def _want_back(self, action: WantBack) -> None:
-        teller = self._tellers.get(action.lease)
-        reach = "told" if teller is not None else "nobody"
-        log.info("action=want-back lease=%s asker=%s why=%r", action.lease, reach, action.text)
-        if teller is not None:
-            teller(action.lease, action.text)
 
     def _begin(self, grant: Grant) -> None:
         lease = grant.lease
@@ -381,8 +354,6 @@ class Loop:
         if lease is None or lease.state is LeaseState.DRAINING:
             return
         outcome = Outcome.OUT_OF_MEMORY if lease_id in self._overflowed else Outcome.KILLED
-        if outcome is Outcome.KILLED and self.engine.wanted(lease_id) is not None:
-            outcome = Outcome.REQUEUED
         log.info("action=holder-gone lease=%s outcome=%s", lease_id, outcome.lease_word)
         peak = self.engine.watch(lease_id).peak_bytes or None
         self._ends[lease_id] = self._settled(lease, Ending(outcome), peak)
@@ -469,9 +440,6 @@ class Loop:
 
     def _kind_of(self, lease: Lease) -> GpuKind:
         return self.engine.books[lease.gpus[0]].gpu.kind
-
-
-_UNFINISHED = (Outcome.FAILED, Outcome.CANCELLED)
 
 
 def _outcome_shown(lease: Lease, ending: Ending) -> Outcome:

@@ -176,7 +176,6 @@ class Peer:
                 self.loop.release(lease_id, Ending(Outcome.FAILED), nobody_cares)
             else:
                 self.loop.no_report(lease_id)
-            self.loop.lose(lease_id, self.want_back)
         if self.holder is not None:
             self.loop.holders.unwatch(self.holder)
 
@@ -223,12 +222,6 @@ class Peer:
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
-        if request.may_yield:
-            self.loop.reach(action.lease.id, self.want_back)
-
-    def want_back(self, lease_id: str, text: str) -> None:
-        """Ask for a lease back, under no question of this client's."""
-        self.send(None, {"ev": "wanted", "lease": lease_id, "text": harmless(text)})
 
     def _answered(self, key: str) -> None:
         if self.asked.pop(key, None) is not None:

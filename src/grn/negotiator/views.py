@@ -208,7 +208,7 @@ def granted_lease(engine: Engine, lease: Lease) -> Row:
         "reserved_bytes": lease.reserved_bytes,
         "first_run": lease.is_probe,
         "reason": None if held else "memory-not-gone",
-        "why": harmless(engine.wanted(lease.id) or _why_running(lease, indices)),
+        "why": harmless(_why_running(lease, indices)),
     }
 
 

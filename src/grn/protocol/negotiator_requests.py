@@ -42,7 +42,7 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     stay: GpuNames = field(default_factory=list)
     within: Key | None = None
     command: bool = False
-    yields: bool = False
+    yields: bool = False  # without effect; earlier clients send it
     spared: bool = False
 
 

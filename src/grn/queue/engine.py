@@ -28,7 +28,6 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
-    LeaseWanted,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -229,14 +228,6 @@ class QueueEngine:
             yield from self._end(job, EndReason.REFUSED, event.text, None)
             yield from self._asks.more()
 
-    def _lease_wanted(self, event: LeaseWanted) -> Iterator[Action]:
-        """End an attempt so that its neighbours have room; not written down: its end will be."""
-        job = self.jobs.get(event.job)
-        is_it = job is not None and job.lease == event.lease and job.state is JobState.RUNNING
-        if job is not None and is_it and not job.past:
-            job.past = event.text
-            yield Stop(event.job, job.attempt, is_now=False, is_requeue=True)
-
     def _negotiator_lost(self, event: NegotiatorLost) -> Iterator[Action]:
         self._asks.has_negotiator = False
         yield from ()
@@ -263,7 +254,7 @@ class QueueEngine:
         is_stopping = job.state is JobState.STOPPING
         settled = event.settled or Settled()
         reason = finish.reason_of(event.exit, settled)
-        job.past = finish.past(reason, settled, job.past, event.exit.text)
+        job.past = finish.past(reason, settled, event.exit.text)
         peak = settled.peak_bytes
         yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, job.past)
         tries = finish.RetryBudget(job.tries_left, job.memory_attempt, job.spared)
@@ -354,7 +345,6 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     LeaseGranted: QueueEngine._lease_granted,
     LeaseAwaited: QueueEngine._lease_awaited,
     LeaseRefused: QueueEngine._lease_refused,
-    LeaseWanted: QueueEngine._lease_wanted,
     NegotiatorLost: QueueEngine._negotiator_lost,
     NegotiatorFound: QueueEngine._negotiator_found,
     AttemptStarted: QueueEngine._started,

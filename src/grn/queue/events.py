@@ -155,16 +155,6 @@ class LeaseRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseWanted:
-    """The negotiator asks a first run to make room for its neighbours."""
-
-    at: float
-    job: int
-    lease: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class NegotiatorLost:
     at: float
 
@@ -256,7 +246,6 @@ Event = (
     | LeaseGranted
     | LeaseAwaited
     | LeaseRefused
-    | LeaseWanted
     | NegotiatorLost
     | NegotiatorFound
     | AttemptStarted
@@ -372,7 +361,6 @@ class Stop:
     job: int
     attempt: int
     is_now: bool
-    is_requeue: bool = False  # it will run again: not cancelled
 
 
 @dataclass(frozen=True, slots=True)

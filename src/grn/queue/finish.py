@@ -47,9 +47,7 @@ def after_exit(
         return AttemptEnd(EndReason.OK)
     if is_stopping:
         return AttemptEnd(EndReason.CANCELLED)
-    if reason is EndReason.REQUEUED:
-        return RunAgain(reason, is_counted=False, needs_more_memory=True)
-    if reason is EndReason.NOT_STARTED:
+    if reason in (EndReason.NOT_STARTED, EndReason.REQUEUED):
         return RunAgain(reason, is_counted=False)
     has_larger, had = settled.has_larger, Had(tries.memory, tries.spared)
     has_room = reason is EndReason.OUT_OF_MEMORY and (has_larger or not settled.was_alone)
@@ -74,12 +72,10 @@ def reason_of(exit: Exit, settled: Settled) -> EndReason:
     return EndReason.FAILED
 
 
-def past(reason: EndReason, settled: Settled, wanted: str, text: str = "") -> str:
+def past(reason: EndReason, settled: Settled, text: str = "") -> str:
     """Say why an attempt was not enough where that was not its own doing; empty where it was."""
     if reason is EndReason.NOT_STARTED:
         return text
-    if reason is EndReason.REQUEUED:
-        return wanted or "made room for the jobs beside it"
     return settled.because if reason is EndReason.OUT_OF_MEMORY else ""
 
 

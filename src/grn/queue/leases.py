@@ -40,8 +40,6 @@ class LeaseListener(Protocol):
 
     def refused(self, job: int, text: str) -> None: ...
 
-    def wanted(self, lease: str, text: str) -> None: ...
-
 
 class Leases(asyncio.Protocol):
     """One connection to the negotiator, made again whenever it is lost."""
@@ -90,7 +88,6 @@ class Leases(asyncio.Protocol):
             "attempt": asked.memory_attempt,
             "args": facts,
             "command": True,
-            "yields": True,  # what makes room for others is run again by us
             "spared": asked.is_spared,
         }
         if spec.mem_bytes is not None:
@@ -234,8 +231,6 @@ class Leases(asyncio.Protocol):
             self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in gpus), reverse=True)
         elif message_id == self._reasons_asked:
             self._hear_reasons({} if error else message["reasons"])
-        elif message.get("ev") == "wanted":
-            self._listener.wanted(message["lease"], message["text"])
         elif message_id in self._settling:
             said = Settled() if error else _settled(message)
             self._settle(cast(int, message_id), said)

@@ -33,7 +33,6 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
-    LeaseWanted,
     NegotiatorFound,
     NegotiatorLost,
     PassAsk,
@@ -265,12 +264,8 @@ class QueueLoop:
         self.launcher.start(attempt, command, action.lease, action.visible)
 
     def _stop(self, action: Stop) -> None:
-        log.info(
-            "action=stop job=%d attempt=%d now=%s requeue=%s",
-            action.job, action.attempt, action.is_now, action.is_requeue,
-        )  # fmt: skip
-        attempt = Attempt(action.job, action.attempt)
-        self.launcher.stop(attempt, action.is_now, action.is_requeue)
+        log.info("action=stop job=%d attempt=%d now=%s", action.job, action.attempt, action.is_now)
+        self.launcher.stop(Attempt(action.job, action.attempt), action.is_now)
 
     def _attempt_ended(self, action: SaveAttemptEnd) -> None:
         self.launcher.settled(Attempt(action.job, action.attempt))
@@ -403,11 +398,6 @@ class QueueLoop:
 
     def refused(self, job: int, text: str) -> None:
         self.tell(LeaseRefused(self.now(), job, text))
-
-    def wanted(self, lease: str, text: str) -> None:
-        for job, held in self._held.items():
-            if held == lease:
-                self.tell(LeaseWanted(self.now(), job, lease, text))
 
 
 _ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {

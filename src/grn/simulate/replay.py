@@ -33,7 +33,6 @@ class Replayed:
     ends: dict[int, float] = field(default_factory=dict)  # place of the job -> its end
     stays: list[Stay] = field(default_factory=list)
     deaths: int = 0
-    requeued: int = 0  # first runs that made room for others, and began anew
     known_deaths: int = 0  # of types of which a run had ended well before
     used_byte_s: float = 0.0
     wasted_byte_s: float = 0.0
@@ -164,10 +163,6 @@ class World:
     def _look(self) -> None:
         self._grow()
         self._start(self._scheduler.looks(self._now, self._readings()))
-        while self._scheduler.wanted:
-            run = self._running.get(self._scheduler.wanted.pop())
-            if run is not None:
-                self._end(run, Outcome.REQUEUED)
 
     def _grow(self) -> None:
         """Let jobs take memory; a job that asks for more than is left dies."""
@@ -184,9 +179,7 @@ class World:
         del self._running[run.lease], self._asked[run.lease]
         died = outcome is not Outcome.OK
         self.result.stays.append(Stay(run.job, run.gpus, run.began_at, self._now, died))
-        if outcome is Outcome.REQUEUED:
-            self.result.requeued += 1
-        elif died:
+        if died:
             self.result.deaths += 1
             self.result.known_deaths += run.job.job_type in self._good
         else:

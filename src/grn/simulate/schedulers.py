@@ -21,7 +21,6 @@ from grn.negotiator.events import (
     Released,
     Requested,
     Sampled,
-    WantBack,
 )
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.slowdown import cap_of
@@ -53,7 +52,6 @@ class Scheduler(Protocol):
     """What decides in a replay."""
 
     refused: list[str]
-    wanted: list[str]  # leases whose jobs are asked to make room; each is to be taken out
 
     def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]: ...
 
@@ -163,7 +161,6 @@ class OfEngine:
     ) -> None:
         self.engine = Engine(rules, SimulatedAnswer(told[0]), told[1]) if told else Engine(rules)
         self.refused: list[str] = []
-        self.wanted: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
         self._index = {gpu.uuid: place for place, gpu in enumerate(gpus)}
@@ -183,7 +180,6 @@ class OfEngine:
             arguments=job.arguments,
             is_command=True,
             attempt=attempt,
-            may_yield=True,
         )
         return self._told(at, self.engine.handle(Requested(at, request)))
 
@@ -210,8 +206,6 @@ class OfEngine:
                 granted.append(Granted(action.lease.id, places))
             elif isinstance(action, Refuse):
                 self.refused.append(action.key)
-            elif isinstance(action, WantBack):
-                self.wanted.append(action.lease)
         self._time_first_runs(at)
         return granted
 
@@ -244,7 +238,6 @@ class Simple:
     assumed: Assumptions
     mode: str
     refused: list[str] = field(default_factory=list)
-    wanted: list[str] = field(default_factory=list)
     _line: list[tuple[str, SimulatedJob]] = field(default_factory=list)
     _held: dict[str, _SimulatedLease] = field(default_factory=dict)
     _peaks: dict[str, int] = field(default_factory=dict)

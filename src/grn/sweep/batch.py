@@ -183,8 +183,6 @@ class Batch:
         if ended.is_counted:
             return None
         number, entry = ended.task.number, self._entry(ended, is_stopping=False)
-        if ended.is_requeued and not ended.is_out_of_memory:
-            entry = replace(entry, outcome="requeued")
         self._past[number] = ended.past(entry.attempts, self._past.get(number, ""))
         return ResumeChoice(entry, ended.has_more_room)
 
@@ -192,7 +190,6 @@ class Batch:
         job = self._jobs[ended.task.number]
         outcome = "ok" if ended.status == 0 else "oom" if ended.is_out_of_memory else "failed"
         is_cut_short = is_stopping or ended.is_cancelled
-        is_cut_short = is_cut_short or (ended.is_requeued and outcome == "failed")
         return Entry(
             id=id_of(job),
             line=job.line,

@@ -32,7 +32,7 @@ class RunState(str, Enum):
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    REQUEUED = "requeued"  # it made room for others and is about to run again
+    REQUEUED = "requeued"  # of earlier versions: it was about to run again
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,7 @@ def judged(plan: Plan, folder: str, run: RunManifest, ended: CommandEnd) -> RunM
         peak_bytes=ended.peak_bytes,
     )
     if ended.status != 0:
-        is_requeued = ended.is_requeued and not ended.is_out_of_memory
-        state = RunState.REQUEUED if is_requeued else RunState.FAILED
-        return replace(run, state=state, trouble=_trouble(folder, ended))
+        return replace(run, trouble=_trouble(folder, ended))
     try:
         result = _result(plan, folder)
     except results.NoResult as error:
@@ -67,8 +65,6 @@ def _trouble(folder: str, ended: CommandEnd) -> str:
         return ended.trouble
     if ended.is_out_of_memory:
         return f"it {ended.because}" if ended.because else "it ran out of GPU memory"
-    if ended.is_requeued:
-        return ended.because
     if ended.status < 0:
         return f"it was ended by signal {-ended.status}"
     said = results.last_line(os.path.join(folder, LOG_FILE))

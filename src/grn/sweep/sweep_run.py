@@ -222,8 +222,7 @@ class Study:
         run = self._in_flight[ended.task.number]
         was_running = run.state is RunState.RUNNING
         run = run_files.judged(self.plan, self.folder.run_dir(run.run), run, ended)
-        is_cut_short = runner.is_stopping or ended.is_cancelled
-        if is_cut_short or (runner.is_draining and run.state is RunState.REQUEUED):
+        if runner.is_stopping or ended.is_cancelled:
             run = replace(run, state=RunState.INTERRUPTED)
         # One that left no result has failed as well, whatever its status says.
         lacks_result = run.state is RunState.FAILED and ended.status == 0

@@ -39,9 +39,8 @@ class Telling:
         is_end = run is not None and run.state is not RunState.RUNNING
         if run is not None and is_end and not self._teller.is_terminal:
             self._teller.say(_ended_line(now, run))
-        elif run is not None and run.state in (RunState.FAILED, RunState.REQUEUED):
-            how = "requeued: " if run.state is RunState.REQUEUED else ""
-            self._teller.say(f"{harmless(run.run)}: {how}{harmless(run.trouble)}")
+        elif run is not None and run.state is RunState.FAILED:
+            self._teller.say(f"{harmless(run.run)}: {harmless(run.trouble)}")
         done = now.finished + now.failed
         drawn = progress(done, now.total or done, now.failed, time.monotonic() - self._began)
         self._teller.draw(f"{drawn}  {now.running} running", at_once=done == now.total)

@@ -26,7 +26,6 @@ from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.schedule.placement import allowed
-from grn.negotiator.schedule.preemption import Preemption
 
 
 class Runs:
@@ -40,7 +39,7 @@ class Runs:
         self._loads = loads
         self._holdings = holdings
         self._guilt: dict[str, str] = {}  # leases whose growth cost others their lives
-        self.room = Preemption(rules, memory, holdings)
+        self._outgrew: dict[str, int] = {}  # leases above their reservation, and their use then
         self.wall_offset_s = 0.0
 
     def look(self, at: float, survived: Collection[str] = ()) -> Iterator[Action]:
@@ -55,11 +54,27 @@ class Runs:
                     yield from self._drain(lease)
             else:
                 yield from self._look_at(lease, at)
-        yield from self.room.look(at)
+        self._close_growing(at)
         for book in self._holdings.books.values():
             if book.leases:
                 self._loads.look(book, at)
                 self._holdings.weigh(book)
+
+    def _close_growing(self, at: float) -> None:
+        """Close the GPUs where a job grows beyond its reservation; open those where none does."""
+        seen: dict[str, int] = {}
+        for book in self._holdings.books.values():
+            is_growing = False
+            for lease_id in book.outgrown() if book.leases else ():
+                lease, watch = self._holdings.leases[lease_id], self._holdings.watches[lease_id]
+                peak, rose_at = watch.peak_bytes, watch.rose_at
+                self._memory.outgrown(lease.request, book.gpu.model, peak + peak // 10)
+                first = seen[lease_id] = self._outgrew.get(lease_id, peak)
+                if rose_at is not None and peak > first and at - rose_at < self._rules.flat_s:
+                    is_growing = True  # a single jump, or memory from before the lease, is none
+            if is_growing != book.is_closed:
+                book.close(is_growing)
+        self._outgrew = seen
 
     def drop(self, lease: Lease) -> Iterator[Action]:
         """Strike a lease out, also where it is written down."""

@@ -20,4 +20,3 @@ class Rules:
     short_s: float = 900.0  # types that usually take no longer go before others
     share_half_life_s: float = 86400.0  # after this long, half of what a user has had is forgotten
     weights: Mapping[int, float] = field(default_factory=dict)  # by user; others have 1
-    requeue_s: float = 30.0  # first runs make room when memory would run out by then; 0: never

@@ -246,14 +246,11 @@ class Launcher:
             asyncio.get_running_loop().remove_reader(worker.channel)
             worker.channel.close()
 
-    def stop(self, attempt: Attempt, is_now: bool, is_requeue: bool = False) -> None:
+    def stop(self, attempt: Attempt, is_now: bool) -> None:
         """Ask the shim to end its command's whole tree."""
         worker = self._busy.get(attempt)
         if worker is not None:
-            why = "requeued" if is_requeue else "cancelled"
-            worker.order({"stop": self.folder(attempt), "now": is_now, "why": why})
-            return
-        if is_requeue:  # a shim of an earlier queue knows no other end than to be cancelled
+            worker.order({"stop": self.folder(attempt), "now": is_now})
             return
         fd = self._adopted.get(attempt)
         if fd is not None:

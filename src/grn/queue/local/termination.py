@@ -25,7 +25,7 @@ class Termination:
     """Whether a command is being ended, why, and what comes next."""
 
     def __init__(self, order: dict[str, Any], wake: int, channel: Channel | None) -> None:
-        self.why = ""  # cancelled, requeued, timed-out
+        self.why = ""  # cancelled, timed-out
         self._folder: str = order["folder"]
         self._tag: str = order["extra"].get(services.TAG, "")
         self._grace_s: float = order["grace_s"]
@@ -55,7 +55,7 @@ class Termination:
                 if order["now"]:
                     self._kill_now()
                 else:
-                    self._begin(order.get("why", "cancelled"))
+                    self._begin("cancelled")
         return self._channel.is_open
 
     def keep_time(self) -> None:
