@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from grn.batch import journal as batch_journal
 from grn.errors import UsageError
 from grn.negotiator import store
 from grn.queue.journal import journal_file
 from grn.queue.local import attempt_files
-from grn.sweep import batch_journal, manifest
+from grn.sweep import manifest
 
 DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it

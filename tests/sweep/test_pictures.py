@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from grn.sweep.best import rank
 from grn.sweep.chart_data import MAX_DRAWN, ChartData, axis, draw
 from grn.sweep.manifest import About, RunManifest, RunState
 from grn.sweep.page import page, write_page
 from grn.sweep.plot import write_png
-from grn.sweep.results import Table
+from grn.sweep.results import Table, rank
 
 EVIL = "<script>alert(1)</script>\"'&$x^2$\x1b[31m"
 

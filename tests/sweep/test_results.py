@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from grn.errors import UsageError
-from grn.sweep.best import is_large_good, rank
 from grn.sweep.manifest import About, RunManifest, RunState, plain
-from grn.sweep.results import NoResult, Table, from_file, from_output, from_value, last_line
+from grn.sweep.results import (
+    NoResult,
+    Table,
+    from_file,
+    from_output,
+    from_value,
+    is_large_good,
+    last_line,
+    rank,
+)
 
 ABOUT = About("s", "cmd", False, ("x",), 0.0)
 

@@ -11,12 +11,12 @@ import pytest
 from grn.errors import UsageError
 from grn.fixed_slots.slots import FixedSlots
 from grn.sweep.manifest import RunManifest, RunState
-from grn.sweep.names import fingerprint, folder_name
 from grn.sweep.plan import Plan, make
 from grn.sweep.sampler import OptunaFeed
 from grn.sweep.space import Point
 from grn.sweep.sweep import Sweep
 from grn.sweep.sweep_run import Study
+from grn.sweep.values import fingerprint, folder_name
 
 CODE = "import json,sys; x=float(sys.argv[1]); print(json.dumps(dict(y=(x-3)**2)))"
 

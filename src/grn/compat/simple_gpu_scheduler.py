@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 
+from grn.batch.line_reader import LineReader, shell_argv
 from grn.errors import GrnError, MachineError, UsageError
 from grn.fixed_slots.runner import Runner
 from grn.fixed_slots.slots import FixedSlots
 from grn.group.task import Task
-from grn.sweep.line_reader import LineReader, shell_argv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

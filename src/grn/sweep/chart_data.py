@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from grn.sweep.best import Ranking
-from grn.sweep.condition import number_or_text
 from grn.sweep.manifest import About, RunState
-from grn.sweep.names import spelled
-from grn.sweep.results import Table, is_number
+from grn.sweep.results import Ranking, Table
+from grn.sweep.values import is_number, number_or_text, spelled
 
 LEVELS = 8  # of colour, from worst to best
 MAX_DRAWN = 1500  # runs; more make a page slow and a picture black

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grn.errors import UsageError
+from grn.sweep.values import number_or_text
 
 LONGEST = 2000
-_NUMBER = re.compile(r"[+-]?(?=[\d.]{1,99}(e|$))(\d+\.?\d*|\.\d+)(e[+-]?\d{1,9})?", re.I | re.A)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: operator.eq, ast.NotEq: operator.ne,
@@ -82,13 +81,6 @@ def parse(text: str) -> Condition:
             "Write it like: bs < 64 or lr < 1e-3.",
         )
     return Condition(text, tree)
-
-
-def number_or_text(value: object) -> object:
-    """Read a text that looks like a number as one; leave all else."""
-    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
-        return value
-    return int(value) if value.lstrip("+-").isdigit() else float(value)
 
 
 def _value(node: ast.expr, point: Mapping[str, object]) -> Any:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grn.sweep.chart_data import Axis, ChartData, number_text
-from grn.sweep.condition import number_or_text
 from grn.sweep.css import SCRIPT, STYLE
 from grn.sweep.manifest import write_text
-from grn.sweep.names import spelled
+from grn.sweep.values import number_or_text, spelled
 
 WIDE, TALL = 340, 240  # a small chart
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40

@@ -18,9 +18,9 @@ from grn.model.units import parse_size
 from grn.sweep import condition, space, template
 from grn.sweep.config_file import check_keys
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
-from grn.sweep.names import fingerprint, spelled, sweep_name
 from grn.sweep.space import Drawn, Listed, Parameter, Space
 from grn.sweep.template import Template
+from grn.sweep.values import fingerprint, spelled, sweep_name
 
 HOME = "sweeps"  # the folder for sweeps that are not told where to be
 SAMPLERS = ("optuna",)

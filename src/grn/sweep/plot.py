@@ -8,8 +8,7 @@ from typing import Any
 
 from grn.errors import MachineError, UsageError
 from grn.sweep.chart_data import LEVELS, Axis, ChartData, number_text
-from grn.sweep.condition import number_or_text
-from grn.sweep.names import spelled
+from grn.sweep.values import number_or_text, spelled
 
 HOW_TO_DRAW = "matplotlib is not installed; pip install matplotlib"
 COLOURS = (

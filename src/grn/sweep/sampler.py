@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from grn.errors import UsageError
-from grn.sweep.condition import number_or_text
 from grn.sweep.manifest import RunManifest, RunState
-from grn.sweep.names import fingerprint
 from grn.sweep.plan import Plan
-from grn.sweep.results import flat, is_number
+from grn.sweep.results import flat
 from grn.sweep.space import Drawn, Listed, Point
+from grn.sweep.values import fingerprint, is_number, number_or_text
 
 MAX_REFUSED = 500  # points in a row that the conditions leave out
 

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from grn.errors import UsageError
 from grn.sweep import grid
-from grn.sweep.condition import Condition, number_or_text
+from grn.sweep.condition import Condition
+from grn.sweep.values import number_or_text
 
 Point = Mapping[str, object]
 KINDS = ("log", "uniform", "int")

@@ -21,10 +21,10 @@ from grn.group.roles import RunControl, Slots
 from grn.group.task import CommandEnd, Slot, Task
 from grn.sweep import run_files
 from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
-from grn.sweep.names import fingerprint, folder_name, spelled
 from grn.sweep.plan import Plan
 from grn.sweep.results import Table
 from grn.sweep.space import Point
+from grn.sweep.values import fingerprint, folder_name, spelled
 
 WRITE_EVERY_S = 2.0
 AHEAD = 64  # so many folders are made before their turn

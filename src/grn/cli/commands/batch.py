@@ -11,6 +11,10 @@ from dataclasses import asdict
 
 import click
 
+from grn.batch import file as batch_file
+from grn.batch.journal import Diary, Entry, finished, id_of
+from grn.batch.line_reader import LineReader
+from grn.batch.run import Batch, ResumeChoice, Tally, Wishes
 from grn.cli import options
 from grn.cli.commands.detach import attach, run_detached
 from grn.cli.output.progress import ProgressLine
@@ -21,10 +25,6 @@ from grn.errors import MachineError, UsageError
 from grn.group.task import Needs, Task
 from grn.model.text import harmless
 from grn.model.units import parse_size, show_size, show_time
-from grn.sweep import batch_file
-from grn.sweep.batch import Batch, ResumeChoice, Tally, Wishes
-from grn.sweep.batch_journal import Diary, Entry, finished, id_of
-from grn.sweep.line_reader import LineReader
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20

@@ -72,11 +72,10 @@ def _warn_of_gaps(facts: Facts) -> None:
 
 
 def _of_sweep(path: str) -> str:
-    from grn.sweep.best import rank
     from grn.sweep.chart_data import draw
     from grn.sweep.manifest import existing
     from grn.sweep.page import page as sweep_page
-    from grn.sweep.results import Table
+    from grn.sweep.results import Table, rank
 
     folder = existing(path)
     about = folder.about()

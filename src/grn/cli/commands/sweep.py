@@ -19,13 +19,12 @@ from grn.cli.output.progress import ProgressLine
 from grn.cli.output.terminal import is_ascii, print_json, width
 from grn.errors import UsageError
 from grn.sweep import config_file, plan, space
-from grn.sweep.best import Ranking, rank
 from grn.sweep.chart_data import draw
 from grn.sweep.manifest import About, SweepFolder, existing
 from grn.sweep.page import write_page
 from grn.sweep.plan import Plan
 from grn.sweep.plot import HOW_TO_DRAW, write_png
-from grn.sweep.results import Table
+from grn.sweep.results import Ranking, Table, rank
 from grn.sweep.space import Parameter
 from grn.sweep.sweep import Sweep
 from grn.sweep.sweep_run import Study, left_to_run

@@ -13,11 +13,10 @@ from grn.cli.output.table import table
 from grn.group.task import Task
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
-from grn.sweep.best import Ranking
 from grn.sweep.manifest import RunManifest, RunState
-from grn.sweep.names import spelled
-from grn.sweep.results import Table, is_number
+from grn.sweep.results import Ranking, Table
 from grn.sweep.sweep_run import Progress
+from grn.sweep.values import is_number, spelled
 
 LONGEST_CELL = 32
 BAR, BLOCK = 10, "█"

@@ -6,9 +6,8 @@ import os
 from typing import Any
 
 from grn.errors import UnknownJob
-from grn.sweep.best import rank
 from grn.sweep.manifest import SweepFolder
-from grn.sweep.results import Table
+from grn.sweep.results import Table, rank
 
 Row = dict[str, Any]
 MAX_SWEEPS = 200

@@ -1,4 +1,4 @@
-"""What a point is called: a fingerprint that never changes, and a folder name people can read."""
+"""Values of parameters: how they are read and spelled, and how a point of them is named."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import TypeGuard
 
 from grn.errors import UsageError
 
 LONGEST = 100  # well under the 255 bytes of a file name, and short enough to read
 MARK_DIGITS = 8
 
+_NUMBER = re.compile(r"[+-]?(?=[\d.]{1,99}(e|$))(\d+\.?\d*|\.\d+)(e[+-]?\d{1,9})?", re.I | re.A)
 _SAFE = re.compile(r"[^A-Za-z0-9._+\-]")
 
 
@@ -54,6 +56,18 @@ def spelled(value: object) -> str:
     if isinstance(value, (list, dict)):
         return json.dumps(value)
     return str(value)
+
+
+def number_or_text(value: object) -> object:
+    """Read a text that looks like a number as one; leave all else."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        return value
+    return int(value) if value.lstrip("+-").isdigit() else float(value)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """True for numbers; a yes or no is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_plain(value: object) -> bool:

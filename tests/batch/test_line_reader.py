@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grn.sweep.line_reader import LONGEST_WORD_BYTES, LineReader, shell_argv
+from grn.batch.line_reader import LONGEST_WORD_BYTES, LineReader, shell_argv
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from grn.errors import UsageError
-from grn.sweep.names import LONGEST, fingerprint, folder_name, sweep_name
+from grn.sweep.values import LONGEST, fingerprint, folder_name, sweep_name
 
 POINTS = some.dictionaries(some.sampled_from(["lr", "bs", "x"]), some.text(max_size=60), min_size=1)
 

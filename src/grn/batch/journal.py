@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from grn.batch.file import BatchJob
 from grn.errors import MachineError, UsageError
-from grn.sweep.batch_file import BatchJob
 
 VERSION = 2
 JOURNAL, REPORT, LOGS = "journal.jsonl", "report.json", "logs"

@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from grn.batch.file import BatchJob, Script
+from grn.batch.journal import Diary, Entry, id_of
+from grn.batch.line_reader import LineReader, shell_argv
 from grn.errors import UsageError
 from grn.group.choose_runner import runner_for
 from grn.group.roles import RunControl
 from grn.group.task import CommandEnd, Needs, Slot, Task
-from grn.sweep.batch_file import BatchJob, Script
-from grn.sweep.batch_journal import Diary, Entry, id_of
-from grn.sweep.line_reader import LineReader, shell_argv
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from grn.batch.file import jobs
+from grn.batch.journal import JOURNAL, Diary, Entry, finished, id_of
 from grn.errors import MachineError, UsageError
 from grn.group.task import Needs
-from grn.sweep.batch_file import jobs
-from grn.sweep.batch_journal import JOURNAL, Diary, Entry, finished, id_of
 
 
 def an_entry(id: str = "a", outcome: str = "ok", line: int = 1) -> Entry:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from grn.batch.file import BatchJob, jobs
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model.units import GiB
-from grn.sweep.batch_file import BatchJob, jobs
 
 
 def read(text: bytes, needs: Needs | None = None) -> list[BatchJob]:

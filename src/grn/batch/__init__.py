@@ -1,0 +1,1 @@
+"""Batches: the lines of a file as jobs, with a journal of how each ended."""
