@@ -80,7 +80,7 @@ class Clocked:
         )
         empty = tuple(Reading(gpu.uuid, used_bytes=0) for gpu in gpus)
         self.engine.handle(JobStarted(self._at, gpus, empty))
-        while len(self.engine.waitlist) < MANY:
+        while len(self.engine.view.waitlist) < MANY:
             self.ask()
 
     def ask(self) -> float:
@@ -104,13 +104,13 @@ class Clocked:
 
     def release(self) -> float:
         """End the oldest lease: the run teaches something and somebody gets its room."""
-        oldest = next(iter(self.engine.leases))
+        oldest = next(iter(self.engine.view.leases))
         return self._timed(Released(self._later(0.001), oldest, Outcome.OK, 9 * GiB))
 
     def sample(self) -> float:
         """Read all GPUs: every lease uses a little."""
         readings = []
-        for uuid, book in self.engine.books.items():
+        for uuid, book in self.engine.view.books.items():
             uses = tuple(
                 ProcessUse(lease.request.holder.pid, 100 * MiB, (lease.id,))
                 for lease in book.leases.values()
@@ -138,7 +138,7 @@ def _decisions(crowd: Crowd) -> dict[str, list[float]]:
         took["Withdrawn"].append(clocked.leave())
         took["Released"].append(clocked.release())
         took["Sampled"].append(clocked.sample())
-        while len(clocked.engine.waitlist) < MANY:
+        while len(clocked.engine.view.waitlist) < MANY:
             clocked.ask()
     return took
 

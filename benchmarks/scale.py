@@ -54,13 +54,13 @@ class Crowd:
     def end(self) -> float:
         """The job that runs longest ends."""
         lease = self._running.pop(0)
-        peak = self.engine.leases[lease].reserved_bytes * 2 // 3
+        peak = self.engine.view.leases[lease].reserved_bytes * 2 // 3
         return self._timed(Released(self._later(), lease, Outcome.OK, peak))
 
     def leave(self) -> float:
         """Somebody who waits gives up."""
         key = self._waiting.pop(len(self._waiting) // 2)
-        while key not in self.engine.waitlist:
+        while key not in self.engine.view.waitlist:
             key = self._waiting.pop(len(self._waiting) // 2)
         return self._timed(Withdrawn(self._later(), key))
 
@@ -92,9 +92,9 @@ def measure() -> list[rig.Figure]:
     gc.collect()
     gc.freeze()  # both as the negotiator does it
     gc.set_threshold(1_000, 5, 1_000_000)
-    while len(crowd.engine.waitlist) < WAITING:
+    while len(crowd.engine.view.waitlist) < WAITING:
         crowd.ask()
-    print(f"{len(crowd.engine.leases)} run, {len(crowd.engine.waitlist)} wait; "
+    print(f"{len(crowd.engine.view.leases)} run, {len(crowd.engine.view.waitlist)} wait; "
           f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)  # fmt: skip
     stalls: list[float] = []
     gc.callbacks.append(_watch(stalls))

@@ -20,10 +20,12 @@ from grn.negotiator.events import (
     HolderGone,
     JobStarted,
     Lease,
+    LeaseState,
     Refuse,
     Released,
     Requested,
     Sampled,
+    TimerFired,
     WaitReason,
     Withdrawn,
 )
@@ -135,7 +137,7 @@ class Story:
         self.health: dict[int, GpuHealth] = {}
         self.modes: dict[int, ComputeMode] = {}
         self.lists_processes = True
-        for lease in self.engine.leases.values():
+        for lease in self.engine.view.leases.values():
             self.leases[lease.request.key] = lease
 
     # --- steps ---------------------------------------------------------------------------
@@ -161,13 +163,17 @@ class Story:
         """The job lets go of its lease; what its process keeps is for the next look to show."""
         return self.tell(Released(self.at + after_s, self.leases[key].id, outcome, **told))
 
-    def dies(self, key: str, after_s: float = 1.0, **told: Any) -> list[str]:
+    def dies(self, key: str, after_s: float = 1.0) -> list[str]:
         """The holder is gone without a word; its memory is still in `memory`."""
-        return self.tell(HolderGone(self.at + after_s, self.leases[key].id, **told))
+        lease = self.leases[key].id
+        granted = self.tell(HolderGone(self.at + after_s, lease))
+        if self.engine.view.leases[lease].state is LeaseState.HELD:  # it waits for a report
+            granted += self.tell(TimerFired(self.at + 2.0))
+        return granted
 
     def looks(self, after_s: float = 1.0) -> list[str]:
         """Read all GPUs as they truly are."""
-        readings = [self.reading(book.gpu) for book in self.engine.books.values()]
+        readings = [self.reading(book.gpu) for book in self.engine.view.books.values()]
         return self.tell(Sampled(self.at + after_s, tuple(readings)))
 
     def passes(self, seconds: float, every_s: float = 10.0) -> list[str]:
@@ -206,27 +212,27 @@ class Story:
 
     def why(self, key: str) -> WaitReason | None:
         """Return the reason why a request waits, None when it does not."""
-        wait = self.engine.why(key, self.at)
+        wait = self.engine.view.why(key, self.at)
         assert wait is None or wait.text
         return wait.reason if wait else None
 
     def text(self, key: str) -> str:
         """Return the sentence about why a request waits."""
-        wait = self.engine.why(key, self.at)
+        wait = self.engine.view.why(key, self.at)
         assert wait is not None
         return wait.text
 
     def reserved(self, key: str) -> int:
         """Return what a lease has reserved now, on any one GPU."""
-        return self.engine.leases[self.leases[key].id].reserved_bytes
+        return self.engine.view.leases[self.leases[key].id].reserved_bytes
 
     def gpus(self, key: str) -> list[int]:
         """Return the GPUs a job was given, by index."""
-        return [self.engine.books[uuid].gpu.index for uuid in self.leases[key].gpus]
+        return [self.engine.view.books[uuid].gpu.index for uuid in self.leases[key].gpus]
 
     def free(self, index: int = 0) -> int:
         """Return what the ledger says is free on one GPU."""
-        return self.engine.books[f"GPU-{index}"].free_bytes
+        return self.engine.view.books[f"GPU-{index}"].free_bytes
 
     @property
     def refusals(self) -> list[Refuse]:

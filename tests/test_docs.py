@@ -151,8 +151,8 @@ def json_keys() -> Iterator[tuple[str, str]]:
     story = Story(profiles=(a_profile(a_run(GiB, arguments=(("bs", 8.0),))),))
     story.asks("a", is_exclusive=True)
     story.asks("b")
-    status = views.status(story.engine, story.at)
-    (profile,) = views.profiles(story.engine, None)
+    status = views.status(story.engine.view, story.at)
+    (profile,) = views.profiles(story.engine.view, None)
     rows = {
         "status": status,
         "gpu": status["gpus"][0],

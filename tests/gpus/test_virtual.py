@@ -14,11 +14,10 @@ import pytest
 from grn.errors import BadSetting
 from grn.gpus import trees
 from grn.gpus.probe import Placement
-from grn.gpus.virtual import MAX_GPUS, VirtualProbe, overflowing, parse_virtual
+from grn.gpus.virtual import MAX_GPUS, VirtualProbe, parse_virtual
 from grn.model.gpu import GpuHealth, GpuKind
 from grn.model.job import Holder
 from grn.model.units import GiB, MiB
-from tests.builders import a_gpu, a_reading, a_use, a_virtual_gpu
 
 SIZE = 64 * MiB
 SLACK = 24 * MiB  # what an interpreter needs itself
@@ -307,56 +306,3 @@ def test_a_lease_that_is_gone_without_a_word_leaves_nothing_behind(
     sample(probe, job.placed(0, lease="other"))
 
     assert probe.peak_at_once(job.placed(0, lease="gone")) is None
-
-
-# --- what a driver would refuse ------------------------------------------------------------
-
-FULL = a_virtual_gpu(total_bytes=10 * GiB)
-
-
-def of_two(first_gib: int, second_gib: int) -> Any:
-    return a_reading(FULL, a_use(1, first_gib * GiB, "A"), a_use(2, second_gib * GiB, "B"))
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "ended"),
-    [
-        (of_two(4, 4), of_two(5, 5), ()),  # just full
-        (of_two(4, 4), of_two(4, 7), ("B",)),
-        (of_two(4, 4), of_two(7, 4), ("A",)),
-        (of_two(8, 1), of_two(8, 3), ("B",)),  # the larger one has not grown
-        (of_two(4, 4), of_two(5, 6), ("B",)),  # both have: the one that grew more
-        (a_reading(FULL, a_use(1, 8 * GiB, "A")), of_two(8, 3), ("B",)),  # a newcomer
-        (None, of_two(3, 8), ("B",)),
-        (of_two(4, 4), a_reading(FULL, used_bytes=None), ()),
-    ],
-)
-def test_the_one_whose_growth_overflowed_is_ended(before: Any, now: Any, ended: Any) -> None:
-    assert overflowing(FULL, now, before) == ended
-
-
-def test_a_process_under_two_leases_ends_both() -> None:
-    now = a_reading(FULL, a_use(1, 11 * GiB, "A", "B"), a_use(2, GiB, "C"))
-
-    assert overflowing(FULL, now, None) == ("A", "B")
-
-
-def test_nobody_else_is_named_while_one_that_overflowed_is_still_there() -> None:
-    before, now = of_two(8, 1), of_two(8, 3)
-    assert overflowing(FULL, now, before) == ("B",)
-    assert overflowing(FULL, now, before, {"A"}) == ()
-    assert overflowing(FULL, now, before, {"C"}) == ("B",)
-
-
-def test_growth_is_that_of_a_lease_not_of_a_process() -> None:
-    """A fresh child of an old job is not a newcomer."""
-    before = a_reading(FULL, a_use(1, 4 * GiB, "A"), a_use(2, 4 * GiB, "B"))
-    now = a_reading(FULL, a_use(3, 5 * GiB, "A"), a_use(2, 6 * GiB, "B"))
-
-    assert overflowing(FULL, now, before) == ("B",)
-
-
-def test_a_real_card_refuses_by_itself() -> None:
-    card = a_gpu(total_bytes=10 * GiB)
-
-    assert overflowing(card, of_two(8, 8), None) == ()

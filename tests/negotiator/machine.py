@@ -16,6 +16,7 @@ from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Outcome, Policy, Request
 from grn.model.profile import Profile
 from grn.model.units import GiB
+from grn.negotiator.endings import COMMAND_S
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
@@ -32,12 +33,15 @@ from grn.negotiator.events import (
     ProfileForgotten,
     Refuse,
     Released,
+    ReporterLost,
     Requested,
     Sampled,
     SaveLease,
     SaveNumber,
     SaveRun,
     SaveWaiting,
+    Settle,
+    TimerFired,
     WaitReason,
     Withdrawn,
 )
@@ -156,6 +160,7 @@ class Negotiation(RuleBasedStateMachine):
         self.away: dict[str, int] = {}  # those who waited before a restart and are not back
         self.ended: set[str] = set()  # keys that were granted or refused once
         self.dead: set[str] = set()  # leases whose holder died and that must drain
+        self.settled: set[str] = set()  # leases that have ended
         self.saved_leases: dict[str, Lease] = {}
         self.saved_waiting: dict[str, int] = {}
         self.saved_profiles: dict[tuple[str, str], Profile] = {}
@@ -225,6 +230,9 @@ class Negotiation(RuleBasedStateMachine):
             assert action.key not in self.ended, "refused after it was answered"
             assert action.message
             self._answered(action.key)
+        elif isinstance(action, Settle):
+            assert action.lease.id not in self.settled, "ended twice"
+            self.settled.add(action.lease.id)
         elif isinstance(action, Grant):
             return self._keep_grant(action)
         return None
@@ -267,7 +275,7 @@ class Negotiation(RuleBasedStateMachine):
         }
 
     def _peak(self, lease_id: str) -> int:
-        return self.engine.watch(lease_id).peak_bytes
+        return self.engine.view.watch(lease_id).peak_bytes
 
     def _keep_grant(self, grant: Grant) -> Lease | None:
         lease = grant.lease
@@ -358,7 +366,7 @@ class Negotiation(RuleBasedStateMachine):
     def _check_nobody_is_overlooked(self) -> None:
         """Room is left unused only for one whose patience has ended."""
         for key in self.waiting:
-            wait = self.engine.why(key, self.now)
+            wait = self.engine.view.why(key, self.now)
             assert wait.reason is not WaitReason.YIELDS_TO_OLDER, f"overlooked {key}"
 
     @invariant()
@@ -366,37 +374,37 @@ class Negotiation(RuleBasedStateMachine):
         self.engine.check()
         first_runs = Counter(
             lease.request.job_type
-            for lease in self.engine.leases.values()
+            for lease in self.engine.view.leases.values()
             if lease.is_probe
             and self.now - lease.granted_at < profiling.GROWS_ON_S  # later it may grow on
         )
         assert all(count == 1 for count in first_runs.values()), "two first runs of one type"
         for uuid, gpu in self.world.gpus.items():
             if gpu.is_exclusive:
-                assert sum(uuid in lease.gpus for lease in self.engine.leases.values()) <= 1
+                assert sum(uuid in lease.gpus for lease in self.engine.view.leases.values()) <= 1
 
     @invariant()
     def what_is_saved_is_what_is_so(self) -> None:
-        assert self.saved_leases == self.engine.leases
-        profiles = {(p.job_type, p.model): p for p in self.engine.memory.profiles()}
+        assert self.saved_leases == self.engine.view.leases
+        profiles = {(p.job_type, p.model): p for p in self.engine.view.memory.profiles()}
         assert self.saved_profiles == profiles
         assert set(self.saved_waiting) == set(self.waiting) | set(self.away)
-        chance = self.engine.memory.margin.chance
+        chance = self.engine.view.memory.margin.chance
         assert 0.97 < chance / self.saved_numbers.get(CHANCE, FIRST_MARGIN.chance) < 1.03
 
     @invariant()
     def no_lease_is_lost_and_none_outlives_its_job(self) -> None:
         alive = {lease for p in self.world.processes.values() if p.is_alive for lease in p.leases}
-        assert set(self.engine.leases) == alive | self.dead
+        assert set(self.engine.view.leases) == alive | self.dead
 
     @invariant()
     def everybody_who_waits_knows_why(self) -> None:
-        assert {waiting.request.key for waiting in self.engine.waitlist} == set(self.waiting)
+        assert {waiting.request.key for waiting in self.engine.view.waitlist} == set(self.waiting)
         for key in self.waiting:
-            wait = self.engine.why(key, self.now)
+            wait = self.engine.view.why(key, self.now)
             assert wait is not None
             assert wait.text
-        assert self.engine.why("nobody", self.now) is None
+        assert self.engine.view.why("nobody", self.now) is None
 
     # --- what may happen -----------------------------------------------------------------
 
@@ -477,7 +485,7 @@ class Negotiation(RuleBasedStateMachine):
     @rule(step_s=STEPS_S)
     def look(self, step_s: float) -> None:
         self.now += step_s
-        since = min((waiting.since for waiting in self.engine.waitlist), default=self.now)
+        since = min((waiting.since for waiting in self.engine.view.waitlist), default=self.now)
         self.tell(Sampled(self.now, self.world.readings()))
         if self.now - since < self.rules.patience_s:
             self._check_nobody_is_overlooked()
@@ -546,8 +554,8 @@ class Negotiation(RuleBasedStateMachine):
                     assert profile.runs[-1].outcome is not outcome, "blamed one who kept its word"
 
     @precondition(lambda self: self._held())
-    @rule(data=st.data(), outcome=st.sampled_from([Outcome.KILLED, Outcome.OUT_OF_MEMORY]))
-    def die(self, data, outcome) -> None:
+    @rule(data=st.data())
+    def die(self, data) -> None:
         """A holder dies with all its leases; its memory stays until the driver lets go of it."""
         process = self.world.of_lease(data.draw(st.sampled_from(self._held()), "lease"))
         for key in sorted({*self.waiting, *self.away}):
@@ -556,7 +564,10 @@ class Negotiation(RuleBasedStateMachine):
         process.is_alive = False
         self.dead |= process.leases
         for lease_id in sorted(process.leases):
-            self.tell(HolderGone(self.now, lease_id, outcome))
+            self.tell(HolderGone(self.now, lease_id))
+            self.tell(ReporterLost(self.now, lease_id))
+        self.now += COMMAND_S
+        self.tell(TimerFired(self.now))
 
     @rule()
     def bury(self) -> None:
@@ -624,7 +635,7 @@ class Negotiation(RuleBasedStateMachine):
             self.books_are_sound()
             if not self.waiting:
                 return
-        why = {key: self.engine.why(key, self.now) for key in self.waiting}
+        why = {key: self.engine.view.why(key, self.now) for key in self.waiting}
         raise AssertionError(f"they wait for ever: {why}")
 
 

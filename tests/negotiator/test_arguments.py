@@ -166,7 +166,7 @@ def test_requests_with_other_seeds_are_alike() -> None:
     for number in range(5):
         story.asks(f"s{number}", arguments=(("seed", float(number)), ("batch", 8.0)))
 
-    assert len(list(story.engine.waitlist.in_turn())) == 1
+    assert len(list(story.engine.view.waitlist.in_turn())) == 1
 
 
 # --- slow growth and jobs that may pass ----------------------------------------------------
@@ -182,7 +182,7 @@ def test_slow_growth_is_not_flat() -> None:
         story.looks(5.0)
         size *= 1.005
 
-    assert story.engine.leases["lease-a"].is_probe
+    assert story.engine.view.leases["lease-a"].is_probe
 
 
 def test_a_job_that_ends_in_time_passes_one_that_waits_for_a_gpu() -> None:
@@ -227,10 +227,10 @@ def test_small_values_do_not_break_the_sums() -> None:
 def test_what_arguments_tell_is_said_in_words() -> None:
     story = a_story(*LINEAR)
 
-    (row,) = views.profiles(story.engine, None)
+    (row,) = views.profiles(story.engine.view, None)
 
     assert any("line over batch" in text for text in row["by_arguments"])
-    (plain,) = views.profiles(a_story(a_run(GiB), a_run(GiB)).engine, None)
+    (plain,) = views.profiles(a_story(a_run(GiB), a_run(GiB)).engine.view, None)
     assert plain["by_arguments"] == []
 
 
@@ -296,7 +296,7 @@ def test_two_numbers_seen_apart_but_never_together_are_measured_anew() -> None:
 
 @pytest.mark.parametrize("memory", [PRODUCT, SUM], ids=["product", "sum"])
 def test_a_line_over_two_numbers_is_said_in_words(memory) -> None:
-    (row,) = views.profiles(a_story(*memory).engine, None)
+    (row,) = views.profiles(a_story(*memory).engine.view, None)
 
     text = row["by_arguments"][0]
     assert "batch" in text

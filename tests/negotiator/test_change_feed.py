@@ -43,7 +43,7 @@ def test_changes_alone_keep_a_picture_true_whatever_happens() -> None:
     chance = random.Random(7)
     profile = a_profile(2 * GiB, job_type="known")
     story, history = Story(some_gpus(3), profiles=(profile,)), History()
-    picture, kept = ChangeFeed(story.engine, history, 0.0), Kept()
+    picture, kept = ChangeFeed(story.engine.view, history, 0.0), Kept()
     for step in range(400):
         _anything(story, history, chance, step)
         if chance.random() < 0.7:
@@ -54,8 +54,8 @@ def test_changes_alone_keep_a_picture_true_whatever_happens() -> None:
 
 
 def _anything(story: Story, history: History, chance: random.Random, step: int) -> None:
-    held = [key for key, lease in story.leases.items() if lease.id in story.engine.leases]
-    waiting = [one.request.key for one in story.engine.waitlist]
+    held = [key for key, lease in story.leases.items() if lease.id in story.engine.view.leases]
+    waiting = [one.request.key for one in story.engine.view.waitlist]
     what = chance.choice(["ask", "ask", "end", "look", "give up", "die"])
     if what == "ask":
         size = chance.choice([None, GiB, 20 * GiB])
@@ -65,7 +65,7 @@ def _anything(story: Story, history: History, chance: random.Random, step: int) 
         story.gives_up(chance.choice(waiting))
     elif what in ("end", "die") and held:
         key = chance.choice(held)
-        lease = story.engine.leases[story.leases[key].id]
+        lease = story.engine.view.leases[story.leases[key].id]
         history.ended(lease, story.at, Outcome.OK, None)
         story.memory.pop(key, None)
         story.ends(key) if what == "end" else story.dies(key)
@@ -79,7 +79,7 @@ def test_when_nothing_happens_nothing_is_told_however_long_it_takes() -> None:
     story, history = Story(), History()
     story.asks("a", mem_bytes=20 * GiB)
     story.asks("b", mem_bytes=20 * GiB)
-    picture = ChangeFeed(story.engine, history, 0.0)
+    picture = ChangeFeed(story.engine.view, history, 0.0)
     picture.changes(story.at)
 
     assert picture.changes(story.at + 100) == {}
@@ -88,7 +88,7 @@ def test_when_nothing_happens_nothing_is_told_however_long_it_takes() -> None:
 def test_only_the_keys_that_changed_are_told() -> None:
     story, history = Story(), History()
     story.asks("a", mem_bytes=2 * GiB)
-    picture = ChangeFeed(story.engine, history, 0.0)
+    picture = ChangeFeed(story.engine.view, history, 0.0)
     picture.changes(story.at)
     story.memory["a"] = GiB
     story.looks()
@@ -104,7 +104,7 @@ def test_a_grant_keeps_the_id_and_an_end_tells_how() -> None:
     story, history = Story(), History()
     story.asks("a", mem_bytes=20 * GiB)
     story.asks("b", mem_bytes=20 * GiB)
-    picture = ChangeFeed(story.engine, history, 1000.0)
+    picture = ChangeFeed(story.engine.view, history, 1000.0)
     picture.changes(story.at)
     history.ended(story.leases["a"], story.at, Outcome.OUT_OF_MEMORY, 3 * GiB)
     story.ends("a")
@@ -121,7 +121,7 @@ def test_the_reason_of_who_waits_follows_what_happens() -> None:
     story, history = Story(), History()
     story.asks("a", mem_bytes=20 * GiB)
     story.asks("b", mem_bytes=20 * GiB)
-    picture = ChangeFeed(story.engine, history, 0.0)
+    picture = ChangeFeed(story.engine.view, history, 0.0)
     before = dict(picture.changes(story.at)["waiting"][0])
     story.strangers[0] = [a_use(999, 3 * GiB)]
     story.looks()
@@ -140,7 +140,7 @@ def test_a_crowd_is_asked_for_its_reasons_bit_by_bit_until_all_are_known(types: 
     for number in range(300):
         kind = f"t{number % types}.py"
         story.asks(f"k{number}", mem_bytes=20 * GiB, job_type=kind, label=kind)
-    picture = ChangeFeed(story.engine, history, 0.0)
+    picture = ChangeFeed(story.engine.view, history, 0.0)
     for _ in range(10):
         picture.changes(story.at)
 
@@ -152,19 +152,19 @@ def test_turns_sort_as_status_does() -> None:
     story.asks("a", mem_bytes=23 * GiB)
     for number, (priority, attempt) in enumerate([(0, 0), (5, 0), (0, 1), (-3, 0)]):
         story.asks(f"k{number}", mem_bytes=20 * GiB, priority=priority, attempt=attempt)
-    picture = ChangeFeed(story.engine, history, 0.0)
+    picture = ChangeFeed(story.engine.view, history, 0.0)
     picture.changes(story.at)
 
     told = sorted(picture.whole()["waiting"], key=lambda row: row["turn"])
 
-    status = views.status(story.engine, story.at)["waiting"]
+    status = views.status(story.engine.view, story.at)["waiting"]
     assert [row["id"] for row in told] == [row["id"] for row in status]
 
 
 def test_what_is_told_is_harmless_json_without_the_key() -> None:
     story, history = Story(), History()
     story.asks("secret-key", mem_bytes=GiB, label="\x1b[31m", job_type="\u202e")
-    picture = ChangeFeed(story.engine, history, 0.0)
+    picture = ChangeFeed(story.engine.view, history, 0.0)
     news = json.dumps(picture.changes(story.at) | picture.whole())
     (row,) = picture.whole()["leases"]
 

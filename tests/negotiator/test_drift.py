@@ -141,8 +141,8 @@ def test_what_does_not_count_any_more_is_said() -> None:
     changed = Story(profiles=(a_profile(*runs(*[16] * 9, code=OLD), *runs(*[2] * 9, code=NEW)),))
     shrunk = Story(profiles=(a_profile(*runs(*[16] * 9), *runs(*[2] * 9)),))
 
-    (code,) = views.profiles(changed.engine, None)
-    (memory,) = views.profiles(shrunk.engine, None)
+    (code,) = views.profiles(changed.engine.view, None)
+    (memory,) = views.profiles(shrunk.engine.view, None)
 
     assert "not counted: 9 runs of an older code" in code["notes"]
     assert "not counted: 9 runs from before its memory changed" in memory["notes"]
@@ -156,4 +156,4 @@ def test_requests_of_other_codes_wait_apart() -> None:
     for number, code in enumerate((OLD, NEW, OLD)):
         story.asks(f"s{number}", code=code)
 
-    assert len(list(story.engine.waitlist.in_turn())) == 2
+    assert len(list(story.engine.view.waitlist.in_turn())) == 2

@@ -6,6 +6,7 @@ from grn.model.gpu import ComputeMode, GpuHealth, GpuKind
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB
 from grn.negotiator.events import (
+    Defer,
     DropLease,
     DropProfile,
     DropWaiting,
@@ -18,6 +19,7 @@ from grn.negotiator.events import (
     SaveLease,
     SaveRun,
     SaveWaiting,
+    Settle,
     TellWaiting,
     WaitReason,
 )
@@ -55,7 +57,7 @@ def test_a_grant_is_saved_before_it_is_told():
     saved, granted = story.actions
     assert isinstance(saved, SaveLease)
     assert isinstance(granted, Grant)
-    assert saved.lease == granted.lease == story.engine.leases["lease-a"]
+    assert saved.lease == granted.lease == story.engine.view.leases["lease-a"]
     assert granted.gpus == (a_gpu(0),)
     assert granted.lease.reserved == (4 * GiB,)
 
@@ -77,7 +79,7 @@ def test_one_who_waited_is_taken_off_the_list_when_granted():
     story.asks("b", **BIG)
 
     assert story.ends("a") == ["b"]
-    assert kinds(story.actions) == [DropLease, DropWaiting, SaveLease, Grant]
+    assert kinds(story.actions) == [Settle, DropLease, DropWaiting, SaveLease, Grant, Defer]
     assert story.why("b") is None
 
 
@@ -127,11 +129,11 @@ def test_a_job_that_grows_over_its_reservation_is_counted_as_it_is_and_a_tenth_m
 def test_what_was_seen_of_a_running_job_can_be_asked():
     story = Story()
     story.asks("a", **SMALL)
-    assert story.engine.watch("lease-a").rose_at is None
+    assert story.engine.view.watch("lease-a").rose_at is None
     story.memory["a"] = 3 * GiB
     story.looks()
 
-    assert story.engine.watch("lease-a").peak_bytes == 3 * GiB
+    assert story.engine.view.watch("lease-a").peak_bytes == 3 * GiB
 
 
 def test_the_guard_is_never_promised():
@@ -146,7 +148,7 @@ def test_all_of_a_gpu_means_all_that_can_be_promised():
     story = Story(rules=Rules())
 
     assert story.asks("a", mem_bytes=24 * GiB) == ["a"]
-    assert story.reserved("a") == story.engine.books["GPU-0"].capacity_bytes < 24 * GiB
+    assert story.reserved("a") == story.engine.view.books["GPU-0"].capacity_bytes < 24 * GiB
 
 
 def test_all_of_a_gpu_is_had_beside_a_desktop_too():
@@ -342,12 +344,12 @@ def test_a_gpu_that_becomes_prohibited_gets_no_job_and_its_running_one_is_still_
         WaitReason.GPU_SILENT,
         "the driver lets no job start on GPU 0 (compute mode)",
     )
-    assert story.engine.watch(story.leases["a"].id).peak_bytes == GiB
-    assert gpu_view(story.engine.books["GPU-0"])["health"] == "prohibited"
+    assert story.engine.view.watch(story.leases["a"].id).peak_bytes == GiB
+    assert gpu_view(story.engine.view.books["GPU-0"])["health"] == "prohibited"
     story.dies("a")
     del story.memory["a"]
     assert story.looks() == []
-    assert not story.engine.leases
+    assert not story.engine.view.leases
     story.modes.clear()  # the driver does not say: as it was
     assert story.looks() == []
     story.modes[0] = ComputeMode.SHARED
@@ -363,11 +365,11 @@ def test_a_driver_without_process_lists_shows_no_job_that_uses_nothing():
     story.passes(600.0)
 
     assert story.free() == free, "what the job uses is within what it reserved"
-    assert used_by(story.engine, story.engine.leases[story.leases["a"].id]) is None
-    assert not story.engine.watch(story.leases["a"].id).blanks
+    assert used_by(story.engine.view, story.engine.view.leases[story.leases["a"].id]) is None
+    assert not story.engine.view.watch(story.leases["a"].id).blanks
     del story.memory["a"]
     story.ends("a")
-    assert not story.engine.memory.profiles(), "nothing was measured, so nothing is learned"
+    assert not story.engine.view.memory.profiles(), "nothing was measured, so nothing is learned"
 
 
 def test_a_first_run_keeps_its_gpu_while_the_driver_lists_no_processes():
@@ -430,7 +432,7 @@ def test_two_models_are_learned_apart():
     old = a_gpu(0, 12 * GiB, model="Old")
     story = Story([old, a_gpu(1)], profiles=(a_profile(5 * GiB, model="Old"),))
 
-    needs = story.engine.needs(a_request())
+    needs = story.engine.view.needs(a_request())
     assert (needs["Old"].is_probe, needs[MODEL].is_probe) == (False, True)
     assert needs[MODEL].need_bytes == pytest.approx(needs["Old"].need_bytes, rel=0.05)
 
@@ -456,7 +458,7 @@ def test_what_can_never_be_granted_is_refused_at_once_and_not_kept(wish):
     assert story.asks("a", **wish) == []
     (refused,) = story.refusals
     assert refused.key == "a"
-    assert "a" not in story.engine.waitlist
+    assert "a" not in story.engine.view.waitlist
     assert not any(isinstance(action, SaveWaiting) for action in story.actions)
 
 
@@ -494,7 +496,7 @@ def test_one_who_asks_again_for_what_it_holds_is_told_again():
     assert story.asks("a", lease="lease-a2", **SMALL) == ["a"]
     assert kinds(story.actions) == [Grant]
     assert story.leases["a"] == first
-    assert list(story.engine.leases) == ["lease-a"]
+    assert list(story.engine.view.leases) == ["lease-a"]
 
 
 def test_a_key_may_ask_anew_while_the_memory_of_its_dead_job_drains():
@@ -507,7 +509,7 @@ def test_a_key_may_ask_anew_while_the_memory_of_its_dead_job_drains():
     assert story.asks("a", lease="lease-a2", **BIG) == []
     del story.memory["a"]
     assert story.looks() == ["a"]
-    assert list(story.engine.leases) == ["lease-a2"]
+    assert list(story.engine.view.leases) == ["lease-a2"]
 
 
 def test_one_who_leaves_is_forgotten_and_lets_others_pass():
@@ -579,13 +581,12 @@ def test_looks_are_quick_while_somebody_waits_for_memory_to_be_gone():
     story.asks("a", **BIG)
     story.memory["a"] = 20 * GiB
     story.looks()
-    assert not story.engine.wants_look(story.at)
+    assert LookSoon() not in story.actions
     story.asks("b", **BIG)
-    assert not story.engine.wants_look(story.at)
+    assert LookSoon() not in story.actions
     story.dies("a")
 
     assert LookSoon() in story.actions
-    assert story.engine.wants_look(story.at)
     story.looks()
     assert LookSoon() in story.actions
     del story.memory["a"]

@@ -13,7 +13,7 @@ FAILED, KILLED = Outcome.FAILED, Outcome.KILLED
 
 
 def probes(story):
-    return [lease.request.key for lease in story.engine.leases.values() if lease.is_probe]
+    return [lease.request.key for lease in story.engine.view.leases.values() if lease.is_probe]
 
 
 # --- alone first ---------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_a_first_run_on_two_gpus_takes_both_and_shrinks_on_both():
     assert story.why("b") is WaitReason.FIRST_RUN_ELSEWHERE
     story.memory["a"] = 4 * GiB
     assert story.passes(70) == ["b"]
-    assert story.engine.leases["lease-a"].reserved[0] == story.reserved("a") < 6 * GiB
-    assert story.engine.leases["lease-a"].reserved[1] == story.reserved("a")
+    assert story.engine.view.leases["lease-a"].reserved[0] == story.reserved("a") < 6 * GiB
+    assert story.engine.view.leases["lease-a"].reserved[1] == story.reserved("a")
 
 
 # --- long ones -----------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_long_first_run_goes_flat_and_siblings_start_while_it_runs():
 
     assert story.passes(60) == []
     assert story.looks(10.0) == ["b", "c"]
-    assert "lease-a" in story.engine.leases
+    assert "lease-a" in story.engine.view.leases
     kept = story.reserved("a")
     assert 4.4 * GiB < kept < 5 * GiB
     assert story.reserved("b") == kept
@@ -137,7 +137,7 @@ def test_a_first_run_that_shrinks_is_saved_so():
 
     (saved,) = [action for action in story.actions if isinstance(action, SaveLease)]
     assert (saved.lease.id, saved.lease.is_probe) == ("lease-a", False)
-    assert saved.lease == story.engine.leases["lease-a"]
+    assert saved.lease == story.engine.view.leases["lease-a"]
 
 
 def test_a_first_run_that_still_grows_is_not_believed():
@@ -432,8 +432,8 @@ def test_what_is_learned_goes_to_the_model_it_ran_on():
     story.asks("a", slots=("0",))
     story.ends("a", peak_bytes=4 * GiB)
 
-    assert story.engine.memory.knows("train.py", "Old")
-    assert not story.engine.memory.knows("train.py", MODEL)
+    assert story.engine.view.memory.knows("train.py", "Old")
+    assert not story.engine.view.memory.knows("train.py", MODEL)
 
 
 # --- jobs without any memory of a GPU ------------------------------------------------------

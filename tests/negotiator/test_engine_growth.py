@@ -46,7 +46,7 @@ def test_a_run_that_outgrows_what_was_believed_is_believed_of_its_like_at_once()
 
     def need(arguments: tuple[tuple[str, float], ...]) -> int:
         wish = a_request(mem_bytes=4 * GiB, arguments=arguments)
-        return story.engine.needs(wish)[MODEL].need_bytes
+        return story.engine.view.needs(wish)[MODEL].need_bytes
 
     assert (need(like), need(other)) == (11 * GiB, 4 * GiB)
 

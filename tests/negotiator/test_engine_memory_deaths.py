@@ -6,7 +6,16 @@ from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import SaveRun
 from grn.negotiator.schedule.limits import Rules
-from tests.builders import MODEL, Story, a_profile, a_request, a_use, some_gpus
+from tests.builders import (
+    MODEL,
+    Story,
+    a_gpu,
+    a_profile,
+    a_request,
+    a_use,
+    a_virtual_gpu,
+    some_gpus,
+)
 
 OOM = Outcome.OUT_OF_MEMORY
 
@@ -17,9 +26,9 @@ def saved_run(story):
     return saved[0] if saved else None
 
 
-def a_shared_gpu():
+def a_shared_gpu(gpu=None):
     """Return a story with a (4 GiB) beside b (10 GiB) on one GPU."""
-    story = Story()
+    story = Story([gpu or a_gpu()])
     story.asks("a", mem_bytes=4 * GiB)
     story.asks("b", job_type="b.py", label="b.py", mem_bytes=10 * GiB)
     return story
@@ -58,7 +67,7 @@ def test_who_kept_to_what_it_had_is_not_blamed(beside_gib, word):
     run = saved_run(story)
     assert (run.outcome, run.peak_bytes) == (Outcome.FAILED, 2 * GiB)
     assert word in run.note
-    assert story.engine.needs(a_request(mem_bytes=4 * GiB))[MODEL].need_bytes == 4 * GiB
+    assert story.engine.view.needs(a_request(mem_bytes=4 * GiB))[MODEL].need_bytes == 4 * GiB
 
 
 def test_the_type_of_who_took_the_room_of_others_is_raised_while_it_runs_and_after():
@@ -69,19 +78,19 @@ def test_the_type_of_who_took_the_room_of_others_is_raised_while_it_runs_and_aft
     del story.memory["a"]
     like_b = a_request(job_type="b.py", mem_bytes=10 * GiB)
 
-    need = story.engine.needs(like_b)[MODEL]
+    need = story.engine.view.needs(like_b)[MODEL]
     assert need.need_bytes == 12 * GiB * 11 // 10
     assert need.because == "a run that is still going has grown to 12.0 GiB"
     story.ends("b")
     assert saved_run(story).note == "took the room of train.py, which ran out of memory"
-    assert story.engine.needs(like_b)[MODEL].need_bytes > 12 * GiB
+    assert story.engine.view.needs(like_b)[MODEL].need_bytes > 12 * GiB
 
 
 def test_without_a_word_on_what_it_asked_for_a_victim_is_known_by_its_neighbour():
     story = a_shared_gpu()
     story.memory = {"a": 2 * GiB, "b": 21 * GiB}
     story.looks()
-    story.dies("a", outcome=OOM)
+    story.ends("a", OOM)
 
     assert saved_run(story).outcome is Outcome.FAILED
 
@@ -95,7 +104,7 @@ def test_both_who_had_too_much_are_raised():
 
     assert (saved_run(story).outcome, saved_run(story).peak_bytes) == (OOM, 7 * GiB)
     like_b = a_request(job_type="b.py", mem_bytes=10 * GiB)
-    assert story.engine.needs(like_b)[MODEL].need_bytes > 12 * GiB
+    assert story.engine.view.needs(like_b)[MODEL].need_bytes > 12 * GiB
 
 
 def test_who_was_spared_goes_first_with_the_room_it_had():
@@ -139,10 +148,12 @@ def test_a_desktop_is_no_excuse_and_a_large_stranger_is(stranger_bytes, outcome)
 
 
 def test_a_holder_killed_for_memory_is_remembered_so():
-    story = a_shared_gpu()
-    story.memory["a"] = 9 * GiB
+    story = a_shared_gpu(a_virtual_gpu())
+    story.memory["b"] = 16 * GiB
     story.looks()
-    story.dies("a", outcome=OOM)
+    story.memory["a"] = 9 * GiB  # more than the virtual GPU has left
+    story.looks()
+    story.dies("a")
 
     run = saved_run(story)
     assert (run.outcome, run.peak_bytes, run.reserved_bytes) == (OOM, 9 * GiB, 4 * GiB)
@@ -150,12 +161,12 @@ def test_a_holder_killed_for_memory_is_remembered_so():
 
 def test_a_death_for_memory_never_lowers_what_is_believed():
     story = Story(profiles=(a_profile(8 * GiB),))
-    before = story.engine.needs(a_request())[MODEL].need_bytes
+    before = story.engine.view.needs(a_request())[MODEL].need_bytes
     story.asks("a")
     story.asks("x", job_type="x.py", mem_bytes=4 * GiB)
     story.ends("a", OOM, peak_bytes=before, asked_bytes=GiB)
 
-    assert story.engine.needs(a_request())[MODEL].need_bytes > before
+    assert story.engine.view.needs(a_request())[MODEL].need_bytes > before
 
 
 def test_retries_pass_all_others():

@@ -96,9 +96,9 @@ class FreesTheDeadUnseen(Engine):
     def handle(self, event):
         actions = super().handle(event)
         if isinstance(event, Sampled):
-            for lease in list(self.leases.values()):
+            for lease in list(self.view.leases.values()):
                 if lease.state is LeaseState.DRAINING:
-                    self.leases[lease.id] = replace(lease, state=LeaseState.HELD)
+                    self._leases[lease.id] = replace(lease, state=LeaseState.HELD)
                     actions += super().handle(Released(event.at, lease.id, Outcome.KILLED))
         return actions
 
@@ -121,8 +121,8 @@ class LosesARequest(Engine):
     """A second waiter pushes out the first."""
 
     def handle(self, event):
-        if isinstance(event, Requested) and len(self.waitlist) > 2:
-            first = next(iter(self.waitlist)).request.key
+        if isinstance(event, Requested) and len(self.view.waitlist) > 2:
+            first = next(iter(self.view.waitlist)).request.key
             return super().handle(Withdrawn(event.at, first)) + super().handle(event)
         return super().handle(event)
 
@@ -131,7 +131,7 @@ class GrantsTwice(Engine):
     """It does not know a key again and gives a second lease."""
 
     def handle(self, event):
-        held = {lease.request.key for lease in self.leases.values()}
+        held = {lease.request.key for lease in self.view.leases.values()}
         if isinstance(event, Requested) and event.request.key in held:
             event = Requested(event.at, replace(event.request, key="somebody new"))
         return super().handle(event)

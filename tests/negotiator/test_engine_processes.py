@@ -22,12 +22,12 @@ def test_the_memory_of_a_dead_holder_counts_until_the_driver_shows_it_gone():
     story.asks("b", **BIG)
 
     assert story.dies("a") == []
-    assert story.engine.leases["lease-a"].state is LeaseState.DRAINING
+    assert story.engine.view.leases["lease-a"].state is LeaseState.DRAINING
     assert story.looks() == []
     assert story.free() == 6 * GiB  # what it reserved and never used is free now
     del story.memory["a"]
     assert story.looks() == ["b"]
-    assert "lease-a" not in story.engine.leases
+    assert "lease-a" not in story.engine.view.leases
 
 
 def test_a_dead_holder_that_was_never_seen_keeps_its_reservation_until_a_look():
@@ -60,7 +60,7 @@ def test_each_step_of_a_death_is_saved():
     story.asks("a", **SMALL)
     story.memory["a"] = 3 * GiB
     story.looks()
-    story.dies("a", outcome=Outcome.OUT_OF_MEMORY)
+    story.dies("a")
     (first,) = [action.lease for action in story.actions if isinstance(action, SaveLease)]
     story.looks()
     (second,) = [action.lease for action in story.actions if isinstance(action, SaveLease)]
@@ -69,7 +69,7 @@ def test_each_step_of_a_death_is_saved():
     del story.memory["a"]
     story.looks()
 
-    assert (first.state, first.outcome) == (LeaseState.DRAINING, Outcome.OUT_OF_MEMORY)
+    assert (first.state, first.outcome) == (LeaseState.DRAINING, Outcome.KILLED)
     assert (first.reserved, second.reserved) == ((4 * GiB,), (0,))
     assert DropLease("lease-a") in story.actions
 
@@ -85,11 +85,11 @@ def test_a_silent_gpu_does_not_show_memory_gone(health):
     story.health[0] = health
     story.looks()
 
-    assert "lease-a" in story.engine.leases
+    assert "lease-a" in story.engine.view.leases
     assert story.free() == 4 * GiB
     story.health[0] = GpuHealth.OK
     story.looks()
-    assert story.engine.leases == {}
+    assert story.engine.view.leases == {}
 
 
 def test_a_dead_job_on_two_gpus_is_gone_when_both_show_it():
@@ -101,11 +101,11 @@ def test_a_dead_job_on_two_gpus_is_gone_when_both_show_it():
     del story.memory["a"]
     story.health[1] = GpuHealth.UNKNOWN
     story.looks()
-    assert "lease-a" in story.engine.leases
+    assert "lease-a" in story.engine.view.leases
     story.health[1] = GpuHealth.OK
     story.looks()
 
-    assert story.engine.leases == {}
+    assert story.engine.view.leases == {}
 
 
 def test_a_holder_dies_once():
@@ -140,7 +140,7 @@ def test_what_a_live_process_keeps_after_its_lease_is_a_strangers():
     story.asks("b", mem_bytes=24 * GiB)
 
     assert story.ends("a") == []
-    assert story.engine.books["GPU-0"].strangers_bytes == 3 * GiB
+    assert story.engine.view.books["GPU-0"].strangers_bytes == 3 * GiB
     assert story.looks() == []
     del story.memory["a"]
     assert story.looks() == ["b"]
@@ -273,7 +273,7 @@ def test_two_leases_in_one_process_share_what_it_uses():
     story.memory = {"a": 10 * GiB, "b": 0}  # nobody can tell whose thread has it
     story.looks()
 
-    measured = story.engine.books["GPU-0"].measured
+    measured = story.engine.view.books["GPU-0"].measured
     assert measured == {"lease-a": 5 * GiB, "lease-b": 5 * GiB}
     assert story.free() == 8 * GiB
 
@@ -296,7 +296,7 @@ def test_a_tree_of_processes_is_one_job():
     story.strangers[0] = [a_use(50, 5 * GiB, "lease-a"), a_use(51, 6 * GiB, "lease-a")]
     story.looks()
 
-    assert story.engine.books["GPU-0"].measured == {"lease-a": 11 * GiB}
+    assert story.engine.view.books["GPU-0"].measured == {"lease-a": 11 * GiB}
     assert story.free() == 24 * GiB - 11 * GiB * 11 // 10
 
 

@@ -77,7 +77,7 @@ def test_a_lease_on_a_gpu_that_is_not_managed_any_more_is_dropped():
     gone = a_lease("a", gpus=("GPU-0", "GPU-9"))
     story = Story(leases=(gone, a_lease("b")))
 
-    assert list(story.engine.leases) == ["lease-b"]
+    assert list(story.engine.view.leases) == ["lease-b"]
     engine = an_engine(gpus=some_gpus(1))
     assert DropLease("lease-a") not in engine.handle(Requested(1.0, a_request(**SMALL)))
 

@@ -175,7 +175,7 @@ def test_what_users_have_had_survives_the_negotiator():
     again = Story(at=2 * HOUR, uses=(use,))
 
     assert use.user == EVE
-    assert again.engine.usage.used_h(EVE, 2 * HOUR) == pytest.approx(use.used_h, rel=0.05)
+    assert again.engine.view.usage.used_h(EVE, 2 * HOUR) == pytest.approx(use.used_h, rel=0.05)
     assert use.used_h > 0.8
 
 
@@ -184,15 +184,15 @@ def test_many_groups_are_sorted_in_anew_step_by_step():
     for number in range(600):
         story.asks(f"a{number}", user=ADA, job_type=f"t{number}", **BIG)
     story.asks("b", user=BOB, **BIG)
-    story.engine.usage.began("other", ADA, 4.0, 100 * HOUR, story.at)
+    story.engine.view.usage.began("other", ADA, 4.0, 100 * HOUR, story.at)
     for _ in range(12):
         story.looks(100.0)
-    groups = list(story.engine.waitlist.in_turn())
+    groups = list(story.engine.view.waitlist.in_turn())
 
     assert groups[0].head.request.key == "b"
     assert [group.head.request.key for group in groups[1:]] == [f"a{n}" for n in range(600)]
     assert [group.turn for group in groups] == sorted(
-        map(story.engine.turn, (g.head for g in groups))
+        map(story.engine.view.turn, (g.head for g in groups))
     )
 
 

@@ -68,7 +68,7 @@ def test_fast_looks_do_not_fill_the_past() -> None:
     story.asks("a", mem_bytes=GiB)
     for _ in range(100):
         story.looks(after_s=0.02)
-        history.sampled(story.engine, story.at)
+        history.sampled(story.engine.view, story.at)
 
     assert len(history.gpus["GPU-0"].recent) <= 3
 
@@ -78,7 +78,7 @@ def test_a_lease_has_its_curve_for_a_while_after_its_end() -> None:
     story.asks("a", mem_bytes=GiB)
     story.memory["a"] = GiB // 2
     story.looks()
-    history.sampled(story.engine, story.at)
+    history.sampled(story.engine.view, story.at)
     history.ended(story.leases["a"], story.at, Outcome.OK, GiB // 2)
 
     assert history.curves["lease-a"].values[-1] == GiB // 2

@@ -28,7 +28,7 @@ class BusyStory(Story):
         plain = super().reading(gpu)
         busy = [
             self.types[lease.request.job_type]
-            for lease in self.engine.leases.values()
+            for lease in self.engine.view.leases.values()
             if gpu.uuid in lease.gpus
         ]
         return Reading(gpu.uuid, plain.health, plain.used_bytes, min(100.0, 100 * sum(busy)),
@@ -55,7 +55,7 @@ def test_a_job_alone_shows_its_load() -> None:
 
     (saved,) = [action for action in story.actions if isinstance(action, SaveRun)]
     assert saved.run.load == pytest.approx(0.3, abs=0.01)
-    assert story.engine.loads.of("light", "Card 24") == pytest.approx(0.3, abs=0.01)
+    assert story.engine.view.loads.of("light", "Card 24") == pytest.approx(0.3, abs=0.01)
 
 
 def test_beside_a_known_job_it_has_what_the_other_leaves() -> None:
@@ -66,7 +66,7 @@ def test_beside_a_known_job_it_has_what_the_other_leaves() -> None:
     story.types = {"known": 0.5, "new": 0.2}
     story.passes(60)
 
-    assert story.engine.loads.of("new", "Card 24") == pytest.approx(0.2, abs=0.01)
+    assert story.engine.view.loads.of("new", "Card 24") == pytest.approx(0.2, abs=0.01)
 
 
 def test_a_short_run_shows_no_load() -> None:
@@ -75,7 +75,7 @@ def test_a_short_run_shows_no_load() -> None:
     story.passes(10)
     story.ends("a")
 
-    assert story.engine.loads.of("new", "Card 24") is None
+    assert story.engine.view.loads.of("new", "Card 24") is None
 
 
 def test_a_short_run_after_an_idle_time_shows_no_load_either() -> None:
@@ -107,7 +107,7 @@ def test_jobs_with_little_load_share_whatever_was_concluded_of_their_types(
     known = tuple(a_profile(*slow, job_type=name) for name in ("pa", "pb"))
     story = BusyStory(some_gpus(1), Rules(NO_GUARD), profiles=known)
     story.types = {"pa": load, "pb": load}
-    assert story.engine.loads.slower_beside("pa", "Card 24")
+    assert story.engine.view.loads.slower_beside("pa", "Card 24")
     assert story.asks("a", job_type="pa", mem_bytes=GiB) == ["a"]
     assert story.asks("b", job_type="pb", mem_bytes=GiB) == (["b"] if is_shared else [])
 
@@ -132,7 +132,7 @@ def test_a_smoke_test_before_long_runs_keeps_no_types_apart() -> None:
         story.passes(40)
     for number in range(3):
         runs(150, *(f"{name} {number}{one}" for name in ("pa", "pb") for one in "ab"))
-    assert not story.engine.loads.slower_beside("pa", "Card 24")
+    assert not story.engine.view.loads.slower_beside("pa", "Card 24")
     assert story.asks("a", job_type="pa", mem_bytes=GiB)
     assert story.asks("b", job_type="pa", mem_bytes=GiB)
     assert story.asks("c", job_type="pb", mem_bytes=GiB)
@@ -258,7 +258,7 @@ def test_it_is_said_where_the_cap_comes_from() -> None:
     story.asks("a", job_type="heavy", mem_bytes=GiB)
     story.asks("b", job_type="heavy", mem_bytes=GiB)
 
-    wait = story.engine.why("b", story.at)
+    wait = story.engine.view.why("b", story.at)
     assert wait is not None
     assert "140% is the most (as set)" in wait.text
 
@@ -305,7 +305,7 @@ def test_who_waits_for_another_to_end_is_told_so() -> None:
     story.asks("b", job_type="one", mem_bytes=GiB)
     assert story.asks("c", job_type="other", mem_bytes=GiB) == []
 
-    wait = story.engine.why("c", story.at)
+    wait = story.engine.view.why("c", story.at)
     assert wait is not None
     assert wait.reason is WaitReason.GPUS_BUSY
     assert "beside train.py on GPU 0 it would slow both" in wait.text

@@ -131,7 +131,7 @@ def test_what_was_learned_of_one_type_reaches_the_others_run_by_run() -> None:
         for number in range(5):
             story.asks(f"{turn}.{number}", job_type=f"{number}.py")
             story.ends(f"{turn}.{number}", peak_bytes=4 * GiB)
-    assert story.engine.memory.margin.spread == 0.03
+    assert story.engine.view.memory.margin.spread == 0.03
 
     story.asks("after")
 
@@ -148,7 +148,7 @@ def test_running_out_of_memory_is_counted_and_kept_over_a_restart() -> None:
     assert saved.name == CHANCE
     assert saved.value < FIRST_MARGIN.chance
     again = an_engine(numbers=((saved.name, saved.value),))
-    assert again.memory.margin.chance == saved.value
+    assert again.view.memory.margin.chance == saved.value
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_only_our_own_estimates_are_held_against_us(wish) -> None:
     story.asks("neighbour", mem_bytes=2 * GiB)
     story.ends("a", outcome=Outcome.OUT_OF_MEMORY, peak_bytes=8 * GiB)
 
-    assert story.engine.memory.margin.chance == FIRST_MARGIN.chance
+    assert story.engine.view.memory.margin.chance == FIRST_MARGIN.chance
 
 
 def test_a_failed_run_says_nothing_of_how_much_types_differ() -> None:
     runs = [a_run(4 * GiB)] * 5 + [a_run(20 * GiB, Outcome.FAILED)] * 5
     engine = an_engine(profiles=tuple(a_profile(*runs, job_type=str(n)) for n in range(5)))
 
-    assert engine.memory.margin.spread == 0.03
+    assert engine.view.memory.margin.spread == 0.03

@@ -8,7 +8,7 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import Refuse
+from grn.negotiator.events import Refuse, Settle
 from tests.builders import Story, a_gpu, a_profile, a_request, a_run
 
 SMALL = a_gpu(0, 8 * GiB, model="Small")
@@ -26,11 +26,11 @@ def runs_out_alone(story: Story, key: str, used_bytes: int) -> bool:
     story.memory[key] = used_bytes
     story.looks()
     del story.memory[key]
-    verdict = story.engine.verdict(story.leases[key], None, None)
     story.ends(key, Outcome.OUT_OF_MEMORY)
+    (end,) = [action for action in story.actions if isinstance(action, Settle)]
     story.memory.clear()
     story.looks()
-    return verdict.has_larger
+    return end.settled.has_larger
 
 
 def test_a_need_learned_on_a_large_gpu_keeps_a_job_off_a_free_small_one() -> None:
@@ -45,7 +45,7 @@ def test_a_need_learned_on_a_large_gpu_keeps_a_job_off_a_free_small_one() -> Non
 
 def test_the_wait_names_the_model_that_showed_the_need() -> None:
     story = Story([SMALL, MIDDLE, BIG], profiles=known(12 * GiB))
-    needs = story.engine.needs(a_request("a"))
+    needs = story.engine.view.needs(a_request("a"))
     assert (needs["Small"].is_probe, needs["Small"].because) == (False, "as on Big")
     assert needs["Small"].need_bytes == needs["Big"].need_bytes > 16 * GiB
     # It fits there but for the headroom, and is measured anew.
@@ -102,7 +102,7 @@ def test_what_it_reached_is_a_lower_bound_for_all_models() -> None:
     story.looks()
     story.memory.clear()
     story.ends("a", Outcome.OUT_OF_MEMORY, asked_bytes=11 * GiB)  # 18 GiB: too much for Middle
-    needs = story.engine.needs(a_request("a2", attempt=1))
+    needs = story.engine.view.needs(a_request("a2", attempt=1))
     assert needs["Small"].need_bytes == needs["Middle"].need_bytes == 18 * GiB
 
 

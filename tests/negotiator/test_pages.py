@@ -30,7 +30,7 @@ def reader(
     story: Story, between: Callable[[], object] = lambda: None
 ) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], list[dict[str, Any]]]:
     """Return who answers as the negotiator does, and a list of the answers to be filled."""
-    made, answers = Pages(story.engine), list[dict[str, Any]]()
+    made, answers = Pages(story.engine.view), list[dict[str, Any]]()
 
     def ask(message: dict[str, Any]) -> dict[str, Any]:
         if answers:
@@ -65,14 +65,14 @@ def test_every_page_of_a_long_listing_is_bounded_and_together_they_are_all() -> 
         rows = answer["status"]
         assert len(rows["waiting"]) <= PAGE_ROWS
         assert len(rows["leases"]) <= PAGE_ROWS
-    assert whole == views.status(story.engine, story.at)
+    assert whole == views.status(story.engine.view, story.at)
     assert [row["place"] for row in whole["waiting"]] == [*range(1, MANY + 1)]
 
 
 def test_the_first_of_those_who_wait_are_found_without_sorting_all() -> None:
     story = crowded()
-    expected = sorted(story.engine.waitlist, key=story.engine.turn)
-    assert [one for _, one in views.in_turn(story.engine)] == expected
+    expected = sorted(story.engine.view.waitlist, key=story.engine.view.turn)
+    assert [one for _, one in views.in_turn(story.engine.view)] == expected
 
 
 def test_nobody_who_waits_all_the_time_is_left_out_while_others_leave() -> None:
@@ -86,7 +86,7 @@ def test_nobody_who_waits_all_the_time_is_left_out_while_others_leave() -> None:
     ask, _ = reader(story, leave)
     shown = {row["id"] for row in client.status(ask)["waiting"]}
 
-    assert shown >= {one.request.lease for one in story.engine.waitlist}
+    assert shown >= {one.request.lease for one in story.engine.view.waitlist}
 
 
 def test_who_is_granted_between_two_pages_is_shown_once() -> None:
@@ -102,7 +102,9 @@ def test_who_is_granted_between_two_pages_is_shown_once() -> None:
 
     ids = [row["id"] for row in (*whole["leases"], *whole["waiting"])]
     assert len(ids) == len(set(ids))
-    still = set(story.engine.leases) | {one.request.lease for one in story.engine.waitlist}
+    still = set(story.engine.view.leases) | {
+        one.request.lease for one in story.engine.view.waitlist
+    }
     assert set(ids) >= still
 
 
@@ -116,7 +118,7 @@ def test_all_that_a_name_may_mean_comes_in_pages_too() -> None:
 
 def test_profiles_come_in_pages() -> None:
     learned = [a_profile(a_run(GiB), job_type=f"type {number}") for number in range(60)]
-    made = Pages(an_engine(profiles=tuple(learned)))
+    made = Pages(an_engine(profiles=tuple(learned)).view)
     first, more = made.profiles(None, None)
     assert (len(first), more) == (PROFILE_ROWS, f"0.{PROFILE_ROWS}")
     assert len(made.profiles("type 7", None)[0]) == 1
@@ -127,13 +129,13 @@ def test_profiles_come_in_pages() -> None:
 @pytest.mark.parametrize("cursor", ["0.0", "999999999999999.0", "1.999999999999999"])
 def test_a_cursor_that_leads_nowhere_is_no_harm(cursor: str) -> None:
     story = crowded()
-    page, _ = Pages(story.engine).status(story.at, cursor)
+    page, _ = Pages(story.engine.view).status(story.at, cursor)
     assert set(page) == {"leases", "waiting"}
 
 
 def test_only_a_few_orders_are_kept() -> None:
     story = crowded()
-    made = Pages(story.engine)
+    made = Pages(story.engine.view)
     for number in range(1, 4 * MAX_ORDERS):
         page, _ = made.status(story.at, f"{number}.0")
         assert len(page["waiting"]) >= PAGE_ROWS - 1

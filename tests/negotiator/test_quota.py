@@ -116,7 +116,7 @@ def test_arguments_are_cut_before_they_are_stored() -> None:
 
 def test_the_engine_forgets_what_is_too_much_in_memory_and_in_the_store() -> None:
     story = Story()
-    known = story.engine.memory
+    known = story.engine.view.memory
     actions: list[object] = []
     for number in range(MAX_TYPES_PER_USER + 50):
         story.asks("a", job_type=f"type {number}", mem_bytes=GiB)
@@ -137,8 +137,8 @@ def test_too_many_that_were_saved_are_forgotten_at_the_start() -> None:
         for number in range(MAX_TYPES_PER_USER + 3)
     )
     engine = an_engine(profiles=learned)
-    assert len(engine.memory.profiles()) == MAX_TYPES_PER_USER
-    assert engine.memory.profile("type 0", learned[0].model) is None
+    assert len(engine.view.memory.profiles()) == MAX_TYPES_PER_USER
+    assert engine.view.memory.profile("type 0", learned[0].model) is None
 
 
 @pytest.mark.parametrize("name", ["é" * 100, "😀" * 100])

@@ -27,9 +27,9 @@ def test_who_comes_back_in_any_order_stands_as_before(seed: int) -> None:
     for key in coming[:-1]:  # while one is away nobody is given anything
         engine.handle(Requested(0.1, _request(key)))
         if chance.random() < 0.2:
-            gone = chance.choice([one.request.key for one in engine.waitlist])
+            gone = chance.choice([one.request.key for one in engine.view.waitlist])
             engine.handle(Withdrawn(0.1, gone))
-        _check(engine.waitlist)
+        _check(engine.view.waitlist)
 
 
 def _request(key: str):

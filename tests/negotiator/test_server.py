@@ -908,7 +908,7 @@ def test_whatever_is_said_the_right_client_gets_its_answers_and_all_goes_on(
     with shared.client() as bystander:
         assert bystander.is_served()
     wait_for(lambda: shared.server.connections.total() == 0, "the connections to end")
-    shared.call(shared.server.loop.engine.check)
+    shared.call(shared.engine.check)
     assert shared.server.waiting.total() == 0
     _forget_everything(shared)
 
@@ -916,7 +916,7 @@ def test_whatever_is_said_the_right_client_gets_its_answers_and_all_goes_on(
 def _with_a_lease(server: Inside, message: dict[str, Any]) -> dict[str, Any]:
     if message.get("lease") != "LEASE":
         return message
-    leases = server.call(lambda: list(server.server.loop.engine.leases))
+    leases = server.call(lambda: list(server.server.loop.view.leases))
     return message | {"lease": leases[0] if leases else "abababab"}
 
 

@@ -23,7 +23,7 @@ def test_status_is_json_and_names_what_is_free_and_who_has_the_rest() -> None:
     story.unexplained[0] = 1 * GiB
     story.looks()
 
-    status = views.status(story.engine, story.at)
+    status = views.status(story.engine.view, story.at)
 
     json.dumps(status)
     (gpu,), (lease,) = status["gpus"], status["leases"]
@@ -40,7 +40,7 @@ def test_status_is_json_and_names_what_is_free_and_who_has_the_rest() -> None:
 def test_what_the_driver_does_not_say_is_null_and_never_zero() -> None:
     engine = an_engine(readings=(Reading("GPU-0", GpuHealth.UNKNOWN),))
 
-    (gpu,) = views.status(engine, 0.0)["gpus"]
+    (gpu,) = views.status(engine.view, 0.0)["gpus"]
 
     assert gpu["health"] == "unknown"
     assert gpu["used_bytes"] is gpu["free_bytes"] is gpu["load_pct"] is None
@@ -50,7 +50,7 @@ def test_a_lease_nobody_has_measured_yet_shows_null() -> None:
     story = Story()
     story.asks("a")
 
-    (lease,) = views.status(story.engine, story.at)["leases"]
+    (lease,) = views.status(story.engine.view, story.at)["leases"]
 
     assert lease["used_bytes"] is lease["peak_bytes"] is lease["pid"] is None
     assert lease["first_run"]
@@ -63,9 +63,9 @@ def test_a_lease_whose_process_is_gone_says_so() -> None:
     story.memory["a"] = GiB
     story.dies("a")
 
-    (lease,) = views.status(story.engine, story.at)["leases"]
+    (lease,) = views.status(story.engine.view, story.at)["leases"]
 
-    assert story.engine.leases[lease["id"]].state is LeaseState.DRAINING
+    assert story.engine.view.leases[lease["id"]].state is LeaseState.DRAINING
     assert (lease["state"], lease["reason"]) == ("draining", "memory-not-gone")
     assert "its process is gone" in lease["why"]
 
@@ -76,7 +76,7 @@ def test_those_who_wait_are_listed_in_turn_with_place_and_reason() -> None:
     story.asks("late", priority=0)
     story.asks("urgent", priority=5)
 
-    waiting = views.status(story.engine, story.at + 3)["waiting"]
+    waiting = views.status(story.engine.view, story.at + 3)["waiting"]
 
     assert [(row["id"], row["place"]) for row in waiting] == [
         ("lease-urgent", 1),
@@ -91,7 +91,7 @@ def test_the_place_in_an_explanation_is_the_place_among_all() -> None:
     for key in ("b", "c", "d"):
         story.asks(key)
 
-    (row,) = views.explain(story.engine, "lease-d", story.at)
+    (row,) = views.explain(story.engine.view, "lease-d", story.at)
 
     assert row["place"] == 3
 
@@ -106,7 +106,7 @@ def test_reasons_of_ones_own_requests_are_those_of_this_moment() -> None:
 
     def reasons() -> dict[str, dict[str, str]]:
         keys = ["both", "both-too", "other", "a", "nobody"]
-        return views.reasons(story.engine, 1000, keys, story.at)
+        return views.reasons(story.engine.view, 1000, keys, story.at)
 
     before = reasons()
     assert before.keys() == {"both", "both-too"}, "not those of others, nor what runs"
@@ -114,7 +114,7 @@ def test_reasons_of_ones_own_requests_are_those_of_this_moment() -> None:
     story.ends("a")
     after = reasons()
     assert (after["both"]["reason"], after["both"]) == ("not-enough-gpus", after["both-too"])
-    rows = views.status(story.engine, story.at)["waiting"]
+    rows = views.status(story.engine.view, story.at)["waiting"]
     assert {row["why"] for row in rows if row["type"] == "two.py"} == {after["both"]["why"]}
 
 
@@ -123,7 +123,7 @@ def test_a_job_is_found_by_id_pid_label_and_type(name: str) -> None:
     story = Story()
     story.asks("a", pid=77, label="short", job_type="/full/path.py::f")
 
-    (row,) = views.explain(story.engine, name, story.at)
+    (row,) = views.explain(story.engine.view, name, story.at)
 
     assert row["id"] == "lease-a"
 
@@ -133,7 +133,7 @@ def test_a_job_is_not_found_by_parts_of_names(name: str) -> None:
     story = Story()
     story.asks("a", pid=77, label="short", job_type="/full/path.py::f")
 
-    assert views.explain(story.engine, name or "x", story.at) == []
+    assert views.explain(story.engine.view, name or "x", story.at) == []
 
 
 def test_a_profile_shows_what_is_believed_and_its_last_runs() -> None:
@@ -141,7 +141,7 @@ def test_a_profile_shows_what_is_believed_and_its_last_runs() -> None:
     failed = a_run(40 * GiB, Outcome.OUT_OF_MEMORY)
     engine = an_engine(profiles=(a_profile(*runs, failed),))
 
-    (row,) = views.profiles(engine, None)
+    (row,) = views.profiles(engine.view, None)
 
     json.dumps(row)
     assert (row["runs"], row["known"], row["largest_bytes"]) == (31, True, 30 * GiB)
@@ -155,7 +155,7 @@ def test_a_profile_shows_what_is_believed_and_its_last_runs() -> None:
 def test_a_profile_of_a_gpu_that_is_not_here_has_no_estimate() -> None:
     engine = an_engine(profiles=(a_profile(GiB, model="Card 80"),))
 
-    (row,) = views.profiles(engine, None)
+    (row,) = views.profiles(engine.view, None)
 
     assert row["estimate_bytes"] is None
     assert row["largest_bytes"] == GiB
@@ -164,9 +164,9 @@ def test_a_profile_of_a_gpu_that_is_not_here_has_no_estimate() -> None:
 def test_profiles_are_found_by_type_or_label() -> None:
     engine = an_engine(profiles=(a_profile(GiB, job_type="a"), a_profile(GiB, job_type="b")))
 
-    assert [row["type"] for row in views.profiles(engine, "b")] == ["b"]
-    assert views.profiles(engine, "c") == []
-    assert len(views.profiles(engine, None)) == 2
+    assert [row["type"] for row in views.profiles(engine.view, "b")] == ["b"]
+    assert views.profiles(engine.view, "c") == []
+    assert len(views.profiles(engine.view, None)) == 2
 
 
 def test_hostile_texts_of_a_profile_are_harmless() -> None:
@@ -174,7 +174,7 @@ def test_hostile_texts_of_a_profile_are_harmless() -> None:
     run = a_run(GiB, arguments=((text, text), ("n", 1.0)))
     engine = an_engine(some_gpus(1), profiles=(a_profile(run, job_type=text),))
 
-    (row,) = views.profiles(engine, None)
+    (row,) = views.profiles(engine.view, None)
 
     shown = [row["type"], row["label"], row["because"], *row["history"][0]["args"]]
     assert all(value.isprintable() for value in shown)

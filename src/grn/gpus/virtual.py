@@ -1,13 +1,13 @@
 """Virtual GPUs made of host memory: what a job uses is the resident memory of its process tree.
 
-For machines without a GPU, examples and tests. What a driver would refuse, `overflowing` names.
+For machines without a GPU, examples and tests.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from grn.errors import BadSetting
 from grn.gpus import trees
@@ -167,29 +167,3 @@ class VirtualProbe:
         }
         self._cpu_ticks, self._looked_at = ticks, now
         return loads
-
-
-def overflowing(
-    gpu: Gpu, reading: Reading, before: Reading | None, named: Collection[str] = ()
-) -> tuple[str, ...]:
-    """Return the leases whose growth overflowed a virtual GPU: what a driver would have refused.
-
-    `named` are those that were found before. While one of them is still there, be it dying or not
-    ours to end, nobody else is to blame.
-    """
-    if any(lease in named for use in reading.uses for lease in use.leases):
-        return ()
-    if gpu.kind is not GpuKind.VIRTUAL or (reading.used_bytes or 0) <= gpu.total_bytes:
-        return ()
-    grown = _by_lease(reading)
-    for leases, used in _by_lease(before).items() if before else ():
-        if leases in grown:
-            grown[leases] -= used
-    return max(grown, key=lambda leases: grown[leases], default=())
-
-
-def _by_lease(reading: Reading) -> dict[tuple[str, ...], int]:
-    sums: dict[tuple[str, ...], int] = {}
-    for use in reading.uses:
-        sums[use.leases] = sums.get(use.leases, 0) + (use.used_bytes or 0)
-    return sums

@@ -13,7 +13,7 @@ from typing import Any
 
 from grn.model.text import harmless
 from grn.negotiator import views
-from grn.negotiator.engine import Engine
+from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
 from grn.negotiator.history import STEP_S, Curve, History, LeaseEnd
 from grn.negotiator.schedule.order import Group, Waiting
@@ -32,8 +32,8 @@ _UNSAID: Said = (None, "")
 class ChangeFeed:
     """The machine as followers know it."""
 
-    def __init__(self, engine: Engine, history: History, wall_offset_s: float) -> None:
-        self._engine = engine
+    def __init__(self, view: EngineView, history: History, wall_offset_s: float) -> None:
+        self._view = view
         self._history = history
         self._offset_s = wall_offset_s
         self._gpus: dict[str, Row] = {}
@@ -41,16 +41,15 @@ class ChangeFeed:
         self._waiting: dict[str, tuple[Waiting, Row]] = {}
         self._ids: dict[str, str] = {}  # of those who wait: key -> id
         self.is_behind = False  # more has changed than was taken in at once
-        self._changed = dict.fromkeys(one.request.key for one in engine.waitlist.ordered())
-        engine.waitlist.changed = self._changed
+        self._changed = dict.fromkeys(one.request.key for one in view.waitlist.ordered())
+        view.follow(self._changed)
         self._said: dict[object, Said] = {}  # kind of request -> why it waits
         self._next_group = 0
         self._last_end = history.ends[-1].number if history.ends else 0
 
     def close(self) -> None:
-        """Follow the engine no more."""
-        if self._engine.waitlist.changed is self._changed:
-            self._engine.waitlist.changed = None
+        """Follow the view no more."""
+        self._view.unfollow(self._changed)
 
     def whole(self) -> Row:
         """Return all of it, as it was when `changes` was last called."""
@@ -62,7 +61,7 @@ class ChangeFeed:
         return {
             "gpus": self.gpus(),
             "ends": [self._end(end) for end in ends[-ENDS_SHOWN:]],
-            "samples": recent_samples(self._engine, self._history, self._offset_s),
+            "samples": recent_samples(self._view, self._history, self._offset_s),
         }
 
     def gpus(self) -> list[Row]:
@@ -102,7 +101,7 @@ class ChangeFeed:
     # --- parts ---------------------------------------------------------------------------
 
     def _changed_gpus(self) -> Iterable[Row]:
-        for uuid, book in self._engine.books.items():
+        for uuid, book in self._view.books.items():
             row = views.gpu(book)
             before = self._gpus.get(uuid)
             self._gpus[uuid] = row
@@ -112,16 +111,16 @@ class ChangeFeed:
                 yield {"uuid": uuid, **_newer(before, row)}
 
     def _changed_leases(self, gone: set[str]) -> Iterable[Row]:
-        engine, new = self._engine, 0
-        for lease_id in self._leases.keys() - engine.leases.keys():
+        view, new = self._view, 0
+        for lease_id in self._leases.keys() - view.leases.keys():
             del self._leases[lease_id]
             gone.add(lease_id)
         self.is_behind = False
-        for lease_id, lease in engine.leases.items():
+        for lease_id, lease in view.leases.items():
             known = self._leases.get(lease_id)
             if known is not None and known[0] is lease:
                 row = known[1]
-                moved = _newer(row, views.moving_parts(engine, lease))
+                moved = _newer(row, views.moving_parts(view, lease))
                 if moved:
                     row.update(moved)
                     yield {"id": lease_id, **moved}
@@ -130,7 +129,7 @@ class ChangeFeed:
             if new > MAX_NEW_ROWS:
                 self.is_behind = True
                 continue
-            row = views.granted_lease(engine, lease) | views.moving_parts(engine, lease)
+            row = views.granted_lease(view, lease) | views.moving_parts(view, lease)
             row["since_at"] = lease.granted_at + self._offset_s
             row |= _names(lease.request.key)
             self._leases[lease_id] = (lease, row)
@@ -140,7 +139,7 @@ class ChangeFeed:
         changed: dict[str, Row] = {}
         for key in list(islice(self._changed, MAX_NEW_ROWS)):
             del self._changed[key]
-            one = self._engine.waitlist.find(key)
+            one = self._view.waitlist.find(key)
             known = self._ids.get(key)
             if known is not None and (one is None or one.request.lease != known):
                 del self._waiting[known], self._ids[key]
@@ -161,12 +160,12 @@ class ChangeFeed:
                     changed.setdefault(row["id"], row)
 
     def _new_waiting(self, one: Waiting) -> Row:
-        group = self._engine.waitlist.group_of(one.request.key)
+        group = self._view.waitlist.group_of(one.request.key)
         reason, why = self._said.get(group.kind, _UNSAID) if group is not None else _UNSAID
         row = views.request(one.request) | {
             "state": "waiting",
             "since_at": one.since + self._offset_s,
-            "turn": list(self._engine.turn(one)),
+            "turn": list(self._view.turn(one)),
             **_names(one.request.key),
             "reason": reason,
             "why": why,
@@ -177,7 +176,7 @@ class ChangeFeed:
 
     def _groups_to_ask(self) -> list[Group]:
         """Return the first in turn, some of the others, and never so many that it takes long."""
-        groups = list(self._engine.waitlist.in_turn())
+        groups = list(self._view.waitlist.in_turn())
         first, others = groups[:FIRST_GROUPS], groups[FIRST_GROUPS:]
         if len(others) <= NEXT_GROUPS:
             return groups
@@ -194,16 +193,16 @@ class ChangeFeed:
         ]
         if not rows:
             return
-        wait = self._engine.why(group.head.request.key, at)
+        wait = self._view.why(group.head.request.key, at)
         said: Said = (wait.reason.value, harmless(wait.text)) if wait else _UNSAID
         self._said[group.kind] = said
         # When one has moved all of them have; they are told in order.
         has_moved = any(
-            row["turn"] != list(self._engine.turn(one)) for one, row in (rows[0], rows[-1])
+            row["turn"] != list(self._view.turn(one)) for one, row in (rows[0], rows[-1])
         )
         for one, row in rows:
             if has_moved or row["why"] != said[1] or row["reason"] != said[0]:
-                turn = list(self._engine.turn(one)) if has_moved else row["turn"]
+                turn = list(self._view.turn(one)) if has_moved else row["turn"]
                 changed = {"reason": said[0], "why": said[1], "turn": turn}
                 moved = _newer(row, changed)
                 if moved:
@@ -214,7 +213,7 @@ class ChangeFeed:
                         return
 
     def _end(self, end: LeaseEnd) -> Row:
-        return ended_lease(self._engine, end, self._offset_s)
+        return ended_lease(self._view, end, self._offset_s)
 
 
 def tag_of(key: str) -> str:
@@ -227,7 +226,7 @@ def _names(key: str) -> Row:
     return {"tag": tag_of(key), "origin": tag_of(key[:ORIGIN_DIGITS])}
 
 
-def ended_lease(engine: Engine, end: LeaseEnd, offset_s: float) -> Row:
+def ended_lease(view: EngineView, end: LeaseEnd, offset_s: float) -> Row:
     """Return how a lease ended."""
     lease = end.lease
     return {
@@ -236,7 +235,7 @@ def ended_lease(engine: Engine, end: LeaseEnd, offset_s: float) -> Row:
         "label": harmless(lease.request.label),
         "user": lease.request.user,
         "pid": lease.request.holder.pid if lease.request.holder else None,
-        "gpus": [engine.books[uuid].gpu.index for uuid in lease.gpus],
+        "gpus": [view.books[uuid].gpu.index for uuid in lease.gpus],
         "outcome": end.outcome.lease_word,
         "reserved_bytes": lease.reserved_bytes,
         "peak_bytes": end.peak_bytes,
@@ -247,18 +246,18 @@ def ended_lease(engine: Engine, end: LeaseEnd, offset_s: float) -> Row:
     }
 
 
-def recent_samples(engine: Engine, history: History, offset_s: float) -> list[Row]:
+def recent_samples(view: EngineView, history: History, offset_s: float) -> list[Row]:
     """Return the last two minutes of each GPU, oldest first."""
     return [
-        _samples(engine, uuid, past.recent, STEP_S, history.sampled_at + offset_s)
+        _samples(view, uuid, past.recent, STEP_S, history.sampled_at + offset_s)
         for uuid, past in history.gpus.items()
     ]
 
 
-def minute_samples(engine: Engine, history: History, offset_s: float) -> list[Row]:
+def minute_samples(view: EngineView, history: History, offset_s: float) -> list[Row]:
     """Return the last day of each GPU, minute by minute, oldest first."""
     return [
-        _samples(engine, uuid, past.minutes, 60.0, history.sampled_at + offset_s)
+        _samples(view, uuid, past.minutes, 60.0, history.sampled_at + offset_s)
         for uuid, past in history.gpus.items()
     ]
 
@@ -274,13 +273,13 @@ def curve(lease_id: str, curve: Curve, offset_s: float) -> Row:
 
 
 def _samples(
-    engine: Engine, uuid: str, points: Iterable[tuple[int | None, float | None]],
+    view: EngineView, uuid: str, points: Iterable[tuple[int | None, float | None]],
     step_s: float, until_at: float,
 ) -> Row:  # fmt: skip
     kept = list(points)
     return {
         "uuid": uuid,
-        "index": engine.books[uuid].gpu.index,
+        "index": view.books[uuid].gpu.index,
         "step_s": step_s,
         "until_at": until_at,
         "used_bytes": [used for used, _ in kept],

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grn.model.gpu import GpuHealth, Reading
-from grn.model.job import Request
+from grn.model.job import Outcome, Request
+from grn.negotiator.endings import Endings
+from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import (
     Action,
+    Defer,
     DropLease,
     DropProfile,
     DropWaiting,
@@ -26,18 +29,22 @@ from grn.negotiator.events import (
     ProfileForgotten,
     Refuse,
     Released,
+    ReporterJoined,
+    ReporterLost,
     Requested,
+    Resumed,
     Sampled,
     SaveLease,
     SaveWaiting,
+    SetTimer,
+    Settle,
     Stopping,
     TellWaiting,
+    TimerFired,
     Wait,
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.learn import profiling
-from grn.negotiator.learn.blame import Verdict
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.runs import Runs
 from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
@@ -47,14 +54,14 @@ from grn.negotiator.schedule.fair_share import Shares, class_of
 from grn.negotiator.schedule.grant import USUAL_S, Granter
 from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.schedule.order import Waiting
-from grn.negotiator.schedule.placement import Need, pinned
+from grn.negotiator.schedule.placement import pinned
 from grn.negotiator.schedule.reconnects import Returning
 from grn.negotiator.schedule.usage import Usage
 from grn.negotiator.schedule.wait_queue import Waitlist
 
 
 class Engine:
-    """The negotiator's mind."""
+    """All state of the negotiator that decisions depend on."""
 
     def __init__(
         self,
@@ -62,32 +69,42 @@ class Engine:
         memory: TypeProfiles | None = None,
         loads: Loads | None = None,
     ) -> None:
-        self.rules = rules or Rules()
-        self.memory = memory or TypeProfiles()
-        self.loads = loads or Loads()
-        self.usage = Usage(self.rules.share_half_life_s, self.rules.weights)
-        self._shares = Shares(self.rules, self.usage)
-        self.turn = self._shares.turn
-        self.waitlist = Waitlist(self.turn, self._judged)
-        self._holdings = Holdings(self.rules, self.memory, self.loads)
-        self._runs = Runs(self.rules, self.memory, self.loads, self._holdings)
+        self._rules = rules or Rules()
+        self._memory = memory or TypeProfiles()
+        self._loads = loads or Loads()
+        self._usage = Usage(self._rules.share_half_life_s, self._rules.weights)
+        self._shares = Shares(self._rules, self._usage)
+        self._waitlist = Waitlist(self._shares.turn, self._judged)
+        self._holdings = Holdings(self._rules, self._memory, self._loads)
+        self._runs = Runs(self._rules, self._memory, self._loads, self._holdings)
         self._granter = Granter(
-            self.rules,
-            self.memory,
-            self.loads,
+            self._rules,
+            self._memory,
+            self._loads,
             self._holdings,
-            self.waitlist,
+            self._waitlist,
             self._shares,
-            self.usage,
+            self._usage,
         )
-        self.books = self._holdings.books
-        self.leases = self._holdings.leases
-        self.first_runs = self._holdings.first_runs
+        self._books = self._holdings.books
+        self._leases = self._holdings.leases
+        self._endings = Endings(self._holdings)
         self._sequence = 0
         self._saved: set[str] = set()  # keys that are written down as waiting
-        self._returning = Returning(self.waitlist)
+        self._returning = Returning(self._waitlist)
         self._grace_until = _NEVER
         self._residue_until = _NEVER
+        self.view = EngineView(
+            self._holdings,
+            self._waitlist,
+            self._memory,
+            self._loads,
+            self._usage,
+            self._shares,
+            self._granter.needs,
+            self._why,
+            self._memory.quota.dropped,
+        )
 
     # --- the door ------------------------------------------------------------------------
 
@@ -95,35 +112,42 @@ class Engine:
         """Apply one event and return the actions that follow."""
         if isinstance(event, Requested):
             return list(self._requested(event))
-        if isinstance(event, Sampled):
-            return list(self._sampled(event))
         if isinstance(event, Released):
             return list(self._released(event))
+        if isinstance(event, Resumed):
+            self._memory.refresh()
+            return []
+        if isinstance(event, Sampled):
+            return list(self._sampled(event))
         if isinstance(event, HolderGone):
             return list(self._holder_gone(event))
         if isinstance(event, Withdrawn):
             return list(self._withdrawn(event))
         if isinstance(event, HolderChanged):
             return list(self._holder_changed(event))
+        if isinstance(event, ReporterJoined):
+            return list(self._reporter_joined(event))
+        if isinstance(event, ReporterLost):
+            return list(self._reporter_lost(event))
+        if isinstance(event, TimerFired):
+            return list(self._timer_fired(event))
         if isinstance(event, JobStarted):
             return list(self._started(event))
         if isinstance(event, Stopping):
-            return list(self.usage.to_save(event.at, is_last=True))
+            return list(self._usage.to_save(event.at, is_last=True))
         return list(self._profile_forgotten(event))
 
     # --- questions (they change nothing) -------------------------------------------------
 
-    def wants_look(self, at: float) -> bool:
+    def _wants_look(self, at: float) -> bool:
         """True while a request waits for memory that the next sample may show to be free."""
-        if not len(self.waitlist):
+        if not len(self._waitlist):
             return False
-        if at < self._residue_until:
-            return True
-        return bool(self._holdings.draining)
+        return at < self._residue_until or bool(self._holdings.draining)
 
-    def why(self, key: str, at: float) -> Wait | None:
+    def _why(self, key: str, at: float) -> Wait | None:
         """Return why a request waits, None when it does not wait."""
-        group = self.waitlist.group_of(key)
+        group = self._waitlist.group_of(key)
         if group is None:
             return None
         if at < self._grace_until:
@@ -135,37 +159,14 @@ class Engine:
             WaitReason.YIELDS_TO_OLDER, "the room that is left is kept for an older request"
         )
 
-    def held_by_key(self, key: str) -> Lease | None:
-        """Return the lease that was granted to a request and is held."""
-        return self._holdings.held_by_key(key)
-
-    def users_before(self, user: int, at: float) -> int:
-        """Return how many waiting users go first because they have had less."""
-        return self._shares.before(user, at)
-
-    def watch(self, lease_id: str) -> profiling.RunWatch:
-        """Return what has been seen of a running job."""
-        return self._holdings.watches[lease_id]
-
-    def needs(self, request: Request) -> dict[str, Need]:
-        """Return what a request is believed to need on each GPU model."""
-        return self._granter.needs(request)
-
-    def is_sharing(self, lease: Lease) -> bool:
-        """True when other leases, or strangers beyond the guard, are on a GPU of this lease."""
-        return self._holdings.is_sharing(lease)
-
-    def verdict(self, lease: Lease, peak_bytes: int | None, asked_bytes: int | None) -> Verdict:
-        """Judge whose fault it is that a job has run out of memory."""
-        return self._runs.verdict(lease, peak_bytes, asked_bytes)
-
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""
         self._holdings.check()
-        for lease in self.leases.values():
+        self._endings.check()
+        for lease in self._leases.values():
             is_held = lease.state is LeaseState.HELD
-            assert not (is_held and lease.request.key in self.waitlist), "granted and waiting"
-        assert self._saved >= {waiting.request.key for waiting in self.waitlist}
+            assert not (is_held and lease.request.key in self._waitlist), "granted and waiting"
+        assert self._saved >= {waiting.request.key for waiting in self._waitlist}
 
     # --- one method per event ------------------------------------------------------------
 
@@ -176,33 +177,35 @@ class Engine:
             unread = Reading(gpu.uuid, GpuHealth.UNKNOWN)
             self._holdings.open(gpu, readings.get(gpu.uuid, unread))
         self._shares.gpus = len(event.gpus)
-        self.usage.load(event.uses, event.wall_offset_s)
+        self._usage.load(event.uses, event.wall_offset_s)
         profiles = event.profiles
-        self.memory.quota.load(profiles)
-        if self.memory.quota.is_over():  # as when an older version has written it
-            dropped = set(self.memory.quota.excess({one.request.job_type for one in event.leases}))
+        self._memory.quota.load(profiles)
+        if self._memory.quota.is_over():  # as when an older version has written it
+            dropped = set(self._memory.quota.excess({one.request.job_type for one in event.leases}))
             profiles = tuple(one for one in profiles if one.job_type not in dropped)
             for job_type in dropped:
                 yield DropProfile(job_type)
-        self.memory.load(profiles, dict(event.numbers).get(CHANCE))
-        self.loads.load(profiles)
+        self._memory.load(profiles, dict(event.numbers).get(CHANCE))
+        self._loads.load(profiles)
         self._holdings.set_caps()
-        self.memory.woken.clear()  # nobody waits yet
+        self._memory.woken.clear()  # nobody waits yet
         for lease in event.leases:
-            if all(uuid in self.books for uuid in lease.gpus):
+            if all(uuid in self._books for uuid in lease.gpus):
                 self._holdings.put(lease, event.at)
                 self._resume(lease, event.at)
+                if lease.request.has_parent:
+                    self._endings.expect_report(lease.id)
             else:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
-        for book in self.books.values():
+        for book in self._books.values():
             book.read(book.reading)  # again, now that it is known whose memory it shows
         self._returning.expect(event.waiting)
         self._sequence = max((place + 1 for _, place in event.waiting), default=0)
         self._saved = {key for key, _ in event.waiting}
-        if self.books:
+        if self._books:
             self._granter.guess()  # drawn from all profiles: not while somebody waits for an answer
         if event.waiting:
-            self._grace_until = event.at + self.rules.grace_s
+            self._grace_until = event.at + self._rules.grace_s
 
     def _requested(self, event: Requested) -> Iterator[Action]:
         request = event.request
@@ -210,12 +213,12 @@ class Engine:
         if held is not None:  # the client lost the answer and asks again
             yield self._granted(held)
             return
-        refused = refusal(request, list(self.books.values())) or self._tried_in_vain(request)
+        refused = refusal(request, list(self._books.values())) or self._tried_in_vain(request)
         if refused is not None:
             yield from self._withdrawn(Withdrawn(event.at, request.key))
             yield refused
             return
-        if not len(self.waitlist) and self._grace_until == _NEVER:
+        if not len(self._waitlist) and self._grace_until == _NEVER:
             lease = self._granter.at_once(request, event.at)
             if lease is not None:
                 self._returning.take(request.key)
@@ -227,10 +230,10 @@ class Engine:
         elif event.at >= self._grace_until:
             for lease in self._granter.to_newcomer(waiting, event.at):
                 yield from self._given(lease)
-        if request.key in self.waitlist:
+        if request.key in self._waitlist:
             self._saved.add(request.key)
             yield SaveWaiting(request.key, waiting.sequence, request.holder)
-            yield TellWaiting(request.key, self.why(request.key, event.at) or _RESTARTING)
+            yield TellWaiting(request.key, self._why(request.key, event.at) or _RESTARTING)
 
     def _tried_in_vain(self, request: Request) -> Refuse | None:
         text = self._granter.never_fits(request)
@@ -245,7 +248,7 @@ class Engine:
         return True
 
     def _enqueue(self, request: Request, at: float) -> Waiting:
-        before = self.waitlist.pop(request.key)
+        before = self._waitlist.pop(request.key)
         if before is not None:
             waiting = replace(before, request=request)
             if class_of(waiting) != class_of(before):  # it asks with another priority
@@ -256,17 +259,17 @@ class Engine:
             sequence = self._sequence if old is None else old
             self._sequence = max(self._sequence, sequence + 1)
             waiting = self._placed(request, sequence, at)
-        self.waitlist.add(waiting, bool(pinned(request, list(self.books.values()))))
+        self._waitlist.add(waiting, bool(pinned(request, list(self._books.values()))))
         return waiting
 
     def _placed(self, request: Request, sequence: int, at: float) -> Waiting:
         """Give a new request its place among those of its user, and that among those of others."""
-        usual = [self.memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
+        usual = [self._memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
         usual_s = min((each for each in usual if each is not None), default=None)
         is_short = self._granter.is_short(request)
         share = max(
             max(need.need_bytes / self._holdings.sizes()[model].capacity_bytes, need.load or 0.0)
-            for model, need in self.needs(request).items()
+            for model, need in self._granter.needs(request).items()
         )
         cost_h = request.gpus * min(1.0, share) * (USUAL_S if usual_s is None else usual_s) / 3600
         were_several = self._shares.are_several()
@@ -284,87 +287,132 @@ class Engine:
 
     def _move_users(self, at: float) -> None:
         """Reorder users whose use differs from what was expected."""
-        self.waitlist.move(self._shares.update(at), _MAX_MOVED)
+        self._waitlist.move(self._shares.update(at), _MAX_MOVED)
 
     def _withdrawn(self, event: Withdrawn) -> Iterator[Action]:
         self._returning.take(event.key)
         yield from self._unsave(event.key)
-        waiting = self.waitlist.pop(event.key)
+        waiting = self._waitlist.pop(event.key)
         if waiting is not None:
             self._shares.gave_up(waiting)
             yield from self._schedule(event.at)  # it may have kept GPUs closed to others
 
     def _holder_changed(self, event: HolderChanged) -> Iterator[Action]:
-        lease = self.leases.get(event.lease)
+        lease = self._leases.get(event.lease)
         if lease is not None:
             request = replace(lease.request, holder=event.holder, is_command=False, has_parent=True)
             changed = replace(lease, request=request)
             self._holdings.replace(changed)
             self._granter.pin(request)
+            self._endings.bound(lease.id)
+            if event.is_reported:
+                self._endings.expect_report(lease.id)
             yield SaveLease(changed)
 
+    def _reporter_joined(self, event: ReporterJoined) -> Iterator[Action]:
+        if event.lease in self._leases:
+            self._endings.expect_report(event.lease)
+        yield from ()
+
+    def _reporter_lost(self, event: ReporterLost) -> Iterator[Action]:
+        yield from self._concluded(self._endings.reporter_lost(event.lease), event.at)
+
+    def _timer_fired(self, event: TimerFired) -> Iterator[Action]:
+        yield from self._concluded(self._endings.due(event.at), event.at)
+
     def _released(self, event: Released) -> Iterator[Action]:
-        lease = self.leases.get(event.lease)
+        lease = self._leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
-        self.usage.ended(lease.id, event.at)
-        yield from self._runs.ended(lease, event)
-        self.waitlist.learned(lease.request.job_type, _MAX_MOVED)
+        is_virtual = self._books[lease.gpus[0]].is_virtual
+        peak, reported = event.peak_bytes, event.gpu_peak_bytes
+        if is_virtual:
+            reported = event.resident_bytes
+        if reported is not None:
+            peak = max(peak or 0, reported)
+        outcome = self._endings.outcome_of(lease, event.outcome)
+        shown = outcome
+        if outcome is Outcome.FAILED and lease.request.is_command and event.resident_bytes is None:
+            shown = Outcome.CANCELLED  # no command has run under it
+        end = Released(event.at, lease.id, outcome, peak, event.asked_bytes)
+        yield from self._ended(lease, end, shown)
+        self._endings.forget(lease.id)
         yield from self._runs.drop(lease)
         yield from self._drop_types()
-        if not all(self.books[uuid].is_virtual for uuid in lease.gpus):
+        if not is_virtual or not all(self._books[uuid].is_virtual for uuid in lease.gpus):
             # The process lives on and may keep its memory a moment longer than its lease.
             self._residue_until = event.at + _RESIDUE_S
         yield from self._schedule(event.at)
-        if self.wants_look(event.at):
+        if self._wants_look(event.at):
             yield LookSoon()
+        yield Defer()
 
     def _holder_gone(self, event: HolderGone) -> Iterator[Action]:
-        lease = self.leases.get(event.lease)
-        if lease is None or lease.state is LeaseState.DRAINING:
-            return
-        self.usage.ended(lease.id, event.at)
-        yield from self._runs.ended(lease, event)
-        self.waitlist.learned(lease.request.job_type, _MAX_MOVED)
-        yield from self._drop_types()
-        draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=event.outcome)
-        self._holdings.replace(draining)
-        yield SaveLease(draining)
-        yield from self._schedule(event.at)
-        yield LookSoon()
+        lease = self._leases.get(event.lease)
+        if lease is not None and lease.state is LeaseState.HELD:
+            yield from self._concluded(self._endings.holder_gone(lease, event.at), event.at)
+
+    def _concluded(self, found: Iterator[Lease | SetTimer], at: float) -> Iterator[Action]:
+        """End the leases whose process is gone; their memory may still be there."""
+        for lease in found:
+            if isinstance(lease, SetTimer):
+                yield lease
+                continue
+            outcome = self._endings.outcome_of(lease, Outcome.KILLED)
+            yield from self._ended(lease, Released(at, lease.id, outcome), outcome, is_lost=True)
+            yield from self._drop_types()
+            draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=outcome)
+            self._holdings.replace(draining)
+            yield SaveLease(draining)
+            yield from self._schedule(at)
+            yield LookSoon()
+
+    def _ended(
+        self, lease: Lease, end: Released, shown: Outcome, is_lost: bool = False
+    ) -> Iterator[Action]:
+        """Judge the end of a lease, answer and learn from it."""
+        self._usage.ended(lease.id, end.at)
+        settled, learned = self._runs.ended(lease, end)
+        yield Settle(lease, end.at, settled, shown, is_lost)
+        yield from learned
+        self._waitlist.learned(lease.request.job_type, _MAX_MOVED)
 
     def _sampled(self, event: Sampled) -> Iterator[Action]:
         for reading in event.readings:
-            book = self.books.get(reading.uuid)
+            book = self._books.get(reading.uuid)
             if book is not None:
+                yield from self._endings.overflow(reading)
                 book.read(reading)
                 for use in reading.uses:
-                    self.waitlist.pin(use.pid)
-        yield from self._runs.look(event.at, event.survived)
+                    self._waitlist.pin(use.pid)
+        for action in self._runs.look(event.at, event.survived):
+            if isinstance(action, DropLease):
+                self._endings.forget(action.lease)
+            yield action
         yield from self._account(event.at)
         if event.at >= self._grace_until:
             for key in self._returning.give_up():
                 yield from self._unsave(key)
         yield from self._schedule(event.at)
-        if self.wants_look(event.at):
+        if self._wants_look(event.at):
             yield LookSoon()
 
     def _profile_forgotten(self, event: ProfileForgotten) -> Iterator[Action]:
-        self.loads.forget(event.job_type)
-        if self.memory.forget(event.job_type):
+        self._loads.forget(event.job_type)
+        if self._memory.forget(event.job_type):
             yield DropProfile(event.job_type)
-            self.waitlist.learned(event.job_type, _MAX_MOVED)
+            self._waitlist.learned(event.job_type, _MAX_MOVED)
             yield from self._schedule(event.at)
 
     def _drop_types(self) -> Iterator[Action]:
         """Forget types that are too many, but none that runs or waits."""
-        if not self.memory.quota.is_over():
+        if not self._memory.quota.is_over():
             return
-        in_use = {lease.request.job_type for lease in self.leases.values()}
-        in_use |= self.waitlist.job_types()
-        for job_type in self.memory.quota.excess(in_use):
-            self.loads.forget(job_type)
-            self.memory.drop(job_type)
+        in_use = {lease.request.job_type for lease in self._leases.values()}
+        in_use |= self._waitlist.job_types()
+        for job_type in self._memory.quota.excess(in_use):
+            self._loads.forget(job_type)
+            self._memory.drop(job_type)
             yield DropProfile(job_type)
 
     # --- what users have had -------------------------------------------------------------
@@ -372,23 +420,23 @@ class Engine:
     def _resume(self, lease: Lease, at: float) -> None:
         if lease.state is LeaseState.HELD:
             share = self._holdings.share_of(lease)
-            self.usage.resumed(lease.id, lease.request.user, share, lease.granted_at, at)
+            self._usage.resumed(lease.id, lease.request.user, share, lease.granted_at, at)
 
     def _account(self, at: float) -> Iterator[Action]:
         """Account the current use of all jobs to their users."""
-        for lease in self.leases.values():
+        for lease in self._leases.values():
             if lease.state is LeaseState.HELD:
-                self.usage.follow(lease.id, self._holdings.share_of(lease), at)
+                self._usage.follow(lease.id, self._holdings.share_of(lease), at)
         if self._shares.are_several():
             self._move_users(at)
-        self.waitlist.sort(_MAX_MOVED)
-        yield from self.usage.to_save(at)
+        self._waitlist.sort(_MAX_MOVED)
+        yield from self._usage.to_save(at)
 
     # --- what follows from an event ------------------------------------------------------
 
     def _schedule(self, at: float) -> Iterator[Action]:
         """Grant what is free to waiting requests."""
-        if at >= self._grace_until and len(self.waitlist):
+        if at >= self._grace_until and len(self._waitlist):
             for lease in self._granter.to_all(at):
                 yield from self._given(lease)
 

@@ -71,6 +71,18 @@ class Lease:
         return self.reserved[self.gpus.index(uuid)] if uuid in self.gpus else 0
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseSettled:
+    """How a lease ended as the negotiator sees it; without an outcome it knows no such lease."""
+
+    outcome: Outcome | None
+    was_alone: bool = True
+    peak_bytes: int | None = None
+    is_victim: bool = False  # it ran out of memory by no fault of its own
+    because: str = ""  # whose fault it was
+    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
+
+
 # --- events --------------------------------------------------------------------------------
 
 
@@ -110,27 +122,58 @@ class HolderChanged:
     at: float
     lease: str
     holder: Holder
+    is_reported: bool = False  # a connected process will report the end
+
+
+@dataclass(frozen=True, slots=True)
+class ReporterJoined:
+    """A connected process will report how the job of a lease ends."""
+
+    at: float
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReporterLost:
+    """The connection of that process is closed."""
+
+    at: float
+    lease: str
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The holder let go. `peak_bytes` is what a framework or the system says it used at most."""
+    """A client says that a lease has ended."""
 
     at: float
     lease: str
     outcome: Outcome
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # measured by the driver or the system
     asked_bytes: int | None = None  # the allocation that failed, where a message tells
+    gpu_peak_bytes: int | None = None  # reported by a framework
+    resident_bytes: int | None = None  # of the command in main memory: the peak on a virtual GPU
 
 
 @dataclass(frozen=True, slots=True)
 class HolderGone:
-    """The holder's process ended without a word."""
+    """The process that holds a lease has ended, and no client has released the lease."""
 
     at: float
     lease: str
-    outcome: Outcome = Outcome.KILLED
-    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time of a `SetTimer` has come."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The actions before a `Defer` are carried out."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +201,12 @@ Event = (
     | Requested
     | Withdrawn
     | HolderChanged
+    | ReporterJoined
+    | ReporterLost
     | Released
     | HolderGone
+    | TimerFired
+    | Resumed
     | Sampled
     | ProfileForgotten
     | Stopping
@@ -254,8 +301,40 @@ class TellWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """Answer the clients that ended a lease, and keep its end in the history."""
+
+    lease: Lease
+    at: float
+    settled: LeaseSettled
+    shown: Outcome  # in the history: a command lease that no command used was cancelled
+    is_lost: bool = False  # its process ended without a report
+
+
+@dataclass(frozen=True, slots=True)
+class KillProcesses:
+    """Kill the processes of a lease that overflowed a virtual GPU."""
+
+    lease: str
+    gpu: int  # index
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `TimerFired` at this time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Send `Resumed` when the actions before this one are carried out and clients have answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class LookSoon:
-    """Read the GPUs again now: somebody waits for memory that may be gone already."""
+    """Read the GPUs again now: a request waits for memory that may be free already."""
 
 
 Action = (
@@ -271,5 +350,9 @@ Action = (
     | Grant
     | Refuse
     | TellWaiting
+    | Settle
+    | KillProcesses
+    | SetTimer
+    | Defer
     | LookSoon
 )

@@ -15,10 +15,20 @@ from grn.gpus import trees
 from grn.model.job import Argument, Outcome, Policy, Request
 from grn.model.text import harmless
 from grn.negotiator import change_feed, views
-from grn.negotiator.events import Grant, HolderChanged, LeaseState, ProfileForgotten, Requested
+from grn.negotiator.events import (
+    Grant,
+    HolderChanged,
+    LeaseSettled,
+    LeaseState,
+    ProfileForgotten,
+    Refuse,
+    Released,
+    ReporterJoined,
+    Requested,
+    Withdrawn,
+)
 from grn.negotiator.learn.quota import kept_arguments
-from grn.negotiator.loop import Ending, LeaseSettled
-from grn.negotiator.server import Peer, nobody_cares
+from grn.negotiator.server import Peer
 from grn.protocol import negotiator_requests
 
 MAX_ASKED_AT_ONCE = 1024
@@ -41,7 +51,7 @@ def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
         raise NotAllowed("a request with this key belongs to another user.")
     peer.asked[message.key] = message.id
     server.waiting[peer.uid] += 1
-    loop.expect(message.key, peer.answer)
+    server.asking[message.key] = peer
     loop.tell(Requested(loop.now(), _request(peer, message)))
     if not message.command:  # a command has a process to start before it is over
         server.stay_awake()
@@ -63,27 +73,34 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
     if holder != before and loop.holders.watch(holder):
         if before is not None:
             loop.holders.unwatch(before)
-        loop.tell(HolderChanged(loop.now(), lease.id, holder))
-        if lease.id not in peer.granted or message.pid is not None:
-            loop.expect_report(lease.id)  # the parent will know how it ended
+        # The parent that speaks for it will know how it ended.
+        is_reported = lease.id not in peer.granted or message.pid is not None
+        loop.tell(HolderChanged(loop.now(), lease.id, holder, is_reported))
     peer.send(message.id, {"ok": True})
 
 
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     """End a lease, and say what the negotiator saw of it."""
     loop = peer.loop
-    ended = loop.end_of(message.lease)
-    if ended is not None or message.lease not in loop.engine.leases:
-        _tell_end(peer, message.id, ended or LeaseSettled(None))
+    ended = loop.history.end_of(message.lease)
+    if ended is not None or message.lease not in loop.view.leases:
+        peer.tell_end(message.id, ended or LeaseSettled(None))
         return
     lease = peer.own(message.lease, "done")
     peer.granted.discard(lease.id)
+    if lease.state is not LeaseState.HELD:  # it ended before this negotiator started
+        peer.tell_end(message.id, LeaseSettled(lease.outcome))
+        return
     context = peer.server.limits.context_bytes
     gpu_peak = message.peak + context if message.peak is not None else None
-    outcome = Outcome(message.outcome)
-    ending = Ending(outcome, gpu_peak, message.resident, message.asked)
     is_command = lease.request.is_command or lease.request.has_parent
-    loop.release(lease.id, ending, lambda how: _tell_end(peer, message.id, how))
+    peer.server.ending.setdefault(lease.id, []).append((peer, message.id))
+    loop.release(
+        Released(
+            loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
+            message.resident,
+        )
+    )  # fmt: skip
     if not is_command:
         peer.server.stay_awake()
 
@@ -92,7 +109,7 @@ def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
     """Promise to say how a lease ends that another process holds."""
     lease = peer.own(message.lease, "watch")
     peer.granted.add(lease.id)
-    peer.loop.expect_report(lease.id)
+    peer.loop.tell(ReporterJoined(peer.loop.now(), lease.id))
     peer.send(message.id, {"ok": True})
 
 
@@ -104,9 +121,10 @@ def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
         peer.note("cancel", message.key)
     lease = peer.held_by_key(message.key)
     if lease is not None:
-        peer.loop.release(lease.id, Ending(Outcome.FAILED), nobody_cares)
-    elif message.key in peer.loop.engine.waitlist:
-        peer.loop.take_back(message.key)
+        peer.loop.release(Released(peer.loop.now(), lease.id, Outcome.FAILED))
+    elif message.key in peer.loop.view.waitlist:
+        peer.loop.tell(Withdrawn(peer.loop.now(), message.key))
+        peer.server.deliver(Refuse(message.key, "this request was taken back.", code="UsageError"))
     peer.send(message.id, {"ok": True})
 
 
@@ -126,7 +144,7 @@ def follow(peer: Peer, message: negotiator_requests.FollowRequest) -> None:
 
 def samples(peer: Peer, message: negotiator_requests.SamplesRequest) -> None:
     """Show how GPUs were used, or the memory of one lease from its grant on."""
-    engine, history = peer.loop.engine, peer.loop.history
+    view, history = peer.loop.view, peer.loop.history
     offset_s = time.time() - peer.loop.now()
     if message.lease is not None:
         found = history.curves.get(message.lease)
@@ -136,7 +154,7 @@ def samples(peer: Peer, message: negotiator_requests.SamplesRequest) -> None:
         peer.send(message.id, {"curve": change_feed.curve(message.lease, found, offset_s)})
         return
     show = change_feed.minute_samples if message.span == "day" else change_feed.recent_samples
-    peer.send(message.id, {"samples": show(engine, history, offset_s)})
+    peer.send(message.id, {"samples": show(view, history, offset_s)})
 
 
 def why(peer: Peer, message: negotiator_requests.WhyRequest) -> None:
@@ -149,7 +167,7 @@ def why(peer: Peer, message: negotiator_requests.WhyRequest) -> None:
 
 def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> None:
     """Say why requests of this user wait; those that do not wait are left out."""
-    found = views.reasons(peer.loop.engine, peer.uid, message.keys, peer.loop.now())
+    found = views.reasons(peer.loop.view, peer.uid, message.keys, peer.loop.now())
     peer.send(message.id, {"reasons": found})
 
 
@@ -176,7 +194,7 @@ def forget(peer: Peer, message: negotiator_requests.ForgetRequest) -> None:
     """Forget what was learned of a job type."""
     known = [
         profile
-        for profile in peer.loop.engine.memory.profiles()
+        for profile in peer.loop.view.memory.profiles()
         if message.type in (profile.job_type, profile.label)
     ]
     if not known:
@@ -194,7 +212,7 @@ def stop(peer: Peer, message: negotiator_requests.StopRequest) -> None:
     if not peer.is_keeper:
         raise NotAllowed(f"only {KEEPERS} can stop it.")
     peer.note("stop", "")
-    peer.send(message.id, {"ok": True, "leases": len(peer.loop.engine.leases)})
+    peer.send(message.id, {"ok": True, "leases": len(peer.loop.view.leases)})
     peer.server.stop()
 
 
@@ -222,18 +240,9 @@ def _send_page(peer: Peer, message_id: int, page: dict[str, Any], more: str | No
     peer.send(message_id, page if more is None else {**page, "more": more})
 
 
-def _tell_end(peer: Peer, message_id: int, settled: LeaseSettled) -> None:
-    ended = settled.outcome.lease_word if settled.outcome else None
-    facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
-    if settled.because:
-        facts |= {"victim": settled.is_victim, "because": harmless(settled.because)}
-        facts["larger"] = settled.has_larger
-    peer.send(message_id, {"ok": True, "ended": ended, **facts})
-
-
 def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
     arguments: tuple[Argument, ...] = ()
-    known = peer.loop.engine.books
+    known = peer.loop.view.books
     if message.args:
         arguments = kept_arguments(
             (name, value) for name, value in message.args.items() if value is not None
@@ -262,11 +271,11 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
 
 def _nested(peer: Peer, message_id: int, lease_id: str) -> bool:
     """Answer a call inside a running job: it uses the lease that job holds."""
-    engine = peer.loop.engine
-    lease = engine.leases.get(lease_id)
+    view = peer.loop.view
+    lease = view.leases.get(lease_id)
     if lease is None or lease.request.user != peer.uid or lease.state is not LeaseState.HELD:
         return False
-    gpus = tuple(engine.books[uuid].gpu for uuid in lease.gpus)
+    gpus = tuple(view.books[uuid].gpu for uuid in lease.gpus)
     answer = views.granted(Grant(lease.request.key, lease, gpus), peer.indices_hold())
     peer.send(message_id, answer | {"nested": True, "probe": False})
     return True

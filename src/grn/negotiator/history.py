@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from grn.model.outcome import LEASE_OUTCOMES, Outcome
 from grn.negotiator import views
-from grn.negotiator.engine import Engine
-from grn.negotiator.events import Lease, LeaseState
+from grn.negotiator.engine_view import EngineView
+from grn.negotiator.events import Lease, LeaseSettled, LeaseState
 
 STEP_S = 1.0  # from one kept sample to the next
 RECENT = 120  # samples of a GPU that are kept one by one
@@ -102,16 +102,17 @@ class History:
         self._counted: dict[Outcome, int] = dict.fromkeys(LEASE_OUTCOMES, 0)
         self._uncounted = 0  # of the latest ends; counting each at once would cost every release
         self._with_curves: deque[str] = deque()
+        self._lost: dict[str, LeaseSettled] = {}  # the last leases that no client released
 
-    def sampled(self, engine: Engine, at: float) -> None:
-        """Keep what the engine has just read, at an even pace."""
+    def sampled(self, view: EngineView, at: float) -> None:
+        """Keep the latest readings, at an even pace."""
         if at - self.sampled_at < STEP_S * 0.9:
             return
         self.sampled_at = at
-        for uuid, book in engine.books.items():
+        for uuid, book in view.books.items():
             past = self.gpus.get(uuid) or self.gpus.setdefault(uuid, GpuPast())
             past.add(at, (book.reading.used_bytes, book.reading.load_pct))
-        for lease in engine.leases.values():
+        for lease in view.leases.values():
             if lease.state is not LeaseState.HELD:
                 continue
             curve = self.curves.get(lease.id)
@@ -119,7 +120,7 @@ class History:
                 if len(self.curves) >= MAX_CURVES:
                     continue
                 curve = self.curves[lease.id] = Curve(lease.granted_at)
-            curve.add(at, views.used_by(engine, lease))
+            curve.add(at, views.used_by(view, lease))
 
     def ended(self, lease: Lease, at: float, outcome: Outcome, peak_bytes: int | None) -> None:
         """Keep how a lease ended, and its curve for a while."""
@@ -133,6 +134,16 @@ class History:
             self._with_curves.append(lease_id)
             if len(self._with_curves) > ENDS_WITH_CURVES:
                 self.curves.pop(self._with_curves.popleft(), None)
+
+    def lost(self, lease_id: str, settled: LeaseSettled) -> None:
+        """Keep the end of a lease that no client released, for a client that comes late."""
+        self._lost[lease_id] = settled
+        if len(self._lost) > MAX_ENDS:
+            del self._lost[next(iter(self._lost))]
+
+    def end_of(self, lease_id: str) -> LeaseSettled | None:
+        """Return how a lease ended that no client released."""
+        return self._lost.get(lease_id)
 
     def outcomes(self) -> dict[str, int]:
         """Return how many leases have ended how since the negotiator started."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from grn.negotiator import views
-from grn.negotiator.engine import Engine
+from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
 from grn.negotiator.views import Row
 
@@ -23,10 +23,10 @@ Cursor = str
 
 
 class Pages:
-    """Status, reasons and profiles of one engine, page by page."""
+    """Status, reasons and profiles of one view, page by page."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, view: EngineView) -> None:
+        self._view = view
         self._orders: dict[int, list[Entry]] = {}
         self._latest = 0
 
@@ -34,17 +34,17 @@ class Pages:
         """Return a page of `status`, and where the next one begins."""
         if after is not None:
             return self._following(at, *_parts(after))
-        engine = self._engine
-        is_whole = max(len(engine.leases), len(engine.waitlist)) <= PAGE_ROWS
-        row = views.status(engine, at, PAGE_ROWS)
+        view = self._view
+        is_whole = max(len(view.leases), len(view.waitlist)) <= PAGE_ROWS
+        row = views.status(view, at, PAGE_ROWS)
         return row, None if is_whole else f"{self._latest + 1}.0"
 
     def why(self, name: str, at: float, after: Cursor | None) -> tuple[list[Row], Cursor | None]:
         """Return a page of all that a name may mean."""
         begin = _parts(after)[1] if after else 0
         end = begin + PAGE_ROWS
-        found = views.all_meant(self._engine, name)
-        return [views.meant(self._engine, one, at) for one in found[begin:end]], _next(
+        found = views.all_meant(self._view, name)
+        return [views.meant(self._view, one, at) for one in found[begin:end]], _next(
             0, end, len(found)
         )
 
@@ -54,8 +54,8 @@ class Pages:
         """Return a page of what was learned."""
         begin = _parts(after)[1] if after else 0
         end = begin + PROFILE_ROWS
-        found = views.profiles_of(self._engine, job_type)
-        return [views.profile(self._engine, one) for one in found[begin:end]], _next(
+        found = views.profiles_of(self._view, job_type)
+        return [views.profile(self._view, one) for one in found[begin:end]], _next(
             0, end, len(found)
         )
 
@@ -65,26 +65,26 @@ class Pages:
         leases = list(self._leases(entries))
         waiting = list(self._waiting(entries, at))
         shown = {
-            "leases": [views.lease(self._engine, one, at) for one in leases],
+            "leases": [views.lease(self._view, one, at) for one in leases],
             "waiting": waiting,
         }
         return shown, _next(number, begin + PAGE_ROWS, len(order))
 
     def _leases(self, entries: list[Entry]) -> Iterator[Lease]:
         """Find the leases of a page, and of requests that were granted meanwhile."""
-        engine = self._engine
-        waited = {key for place, key in entries if place and key not in engine.waitlist}
+        view = self._view
+        waited = {key for place, key in entries if place and key not in view.waitlist}
         if waited:
-            yield from (one for one in engine.leases.values() if one.request.key in waited)
+            yield from (one for one in view.leases.values() if one.request.key in waited)
         for place, name in entries:
-            if not place and name in engine.leases:
-                yield engine.leases[name]
+            if not place and name in view.leases:
+                yield view.leases[name]
 
     def _waiting(self, entries: list[Entry], at: float) -> Iterator[Row]:
         for place, key in entries:
-            one = self._engine.waitlist.find(key) if place else None
+            one = self._view.waitlist.find(key) if place else None
             if one is not None:
-                yield views.waiting(self._engine, one, place, at)
+                yield views.waiting(self._view, one, place, at)
 
     def _order(self, number: int) -> tuple[int, list[Entry]]:
         """Return an order by its number; one to come is made now, one forgotten is the latest."""
@@ -95,11 +95,11 @@ class Pages:
         return number, self._orders[number]
 
     def _make_order(self) -> None:
-        engine = self._engine
+        view = self._view
         self._latest += 1
-        leases: list[Entry] = [(0, lease_id) for lease_id in engine.leases]
+        leases: list[Entry] = [(0, lease_id) for lease_id in view.leases]
         self._orders[self._latest] = leases + [
-            (place, one.request.key) for place, one in enumerate(engine.waitlist.ordered(), 1)
+            (place, one.request.key) for place, one in enumerate(view.waitlist.ordered(), 1)
         ]
         self._orders.pop(self._latest - MAX_ORDERS, None)
 

@@ -30,9 +30,19 @@ from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
 from grn.negotiator import views
 from grn.negotiator.audit import Audit
-from grn.negotiator.events import Grant, Lease, Refuse, TellWaiting, Withdrawn
+from grn.negotiator.events import (
+    Grant,
+    Lease,
+    LeaseSettled,
+    Refuse,
+    Released,
+    ReporterLost,
+    Settle,
+    TellWaiting,
+    Withdrawn,
+)
 from grn.negotiator.holders import peer_of
-from grn.negotiator.loop import Ending, LeaseSettled, Loop
+from grn.negotiator.loop import ClientAction, Loop
 from grn.negotiator.pages import Pages
 from grn.negotiator.subscribers import Subscribers
 from grn.protocol import negotiator_requests
@@ -67,9 +77,12 @@ class Server:
         self.limits = limits
         self.version = version
         self.stop = stop
-        self.pages = Pages(loop.engine)
+        self.pages = Pages(loop.view)
         self.followers = Subscribers(loop, self.facts_to_follow)
         self.started_at = time.time()
+        self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
+        self.ending: dict[str, list[tuple[Peer, int]]] = {}  # lease -> clients that ended it
+        loop.deliver = self.deliver
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
         self.refusals: Counter[int] = Counter()
@@ -99,7 +112,7 @@ class Server:
     def is_idle(self) -> bool:
         """True when nothing is leased and nobody is connected but to look on."""
         others = self.connections.total() - len(self.followers)
-        return not others and not self.loop.engine.leases
+        return not others and not self.loop.view.leases
 
     def facts(self) -> dict[str, Any]:
         """Return who we are and what troubles us."""
@@ -108,13 +121,25 @@ class Server:
             "pid": os.getpid(),
             "uid": os.getuid(),
             "trouble": self.loop.trouble,
-            "types_dropped": self.loop.engine.memory.quota.dropped.total(),
+            "types_dropped": sum(self.loop.view.types_dropped.values()),
         }
 
     def facts_to_follow(self) -> dict[str, Any]:
         """Return these and how many leases have ended how, for those who count."""
         outcomes = self.loop.history.outcomes()
         return {**self.facts(), "started_at": self.started_at, "outcomes": outcomes}
+
+    def deliver(self, action: ClientAction) -> None:
+        """Pass on an action to the clients it is for."""
+        if isinstance(action, Settle):
+            for peer, message_id in self.ending.pop(action.lease.id, ()):
+                peer.tell_end(message_id, action.settled)
+            return
+        asking = self.asking.get(action.key)
+        if asking is not None:
+            if not isinstance(action, TellWaiting):
+                del self.asking[action.key]
+            asking.answer(action)
 
     def stay_awake(self) -> None:
         """Listen on for a moment without falling asleep: who has asked often asks again at once.
@@ -169,13 +194,14 @@ class Peer:
             self.server.followers.remove(self)
         self.server.connections[self.uid] -= 1
         self._withdraw_all()
-        for lease_id in self.granted & self.loop.engine.leases.keys():
-            self.loop.line_lost(lease_id)
-            if self.loop.engine.leases[lease_id].request.holder is None:
-                # Nothing but this connection ever proved that such a holder is alive.
-                self.loop.release(lease_id, Ending(Outcome.FAILED), nobody_cares)
+        loop = self.loop
+        for lease_id in self.granted & loop.view.leases.keys():
+            loop.line_lost(lease_id)
+            if loop.view.leases[lease_id].request.holder is None:
+                # Only this connection proved that such a holder is alive.
+                loop.release(Released(loop.now(), lease_id, Outcome.FAILED))
             else:
-                self.loop.no_report(lease_id)
+                loop.tell(ReporterLost(loop.now(), lease_id))
         if self.holder is not None:
             self.loop.holders.unwatch(self.holder)
 
@@ -183,7 +209,8 @@ class Peer:
         """Withdraw what it waits for; of very many the rest after the turn of others."""
         for key in list(islice(self.asked, MAX_WITHDRAWN_AT_ONCE)):
             self._answered(key)
-            if self.loop.forget(key, self.answer):  # else another connection asks by now
+            if self.server.asking.get(key) is self:  # else another connection asks by now
+                del self.server.asking[key]
                 self.loop.tell(Withdrawn(self.loop.now(), key))
         if self.asked:
             asyncio.get_running_loop().call_soon(self._withdraw_all)
@@ -223,13 +250,22 @@ class Peer:
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
 
+    def tell_end(self, message_id: int, settled: LeaseSettled) -> None:
+        """Say how a lease ended that this client has ended."""
+        ended = settled.outcome.lease_word if settled.outcome else None
+        facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
+        if settled.because:
+            facts |= {"victim": settled.is_victim, "because": harmless(settled.because)}
+            facts["larger"] = settled.has_larger
+        self.send(message_id, {"ok": True, "ended": ended, **facts})
+
     def _answered(self, key: str) -> None:
         if self.asked.pop(key, None) is not None:
             self.server.waiting[self.uid] -= 1
 
     def own(self, lease_id: str, verb: str) -> Lease:
         """Return a lease that this client may change; note when it is not its own."""
-        lease = self.loop.engine.leases.get(lease_id)
+        lease = self.loop.view.leases.get(lease_id)
         if lease is None:
             raise UnknownJob(f"there is no lease {lease_id}.", "See `grn ps`.")
         if lease.request.user != self.uid:
@@ -240,14 +276,14 @@ class Peer:
 
     def held_by_key(self, key: str) -> Lease | None:
         """Return the lease that was granted to a request and is held."""
-        return self.loop.engine.held_by_key(key)
+        return self.loop.view.held_by_key(key)
 
     def owner_of(self, key: str) -> int | None:
         """Return whose lease or request this is, None when there is none."""
         lease = self.held_by_key(key)
         if lease is not None:
             return lease.request.user
-        group = self.loop.engine.waitlist.group_of(key)
+        group = self.loop.view.waitlist.group_of(key)
         return group.members[key].request.user if group is not None else None
 
     @property
@@ -271,7 +307,3 @@ class Peer:
     def indices_hold(self) -> bool:
         """True when indices name the same GPUs for this client: not inside a container."""
         return not self.is_contained and self.loop.indices_hold
-
-
-def nobody_cares(_settled: LeaseSettled) -> None:
-    """Stand for the client that is gone."""

@@ -93,7 +93,7 @@ class Subscribers:
         if self._picture is None:
             now = self._loop.now()
             offset_s = time.time() - now
-            self._picture = ChangeFeed(self._loop.engine, self._loop.history, offset_s)
+            self._picture = ChangeFeed(self._loop.view, self._loop.history, offset_s)
             self._picture.changes(now)
             self._looked_at = now
             self._told = self._facts()

@@ -14,7 +14,7 @@ from grn.model.gpu import ComputeMode, GpuKind
 from grn.model.job import Request
 from grn.model.profile import Profile, Run
 from grn.model.text import harmless
-from grn.negotiator.engine import Engine
+from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Grant, Lease, LeaseState
 from grn.negotiator.learn import profiling
 from grn.negotiator.schedule.ledger import Book
@@ -24,44 +24,42 @@ Row = dict[str, Any]
 Meant = Lease | tuple[int, Waiting]  # a lease, or a place and who waits there
 
 
-def status(engine: Engine, at: float, most: int | None = None) -> Row:
+def status(view: EngineView, at: float, most: int | None = None) -> Row:
     """Return GPUs, leases and who waits, in turn; of each at most so many, if a number is given."""
     return {
-        "gpus": [gpu(book) for book in engine.books.values()],
-        "leases": [lease(engine, one, at) for one in islice(engine.leases.values(), most)],
-        "waiting": [
-            waiting(engine, one, place, at) for place, one in islice(in_turn(engine), most)
-        ],
-        "shares": shares(engine, at),
+        "gpus": [gpu(book) for book in view.books.values()],
+        "leases": [lease(view, one, at) for one in islice(view.leases.values(), most)],
+        "waiting": [waiting(view, one, place, at) for place, one in islice(in_turn(view), most)],
+        "shares": shares(view, at),
     }
 
 
-def shares(engine: Engine, at: float) -> list[Row]:
+def shares(view: EngineView, at: float) -> list[Row]:
     """Return what each user has had of the GPUs, who has had the least for its weight first."""
-    waiting = engine.waitlist.count_by_user()
-    users = sorted({*engine.usage.users(), *waiting}, key=lambda user: engine.usage.level(user, at))
+    waiting = view.waitlist.count_by_user()
+    users = sorted({*view.usage.users(), *waiting}, key=lambda user: view.usage.level(user, at))
     return [
         {
             "user": user,
-            "weight": engine.usage.weight(user),
-            "had_gpu_h": engine.usage.used_h(user, at),
-            "gpus_now": engine.usage.rate(user),
+            "weight": view.usage.weight(user),
+            "had_gpu_h": view.usage.used_h(user, at),
+            "gpus_now": view.usage.rate(user),
             "waits": waiting.get(user, 0),
         }
         for user in users
     ]
 
 
-def profiles(engine: Engine, job_type: str | None) -> list[Row]:
+def profiles(view: EngineView, job_type: str | None) -> list[Row]:
     """Return what was learned, of one type (by its full name or its label) or of all."""
-    return [profile(engine, one) for one in profiles_of(engine, job_type)]
+    return [profile(view, one) for one in profiles_of(view, job_type)]
 
 
-def profiles_of(engine: Engine, job_type: str | None) -> list[Profile]:
+def profiles_of(view: EngineView, job_type: str | None) -> list[Profile]:
     """Find the profiles of one type, by its full name or its label, or all."""
     return [
         profile
-        for profile in engine.memory.profiles()
+        for profile in view.memory.profiles()
         if job_type is None or job_type in (profile.job_type, profile.label)
     ]
 
@@ -89,50 +87,50 @@ def granted(grant: Grant, indices_hold: bool) -> Row:
     }
 
 
-def explain(engine: Engine, name: str, at: float) -> list[Row]:
+def explain(view: EngineView, name: str, at: float) -> list[Row]:
     """Return all that `name` may mean: the beginning of an id, a pid, a job type, a label."""
-    return [meant(engine, one, at) for one in all_meant(engine, name)]
+    return [meant(view, one, at) for one in all_meant(view, name)]
 
 
-def all_meant(engine: Engine, name: str) -> list[Meant]:
+def all_meant(view: EngineView, name: str) -> list[Meant]:
     """Find all that `name` may mean, the leases first."""
     leases: list[Meant] = [
-        one for one in engine.leases.values() if _is_meant(name, one.request, one.id)
+        one for one in view.leases.values() if _is_meant(name, one.request, one.id)
     ]
     return leases + [
         (place, one)
-        for place, one in enumerate(engine.waitlist.ordered(), 1)
+        for place, one in enumerate(view.waitlist.ordered(), 1)
         if _is_meant(name, one.request, one.request.lease)
     ]
 
 
-def reasons(engine: Engine, user: int, keys: Iterable[str], at: float) -> Row:
+def reasons(view: EngineView, user: int, keys: Iterable[str], at: float) -> Row:
     """Return by key why requests of a user wait; one answer serves all that wait alike."""
     found: Row = {}
     said: dict[int, Row] = {}
     for key in keys:
-        group = engine.waitlist.group_of(key)
+        group = view.waitlist.group_of(key)
         if group is None or group.members[key].request.user != user:
             continue
         if group.number not in said:
-            said[group.number] = _reason(engine, key, at)
+            said[group.number] = _reason(view, key, at)
         found[key] = said[group.number]
     return found
 
 
-def _reason(engine: Engine, key: str, at: float) -> Row:
-    wait = engine.why(key, at)
+def _reason(view: EngineView, key: str, at: float) -> Row:
+    wait = view.why(key, at)
     return {
         "reason": wait.reason.value if wait else None,
         "why": harmless(wait.text) if wait else "",
     }
 
 
-def meant(engine: Engine, one: Meant, at: float) -> Row:
+def meant(view: EngineView, one: Meant, at: float) -> Row:
     """Return a lease, or one who waits."""
     if isinstance(one, Lease):
-        return lease(engine, one, at)
-    return waiting(engine, one[1], one[0], at)
+        return lease(view, one, at)
+    return waiting(view, one[1], one[0], at)
 
 
 def _is_meant(name: str, request: Request, shown_id: str) -> bool:
@@ -183,24 +181,20 @@ def request(request: Request) -> Row:
     }
 
 
-def used_by(engine: Engine, lease: Lease) -> int | None:
+def used_by(view: EngineView, lease: Lease) -> int | None:
     """Return what a lease uses now on its fullest GPU."""
-    used = [engine.books[uuid].measured.get(lease.id) for uuid in lease.gpus]
+    used = [view.books[uuid].measured.get(lease.id) for uuid in lease.gpus]
     return max((size for size in used if size is not None), default=None)
 
 
-def lease(engine: Engine, lease: Lease, at: float) -> Row:
+def lease(view: EngineView, lease: Lease, at: float) -> Row:
     """Return one lease."""
-    return (
-        granted_lease(engine, lease)
-        | moving_parts(engine, lease)
-        | {"for_s": at - lease.granted_at}
-    )
+    return granted_lease(view, lease) | moving_parts(view, lease) | {"for_s": at - lease.granted_at}
 
 
-def granted_lease(engine: Engine, lease: Lease) -> Row:
+def granted_lease(view: EngineView, lease: Lease) -> Row:
     """Return what stays as it is while a lease is held."""
-    indices = [engine.books[uuid].gpu.index for uuid in lease.gpus]
+    indices = [view.books[uuid].gpu.index for uuid in lease.gpus]
     held = lease.state is LeaseState.HELD
     return request(lease.request) | {
         "state": "running" if held else "draining",
@@ -212,10 +206,10 @@ def granted_lease(engine: Engine, lease: Lease) -> Row:
     }
 
 
-def moving_parts(engine: Engine, lease: Lease) -> Row:
+def moving_parts(view: EngineView, lease: Lease) -> Row:
     """Return what of a lease changes from sample to sample."""
-    peak = engine.watch(lease.id).peak_bytes or None
-    return {"used_bytes": used_by(engine, lease), "peak_bytes": peak}
+    peak = view.watch(lease.id).peak_bytes or None
+    return {"used_bytes": used_by(view, lease), "peak_bytes": peak}
 
 
 def _why_running(lease: Lease, indices: list[int]) -> str:
@@ -227,13 +221,13 @@ def _why_running(lease: Lease, indices: list[int]) -> str:
     return f"runs on {where}"
 
 
-def in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
+def in_turn(view: EngineView) -> Iterator[tuple[int, Waiting]]:
     """Go through those who wait, the next first, each with its place.
 
     The first few cost little, however many there are: groups are in turn already, and so are the
     members of each, so a group is looked at when its head may be next.
     """
-    groups = engine.waitlist.in_turn()
+    groups = view.waitlist.in_turn()
     group = next(groups, None)
     heads: list[tuple[Turn, int, Waiting, Iterator[Waiting]]] = []
     place = 0
@@ -241,32 +235,32 @@ def in_turn(engine: Engine) -> Iterator[tuple[int, Waiting]]:
         while group is not None and (not heads or group.turn <= heads[0][0]):
             line = group.in_line()
             one = next(line)
-            heappush(heads, (engine.turn(one), group.number, one, line))
+            heappush(heads, (view.turn(one), group.number, one, line))
             group = next(groups, None)
         _, number, one, line = heappop(heads)
         place += 1
         yield place, one
         following = next(line, None)
         if following is not None:
-            heappush(heads, (engine.turn(following), number, following, line))
+            heappush(heads, (view.turn(following), number, following, line))
 
 
-def waiting(engine: Engine, waiting: Waiting, place: int, at: float) -> Row:
+def waiting(view: EngineView, waiting: Waiting, place: int, at: float) -> Row:
     """Return one who waits."""
     return request(waiting.request) | {
         "state": "waiting",
         "place": place,
         "for_s": at - waiting.since,
-        "had_gpu_h": engine.usage.used_h(waiting.request.user, at),
-        "users_before": engine.users_before(waiting.request.user, at),
-        **_reason(engine, waiting.request.key, at),
+        "had_gpu_h": view.usage.used_h(waiting.request.user, at),
+        "users_before": view.users_before(waiting.request.user, at),
+        **_reason(view, waiting.request.key, at),
     }
 
 
-def profile(engine: Engine, profile: Profile) -> Row:
+def profile(view: EngineView, profile: Profile) -> Row:
     """Return what was learned of one type on one GPU model."""
-    book = next((b for b in engine.books.values() if b.gpu.model == profile.model), None)
-    known, margin = engine.memory.known(profile.job_type, profile.model), engine.memory.margin
+    book = next((b for b in view.books.values() if b.gpu.model == profile.model), None)
+    known, margin = view.memory.known(profile.job_type, profile.model), view.memory.margin
     estimate = known.estimate(book.capacity_bytes, margin) if known and book else None
     telling = known.telling if known else profile
     peaks = [run.peak_bytes for run in telling.runs if profiling.counts_in_full(run)]
@@ -284,10 +278,10 @@ def profile(engine: Engine, profile: Profile) -> Row:
         "by_arguments": [harmless(text) for text in by_arguments],
         "notes": [*profiling.left_out(profile, telling), *margin.sentences(len(peaks))],
         "usual_duration_s": profiling.usual_duration_s(profile),
-        "load": engine.loads.of(profile.job_type, profile.model),
+        "load": view.loads.of(profile.job_type, profile.model),
         "load_cap": book.load_cap if book else None,
         "load_cap_because": book.cap_because if book else "",
-        "slower_beside": _slower_beside(engine, profile),
+        "slower_beside": _slower_beside(view, profile),
         "history": [_run(run, run in telling.runs) for run in profile.runs[-20:]],
     }
 
@@ -308,9 +302,9 @@ def _run(run: Run, is_telling: bool) -> Row:
     }
 
 
-def _slower_beside(engine: Engine, profile: Profile) -> Row:
+def _slower_beside(view: EngineView, profile: Profile) -> Row:
     """Return how many times as long it takes beside other types than their load tells."""
-    beside = engine.loads.slower_beside(profile.job_type, profile.model) or {}
+    beside = view.loads.slower_beside(profile.job_type, profile.model) or {}
     return {harmless(other): slower for other, slower in beside.items()}
 
 

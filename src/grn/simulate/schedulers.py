@@ -195,7 +195,7 @@ class OfEngine:
 
     def reserved_bytes(self, lease: str) -> int:
         """Return what a running job has reserved on each of its GPUs."""
-        held = self.engine.leases.get(lease)
+        held = self.engine.view.leases.get(lease)
         return held.reserved_bytes if held else 0
 
     def _told(self, at: float, actions: Sequence[Action]) -> list[Granted]:
@@ -211,7 +211,7 @@ class OfEngine:
 
     def _time_first_runs(self, at: float) -> None:
         """Note how long each first run keeps its siblings from starting."""
-        measured = set(self.engine.first_runs.values())
+        measured = set(self.engine.view.first_runs.values())
         for lease in [lease for lease in self._probes if lease not in measured]:
             self.probe_s.append(at - self._probes.pop(lease))
         for lease in measured:

@@ -10,8 +10,8 @@ from grn.model.units import show_size
 from grn.negotiator.events import (
     Action,
     DropLease,
-    HolderGone,
     Lease,
+    LeaseSettled,
     LeaseState,
     Released,
     SaveLease,
@@ -82,19 +82,34 @@ class Runs:
         self._holdings.drop(lease)
         yield DropLease(lease.id)
 
-    def ended(self, lease: Lease, event: Released | HolderGone) -> Iterator[Action]:
-        """Turn the end of a run into a remembered one, when it taught something."""
+    def ended(self, lease: Lease, event: Released) -> tuple[LeaseSettled, list[Action]]:
+        """Judge the end of a run and learn from it; return how it ended and what to save."""
+        peak = max(self._holdings.watches[lease.id].peak_bytes, event.peak_bytes or 0) or None
+        was_sharing = self._holdings.is_sharing(lease)
+        settled, verdict = LeaseSettled(event.outcome, not was_sharing, peak), None
+        if event.outcome is Outcome.OUT_OF_MEMORY:
+            verdict = self._verdict(lease, peak or 0, event.asked_bytes)
+            self._note_guilt(lease, verdict)
+            settled = replace(
+                settled,
+                is_victim=verdict.is_victim,
+                because=verdict.text,
+                has_larger=verdict.has_larger,
+            )
+        return settled, list(self._learn(lease, event, was_sharing, verdict))
+
+    def _learn(
+        self, lease: Lease, event: Released, was_sharing: bool, verdict: Verdict | None
+    ) -> Iterator[Action]:
+        """Remember a run that taught something."""
         request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
         self._memory.run_over(request, model)
-        asked = event.asked_bytes if isinstance(event, Released) else None
-        outcome, note = event.outcome, self._guilt.get(lease.id, "")
+        outcome, asked, note = event.outcome, event.asked_bytes, self._guilt.get(lease.id, "")
         ran_out_alone = False
-        if outcome is Outcome.OUT_OF_MEMORY:
-            verdict = self.verdict(lease, event.peak_bytes, asked)
-            self._note_guilt(lease, verdict)
+        if verdict is not None:
             note = verdict.text
             ran_out_alone = verdict.fault is Fault.OWN and self._model_of(lease) is not None
-            if verdict.is_innocent:  # it shows what it used, and nothing is held against its type
+            if verdict.is_innocent:  # the peak counts, and nothing is held against its type
                 outcome, asked = Outcome.FAILED, None
         end = profiling.RunEnd(
             outcome=outcome,
@@ -102,7 +117,7 @@ class Runs:
             peak_bytes=event.peak_bytes,
             asked_bytes=asked,
             reserved_bytes=lease.reserved_bytes,
-            was_sharing=self._holdings.is_sharing(lease),
+            was_sharing=was_sharing,
             ran_out_alone=ran_out_alone,
             wall_offset_s=self.wall_offset_s,
             arguments=request.arguments,
@@ -125,12 +140,9 @@ class Runs:
             if chance is not None:
                 yield SaveNumber(CHANCE, chance)
 
-    def verdict(self, lease: Lease, peak_bytes: int | None, asked_bytes: int | None) -> Verdict:
+    def _verdict(self, lease: Lease, peak_bytes: int, asked_bytes: int | None) -> Verdict:
         """Judge whose fault it is that a job has run out of memory."""
-        seen = self._holdings.watches[lease.id].peak_bytes
-        job = Participant(
-            lease.id, lease.request.label, lease.reserved_bytes, max(seen, peak_bytes or 0)
-        )
+        job = Participant(lease.id, lease.request.label, lease.reserved_bytes, peak_bytes)
         books = self._holdings.books_of(lease)
         beside = {
             other.id: _part(other, book) for book in books for other in book.leases.values()

@@ -1,0 +1,135 @@
+"""What may be read of an engine. Reading changes no decision; events change the engine.
+
+The protocols name the reading methods of the parts, so that mypy refuses the changing ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+from typing import Protocol
+
+from grn.model.gpu import GpuKind
+from grn.model.job import Argument, Request
+from grn.model.profile import Profile
+from grn.negotiator.events import Lease, Wait
+from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.margin import Margin
+from grn.negotiator.learn.profiling import RunWatch
+from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.fair_share import Shares
+from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.order import Group, Turn, Waiting
+from grn.negotiator.schedule.placement import Need
+from grn.negotiator.schedule.wait_queue import Waitlist
+
+
+class WaitingRequests(Protocol):
+    """The wait queue, to read."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, key: str) -> bool: ...
+    def __iter__(self) -> Iterator[Waiting]: ...
+    def find(self, key: str) -> Waiting | None: ...
+    def group_of(self, key: str) -> Group | None: ...
+    def ordered(self) -> Iterable[Waiting]: ...
+    def in_turn(self) -> Iterator[Group]: ...
+    def count_by_user(self) -> Mapping[int, int]: ...
+
+
+class KnownTypes(Protocol):
+    """The profiles of job types, to read."""
+
+    @property
+    def margin(self) -> Margin: ...
+    def known(self, job_type: str, model: str) -> Known | None: ...
+    def profiles(self) -> list[Profile]: ...
+    def profile(self, job_type: str, model: str) -> Profile | None: ...
+    def knows(self, job_type: str, model: str) -> bool: ...
+
+
+class KnownLoads(Protocol):
+    """The loads of job types, to read."""
+
+    def of(
+        self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()
+    ) -> float | None: ...
+    def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None: ...
+
+
+class UserUsage(Protocol):
+    """What users have had of the GPUs, to read."""
+
+    def users(self) -> Iterable[int]: ...
+    def level(self, user: int, at: float) -> float: ...
+    def weight(self, user: int) -> float: ...
+    def used_h(self, user: int, at: float) -> float: ...
+    def rate(self, user: int) -> float: ...
+
+
+class EngineView:
+    """GPUs, leases, waiting requests, profiles and usage of one engine."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        waitlist: Waitlist,
+        memory: KnownTypes,
+        loads: KnownLoads,
+        usage: UserUsage,
+        shares: Shares,
+        needs: Callable[[Request], dict[str, Need]],
+        why: Callable[[str, float], Wait | None],
+        types_dropped: Mapping[int, int],
+    ) -> None:
+        self._holdings = holdings
+        self._waitlist = waitlist
+        self._shares = shares
+        self.books: Mapping[str, Book] = MappingProxyType(holdings.books)
+        self.leases: Mapping[str, Lease] = MappingProxyType(holdings.leases)
+        self.first_runs: Mapping[str, str] = MappingProxyType(holdings.first_runs)
+        self.draining: AbstractSet[str] = holdings.draining
+        self.waitlist: WaitingRequests = waitlist
+        self.memory: KnownTypes = memory
+        self.loads: KnownLoads = loads
+        self.usage: UserUsage = usage
+        self.needs = needs  # of a request on each GPU model
+        self.why = why  # a request waits, at a time; None when it does not wait
+        self.types_dropped = MappingProxyType(types_dropped)  # user -> types over the quota
+
+    def held_by_key(self, key: str) -> Lease | None:
+        """Return the lease that was granted to a request and is held."""
+        return self._holdings.held_by_key(key)
+
+    def turn(self, waiting: Waiting) -> Turn:
+        """Return the sort key of a waiting request."""
+        return self._shares.turn(waiting)
+
+    def users_before(self, user: int, at: float) -> int:
+        """Return how many waiting users go first because they have had less."""
+        return self._shares.before(user, at)
+
+    def watch(self, lease_id: str) -> RunWatch:
+        """Return what samples have shown of a running job."""
+        return self._holdings.watches[lease_id]
+
+    def needs_last_look(self, lease_id: str, keeps_peaks: bool) -> bool:
+        """True when the peak of a lease is known only after one more look at its GPUs."""
+        lease = self.leases[lease_id]
+        if self.books[lease.gpus[0]].gpu.kind is GpuKind.VIRTUAL:
+            return False
+        return keeps_peaks or self.is_unseen(lease_id)
+
+    def is_unseen(self, lease_id: str) -> bool:
+        """True when no sample has shown memory of a lease."""
+        return self.watch(lease_id).rose_at is None
+
+    def follow(self, keys: dict[str, None]) -> None:
+        """Note in `keys` each request that joins, leaves or moves from now on."""
+        self._waitlist.changed = keys
+
+    def unfollow(self, keys: dict[str, None]) -> None:
+        """Note no more in `keys`."""
+        if self._waitlist.changed is keys:
+            self._waitlist.changed = None
