@@ -18,18 +18,20 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "negotiator": "__init__ events endings engine engine_view schedule learn views explain history "
     "change_feed pages",
     "queue": "__init__ events engine lifecycle ready_queue job_table lease_window finish",
-    "simulate": "__init__ workload schedulers replay policies show",
+    "simulate": "__init__ workload schedulers replay policies",
     "group": "__init__ task roles nested",
     "sweep": "__init__ grid space condition values template",
     "batch": "__init__ file",
     "cli": "__init__ output.__init__ output.render output.table output.job_text "
-    "output.usage_report output.metrics top.__init__ top.rows top.draw top.state top.screen",
+    "output.html output.metrics report.__init__ report.usage report.replay "
+    "top.__init__ top.rows top.draw top.state top.screen",
     "gpus": "__init__ visible",
     "compat": "__init__ tasks.__init__ tasks.names tasks.config",
 }
 PURE_STDLIB = (
     "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
-    "heapq itertools json math operator posixpath re shlex statistics struct textwrap types typing"
+    "heapq html itertools json math operator posixpath re shlex statistics struct textwrap types "
+    "typing"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 
@@ -138,7 +140,7 @@ THIRD_PARTY = {
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"settings", "grn.sweep.config_file"},
     "yaml": {"grn.sweep.config_file"},
-    "matplotlib": {"grn.sweep.plot"},
+    "matplotlib": {"grn.cli.report.sweep_png"},
     "pandas": {"grn.sweep.results"},
     "optuna": {"grn.sweep.sampler"},
     "hydra": {"hydra_plugins", "grn.integrations.hydra"},

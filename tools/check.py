@@ -26,7 +26,7 @@ SECOND_LOOKS = 3  # more than so many failures are not bad luck
 HEAVY = ("queue_faults", "web", "examples", "integrations", "simulate", "test_docs.py")
 HEAVY_FILES = (
     *("cli/test_events.py", "sweep/test_command.py", "sweep/test_documented.py"),
-    *("sweep/test_config_file.py", "sweep/test_leases.py", "sweep/test_pictures.py"),
+    *("sweep/test_config_file.py", "sweep/test_leases.py", "cli/test_sweep_page.py"),
     *("sweep/test_results.py", "sweep/test_sampler.py"),
 )
 ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))

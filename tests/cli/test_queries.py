@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from grn.cli.output.report_page import MAX_FAILURES, page
-from grn.cli.output.usage_report import Period, count, inside, shares
+from grn.cli.report.period_page import MAX_FAILURES, page
+from grn.cli.report.usage import Period, count, inside, shares
 from grn.cli.web.queries import Facts
 from grn.model.outcome import OutcomeKind
 from tests.cli.pictures import NOW, OTHER, a_job, a_lease, a_picture, an_end, an_ended_job

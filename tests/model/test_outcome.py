@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from grn.cli.output.usage_report import UNFINISHED
+from grn.cli.report.usage import UNFINISHED
 from grn.model import job
 from grn.model.outcome import JOB_OUTCOMES, LEASE_OUTCOMES, Outcome, OutcomeKind, kind_of
 from grn.protocol.negotiator_requests import DoneRequest

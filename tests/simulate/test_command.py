@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grn.cli import app
-from grn.simulate import show
+from grn.cli.report import replay as show
 from grn.simulate.policies import PolicyFigures
 from grn.simulate.replay import Replayed
 from grn.simulate.workload import Assumptions

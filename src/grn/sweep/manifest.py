@@ -169,16 +169,6 @@ def _keep_damaged(path: str) -> None:
         pass  # of another version, or not there
 
 
-def existing(path: str) -> SweepFolder:
-    """Return the folder of a sweep that must be there."""
-    folder = SweepFolder(path)
-    if folder.about() is None:
-        raise UsageError(
-            f"there is no sweep in {path}.", f"A sweep's folder has a {SWEEP_FILE} in it."
-        )
-    return folder
-
-
 def write_json(path: str, value: object) -> None:
     """Replace a file by a value, as JSON."""
     write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")

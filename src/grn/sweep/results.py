@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.errors import UsageError
-from grn.sweep.manifest import About, RunManifest, RunState, plain, write_text
+from grn.sweep.manifest import (
+    SWEEP_FILE,
+    About,
+    RunManifest,
+    RunState,
+    SweepFolder,
+    plain,
+    write_text,
+)
 from grn.sweep.values import is_number, number_or_text, spelled
 
 TAIL_BYTES = 1 << 20
@@ -190,6 +198,20 @@ def rank(
     if metric is not None and not rows:
         raise UsageError(f"no run that finished has a number for '{metric}'.")
     return Ranking(chosen, is_maximized, tuple(rows)) if rows else None
+
+
+def ranked(
+    path: str, metric: str | None = None, is_maximized: bool | None = None
+) -> tuple[About, Table, Ranking | None]:
+    """Read the sweep in a folder, its runs as a table, and their ranking if there is one."""
+    folder = SweepFolder(path)
+    about = folder.about()
+    if about is None:
+        raise UsageError(
+            f"there is no sweep in {path}.", f"A sweep's folder has a {SWEEP_FILE} in it."
+        )
+    table = Table(folder.runs(), about.parameters)
+    return about, table, rank(table, about, metric, is_maximized)
 
 
 def is_large_good(name: str) -> bool:

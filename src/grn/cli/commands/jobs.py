@@ -117,10 +117,10 @@ def show(job: str, as_json: bool) -> int:
 def history(most: int, file: str | None, as_json: bool) -> int:
     """Show what has ended: run times, peaks, exit codes; newest first."""
     if file is not None:
-        from grn.cli.commands import export
+        from grn.cli.commands.simulate import export
 
         ended = queue.ask({"op": "list", "which": "ended", "most": 1_000_000})["jobs"]
-        return export.write([_meant(row) for row in ended], file)
+        return export([_meant(row) for row in ended], file)
     answer = queue.ask({"op": "list", "which": "ended", "most": most})
     rows = [_meant(row) for row in answer["jobs"]]
     if as_json:

@@ -9,12 +9,14 @@ import time
 import click
 
 from grn import paths
-from grn.cli.output.report_page import page
-from grn.cli.output.usage_report import Period, inside
+from grn.cli.report import period_page, sweep_chart, sweep_page
+from grn.cli.report.usage import Period, inside
 from grn.cli.web.queries import Facts, settle
 from grn.client.state_mirror import StateMirror
-from grn.errors import DaemonError, MachineError, UsageError
+from grn.errors import DaemonError, UsageError
 from grn.model.units import parse_time
+from grn.sweep.manifest import write_text
+from grn.sweep.results import ranked
 
 MAX_JOBS = 20_000  # ended jobs of one's own queue
 
@@ -31,12 +33,7 @@ def report(since: str, sweep: str | None, out: str) -> int:
     grn report --sweep sweeps/lr
     """
     text = _of_sweep(sweep) if sweep is not None else _of_period(since)
-    try:
-        with open(f"{out}.new", "w") as file:
-            file.write(text)
-        os.replace(f"{out}.new", out)
-    except OSError as error:
-        raise MachineError(f"{out} cannot be written: {error.strerror}.") from error
+    write_text(out, text)
     click.echo(out)
     return 0
 
@@ -58,7 +55,7 @@ def _of_period(since: str) -> str:
     known = {gpu["index"] for gpu in gpus}
     past = {index for span in spans for index in span["gpus"]} - known
     rows = [*gpus, *({"index": index} for index in sorted(past))]
-    return page(spans, rows, period, socket.gethostname(), gaps)
+    return period_page.page(spans, rows, period, socket.gethostname(), gaps)
 
 
 def _warn_of_gaps(facts: Facts) -> None:
@@ -72,15 +69,7 @@ def _warn_of_gaps(facts: Facts) -> None:
 
 
 def _of_sweep(path: str) -> str:
-    from grn.sweep.chart_data import draw
-    from grn.sweep.manifest import existing
-    from grn.sweep.page import page as sweep_page
-    from grn.sweep.results import Table, rank
-
-    folder = existing(path)
-    about = folder.about()
-    table = Table(folder.runs(), about.parameters if about else ())
-    ranking = rank(table, about) if about else None
-    if about is None or ranking is None:
+    about, table, ranking = ranked(path)
+    if ranking is None:
         raise UsageError(f"no run in {path} has given a number.", "See `grn sweep show`.")
-    return sweep_page(draw(about, table, ranking))
+    return sweep_page.page(sweep_chart.draw(about, table, ranking))

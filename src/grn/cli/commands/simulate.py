@@ -6,14 +6,20 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from grn import settings
+from grn.cli.output import html
 from grn.cli.output.terminal import json_flag, print_json, width
-from grn.errors import MachineError, UsageError
+from grn.cli.report import replay
+from grn.client import pages
+from grn.client.job_features import of_command
+from grn.errors import GrnError, MachineError, UsageError
 from grn.model.gpu import Gpu
-from grn.simulate import files, show
+from grn.model.text import counted
+from grn.simulate import files
 from grn.simulate.generate import PER_MINUTE, arriving, generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play, rules
 from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
@@ -77,19 +83,21 @@ def simulate(
     played = [each.policy for each in figures]
     drawn = next((each for each in figures if each.policy == "grn"), figures[-1])
     if picture is not None:
-        svg = show.picture(drawn.replayed.stays, len(gpus), f"{drawn.policy} on {gpus_text}")
-        text = f"{show.table(figures, bound_s)}\n\n{show.legend(assumed, played)}"
-        _write(picture, svg if picture.endswith(".svg") else show.page(svg, text))
+        title = f"{drawn.policy} on {gpus_text}"
+        svg = replay.picture(drawn.replayed.stays, len(gpus), title)
+        text = f"{replay.table(figures, bound_s)}\n\n{replay.legend(assumed, played)}"
+        is_page = picture.endswith(".html")
+        _write(picture, replay.page(svg, title, text) if is_page else html.svg_file(svg))
     if as_json:
         rows = [_plain(each) for each in figures]
         return print_json({"schema": 1, "policies": rows, "lower_bound_s": bound_s,
                            "assumed": assumed.sentences()})  # fmt: skip
     source = os.path.basename(jobs_file) if jobs_file else f"generated, seed {seed}"
-    click.echo(f"{show.workload(jobs, source)}; on {gpus_text}\n")
-    click.echo(f"{show.table(figures, bound_s, width())}\n")
-    click.echo(show.legend(assumed, played, width()))
+    click.echo(f"{replay.workload(jobs, source)}; on {gpus_text}\n")
+    click.echo(f"{replay.table(figures, bound_s, width())}\n")
+    click.echo(replay.legend(assumed, played, width()))
     click.echo(f"\njobs at once on each GPU over time, {drawn.policy}:")
-    click.echo(show.timeline(drawn.replayed.stays, len(gpus)))
+    click.echo(replay.timeline(drawn.replayed.stays, len(gpus)))
     return 0
 
 
@@ -144,7 +152,51 @@ def _read(path: str) -> str:
 
 def _write(path: str, text: str) -> None:
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
         raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+# --- the way back: `grn history --export` ----------------------------------------------------
+
+
+def export(rows: Sequence[dict[str, Any]], path: str) -> int:
+    """Write the jobs that ended well and were measured as a workload; print both counts."""
+    loads = _loads()
+    good = [row for row in rows if row["reason"] == "ok" and row["ran_s"] and row["peak_bytes"]]
+    good.sort(key=lambda row: float(row["submitted_at"]))
+    began = float(good[0]["submitted_at"]) if good else 0.0
+    text = files.write_jobs(_exported(row, began, loads) for row in good)
+    if path == "-":
+        click.echo(text, nl=False)
+    else:
+        _write(path, text)
+    left = len(rows) - len(good)
+    click.echo(
+        f"{counted(len(good), 'job')} written, {left} left out (failed or not measured)", err=True
+    )
+    return 0
+
+
+def _exported(row: dict[str, Any], began: float, loads: dict[str, float]) -> SimulatedJob:
+    return SimulatedJob(
+        name=str(row["id"]),
+        job_type=row["label"],
+        arrival_s=float(row["submitted_at"]) - began,
+        solo_s=float(row["ran_s"]),
+        peak_bytes=int(row["peak_bytes"]),
+        gpus=max(1, len(row["gpus"])),
+        load=loads.get(row["label"], 0.9),
+        user=os.getuid(),
+        arguments=tuple(sorted(of_command(row["argv"]).items())),
+    )
+
+
+def _loads() -> dict[str, float]:
+    """Return the load of each job type, as the negotiator has measured it."""
+    try:
+        profiles = pages.ask_all({"op": "profiles"})["profiles"]
+    except GrnError:
+        return {}  # the file is good without it
+    return {row["label"]: row["load"] for row in profiles if row.get("load") is not None}

@@ -17,14 +17,12 @@ from grn.cli.options import needs
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.terminal import is_ascii, print_json, width
+from grn.cli.report import sweep_chart, sweep_page, sweep_png
 from grn.errors import UsageError
 from grn.sweep import config_file, plan, space
-from grn.sweep.chart_data import draw
-from grn.sweep.manifest import About, SweepFolder, existing
-from grn.sweep.page import write_page
+from grn.sweep.manifest import About, SweepFolder, write_text
 from grn.sweep.plan import Plan
-from grn.sweep.plot import HOW_TO_DRAW, write_png
-from grn.sweep.results import Ranking, Table, rank
+from grn.sweep.results import Table, rank, ranked
 from grn.sweep.space import Parameter
 from grn.sweep.sweep import Sweep
 from grn.sweep.sweep_run import Study, left_to_run
@@ -263,16 +261,6 @@ _direction = click.option(
 )
 
 
-def _looked_at(
-    path: str, metric: str | None, is_maximized: bool | None
-) -> tuple[About, Table, Ranking | None]:
-    folder = existing(path)
-    about = folder.about()
-    assert about is not None
-    table = Table(folder.runs(), about.parameters)
-    return about, table, rank(table, about, metric, is_maximized)
-
-
 @sweep.command("show")
 @_dir
 @_metric
@@ -301,7 +289,7 @@ def show(
     grn sweep show sweeps/train-3fa2c1
     grn sweep show sweeps/train-3fa2c1 --metric accuracy --maximize -n 5
     """
-    about, table, ranking = _looked_at(folder, metric, is_maximized)
+    about, table, ranking = ranked(folder, metric, is_maximized)
     if as_csv:
         click.echo(table.to_csv(), nl=False)
     elif as_json:
@@ -331,21 +319,21 @@ def plot(
     \b
     grn sweep plot sweeps/train-3fa2c1 --metric accuracy
     """
-    about, table, ranking = _looked_at(folder, metric, is_maximized)
+    about, table, ranking = ranked(folder, metric, is_maximized)
     if ranking is None:
         raise UsageError(
             f"no run in {folder} has given a number.",
             'A run prints its result as a JSON line, like {"loss": 0.1}.',
         )
-    made = draw(about, table, ranking)
+    made = sweep_chart.draw(about, table, ranking)
     click.echo(sweep_text.results(table, ranking, width(), MAX_SHOWN, is_ascii()))
     page = html or os.path.join(folder, "plot.html")
-    write_page(made, page)
+    write_text(page, sweep_page.page(made))
     click.echo(f"page     {page}", err=True)
     if not no_png:
         target = png or os.path.join(folder, "plot.png")
-        if write_png(made, target, is_needed=png is not None):
+        if sweep_png.write_png(made, target, is_needed=png is not None):
             click.echo(f"picture  {target}", err=True)
         else:
-            click.echo(f"no picture: {HOW_TO_DRAW}", err=True)
+            click.echo(f"no picture: {sweep_png.HOW_TO_DRAW}", err=True)
     return 0

@@ -20,11 +20,13 @@ def table(
     *,
     elastic: Collection[str] = (),
     spare: Sequence[str] = (),
+    right_from: int | None = None,
 ) -> str:
     """Align columns, in `width` columns of a terminal; 0 for no limit.
 
     Where it is too narrow, `spare` columns are left out one by one, then `elastic` ones shrink,
-    and an elastic column without any text is not shown.
+    and an elastic column without any text is not shown. Columns from `right_from` on are aligned
+    to the right.
     """
     if not rows:
         return ""
@@ -35,8 +37,17 @@ def table(
         for place in soft:
             if not any(columns[place][1:]):
                 del sizes[place]
-        _fit(sizes, width, soft, [headers.index(name) for name in spare])
-    cells = [[_padded(cell, size) for cell in columns[place]] for place, size in sizes.items()]
+        _fit(
+            sizes,
+            width,
+            soft,
+            [place for name in spare for place, head in enumerate(headers) if head == name],
+        )
+    right = len(headers) if right_from is None else right_from
+    cells = [
+        [_padded(cell, size, is_right=place >= right) for cell in columns[place]]
+        for place, size in sizes.items()
+    ]
     lines = (_GAP.join(line).rstrip() for line in zip(*cells, strict=True))
     return "\n".join(cut(line, width) if width else line for line in lines)
 
@@ -71,6 +82,7 @@ def _room(sizes: dict[int, int], width: int) -> int:
     return width - len(_GAP) * (len(sizes) - 1)
 
 
-def _padded(text: str, size: int) -> str:
+def _padded(text: str, size: int, *, is_right: bool) -> str:
     shown = cut(text, size)
-    return shown + " " * (size - columns_of(shown))
+    blank = " " * (size - columns_of(shown))
+    return blank + shown if is_right else shown + blank

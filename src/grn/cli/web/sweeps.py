@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from grn.errors import UnknownJob
+from grn.errors import UnknownJob, UsageError
 from grn.sweep.manifest import SweepFolder
-from grn.sweep.results import Table, rank
+from grn.sweep.results import ranked
 
 Row = dict[str, Any]
 MAX_SWEEPS = 200
@@ -28,12 +28,10 @@ class Sweeps:
         """Return all runs of a sweep, best first where there is a best."""
         if name not in self._names():
             raise UnknownJob(f"there is no sweep '{name}' here.")
-        folder = SweepFolder(os.path.join(self._folder, name))
-        about = folder.about()
-        if about is None:
-            raise UnknownJob(f"there is no sweep '{name}' here.")
-        table = Table(folder.runs(), about.parameters)
-        ranking = rank(table, about)
+        try:
+            about, table, ranking = ranked(os.path.join(self._folder, name))
+        except UsageError as error:
+            raise UnknownJob(f"there is no sweep '{name}' here.") from error
         return {
             "name": name,
             "command": about.command,

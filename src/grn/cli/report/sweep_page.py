@@ -1,58 +1,102 @@
-"""A sweep as one HTML page that needs nothing else: pictures as SVG, in light and in dark."""
+"""A sweep as one HTML page: parallel coordinates, a chart for each parameter, tables. Pure."""
 
 from __future__ import annotations
 
-import html
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grn.sweep.chart_data import Axis, ChartData, number_text
-from grn.sweep.css import SCRIPT, STYLE
-from grn.sweep.manifest import write_text
-from grn.sweep.values import number_or_text, spelled
+from grn.cli.output import html
+from grn.cli.output.html import Tile
+from grn.cli.output.html import text as _text
+from grn.cli.report.sweep_chart import Axis, ChartData, column_name, number_text
+from grn.sweep.values import spelled
 
 WIDE, TALL = 340, 240  # a small chart
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 LINES_TALL, LINES_TOP, LINES_BOTTOM, LINES_SIDE = 340, 44, 26, 92
 
 Places = tuple[float | None, ...]
-
-
-def write_page(picture: ChartData, path: str) -> None:
-    """Write the page."""
-    write_text(path, page(picture))
+STYLE = """
+:root {
+  --q0: #ccd5e2; --q1: #b4c5dd; --q2: #97b3d9; --q3: #769fd3;
+  --q4: #558ac9; --q5: #3a74ba; --q6: #245da4; --q7: #134787;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --q0: #323d4f; --q1: #364a68; --q2: #3c5a84; --q3: #446ca1;
+    --q4: #5080bd; --q5: #6496d4; --q6: #80aee6; --q7: #a5c8f5;
+  }
+}
+.charts {
+  display: grid; gap: 8px 18px;
+  grid-template-columns: repeat(auto-fit, minmax(300px, 1fr));
+}
+figure { margin: 0; max-width: 560px; }
+svg .name { fill: var(--ink); font-size: 12.5px; font-weight: 600; }
+svg .name.metric { fill: var(--accent); }
+svg .halo { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
+.axis { stroke: var(--soft); stroke-width: 1; }
+.tick { stroke: var(--soft); stroke-width: 1; }
+.grid { stroke: var(--line); stroke-width: 1; }
+.bests { fill: none; stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 4 4; }
+path.run { fill: none; stroke-width: 1.6; stroke-opacity: 0.75; }
+path.best { stroke: var(--accent); stroke-width: 3; stroke-opacity: 1; }
+circle.run { stroke: var(--card); stroke-width: 1; }
+circle.best { fill: var(--accent); r: 5.5px; }
+path.q0 { stroke: var(--q0); } path.q1 { stroke: var(--q1); } path.q2 { stroke: var(--q2); }
+path.q3 { stroke: var(--q3); } path.q4 { stroke: var(--q4); } path.q5 { stroke: var(--q5); }
+path.q6 { stroke: var(--q6); } path.q7 { stroke: var(--q7); }
+circle.q0 { fill: var(--q0); } circle.q1 { fill: var(--q1); } circle.q2 { fill: var(--q2); }
+circle.q3 { fill: var(--q3); } circle.q4 { fill: var(--q4); } circle.q5 { fill: var(--q5); }
+circle.q6 { fill: var(--q6); } circle.q7 { fill: var(--q7); }
+.pointed .run { opacity: 0.15; }
+.pointed .run.here { opacity: 1; }
+.pointed path.here { stroke: var(--ink); stroke-width: 3.5; stroke-opacity: 1; }
+.pointed circle.here { fill: var(--ink); r: 7px; }
+tr.here td { background: var(--line); }
+tr[data-run] td { white-space: nowrap; max-width: 240px; }
+tr[data-run] td { overflow: hidden; text-overflow: ellipsis; }
+td:first-child { color: var(--soft); }
+tr.first td { font-weight: 600; }
+tr.first td:nth-child(2) { color: var(--accent); }
+"""
+SCRIPT = """
+(function () {
+  var runs = {};
+  document.querySelectorAll("[data-run]").forEach(function (one) {
+    (runs[one.dataset.run] = runs[one.dataset.run] || []).push(one);
+  });
+  function mark(event, is_on) {
+    var one = event.target.closest && event.target.closest("[data-run]");
+    if (!one) { return; }
+    document.body.classList.toggle("pointed", is_on);
+    runs[one.dataset.run].forEach(function (other) { other.classList.toggle("here", is_on); });
+  }
+  document.addEventListener("mouseover", function (event) { mark(event, true); });
+  document.addEventListener("mouseout", function (event) { mark(event, false); });
+})();
+"""
 
 
 def page(picture: ChartData) -> str:
     """Return the page."""
-    title = _text(f"{picture.about.name}: {picture.metric}")
-    body = "\n".join(_body(picture))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n"
-        f"</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
-    )
+    title = f"{picture.about.name}: {picture.metric}"
+    return html.page(title, list(_body(picture)), style=STYLE, script=SCRIPT)
 
 
 def _body(picture: ChartData) -> Iterator[str]:
-    yield f"<header><h1>{_text(picture.about.name)}</h1>"
-    yield f"<p><code>{_text(picture.about.command)}</code></p></header>"
+    yield html.header(picture.about.name, f"<code>{_text(picture.about.command)}</code>")
     yield _figures(picture)
     if picture.axes:
-        yield _section("All runs at once", _hint(picture), _lines(picture))
+        yield html.section("All runs at once", _lines(picture), _hint(picture))
         charts = "".join(_chart(picture, one) for one in picture.axes)
         note = f"Each dot is a run; the line joins the {_side(picture)} of each value."
-        yield _section(
-            f"{picture.metric} by parameter", note, f'<div class="charts">{charts}</div>'
-        )
-    yield _section("Best runs", "", _table(picture))
+        name = f"{picture.metric} by parameter"
+        yield html.section(name, f'<div class="charts">{charts}</div>', note)
+    yield html.section("Best runs", _table(picture))
     if picture.failed:
-        rows = "".join(
-            f"<tr><td>{_text(run)}</td><td>{_text(why)}</td></tr>" for run, why in picture.failed
-        )
-        yield _section("Failed runs", "", f'<div class="scroll"><table>{rows}</table></div>')
+        yield html.section("Failed runs", html.table((), picture.failed))
 
 
 def _side(picture: ChartData) -> str:
@@ -65,29 +109,18 @@ def _hint(picture: ChartData) -> str:
     return text + (" Some runs in the middle are left out." if picture.is_partial else "")
 
 
-def _section(title: str, note: str, inner: str) -> str:
-    said = f'<p class="note">{_text(note)}</p>' if note else ""
-    return f"<section><h2>{_text(title)}</h2>{said}{inner}</section>"
-
-
 def _figures(picture: ChartData) -> str:
     best = picture.best[0]
     counts = dict(picture.counts)
-    tiles = [
-        (f"best {picture.metric}", number_text(best[picture.metric]), spelled(best["run"])),
-        ("finished", str(counts["finished"]), ""),
-        ("failed", str(counts["failed"]), "bad" if counts["failed"] else ""),
-    ]
+    value, run = number_text(best[picture.metric]), spelled(best["run"])
     left = counts["interrupted"] + counts["requeued"] + counts["running"]
-    tiles += [("not finished", str(left), "")] if left else []
-    tiles += [(name, value, "fixed") for name, value in picture.fixed]
-    made = [
-        f'<div class="tile {"bad" if extra == "bad" else ""}"><span>{_text(name)}</span>'
-        f"<b>{_text(value)}</b>"
-        f"{f'<small>{_text(extra)}</small>' if extra not in ('', 'bad') else ''}</div>"
-        for name, value, extra in tiles
-    ]
-    return f'<div class="tiles">{"".join(made)}</div>'
+    return html.tiles([
+        Tile(value, f"best {picture.metric}", run),
+        Tile(str(counts["finished"]), "finished"),
+        Tile(str(counts["failed"]), "failed", is_bad=bool(counts["failed"])),
+        *([Tile(str(left), "not finished")] if left else []),
+        *(Tile(value, name, "fixed") for name, value in picture.fixed),
+    ])  # fmt: skip
 
 
 # --- parallel coordinates ------------------------------------------------------------------
@@ -101,7 +134,7 @@ def _lines(picture: ChartData) -> str:
     spread = [*(one.spread for one in picture.axes), picture.value_axis.places]
     parts = [_run_line(picture, number, spread, xs) for number in range(len(picture.rows))]
     parts += [_upright(one, x, one is picture.value_axis) for one, x in zip(axes, xs, strict=True)]
-    return _svg(wide, LINES_TALL, "".join(parts), "lines", f"all runs, by {picture.metric}")
+    return html.svg(wide, LINES_TALL, "".join(parts), f"all runs, by {picture.metric}", "lines")
 
 
 def _down(place: float) -> float:
@@ -157,7 +190,7 @@ def _chart(picture: ChartData, one: Axis) -> str:
     parts.append(
         f'<text class="name" x="{middle}" y="{TALL - 8}" text-anchor="middle">{_text(title)}</text>'
     )
-    return f"<figure>{_svg(WIDE, TALL, ''.join(parts), 'dots', title)}</figure>"
+    return f"<figure>{html.svg(WIDE, TALL, ''.join(parts), title, 'dots')}</figure>"
 
 
 def _across(place: float) -> float:
@@ -206,40 +239,25 @@ def _best_line(picture: ChartData, one: Axis) -> str:
 
 
 def _table(picture: ChartData) -> str:
-    heads = "".join(f"<th>{_text(_column(name))}</th>" for name in ("", *picture.columns))
-    lines = []
+    names = ("", *map(column_name, picture.columns))
+    rows, attributes = [], []
     for place, row in enumerate(picture.best, 1):
-        cells = "".join(_cell(row[name]) for name in picture.columns)
         run = _text(spelled(row["run"]))
-        kind = ' class="first"' if place == 1 else ""
-        lines.append(f'<tr{kind} data-run="{run}" title="{run}"><td>{place}</td>{cells}</tr>')
-    head = f"<thead><tr>{heads}</tr></thead>"
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _column(name: str) -> str:
-    return {"duration_s": "time (s)", "gpu": "GPU"}.get(name, name)
+        rows.append((str(place), *(_cell(row[name]) for name in picture.columns)))
+        attributes.append(
+            f' class="{"first" if place == 1 else ""}" data-run="{run}" title="{run}"'
+        )
+    return html.table(names, rows, attributes=attributes)
 
 
 def _cell(value: Any) -> str:
     if value is None:
-        return "<td>–</td>"
-    read = number_or_text(value)
-    if isinstance(read, float) and not isinstance(value, str):
-        return f'<td class="number">{_text(number_text(read))}</td>'
-    kind = "number" if isinstance(read, (int, float)) else "word"
-    text = spelled(value)
-    return f'<td class="{kind}">{_text(text if len(text) <= 60 else text[:59] + "…")}</td>'
+        return "–"
+    text = number_text(value) if isinstance(value, float) else spelled(value)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 # --- small things --------------------------------------------------------------------------
-
-
-def _svg(wide: int, tall: int, inner: str, kind: str, label: str) -> str:
-    return (
-        f'<svg class="{kind}" viewBox="0 0 {wide} {tall}" role="img"'
-        f' aria-label="{_text(label)}">{inner}</svg>'
-    )
 
 
 def _colour(picture: ChartData, number: int) -> str:
@@ -253,11 +271,3 @@ def _named(picture: ChartData, number: int) -> str:
     value = number_text(row[picture.metric])
     title = _text(f"{picture.metric} {value}\n{row['run']}")
     return f'data-run="{_text(spelled(row["run"]))}"><title>{title}</title>'
-
-
-def _text(text: str) -> str:
-    """Make a text harmless for a page."""
-    clean = "".join(
-        char if char.isprintable() or char in "\n\t" else f"\\u{ord(char):04x}" for char in text
-    )
-    return html.escape(clean, quote=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.cli.output.usage_report import (
+from grn.cli.report.usage import (
     Period,
     gpu_hours,
     held_share,

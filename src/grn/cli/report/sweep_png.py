@@ -6,8 +6,8 @@ import itertools
 import os
 from typing import Any
 
+from grn.cli.report.sweep_chart import LEVELS, Axis, ChartData, column_name, number_text
 from grn.errors import MachineError, UsageError
-from grn.sweep.chart_data import LEVELS, Axis, ChartData, number_text
 from grn.sweep.values import number_or_text, spelled
 
 HOW_TO_DRAW = "matplotlib is not installed; pip install matplotlib"
@@ -143,7 +143,7 @@ def _table(axes: Any, picture: ChartData) -> None:
     axes.axis("off")
     columns = picture.columns[:9]
     rows = [[_cell(row[name]) for name in columns] for row in picture.best[:TABLE_ROWS]]
-    heads = [_shown({"duration_s": "time (s)", "gpu": "GPU"}.get(one, one), 16) for one in columns]
+    heads = [_shown(column_name(one), 16) for one in columns]
     drawn = axes.table(cellText=rows, colLabels=heads, loc="upper center", cellLoc="left",
                        colLoc="left", edges="horizontal")  # fmt: skip
     drawn.auto_set_font_size(False)

@@ -1,10 +1,12 @@
-"""The outcome of replays as a table, a timeline for a terminal, and a picture."""
+"""The outcome of replays as a table, a timeline for a terminal, and a picture. Pure."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
+from grn.cli.output import html
+from grn.cli.output.table import table as text_table
 from grn.model.text import counted
 from grn.model.units import decimal_time, show_size
 from grn.simulate.policies import POLICIES, PolicyFigures
@@ -20,22 +22,15 @@ _HEADERS = (
 def table(figures: Sequence[PolicyFigures], bound_s: float, width: int = 0) -> str:
     """Draw the policies side by side; ratios are against the first of them.
 
-    What does not fit into `width` columns of a terminal is left out, the last first.
+    Columns that do not fit into `width` columns of a terminal are left out, the last first.
     """
     base = figures[0]
     longest_s = max(each.makespan_s for each in figures)
     rows = [_row(each, base, longest_s) for each in figures]
     least = bound_s / base.makespan_s if base.makespan_s else 0.0
     rows.append(("lower bound", decimal_time(bound_s, longest_s), f"{least:.2f}", *[""] * 8))
-    sizes = [max(len(line[i]) for line in [_HEADERS, *rows]) for i in range(len(_HEADERS))]
-    while width and sum(sizes) + 2 * (len(sizes) - 1) > width and len(sizes) > 2:
-        sizes.pop()
-    lines = []
-    for line in [_HEADERS, *rows]:
-        cells = [line[0].ljust(sizes[0])]
-        cells += [cell.rjust(size) for cell, size in zip(line[1:], sizes[1:], strict=False)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    spare = _HEADERS[:1:-1]  # the last column goes first; makespan stays
+    return text_table(_HEADERS, rows, width, spare=spare, right_from=1)
 
 
 def legend(assumed: Assumptions, names: Sequence[str], width: int = 0) -> str:
@@ -100,56 +95,28 @@ def timeline(stays: Sequence[Stay], gpus: int, width: int = 72) -> str:
     return "\n".join(lines)
 
 
-def picture(stays: Sequence[Stay], gpus: int, title: str) -> str:
-    """Draw the runs as SVG: a band for each GPU, a bar for each run, deaths in red."""
+def picture(stays: Sequence[Stay], gpus: int, label: str) -> str:
+    """Draw the runs as SVG: a row for each GPU, a bar for each run, out-of-memory ends in red."""
     end = max((stay.ended_at for stay in stays), default=1.0) or 1.0
-    lanes = [_lanes([stay for stay in stays if gpu in stay.gpus]) for gpu in range(gpus)]
-    parts, top, width = [], 30.0, 1000.0
-    for gpu, placed in enumerate(lanes):
-        depth = 1 + max((lane for lane, _ in placed), default=0)
-        parts.append(f'<text x="4" y="{top + 11:.0f}">GPU {gpu}</text>')
-        for lane, stay in placed:
-            x, y = 60 + width * stay.began_at / end, top + 14 * lane
-            wide = max(1.0, width * (stay.ended_at - stay.began_at) / end - 0.5)
-            color = "#d33" if stay.died else _color(stay.job.job_type)
-            tip = f"{stay.job.job_type} {stay.job.name}, {show_size(stay.job.peak_bytes)}, "
-            tip += f"{decimal_time(stay.began_at, end)} to {decimal_time(stay.ended_at, end)}"
-            box = f'x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="12" fill="{color}"'
-            parts.append(f"<rect {box}><title>{_safe(tip)}</title></rect>")
-        top += 14 * depth + 8
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1070 {top + 20:.0f}" '
-    head += 'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>'
-    texts = [f'<text x="4" y="16" font-size="13">{_safe(title)}</text>']
-    texts.append(f'<text x="60" y="{top + 12:.0f}">0</text>')
-    texts.append(
-        f'<text x="1060" y="{top + 12:.0f}" text-anchor="end">{decimal_time(end, end)}</text>'
-    )
-    return "\n".join([head, *texts, *parts, "</svg>\n"])
+    ordered = sorted(stays, key=lambda stay: stay.began_at)
+    rows = [(gpu, [_bar(stay, end) for stay in ordered if gpu in stay.gpus]) for gpu in range(gpus)]
+    return html.timeline(rows, 0.0, end, [(0.0, "0"), (end, decimal_time(end, end))], label)
 
 
-def page(svg: str, text: str) -> str:
-    """Put a picture and the table below it on a page that needs nothing else."""
-    style = "body{font-family:sans-serif;margin:2em}svg{max-width:100%}"
-    head = f'<!doctype html><meta charset="utf-8"><title>grn simulate</title><style>{style}</style>'
-    return f"{head}\n{svg}<pre>{_safe(text)}</pre>\n"
+def page(svg: str, title: str, text: str) -> str:
+    """Put a picture and the table below it on a page."""
+    parts = [html.header("grn simulate", html.text(title)), html.section("Runs", svg)]
+    return html.page("grn simulate", [*parts, html.section("Figures", _preformatted(text))])
 
 
-def _lanes(stays: Sequence[Stay]) -> list[tuple[int, Stay]]:
-    """Give each run the first line of its GPU's band that is free all its time."""
-    free: list[float] = []
-    placed = []
-    for stay in sorted(stays, key=lambda stay: stay.began_at):
-        lane = next((n for n, until in enumerate(free) if until <= stay.began_at), len(free))
-        free[lane : lane + 1] = [stay.ended_at]
-        placed.append((lane, stay))
-    return placed
+def _bar(stay: Stay, end: float) -> html.Bar:
+    job = stay.job
+    hue = sum((place + 1) * ord(char) for place, char in enumerate(job.job_type)) * 47 % 360
+    title = f"{job.job_type} {job.name}, {show_size(job.peak_bytes)}, "
+    title += f"{decimal_time(stay.began_at, end)} to {decimal_time(stay.ended_at, end)}"
+    fill = "#d33" if stay.died else f"hsl({hue},55%,60%)"
+    return html.Bar(stay.began_at, stay.ended_at, fill, title)
 
 
-def _color(name: str) -> str:
-    hue = sum((place + 1) * ord(char) for place, char in enumerate(name)) * 47 % 360
-    return f"hsl({hue},55%,60%)"
-
-
-def _safe(text: str) -> str:
-    plain = "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _preformatted(text: str) -> str:
+    return f"<pre>{html.text(text)}</pre>"

@@ -1,4 +1,4 @@
-"""What the pictures of a sweep show, in numbers: axes, ticks, places, colours; drawn by others."""
+"""The pictures of a sweep in numbers: axes, ticks, places and colours for page and PNG."""
 
 from __future__ import annotations
 
@@ -137,6 +137,11 @@ def number_text(value: float) -> str:
     text = f"{value:.4g}"
     mantissa, mark, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if mark else text
+
+
+def column_name(name: str) -> str:
+    """Return the heading of a column of the table."""
+    return {"duration_s": "time (s)", "gpu": "GPU"}.get(name, name)
 
 
 def _is_finite(value: object) -> TypeGuard[float]:

@@ -1,0 +1,139 @@
+"""A period as one HTML page: who had which GPU, hours per user, waste, failures. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from grn.cli.output import html
+from grn.cli.output.html import LEFT, WIDTH, Bar, Tile
+from grn.cli.report.usage import (
+    UNFINISHED,
+    Period,
+    UserShare,
+    count,
+    gpu_hours,
+    held_share,
+    is_bad,
+    shares,
+    slices,
+    wasted_gib_hours,
+)
+from grn.model.outcome import OutcomeKind
+from grn.model.units import show_size, show_time
+
+Row = dict[str, Any]
+MAX_FAILURES, MAX_SHARES, MAX_BARS = 50, 20, 4000
+PARTS = 48  # of the period, in the picture of how busy GPUs were
+COLOURS = ("#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a")
+
+
+def page(
+    spans: Sequence[Row], gpus: Sequence[Row], period: Period, host: str, gaps: Sequence[str] = ()
+) -> str:
+    """Return the report of a period; `gaps` say which part of it is unknown."""
+    span_text = f"{_day(period.since)} to {_day(period.until)}"
+    indices = [int(gpu["index"]) for gpu in gpus]
+    parts = [
+        html.header(f"GPUs of {host}", span_text),
+        _tiles(spans, indices, period),
+        html.section("Who was where", _timeline(spans, indices, period)),
+        html.section("How busy the GPUs were", _busy(spans, indices, period)),
+        html.section("Hours per user", _shares(shares(spans, period, "user"))),
+        html.section("Hours per job type", _shares(shares(spans, period, "type"))),
+        html.section("What failed", _failures([span for span in spans if is_bad(span)])),
+        *map(html.note, gaps),
+    ]
+    return html.page(f"GPUs of {host}, {span_text}", parts)
+
+
+def _tiles(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
+    hours = sum(gpu_hours(span, period) for span in spans)
+    held = [held_share(spans, index, period) for index in indices]
+    waste = sum(wasted_gib_hours(span, period) for span in spans)
+    return html.tiles([
+        Tile(str(count(spans)), "jobs"),
+        Tile(f"{hours:.1f}", "GPU hours held by jobs"),
+        Tile(f"{sum(held) / len(held):.0%}" if held else "?", "of the time a GPU had a job"),
+        Tile(str(count(spans, OutcomeKind.BAD)), "failed"),
+        Tile(str(count(spans, *UNFINISHED)), "cancelled or interrupted"),
+        Tile(f"{waste:.1f}", "GiB hours reserved and not used"),
+    ])  # fmt: skip
+
+
+def _timeline(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
+    on_gpu = {index: [span for span in spans if index in span["gpus"]] for index in indices}
+    bands = [
+        (index, [_bar(span, period) for span in found[-MAX_BARS:]])
+        for index, found in on_gpu.items()
+    ]
+    times = [period.since + period.length_s * part / 5 for part in range(6)]
+    until = period.since + period.length_s
+    marks = [(at, _day(at)) for at in times]
+    drawn = html.timeline(bands, period.since, until, marks, "jobs on each GPU over time")
+    is_cut = any(len(found) > MAX_BARS for found in on_gpu.values())
+    return drawn + html.note(f"The latest {MAX_BARS} of each GPU are shown." * is_cut)
+
+
+def _bar(span: Row, period: Period) -> Bar:
+    end = span["ended_at"] or period.until
+    how = span["outcome"] or ("ended" if span["ended_at"] else "running")
+    memory = f"peak {show_size(span['peak_bytes'])} of {show_size(span['reserved_bytes'])}"
+    title = f"{span['label']} ({span['user']}), {_day(span['from'])}"
+    title += f", {show_time(end - span['from'])}, {how}, {memory}"
+    colour = COLOURS[sum(map(ord, str(span["label"]))) % len(COLOURS)]
+    return Bar(span["from"], end, colour, title)
+
+
+def _busy(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
+    """Draw a row of cells for each GPU, the darker the longer it had a job."""
+    shapes = []
+    wide = (WIDTH - LEFT) / PARTS
+    for place, index in enumerate(indices):
+        shapes.append(f'<text x="2" y="{place * 24 + 16}">GPU {index}</text>')
+        for number, part in enumerate(slices(period, PARTS)):
+            share = held_share(spans, index, part)
+            look = f'fill="var(--good)" fill-opacity="{0.08 + 0.92 * share:.2f}"'
+            title = f"{_day(part.since)}: {share:.0%}"
+            shapes.append(html.box(LEFT + number * wide, place * 24 + 2, wide - 2, 20, look, title))
+    return html.svg(WIDTH, len(indices) * 24 + 4, "".join(shapes), "share of time with a job")
+
+
+def _shares(found: Sequence[UserShare]) -> str:
+    rows = [
+        (
+            share.name,
+            str(share.jobs),
+            str(share.failed),
+            str(share.cancelled),
+            f"{share.gpu_hours:.2f}",
+            f"{share.wasted_gib_hours:.2f}",
+        )
+        for share in found[:MAX_SHARES]
+    ]
+    names = ("Name", "Jobs", "Failed", "Cancelled", "GPU hours", "GiB hours not used")
+    return html.table(names, rows, numbers_from=1) + _cut(len(rows), len(found))
+
+
+def _failures(spans: Sequence[Row]) -> str:
+    rows = [
+        (
+            _day(span["from"]),
+            *(str(span[name]) for name in ("label", "user", "outcome")),
+            show_time((span["ended_at"] or span["from"]) - span["from"]),
+            show_size(span["peak_bytes"]),
+        )
+        for span in list(reversed(spans))[:MAX_FAILURES]
+    ]
+    names = ("Began", "Job", "User", "Outcome", "After", "Peak")
+    return html.table(names, rows, numbers_from=4) + _cut(len(rows), len(spans))
+
+
+def _cut(shown: int, total: int) -> str:
+    """Say how many there are where not all are shown."""
+    return html.note(f"{shown} of {total} shown." if shown < total else "")
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
