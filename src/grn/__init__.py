@@ -9,10 +9,10 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from grn.client.decorator import job
-    from grn.client.executor import Executor
     from grn.client.lease import lease
     from grn.client.submit import JobHandle, submit
     from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
+    from grn.group.executor import Executor
     from grn.sweep.sweep import Sweep
 
 __version__ = "0.1.0"
@@ -35,7 +35,7 @@ _HOMES = {
     "lease": "grn.client.lease",
     "submit": "grn.client.submit",
     "JobHandle": "grn.client.submit",
-    "Executor": "grn.client.executor",
+    "Executor": "grn.group.executor",
     "Sweep": "grn.sweep.sweep",
     "JobFailed": "grn.errors",
     "GrnError": "grn.errors",

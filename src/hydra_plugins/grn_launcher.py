@@ -31,7 +31,7 @@ OPTIONS = {
 
 
 class GrnLauncher(Launcher):
-    """Runs the jobs of a multirun side by side, each in a process of its own under a lease."""
+    """Runs the jobs of a multirun as jobs of the queue, each in a process of its own."""
 
     def __init__(self, parallel: int | None, **needs: Any) -> None:
         self._parallel = parallel

@@ -50,7 +50,7 @@ def test_calls_run_at_once_in_processes_under_leases_of_their_own(
         gate("go")
         return seed * size
 
-    with joblib.parallel_config("grn", n_jobs=4, mem="100MiB"):
+    with joblib.parallel_config("grn", n_jobs=4, mem="100MiB", reuse_workers=False):
         print(Parallel()(delayed(train)(seed, size=2) for seed in range(5)))
     """)  # fmt: skip
     wait_for(lambda: len(story.said()) == 4)
@@ -122,7 +122,7 @@ def test_what_joblib_can_do_besides_works_too(story: Story, negotiator: Negotiat
         print(pool(delayed(pow)(n, 2) for n in range(2)), pool(delayed(nested)(n) for n in (1, 2)))
     """)  # fmt: skip
     assert done.out == "0 [1, 4, 9]\n2\n[0, 1] [True, True]\n"
-    assert sum(profile["runs"] for profile in here.profiles()) == 4 + 2 + 2 + 2
+    assert 4 <= sum(profile["runs"] for profile in here.profiles()) <= 4 + 2 + 2 + 2
 
 
 def test_a_call_that_is_killed_is_a_job_that_failed(story: Story, negotiator: Negotiators) -> None:
@@ -133,7 +133,7 @@ def test_a_call_that_is_killed_is_a_job_that_failed(story: Story, negotiator: Ne
     except grn.JobFailed as error:
         print(error, error.exit_code)
     """)  # fmt: skip
-    assert done.out.endswith("ended with exit status 7 and gave no answer. 7\n")
+    assert done.out.endswith("ended as failed: exit status 7. 7\n")
 
 
 def test_what_ran_out_of_memory_is_made_again_if_asked_for(
@@ -176,6 +176,64 @@ def test_no_call_outlives_the_program(
     wait_for(lambda: not any(is_running(pid) for pid in pids), "all to end")
     here.wait_for_leases(0)
     wait_for(lambda: list(tmp_path.iterdir()) == [], "the files of the calls to go")
+
+
+def test_a_kill_in_the_middle_leaves_a_cancelled_group(
+    story: Story, negotiator: Negotiators
+) -> None:
+    negotiator()
+    story.gate("never")
+    job = story.start_script(HEAD + """
+    def train(number):
+        say(os.getpid())
+        number and gate("never")
+
+    parallel(mem="64MiB")(delayed(train)(number) for number in range(9))
+    """)  # fmt: skip
+    wait_for(lambda: len(story.said()) >= 3)
+    job.signal(signal.SIGKILL)
+    pids = {int(pid) for pid in story.said()}
+    wait_for(lambda: not any(is_running(pid) for pid in pids), "all workers to end")
+    script = "from grn.client import queue\nprint(queue.ask({'op': 'list', 'group': 'job.py'}))"
+    rows = story.run_script(script, name="look.py").out
+    assert "'group': 'job.py'" in rows
+    assert "'cancelled'" in rows
+    assert "'state': 'running'" not in rows
+    assert "'state': 'queued'" not in rows
+
+
+def test_a_restart_of_the_queue_in_the_middle_loses_no_call(
+    story: Story, negotiator: Negotiators
+) -> None:
+    negotiator()
+    gate = story.gate("go")
+    job = story.start_script(HEAD + """
+    def train(number):
+        say(number)
+        number and gate("go")
+        return number
+
+    print(parallel(mem="64MiB")(delayed(train)(number) for number in range(6)))
+    """)  # fmt: skip
+    wait_for(lambda: len(story.said()) == 3)
+    ping = "from grn.client import queue\nprint(queue.ask({'op': 'ping'})['pid'])"
+    pid = int(story.run_script(ping, name="ping.py").out)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_running(pid), "the queue to be gone")
+    gate.open()
+    assert job.ended_well().out == "[0, 1, 2, 3, 4, 5]\n"
+    assert sorted(story.said()) == list("012345")
+
+
+def test_many_calls_share_few_interpreters(story: Story, negotiator: Negotiators) -> None:
+    negotiator()
+    done = story.run_script(HEAD + """
+    pids = parallel(mem="64MiB")(delayed(lambda n: os.getpid())(n) for n in range(50))
+    print(len(pids), len(set(pids)) < 25)
+    fresh = parallel(mem="64MiB", reuse_workers=False)(delayed(os.getpid)() for n in range(3))
+    print(len(set(fresh)))
+    """)  # fmt: skip
+    assert done.out == "50 True\n3\n"
 
 
 def test_nonsense_is_refused_before_anything_runs(story: Story, negotiator: Negotiators) -> None:

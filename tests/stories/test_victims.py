@@ -103,17 +103,19 @@ def test_a_call_that_was_a_victim_is_repeated_as_it_is_if_asked_for(
     story.gate("offender").open()
 
 
-def test_a_call_of_a_pool_that_was_a_victim_is_made_again_as_it_is(
+def test_a_call_in_a_worker_that_was_a_victim_is_made_again_as_it_is(
     story: Story, beside: Negotiator
 ) -> None:
     pytest.importorskip("cloudpickle")
     text = """
-    from grn.integrations.pool import Call, Pool
+    from grn.group.call_group import CallGroup
+    from grn.integrations.call_options import kind_of
 
     if __name__ == "__main__":
-        pool = Pool(1, mem="100MiB", retry_oom=1)
-        print(pool.submit(Call(train)).result())
-        pool.stop()
+        group = CallGroup(mem="100MiB", oom_retries=1, is_reusing=True)
+        print(group.submit(train, (), {}, kind_of(train)).result())
+        group.shut()
+        group.join()
     """
     assert story.start_script(CALL + text, name="call.py").ended_well().out == "trained\n"
 

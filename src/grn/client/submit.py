@@ -23,6 +23,7 @@ _RANGES = {
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
     "retry": (0, MAX_RETRIES),
 }
+_OPTIONS = ("gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy")
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096}
 
 
@@ -170,10 +171,12 @@ def request(**options: Any) -> Message:
 
         message["time_limit_s"] = parse_time(time_limit)
     for name, value in options.items():
-        if name not in ("gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify"):
+        if name not in _OPTIONS:
             raise TypeError(f"submit() has no option '{name}'")
         if value is not None:
             message["held" if name == "hold" else name] = _checked_option(name, value)
+    if message.get("policy") == "spread":
+        del message["policy"]  # older queues do not know it
     return message
 
 
@@ -223,6 +226,12 @@ def _checked_option(name: str, value: Any) -> Any:
     least, most = _RANGES.get(name, (value, value))
     if not least <= value <= most:
         raise UsageError(f"{name} is {value} and must be a number from {least} to {most}.")
+    if name == "policy":
+        from grn.client.lease import POLICIES
+
+        if value not in POLICIES:
+            raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")
+        return POLICIES[value]
     return _text(name, value) if name == "notify" else value
 
 

@@ -20,6 +20,8 @@ from grn.proc.stop_signals import StopSignals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from grn.group.roles import RunListener, Slots, Source
     from grn.group.task import SlotGrant, Task
 
@@ -108,6 +110,14 @@ class Runner:
             return False
         self._again.append(task)
         return True
+
+    def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
+        """Ask the trees of some tasks that run to end; a task that waits is not withdrawn."""
+        pids = {run.pid for run in self._runs.values() if run.task.number in numbers}
+        for process in () if is_queued_only else self._trees():  # parents before children
+            if process.pid in pids or process.parent in pids:
+                pids.add(process.pid)
+                processes.send(process, signal.SIGTERM)
 
     def drain(self) -> None:
         """Start nothing more and let what runs finish."""

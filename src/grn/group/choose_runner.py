@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from grn.fixed_slots.runner import Runner
 from grn.group.group_runner import AHEAD, GroupRunner
@@ -20,6 +21,8 @@ def runner_for(
     retries: int = 0,
     is_fail_fast: bool = False,
     on_wait: Callable[[Task, str], None] | None = None,
+    on_submit: Callable[[Task, int], None] | None = None,
+    shared: dict[str, Any] | None = None,
     ahead: int = AHEAD,
     mark: str = "",
 ) -> RunControl:
@@ -29,5 +32,5 @@ def runner_for(
         return Runner(slots, source, listener, mark=mark, retries=retries)
     return GroupRunner(
         source, listener, group, retries=retries, is_fail_fast=is_fail_fast, on_wait=on_wait,
-        ahead=ahead,
+        on_submit=on_submit, shared=shared, ahead=ahead,
     )  # fmt: skip

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import groupby
 from typing import Any
 
 from grn import wire
 from grn.client import daemons, queue
 from grn.client.conversation import Conversation
-from grn.client.submit import request, wanted
+from grn.client.submit import request
 from grn.errors import GrnError
+from grn.group.job_messages import NOWHERE, TERMINATED, SentTask, attempt_end, job_of
 from grn.group.roles import RunListener, Source
 from grn.group.task import CommandEnd, Slot, Task
 from grn.proc.stop_signals import StopSignals
@@ -26,27 +27,12 @@ from grn.proc.stop_signals import StopSignals
 Message = dict[str, Any]
 AHEAD = 1000  # so many wait in the queue
 MESSAGE_BYTES = 4 << 20
-NOT_RUNNABLE, TERMINATED = 126, -15
-NOWHERE = Slot("", {})
+NOT_RUNNABLE = 126
 IDLE_EXIT_S = 300.0
 REASON_S, REASON_AGAIN_S = 0.2, 1.0
 DIAL_AGAIN_S = 1.0
 ABANDON_S = 10.0
 _NOT_BEGUN = ("not-started", "interrupted")
-
-
-class _Sent:
-    """A task that is a job by now."""
-
-    __slots__ = ("attempt", "is_running", "memory_attempt", "slot", "task", "tries_left")
-
-    def __init__(self, task: Task, tries_left: int) -> None:
-        self.task = task
-        self.tries_left = tries_left
-        self.memory_attempt = 0
-        self.attempt = 0
-        self.is_running = False
-        self.slot = NOWHERE
 
 
 class GroupRunner:
@@ -61,6 +47,8 @@ class GroupRunner:
         retries: int = 0,
         is_fail_fast: bool = False,
         on_wait: Callable[[Task, str], None] | None = None,
+        on_submit: Callable[[Task, int], None] | None = None,
+        shared: Message | None = None,
         ahead: int = AHEAD,
     ) -> None:
         self._source = source
@@ -69,14 +57,16 @@ class GroupRunner:
         self._retries = retries
         self._is_fail_fast = is_fail_fast
         self._on_wait = on_wait or (lambda task, reason: None)
+        self._on_submit = on_submit or (lambda task, job: None)
         self._ahead = ahead
         self._line = Conversation(lambda: queue.connect().sock, wire.decode)
-        self._jobs: dict[int, _Sent] = {}  # that have not ended
+        self._jobs: dict[int, SentTask] = {}  # that have not ended
         self._unanswered: dict[int, tuple[Message, list[Task]]] = {}  # by number of the message
         self._refused: list[tuple[Message, list[Task]]] = []  # to be sent again
         self._again: list[Task] = []
         self._failures: dict[int, int] = {}  # by number of the task
-        self._shared = request()
+        self._cancelled: set[int] = set()  # numbers of tasks
+        self._shared = shared or request()
         self._watch = self._reason_asked = 0  # numbers of messages
         self._reason_at = self._dial_at = self._submit_at = 0.0
         self._running = 0
@@ -93,6 +83,14 @@ class GroupRunner:
         self._count_failure(task)
         self._again.append(task)
         return True
+
+    def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
+        """End some tasks, or of these only the ones that have not begun."""
+        jobs = [job for job, sent in self._jobs.items() if sent.task.number in numbers]
+        if not is_queued_only:
+            self._cancelled.update(numbers)  # sent again to the next queue if this one ends
+        if jobs:
+            self._line.say("cancel", jobs=jobs, queued=is_queued_only)
 
     def drain(self) -> None:
         """Start nothing more and let what runs finish."""
@@ -134,8 +132,11 @@ class GroupRunner:
                 self._understand(message)
             self._ask_for_reason()
 
+    def _is_idle(self) -> bool:
+        return not (self._jobs or self._unanswered or self._refused)
+
     def _is_finished(self) -> bool:
-        if self._jobs or self._unanswered or self._refused:
+        if not self._is_idle():
             return False
         return self.is_draining or (self._source.is_over and not self._again)
 
@@ -158,7 +159,7 @@ class GroupRunner:
             self._source.hear()
 
     def _patience_ms(self) -> float | None:
-        times = [] if self._line.is_open else [self._dial_at]
+        times = [] if self._line.is_open or self._is_idle() else [self._dial_at]
         times += [self._submit_at] if self._refused else []
         if self._jobs and not self._running and not self._reason_asked:
             times.append(self._reason_at)
@@ -182,7 +183,7 @@ class GroupRunner:
 
     def _keep_line(self) -> None:
         """Call the queue, and again when the line is lost; it is started if nobody answers."""
-        if self._line.is_open or time.monotonic() < self._dial_at:
+        if self._line.is_open or self._is_idle() or time.monotonic() < self._dial_at:
             return
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
@@ -200,6 +201,7 @@ class GroupRunner:
         unanswered, self._unanswered = self._unanswered, {}
         for message, tasks in unanswered.values():
             self._say(message, tasks)
+        self.cancel(self._cancelled)
         if self.is_stopping:
             self._line.say("cancel", jobs=list(self._jobs))
 
@@ -248,7 +250,7 @@ class GroupRunner:
         for task in tasks:
             length = sum(map(len, task.argv))
             try:
-                job = _job(task, self._group) if length <= MESSAGE_BYTES else None
+                job = job_of(task, self._group) if length <= MESSAGE_BYTES else None
             except (GrnError, ValueError) as error:
                 self._refuse(task, str(error))
                 continue
@@ -274,8 +276,10 @@ class GroupRunner:
     def _count_failure(self, task: Task) -> None:
         self._failures[task.number] = self._failures.get(task.number, 0) + 1
 
-    def _refuse(self, task: Task, trouble: str) -> None:
-        ended = CommandEnd(task, NOWHERE, NOT_RUNNABLE, time.time(), 0.0, trouble=trouble)
+    def _refuse(self, task: Task, trouble: str, reason: str = "UsageError") -> None:
+        ended = CommandEnd(
+            task, NOWHERE, NOT_RUNNABLE, time.time(), 0.0, trouble=trouble, reason=reason
+        )
         self._listener.ended(self, ended)
 
     # --- what is said to us --------------------------------------------------------------
@@ -299,7 +303,9 @@ class GroupRunner:
 
     def _accepted(self, first: int, submitted: Message, tasks: list[Task]) -> None:
         for job, task in enumerate(tasks, first):
-            self._jobs[job] = _Sent(task, submitted["retry"])
+            self._jobs[job] = SentTask(task, submitted["retry"])
+            self._on_submit(task, job)
+        self.cancel(self._cancelled.intersection(task.number for task in tasks))
         self._reason_at = time.monotonic() + REASON_S
         if self.is_draining:
             jobs = list(range(first, first + len(tasks)))
@@ -313,7 +319,7 @@ class GroupRunner:
             self._submit_at = time.monotonic() + REASON_AGAIN_S
             self._tell_trouble(text)
         elif len(tasks) == 1:
-            self._refuse(tasks[0], text)
+            self._refuse(tasks[0], text, error["code"])
         else:
             for job, task in zip(submitted.pop("jobs"), tasks, strict=True):
                 self._say({**submitted, "jobs": [job], "key": os.urandom(12).hex()}, [task])
@@ -327,11 +333,12 @@ class GroupRunner:
             self._begun(sent, row)
         if row["state"] in ("ended", "unknown"):
             del self._jobs[row["id"]]
+            self._cancelled.discard(sent.task.number)
             self._ended(sent, row)
         elif row["state"] == "queued" and row["is_held"] and sent.is_running:
             self._runs_again(sent, row)
 
-    def _begun(self, sent: _Sent, row: Message) -> None:
+    def _begun(self, sent: SentTask, row: Message) -> None:
         sent.attempt = row["attempt"]
         sent.slot = Slot(row["gpus"] or "", {})
         if not sent.is_running:
@@ -339,10 +346,10 @@ class GroupRunner:
             self._running += 1
             self._listener.starting(self, sent.task, sent.slot)
 
-    def _runs_again(self, sent: _Sent, row: Message) -> None:
+    def _runs_again(self, sent: SentTask, row: Message) -> None:
         """Tell of an attempt that was not enough; the job waits until we let it go."""
         if row["attempt_reason"] not in _NOT_BEGUN:
-            ended = _attempt_end(sent, row).but(
+            ended = attempt_end(sent, row).but(
                 runs_again=not self.is_draining,
                 is_counted=row["tries_left"] < sent.tries_left,
                 has_more_room=row["memory_attempt"] > sent.memory_attempt,
@@ -356,14 +363,14 @@ class GroupRunner:
             self._listener.ended(self, ended)
         if self.is_draining:
             self._line.say("cancel", jobs=[row["id"]])
-        else:
+        elif sent.task.number not in self._cancelled:
             self._line.say("hold", jobs=[row["id"]], held=False)
 
-    def _ended(self, sent: _Sent, row: Message) -> None:
+    def _ended(self, sent: SentTask, row: Message) -> None:
         was_running = sent.is_running
         self._stopped_running(sent)
         if was_running and row["state"] == "ended":
-            self._listener.ended(self, _attempt_end(sent, row))
+            self._listener.ended(self, attempt_end(sent, row))
         elif row.get("reason") == "cancelled":
             if not self.is_draining:  # somebody has cancelled it by hand
                 at, why = time.time(), "cancelled"
@@ -373,7 +380,7 @@ class GroupRunner:
         else:
             self._refuse(sent.task, row.get("text") or "the queue does not know it any more")
 
-    def _stopped_running(self, sent: _Sent) -> None:
+    def _stopped_running(self, sent: SentTask) -> None:
         self._running -= sent.is_running
         sent.is_running = False
         self._reason_at = time.monotonic() + REASON_S
@@ -397,33 +404,3 @@ class _Deaf:
 
     def ended(self, runner: object, ended: CommandEnd) -> None:
         """Nothing."""
-
-
-def _job(task: Task, group: str) -> Message:
-    is_command = task.label in task.argv
-    name = group if is_command else f"{group}/{task.label}"[:128]
-    job = wanted(list(task.argv), task.needs.job_type, name, task.folder)
-    environment = task.environment.items()
-    job["extra"] = {wire.spelled(name): wire.spelled(value) for name, value in environment}
-    if task.log_path is not None:
-        job["log"] = wire.spelled(os.path.abspath(task.log_path))
-    return job
-
-
-def _attempt_end(sent: _Sent, row: Message) -> CommandEnd:
-    """Return how the latest attempt of a job ended."""
-    reason, text = row["attempt_reason"], row["attempt_text"] or ""
-    status, signum = row["attempt_status"], row["attempt_signal"]
-    is_cancelled = reason == "cancelled"
-    trouble = ""
-    if status is None:
-        status = -signum if signum else TERMINATED
-        trouble = "" if signum or is_cancelled else row["text"] or text
-    elif reason == "not-runnable":
-        trouble = row["text"] or text
-    is_oom = reason == "out-of-memory"
-    return CommandEnd(
-        sent.task, sent.slot, status, row["began_at"] or time.time(), row["ran_s"] or 0.0,
-        is_out_of_memory=is_oom, peak_bytes=row["peak_bytes"], trouble=trouble,
-        is_cancelled=is_cancelled, because=text if is_oom else "",
-    )  # fmt: skip

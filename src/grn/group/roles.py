@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from grn.group.task import CommandEnd, Slot, SlotGrant, Task
@@ -40,6 +40,9 @@ class RunControl(Protocol):
 
     def again(self, task: Task) -> bool:
         """Run a task once more that failed in spite of its status; False if that was its last."""
+
+    def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
+        """End some tasks, or of these only the ones that have not begun."""
 
     def drain(self) -> None:
         """Start nothing more and let what runs finish."""

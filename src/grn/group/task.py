@@ -60,12 +60,15 @@ class Needs(_Value):
 
 ONE_GPU = Needs()
 NO_CHANGES: Mapping[str, str] = {}
+NOTHING: Mapping[str, object] = {}
 
 
 class Task(_Value):
     """One command to run. The environment is put on top of ours, the slot's on top of both."""
 
-    __slots__ = (*("argv", "environment", "folder", "label", "log_path", "needs", "number"),)
+    __slots__ = (
+        *("argv", "environment", "folder", "label", "log_path", "needs", "number", "profile"),
+    )
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class Task(_Value):
         folder: str | None = None,
         log_path: str | None = None,
         needs: Needs = ONE_GPU,
+        profile: Mapping[str, object] = NOTHING,
     ) -> None:
         self.number: Final = number  # from 1, in the order of the input
         self.argv: Final = argv
@@ -84,6 +88,8 @@ class Task(_Value):
         self.folder: Final = folder  # None: where we are
         self.log_path: Final = log_path  # both outputs go there; None: to ours
         self.needs: Final = needs
+        # type, label, args and code of its job; empty: they are read from the command
+        self.profile: Final = profile
 
 
 class Slot(_Value):
@@ -103,7 +109,7 @@ class CommandEnd(_Value):
     __slots__ = (
         *("because", "duration_s", "has_more_room", "is_cancelled", "is_counted"),
         *("is_out_of_memory", "peak_bytes", "runs_again"),
-        *("slot", "started_at", "status", "task", "trouble"),
+        *("reason", "slot", "started_at", "status", "task", "text", "trouble"),
     )
 
     def __init__(
@@ -121,6 +127,8 @@ class CommandEnd(_Value):
         runs_again: bool = False,
         is_counted: bool = False,
         has_more_room: bool = False,
+        reason: str = "",
+        text: str = "",
     ) -> None:
         self.task: Final = task
         self.slot: Final = slot
@@ -135,6 +143,8 @@ class CommandEnd(_Value):
         self.runs_again: Final = runs_again
         self.is_counted: Final = is_counted  # if it does: as one of the retries asked for
         self.has_more_room: Final = has_more_room  # if it does
+        self.reason: Final = reason  # the queue's word, or the class of the error that refused it
+        self.text: Final = text  # the queue's description of the end
 
     def past(self, attempt: int, before: str = "") -> str:
         """Say why this attempt was not enough, after the text about the attempts before it."""

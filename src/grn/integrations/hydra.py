@@ -1,4 +1,4 @@
-"""Hydra's multirun on negotiated GPUs: each job in a process of its own, under a lease.
+"""Hydra's multirun as a group of jobs in the queue, one for each set of overrides.
 
 Hydra finds the launcher through `hydra_plugins.grn_launcher`; the work is done here.
 """
@@ -26,7 +26,9 @@ from hydra.core.utils import (
 from omegaconf import open_dict
 
 from grn.client.job_features import of_command
-from grn.integrations.pool import Call, Pool, RemoteTraceback
+from grn.client.remote_call import RemoteTraceback
+from grn.group.call_group import CallGroup
+from grn.integrations.call_options import checked, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +40,15 @@ def launch(
     setup_globals()
     configure_log(app.config.hydra.hydra_logging, app.config.hydra.verbose)
     Path(str(app.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-    pool = Pool(parallel or len(overrides), **needs)
+    name = str(app.config.hydra.job.name)
+    group = CallGroup(name, max_workers=parallel, **checked(dict(needs)))
     log.info("Launching %d jobs on negotiated GPUs", len(overrides))
     try:
-        futures = [
-            pool.submit(_call(app, list(one), first + place)) for place, one in enumerate(overrides)
-        ]
+        futures = [_submit(group, app, list(one), first + at) for at, one in enumerate(overrides)]
         return [_return(one, future) for one, future in zip(overrides, futures, strict=True)]
     finally:
-        pool.stop()
+        group.shut(is_stopping=True)
+        group.join()
 
 
 class App:
@@ -59,13 +61,12 @@ class App:
         self.singletons = Singleton.get_state()
 
 
-def _call(app: App, overrides: list[str], number: int) -> Call:
-    told = " ".join(filter_overrides(overrides))
-    log.info("\t#%d : %s", number, told)
-    words = [word.lstrip("+~") for word in filter_overrides(overrides)]
-    return Call(
-        _run, (app, overrides, number), named_after=app.function, facts=of_command(["", *words])
-    )
+def _submit(group: CallGroup, app: App, overrides: list[str], number: int) -> Future[Any]:
+    words = list(filter_overrides(overrides))
+    log.info("\t#%d : %s", number, " ".join(words))
+    facts = of_command(["", *(word.lstrip("+~") for word in words)])
+    kind, name = kind_of(app.function), ",".join(words) or str(number)
+    return group.submit(_run, (app, overrides, number), {}, kind, name, facts)
 
 
 def _run(app: App, overrides: list[str], number: int) -> JobReturn:

@@ -1,7 +1,6 @@
-"""The joblib backend "grn": each batch of calls in a process of its own, under a lease.
+"""The joblib backend "grn": calls of `Parallel` in workers that are jobs of the queue.
 
-Importing this file registers it. `joblib.parallel_config("grn", n_jobs=8, mem="2GiB")` then sends
-the calls of `Parallel` to the negotiator's GPUs.
+Importing this file registers it. `joblib.parallel_config("grn", n_jobs=8, mem="2GiB")` selects it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from typing import Any
 import joblib
 from joblib.parallel import ParallelBackendBase, register_parallel_backend
 
-from grn.integrations.pool import OPTIONS, Call, Pool, facts_of
+from grn.client.job_features import worth_learning
+from grn.group.call_group import CallGroup
+from grn.integrations.call_options import OPTIONS, checked, kind_of
 
 
 class GrnBackend(ParallelBackendBase):
-    """At most `n_jobs` processes that run or wait; the options are those of `grn.lease`."""
+    """At most `n_jobs` workers that run or wait for a GPU."""
 
     supports_retrieve_callback = True
     default_n_jobs = -1
@@ -26,7 +27,7 @@ class GrnBackend(ParallelBackendBase):
         super().__init__(nesting_level=nesting_level)
         self._options = options
         self._most = 1
-        self._pool: Pool | None = None
+        self._group: CallGroup | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return how many calls may run or wait side by side: -1 means one for each core."""
@@ -51,9 +52,11 @@ class GrnBackend(ParallelBackendBase):
         self, func: Callable[[], Any], callback: Callable[[Any], None] | None = None
     ) -> Future[Any]:
         """Hand over one batch of calls."""
-        if self._pool is None:
-            self._pool = Pool(self._most, **self._options)
-        future = self._pool.submit(_call(func))
+        if self._group is None:
+            options = {"reuse_workers": True, **self._options}
+            self._group = CallGroup(max_workers=self._most, **checked(options))
+        function, facts = _named(func)
+        future = self._group.submit(func, (), {}, kind_of(function), facts=facts)
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -69,21 +72,25 @@ class GrnBackend(ParallelBackendBase):
 
     def terminate(self) -> None:
         """End what still runs."""
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool = None
+        group, self._group = self._group, None
+        if group is not None:
+            group.shut(is_stopping=True)
+            group.join()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """End what still runs; the next call begins anew."""
+        """End what still runs; the next call starts new workers."""
         self.terminate()
 
 
-def _call(batch: Any) -> Call:
-    """Name a batch after the function in it; a single call has facts to learn from."""
+def _named(batch: Any) -> tuple[Callable[..., Any], dict[str, float | str]]:
+    """Return the function in a batch and, if it is one call, the arguments to learn from."""
     items = getattr(batch, "items", [])
-    function = items[0][0] if items else batch
-    facts = facts_of(*items[0]) if len(items) == 1 else {}
-    return Call(batch, named_after=function, facts=facts)
+    if len(items) != 1:
+        return (items[0][0] if items else batch), {}
+    function, args, kwargs = items[0]
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return function, worth_learning([*zip(names, args, strict=False), *kwargs.items()])
 
 
 register_parallel_backend("grn", GrnBackend)

@@ -56,6 +56,7 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     group: Annotated[str, Meta(max_length=128)] = ""
     tied: bool = False
     fail_fast: bool = False
+    policy: Literal["spread", "pack"] = "spread"
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):

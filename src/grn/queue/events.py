@@ -49,6 +49,7 @@ class JobSpec:
     group: str = ""  # the name of the batch or sweep it belongs to
     submitter: str = ""  # the process it is tied to: the job is cancelled when that ends
     is_fail_fast: bool = False  # its failure cancels what is queued of its group
+    policy: str = ""  # how it is placed: "pack", or spread
 
 
 @dataclass(frozen=True, slots=True)

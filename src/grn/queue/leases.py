@@ -92,6 +92,8 @@ class Leases(asyncio.Protocol):
         }
         if spec.mem_bytes is not None:
             message["mem"] = spec.mem_bytes
+        if spec.policy:
+            message["policy"] = spec.policy
         if code:
             message["code"] = code
         self._jobs[self._send(message)] = spec.id

@@ -71,6 +71,7 @@ class QueueServer:
         for name in ("is_exclusive", "may_requeue", "is_held"):
             row[name] = bool(row[name])
         row["group"] = row.pop("group_name")
+        row.pop("policy")
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value

@@ -121,7 +121,7 @@ def _new_job(
     spec = JobSpec(
         0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue, message.group, submitter,
-        message.fail_fast,
+        message.fail_fast, "pack" if message.policy == "pack" else "",
     )  # fmt: skip
     command = Command(
         tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,
@@ -134,7 +134,7 @@ def _again(loop: QueueLoop, job_id: int, row: dict[str, Any]) -> NewJob:
     spec = JobSpec(
         0, row["job_type"], row["label"], row["gpus_asked"], row["mem_bytes"],
         bool(row["is_exclusive"]), row["priority"], (), row["retries"],
-        bool(row["may_requeue"]), row["group_name"],
+        bool(row["may_requeue"]), row["group_name"], policy=row["policy"],
     )  # fmt: skip
     try:
         command = loop.journal.command(job_id)

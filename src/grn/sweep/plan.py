@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.client import job_features
-from grn.client.call import name_of
 from grn.client.lease import type_and_label
+from grn.client.remote_call import name_of
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import replace
 from typing import Any
 
-from grn.client.call import pack
+from grn.client import remote_call
 from grn.errors import MachineError
 from grn.group.task import CommandEnd
 from grn.sweep import results
@@ -21,7 +20,7 @@ def set_aside(plan: Plan, folder: str, attempt: int) -> None:
     try:
         if os.path.exists(log):
             os.replace(log, os.path.join(folder, f"log.{attempt}.txt"))
-        for name in filter(None, ("answer", plan.result_file)):
+        for name in filter(None, (remote_call.REPLY_FILE, plan.result_file)):
             path = os.path.join(folder, name)
             if os.path.isfile(path):
                 os.unlink(path)
@@ -36,7 +35,7 @@ def prepare(plan: Plan, folder: str, run: RunManifest) -> None:
     except OSError as error:
         raise MachineError(f"{folder} cannot be made: {error.strerror}.") from error
     if plan.function is not None:
-        pack(folder, plan.function, (), dict(run.params))
+        remote_call.leave_call(folder, plan.function, (), dict(run.params))
 
 
 def judged(plan: Plan, folder: str, run: RunManifest, ended: CommandEnd) -> RunManifest:
@@ -82,10 +81,7 @@ def _result(plan: Plan, folder: str) -> dict[str, Any]:
 def _answer(folder: str) -> dict[str, Any]:
     """Return the row of what a function has returned, and clear its files away."""
     try:
-        with open(os.path.join(folder, "answer"), "rb") as file:
-            _, value = pickle.load(file)
-    except Exception as error:  # an answer may break in any way where it is put together
+        value = remote_call.take_reply(folder)
+    except Exception as error:  # unpickling may fail in any way
         raise results.NoResult(f"its answer cannot be read: {error!r}") from None
-    for name in ("answer", "call"):
-        os.unlink(os.path.join(folder, name))
     return results.from_value(value)

@@ -281,7 +281,7 @@ class Study:
     def _argv(self, run: RunManifest) -> tuple[str, ...]:
         folder = self.folder.run_dir(run.run)
         if self.plan.command is None:
-            return (sys.executable, "-m", "grn.client.call", folder)
+            return (sys.executable, "-m", "grn.client.remote_call", folder)
         return self.plan.command.fill(filling(run.params, run.run, folder, run.index))
 
     # --- telling -------------------------------------------------------------------------

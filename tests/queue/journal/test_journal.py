@@ -593,6 +593,7 @@ _NEW = {  # columns that a version of the schema brought
     3: ["jobs.spared", "attempts.text"],
     4: ["jobs.checksum", "jobs.state_checksum", "attempts.checksum", "identity.checksum"],
     5: ["jobs.group_name", "jobs.submitter", "jobs.log", "jobs.is_fail_fast"],
+    6: ["jobs.policy"],
 }
 
 

@@ -34,7 +34,7 @@ _SUBMITTED = (
 )  # fmt: skip
 # Of a job without a group these are blank, and not part of its checksum: journals from before
 # there were groups need no new ones.
-_GROUP = ("group_name", "submitter", "log", "is_fail_fast")
+_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy")
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
 )  # fmt: skip
@@ -51,7 +51,7 @@ SHOWN = (
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
     " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
     " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s,"
-    " group_name, log"
+    " group_name, log, policy"
 )
 PROGRESS = (
     "jobs.id, state, is_held, jobs.attempt, tries_left, memory_attempt, jobs.reason,"
@@ -85,7 +85,7 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
     "ended_at": (_NUMBER, None), "lease": (str, None), "gpus": (str, None),
     "reserved_bytes": (int, None), "peak_bytes": (int, None), "ran_s": (_NUMBER, None),
     "began_at": (_NUMBER, None), "resident_bytes": (int, None), "group_name": (str, ""),
-    "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
+    "policy": (str, ""), "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
     "attempt_reason": (str, None), "attempt_text": (str, None), "attempt_status": (int, None),
     "attempt_signal": (int, None),
 }  # fmt: skip
@@ -139,13 +139,14 @@ def of_job(
         json.dumps(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
         spec.retries, int(spec.may_requeue), float(now), job.code,
     )  # fmt: skip
-    group = (spec.group, spec.submitter, command.log, int(spec.is_fail_fast))
+    group = (spec.group, spec.submitter, command.log, int(spec.is_fail_fast), spec.policy)
     state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
     return (*submitted, *group, checksum(*submitted, *_told(group)), *state, checksum(*state))
 
 
 def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what a checksum covers of the columns of a group."""
+    group = group if group[-1] else group[:-1]  # version 5 had no policy
     return group if group != ("", "", "", 0) else ()
 
 
@@ -193,6 +194,7 @@ def _spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
         tuple(After(*one) for one in after), row["retries"], bool(row["may_requeue"]),
         texts.setdefault(row["group_name"], row["group_name"]),
         texts.setdefault(row["submitter"], row["submitter"]), bool(row["is_fail_fast"]),
+        row["policy"],
     )  # fmt: skip
 
 

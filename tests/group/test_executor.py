@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import grn
-from grn.client.executor import Executor
 from grn.errors import UsageError
+from grn.group.executor import Executor
 from tests.harness import wait_for
 from tests.queue.daemon import Queue, being_here
 
@@ -80,6 +80,62 @@ def test_a_call_that_ends_its_process_is_a_failed_job(queue: Queue) -> None:
         assert caught.value.exit_code == 7
         with pytest.raises(grn.JobFailed, match="ended by signal 9"):
             leaves.result(60)
+
+
+def test_a_call_that_ends_its_worker_fails_alone(queue: Queue) -> None:
+    def run(number: int) -> int:
+        if number == 2:
+            os._exit(7)
+        return number
+
+    with Executor(mem=MEM, reuse_workers=True, max_workers=1) as pool:
+        futures = [pool.submit(run, number) for number in range(5)]
+        with pytest.raises(grn.JobFailed, match="exit status 7"):
+            futures[2].result(60)
+        assert [futures[number].result(60) for number in (0, 1, 3, 4)] == [0, 1, 3, 4]
+    assert futures[0].job.id == futures[1].job.id != futures[4].job.id
+
+
+def test_a_shared_worker_repeats_a_failing_call_and_ends_with_a_cancelled_one(queue: Queue) -> None:
+    tried = Path(queue.story.folder) / "tried"
+
+    def second_time() -> str:
+        with tried.open("a") as file:
+            file.write("x")
+        if tried.read_text() == "x":
+            raise OSError("not yet")
+        return "at last"
+
+    with Executor(mem=MEM, retry=1, reuse_workers=True) as pool:
+        assert pool.submit(second_time).result(60) == "at last"
+        sleeps = pool.submit(lambda: __import__("signal").pause())
+        wait_for(lambda: sleeps.job is not None, "the call to begin")
+        assert sleeps.cancel()
+    assert queue.ended(sleeps.job.id)["reason"] == "cancelled"
+
+
+def test_all_calls_end_with_their_program(queue: Queue) -> None:
+    ended = queue.story.run_script(
+        """
+        import signal, grn
+
+        future = grn.Executor(mem="64MiB", name="left").submit(signal.pause)
+        print(future.job.id)
+        """,
+        name="leaves.py",
+    )
+    assert queue.ended(int(ended.out))["reason"] == "cancelled"
+
+
+def test_inside_a_job_calls_share_its_gpus(queue: Queue) -> None:
+    def outer() -> tuple[list[str], list[object]]:
+        lease = os.environ["GRN_LEASE"]
+        with Executor(mem=MEM) as pool:
+            futures = [pool.submit(lambda: os.environ["GRN_LEASE"]) for _ in range(2)]
+            return [future.result() == lease for future in futures], [f.job for f in futures]
+
+    with Executor(mem=MEM) as pool:
+        assert pool.submit(outer).result(60) == ([True, True], [None, None])
 
 
 def test_a_call_that_cannot_be_sent_says_so_at_once(queue: Queue) -> None:

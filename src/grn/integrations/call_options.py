@@ -1,0 +1,43 @@
+"""The options and job types that joblib's backend and Hydra's launcher share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from grn.client.fingerprint import of_function
+from grn.client.lease import type_and_label, wish
+from grn.client.remote_call import name_of
+from grn.errors import UsageError
+from grn.group.call_table import Kind
+
+OPTIONS = (
+    *("gpus", "mem", "exclusive", "priority", "policy", "retry_oom"),
+    "reuse_workers",
+)
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a `CallGroup`; raise on those that do not exist or make no sense."""
+    unknown = options.keys() - set(OPTIONS)
+    if unknown:
+        text = f"there is no option {', '.join(sorted(unknown))} for jobs of grn."
+        raise UsageError(text, f"There are {', '.join(OPTIONS)}.")
+    wish("?", "?", **options)
+    kept = dict(options)
+    return {
+        "oom_retries": kept.pop("retry_oom", 0),
+        "is_reusing": kept.pop("reuse_workers", False),
+        **kept,
+    }
+
+
+def kind_of(function: Callable[..., Any]) -> Kind:
+    """Return the job type that `@grn.job` on a function would have."""
+    inner = getattr(function, "func", function)
+    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+    if code is None:
+        name = name_of(function)
+        return Kind(name[-1024:], name[-256:])
+    names = type_and_label(code.co_filename, inner.__qualname__.replace("<locals>.", ""))
+    return Kind(names[0][-1024:], names[1][-256:], of_function(function))
