@@ -11,7 +11,7 @@ from grn.model.profile import Run
 from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.learn import profiling
-from grn.negotiator.learn.drift import counted
+from grn.negotiator.learn.profiling import counted
 from tests.builders import Story, a_profile, a_run, some_gpus
 
 OLD, NEW = "0000000a", "0000000b"

@@ -11,8 +11,8 @@ from grn.model.gpu import Gpu, Reading
 from grn.model.profile import Run
 from grn.model.units import GiB
 from grn.negotiator.events import SaveRun, WaitReason
+from grn.negotiator.learn.interference import slowdown
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.slowdown import slowdown
 from grn.negotiator.schedule.limits import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 

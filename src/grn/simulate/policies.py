@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from grn.model.gpu import Gpu
 from grn.model.job import Outcome
 from grn.model.profile import Profile, Run
-from grn.negotiator.learn.slowdown import MAX_CAP  # no policy shares a GPU beyond this load
+from grn.negotiator.learn.interference import MAX_CAP  # no policy shares a GPU beyond this load
 from grn.negotiator.schedule.ledger import Guard
 from grn.negotiator.schedule.limits import Rules
 from grn.simulate.replay import Replayed, World

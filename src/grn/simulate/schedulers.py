@@ -22,8 +22,8 @@ from grn.negotiator.events import (
     Requested,
     Sampled,
 )
+from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.slowdown import cap_of
 from grn.negotiator.learn.type_profiles import TypeProfiles
 from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.schedule.placement import Need, Size
@@ -92,7 +92,7 @@ class SimulatedAnswer(TypeProfiles):
 
     def alone_s(self, request: Request, model: str, power: float) -> float | None:
         """Return the truth."""
-        return self._jobs[request.job_type].solo_s
+        return self._jobs[request.job_type].solo_s / speed_of_model(model)
 
     def most_of_alike(self, request: Request, model: str) -> int | None:
         """Let nobody take back what is known to be needed later."""
@@ -110,10 +110,6 @@ class ToldLoads(Loads):
     def of(self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()) -> float | None:
         """Return the truth."""
         return self._jobs[job_type].load
-
-    def alone_s(self, request: Request, model: str) -> float | None:
-        """Return the truth."""
-        return self._jobs[request.job_type].solo_s / speed_of_model(model)
 
     def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
         """Learn nothing: all is known."""

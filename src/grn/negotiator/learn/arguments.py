@@ -1,50 +1,31 @@
-"""What the arguments of a job tell of its memory: which of them matter, and how.
+"""What the arguments of a job tell of its memory: lines and groups over finished runs.
 
-A batch size does, a seed does not; runs show which. All arithmetic is on finished runs; what is
-made of the answer is decided elsewhere.
+`ByArguments` turns them into a need and a sentence for the next run.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 
 from grn.model.job import Argument
-from grn.model.profile import Run
+from grn.model.profile import Profile, Run
+from grn.model.units import show_size
+from grn.negotiator.learn.argument_names import likely_matters, mattering
 from grn.negotiator.learn.least_squares import fit, rank_correlation
+from grn.negotiator.learn.margin import FIRST_MARGIN, MIN_SPREAD, Margin, are_spread
+from grn.negotiator.learn.profiling import Peaks, counts_in_full, pad_bytes, show_runs
 
 ENOUGH_RUNS = 4  # for a line
 ENOUGH_FOR_TWO = 6  # for a line over two numbers
 MAX_PAIRED = 3  # of the numbers are put together
 FEW_RUNS = 6  # below this, runs with the same arguments are believed to be alike
-MIN_SPREAD = 1.1  # largest over smallest peak: below it arguments are not worth a thought
 MIN_RANK = 0.8  # of the rank correlation of a number that matters
 MIN_FIT = 0.5  # R² of a line, and the share of variance that groups must explain
 MAX_MISS = 0.15  # of nine in ten runs, each foretold by all others
 HEADROOM = 0.05
-
-_NEVER_MATTERS = re.compile(
-    r"(.*_)?(seeds?|lr|learning_rate|epochs?|steps?|iters?|iterations|out|output|outdir|log|logs"
-    r"|logdir|name|dir|path|file|run|id|fold|momentum|decay|weight_decay|dropout|patience|verbose"
-    r"|debug|resume|gpus?|device|port|workers|tag|note|comment)",
-    re.IGNORECASE,
-)
-_LIKELY_MATTERS = re.compile(
-    r"batch|(^|[_-])bs|size|width|height|dim|hidden|layer|depth|length|(^|_)len|seq|resol|token"
-    r"|model|arch|channel|heads|img|image|samples|points|^b$|^n$",
-    re.IGNORECASE,
-)
-
-
-@lru_cache(maxsize=2048)  # jobs of one type are called the same way again and again
-def mattering(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Leave out arguments whose names say that memory does not depend on them."""
-    found = [one for one in arguments if not _NEVER_MATTERS.fullmatch(one[0])]
-    return tuple(sorted(found, key=lambda one: one[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +41,7 @@ def exceeds(
 ) -> Beyond | None:
     """Return an argument that is likely to matter and goes beyond all runs, else None."""
     for name, value in arguments:
-        if not _LIKELY_MATTERS.search(name) or _NEVER_MATTERS.fullmatch(name):
+        if not likely_matters(name):
             continue
         before = [run[name] for run in seen if name in run]
         if not before:
@@ -205,11 +186,6 @@ def is_open(runs: Sequence[Run]) -> bool:
     return 1 < len(runs) < FEW_RUNS and _is_spread(runs)
 
 
-def are_spread(peaks: Sequence[int]) -> bool:
-    """True when peaks differ by more than chance."""
-    return max(peaks) > MIN_SPREAD * max(1, min(peaks))
-
-
 def _is_spread(runs: Sequence[Run]) -> bool:
     return are_spread([run.peak_bytes for run in runs])
 
@@ -243,3 +219,126 @@ def _grouped(name: str, runs: Sequence[Run]) -> tuple[float, Groups]:
 def _squares(logs: Sequence[float]) -> float:
     mean = sum(logs) / len(logs)
     return sum((log - mean) ** 2 for log in logs)
+
+
+# --- as a need, and in words ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ByArguments:
+    """What the arguments of a type's runs tell of its next run."""
+
+    line: FittedLine | None
+    groups: Groups | None
+    seen: tuple[dict[str, float | str], ...]
+    has_failed: bool
+    same: dict[tuple[Argument, ...], Peaks]  # runs by all arguments that may matter
+
+    @staticmethod
+    def of(profile: Profile) -> ByArguments:
+        """Work it out for a whole profile."""
+        full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
+        seen = tuple(map(dict, dict.fromkeys(run.arguments for run in full)))
+        has_failed = len(full) < len(profile.runs)
+        fitted, grouped = line(full), groups(full)
+        same: dict[tuple[Argument, ...], Peaks] = {}
+        if grouped is not None or is_open(full):
+            for run in full:
+                same.setdefault(mattering(run.arguments), Peaks()).add(run)
+        return ByArguments(fitted, grouped, seen, has_failed, same)
+
+    def stays(self, run: Run, dropped: Run | None, peaks: Peaks) -> bool:
+        """True when one more run, and one less, change nothing of all this.
+
+        As long as peaks are alike, arguments tell nothing, and there is nothing to work out.
+        """
+        if self.line is not None or self.groups is not None or self.same:
+            return False
+        if not (counts_in_full(run) and run.peak_bytes and dict(run.arguments) in self.seen):
+            return False
+        if dropped is not None and not (
+            counts_in_full(dropped) and dropped.arguments == run.arguments
+        ):
+            return False
+        return not are_spread(peaks.sizes)
+
+    def covers(self, run: Run) -> bool:
+        """True when a run is as these arguments let expect: it changes little of all this."""
+        if not counts_in_full(run) or self.beyond(run.arguments) is not None:
+            return False
+        said = self.bound(run.arguments, 0, FIRST_MARGIN)
+        return said is not None and 0.8 * said[0] <= run.peak_bytes <= said[0]
+
+    def bound(
+        self, given: tuple[Argument, ...], capacity_bytes: int, margin: Margin
+    ) -> tuple[int, str] | None:
+        """Return a need and why, None when the arguments tell nothing."""
+        values = dict(given)
+        found = [self._on_line(values), self._in_group(values, margin), self._alike(given, margin)]
+        least = min((one for one in found if one is not None), default=None)
+        return None if least is None else (least[0] + pad_bytes(capacity_bytes), least[1])
+
+    def beyond(self, given: tuple[Argument, ...]) -> Beyond | None:
+        """Return what of these arguments goes beyond all runs, None when nothing does."""
+        found = exceeds(given, self.seen)
+        if found is None and self.line is not None and len(self.line.names) > 1:
+            values = self.line.values(dict(given))  # each was seen, but not together
+            found = None if values is None else self.line.beyond(values)
+        return found
+
+    def _on_line(self, given: dict[str, float | str]) -> tuple[int, str] | None:
+        values = None if self.line is None else self.line.values(given)
+        if self.line is None or values is None:
+            return None
+        at = ", ".join(f"{name}={_spelled(given[name])}" for name in self.line.names)
+        text = f"{at} on a line through {show_runs(self.line.runs)}"
+        return self.line.bound_bytes(values), text
+
+    def _in_group(self, given: dict[str, float | str], margin: Margin) -> tuple[int, str] | None:
+        groups, line = self.groups, self.line
+        if groups is None or given.get(groups.name) not in groups.largest_bytes:
+            return None
+        if line is not None and len(line.names) > 1:
+            return None  # one number does not tell when there is a line over two
+        value = given[groups.name]
+        largest, count = groups.largest_bytes[value], groups.counts[value]
+        headroom = margin.for_spread(max(groups.spread, MIN_SPREAD), count)
+        text = f"{show_size(largest)} at most in {show_runs(count)} with {groups.name}="
+        text += f"{_spelled(value)}, {headroom:.0%} headroom"
+        return int(largest * (1 + headroom)), text
+
+    def _alike(self, given: tuple[Argument, ...], margin: Margin) -> tuple[int, str] | None:
+        same = self.same.get(mattering(given))
+        if same is None:
+            return None
+        largest, headroom = max(same.sizes), margin.headroom(same.logs)
+        text = f"{show_size(largest)} at most in {show_runs(len(same.sizes))} like it"
+        return int(largest * (1 + headroom)), f"{text}, {headroom:.0%} headroom"
+
+    def sentences(self) -> list[str]:
+        """Say what arguments tell, for people."""
+        found = []
+        if self.line is not None:
+            found.append(_spelled_line(self.line))
+        if self.groups is not None:
+            largest = self.groups.largest_bytes.items()
+            sizes = ", ".join(f"{_spelled(v)}: {show_size(size)}" for v, size in list(largest)[:8])
+            found.append(f"memory depends on {self.groups.name} ({sizes})")
+        if not found and self.same:
+            found.append("runs differ, too few to tell why: those with the same arguments count")
+        return found
+
+
+def _spelled_line(line: FittedLine) -> str:
+    parts = [
+        f"{show_size(int(slope))} for each {' × '.join(term)} (seen from {least:g} to {most:g})"
+        for term, slope, least, most in zip(
+            line.terms, line.slopes_bytes, line.least, line.most, strict=True
+        )
+    ]
+    fixed = show_size(max(0, int(line.base_bytes)))
+    return f"memory lies on a line over {line.text}: {fixed} and {', '.join(parts)}"
+
+
+def _spelled(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

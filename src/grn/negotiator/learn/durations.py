@@ -7,39 +7,18 @@ made of the answer is decided elsewhere.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from statistics import median
 
 from grn.model.job import Argument, Outcome
 from grn.model.profile import Run
-from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.argument_names import is_work, timing
+from grn.negotiator.learn.least_squares import slopes
 
 RUNS = 30  # the last that count
 MAX_COLUMNS = 3  # numbers that are thought of at once
 _PULL = 0.1  # how firmly a first belief is held, in squares of a logarithm
 _OWN = 0.5  # so many runs weighs what others foretell against runs with the same arguments
-_GOES_ON = re.compile(r"(.*_)?(epochs?|steps?|iters?|iterations)", re.IGNORECASE)
-
-
-@lru_cache(maxsize=2048)
-def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Return the numbers that say how long a job goes on, roughly: those within a factor of 2."""
-    return tuple(
-        sorted(
-            (name, float(round(math.log2(value))))
-            for name, value in arguments
-            if not isinstance(value, str) and value > 0 and _GOES_ON.fullmatch(name)
-        )
-    )
-
-
-@lru_cache(maxsize=2048)
-def _telling(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Leave out arguments whose names say that time does not depend on them."""
-    goes_on = tuple(one for one in arguments if _GOES_ON.fullmatch(one[0]))
-    return (*mattering(arguments), *sorted(goes_on, key=lambda one: one[0]))
 
 
 _Groups = dict[tuple[Argument, ...], list[float]]  # by what tells of time: its logarithms
@@ -53,7 +32,7 @@ class Times:
     def __init__(self, runs: Sequence[Run], power: float) -> None:
         seen: _Groups = {}
         for run in _good(runs):
-            telling = _telling(run.arguments) if run.arguments else ()
+            telling = timing(run.arguments) if run.arguments else ()
             seen.setdefault(telling, []).append(_alone_log(run, power))
         self._said: dict[tuple[Argument, ...], float] = {}
         self._slopes = _slopes(seen)
@@ -72,7 +51,7 @@ class Times:
         """Return how long a run with these arguments takes alone, None when nobody knows."""
         if self._base is None:
             return None
-        telling = _telling(arguments)
+        telling = timing(arguments)
         found = self._said.get(telling)
         if found is None:
             left = self._left.get(telling) or self._left.get(_words(telling)) or []
@@ -125,35 +104,19 @@ def _slopes(seen: _Groups) -> dict[str, float]:
     names = [
         name for name in given[0] if all(_number(values.get(name)) is not None for values in given)
     ]
-    first = {name: 1.0 if _GOES_ON.fullmatch(name) else 0.0 for name in names}
+    first = {name: 1.0 if is_work(name) else 0.0 for name in names}
     columns = {name: _away([math.log(float(values[name])) for values in given]) for name in names}
     varying = sorted(
         (name for name in names if any(columns[name])),
-        key=lambda name: not _GOES_ON.fullmatch(name),
+        key=lambda name: not is_work(name),
     )[:MAX_COLUMNS]
     ys = _away([log for logs in seen.values() for log in logs])
     for name in varying:
         ys = [y - first[name] * x for y, x in zip(ys, columns[name], strict=True)]
-    square = [[_dot(columns[a], columns[b]) + _PULL * (a == b) for b in varying] for a in varying]
-    more = _solved(square, [_dot(columns[name], ys) for name in varying])
+    more = slopes([columns[name] for name in varying], ys, _PULL) or []
     return first | {name: first[name] + each for name, each in zip(varying, more, strict=True)}
 
 
 def _away(values: Sequence[float]) -> list[float]:
     mean = math.fsum(values) / len(values)
     return [value - mean if abs(value - mean) > 1e-9 else 0.0 for value in values]
-
-
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(first, second, strict=True))
-
-
-def _solved(square: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a few equations; the diagonal is the largest of each, so it may lead."""
-    rows = [[*row, last] for row, last in zip(square, right, strict=True)]
-    for place, lead in enumerate(rows):
-        for row in rows:
-            if row is not lead:
-                times = row[place] / lead[place]
-                row[:] = [a - times * b for a, b in zip(row, lead, strict=True)]
-    return [row[-1] / row[place] for place, row in enumerate(rows)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from grn.model.job import Argument
 from grn.model.profile import Estimate, Profile, Run
-from grn.negotiator.learn import arguments, durations, profiling
-from grn.negotiator.learn.by_arguments import ByArguments
+from grn.negotiator.learn import durations, profiling
+from grn.negotiator.learn.arguments import ByArguments
 from grn.negotiator.learn.durations import Times
-from grn.negotiator.learn.margin import Margin
+from grn.negotiator.learn.margin import Margin, are_spread
 
 _FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
 _COUNTED_EVERY = 5  # runs of sizes seen before: whether memory has changed shows in no fewer
@@ -145,9 +145,9 @@ class Known:
             return False
         sizes = peaks.sizes
         if not sizes or not profiling.counts_in_full(run):
-            return not sizes or not arguments.are_spread(sizes)
+            return not sizes or not are_spread(sizes)
         least, most = min(sizes), max(sizes)
         if least <= run.peak_bytes <= most and self._uncounted < _COUNTED_EVERY:
             self._uncounted += 1
             return True
-        return not arguments.are_spread([least, most, run.peak_bytes])
+        return not are_spread([least, most, run.peak_bytes])

@@ -1,4 +1,4 @@
-"""Lines through points: least squares over one or two columns, and how well they foretell.
+"""Lines through points: least squares over a few columns, and how well they foretell.
 
 Plain arithmetic; what the columns mean is for the caller.
 """
@@ -24,7 +24,7 @@ class Regression:
 
 
 def fit(columns: Sequence[Column], ys: Column) -> Regression | None:
-    """Fit a line over one or two columns, None when they do not differ or say the same."""
+    """Fit a line over the columns, None when they do not differ or say the same."""
     count = len(ys)
     mean_y = sum(ys) / count
     means = [sum(column) / count for column in columns]
@@ -34,19 +34,25 @@ def fit(columns: Sequence[Column], ys: Column) -> Regression | None:
     total = _dot(away_y, away_y)
     if inverse is None or not total:
         return None
-    toward = [_dot(column, away_y) for column in away]
-    slopes = [_dot(row, toward) for row in inverse]
+    found = _times(inverse, away, away_y)
     residuals, foretold = [], []
     for place, y in enumerate(away_y):
         point = [column[place] for column in away]
-        left = y - _dot(slopes, point)
+        left = y - _dot(found, point)
         pull = 1 / count + _dot(point, [_dot(row, point) for row in inverse])
         residuals.append(left)
         foretold.append(left / (1 - pull) if pull < 1 - 1e-9 else math.inf)
     explained = 1 - _dot(residuals, residuals) / total
     return Regression(
-        mean_y - _dot(slopes, means), tuple(slopes), tuple(residuals), tuple(foretold), explained
+        mean_y - _dot(found, means), tuple(found), tuple(residuals), tuple(foretold), explained
     )
+
+
+def slopes(away: Sequence[Column], away_y: Column, ridge: float) -> list[float] | None:
+    """Return a slope for each column of distances from its mean, drawn towards 0 by `ridge`."""
+    square = [[_dot(a, b) + ridge * (a is b) for b in away] for a in away]
+    inverse = _inverse(square)
+    return None if inverse is None else _times(inverse, away, away_y)
 
 
 def rank_correlation(first: Column, second: Column) -> float:
@@ -62,15 +68,24 @@ def _dot(first: Column, second: Column) -> float:
     return math.fsum(a * b for a, b in zip(first, second, strict=True))
 
 
+def _times(inverse: list[list[float]], away: Sequence[Column], away_y: Column) -> list[float]:
+    toward = [_dot(column, away_y) for column in away]
+    return [_dot(row, toward) for row in inverse]
+
+
 def _inverse(square: list[list[float]]) -> list[list[float]] | None:
-    """Invert a matrix of one or two rows; None when it has no inverse worth the name."""
-    if len(square) == 1:
-        return [[1 / square[0][0]]] if square[0][0] else None
-    (a, b), (c, d) = square
-    determinant = a * d - b * c
-    if determinant <= 1e-9 * a * d:
-        return None
-    return [[d / determinant, -b / determinant], [-c / determinant, a / determinant]]
+    """Invert a small symmetric matrix; None when its columns say nearly the same."""
+    size = range(len(square))
+    rows = [[*row, *(float(place == each) for each in size)] for place, row in enumerate(square)]
+    for place, lead in enumerate(rows):
+        if lead[place] <= 1e-9 * square[place][place]:
+            return None
+        lead[:] = [value / lead[place] for value in lead]
+        for row in rows:
+            if row is not lead:
+                times = row[place]
+                row[:] = [a - times * b for a, b in zip(row, lead, strict=True)]
+    return [row[len(square) :] for row in rows]
 
 
 def _ranks(values: Column) -> list[float]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from statistics import median
 
 from grn.model.job import Argument, Outcome, Request
 from grn.model.profile import Profile, Run
 from grn.negotiator.events import Lease, LeaseState
-from grn.negotiator.learn.arguments import mattering
-from grn.negotiator.learn.slowdown import Overlaps
+from grn.negotiator.learn.argument_names import mattering
+from grn.negotiator.learn.interference import Overlaps
 from grn.negotiator.schedule.ledger import MIN_LOAD, Book
 
 GUESS = 0.7  # of a job nobody has seen
@@ -30,7 +29,6 @@ _MANY = 8  # jobs on one GPU: with so many nobody can tell who slows whom
 _MIN_BESIDE = 0.2  # of its time, before a neighbour counts
 
 Key = tuple[str, str]  # job type, GPU model
-_like = lru_cache(maxsize=2048)(mattering)
 
 
 @dataclass(slots=True)
@@ -106,7 +104,7 @@ class Loads:
         """
         if arguments:
             alike = self._alike.get((job_type, model))
-            loads = alike.get(_like(arguments)) if alike else None
+            loads = alike.get(mattering(arguments)) if alike else None
             if loads:
                 return median(loads)
         return self._believed.get((job_type, model))
@@ -122,10 +120,6 @@ class Loads:
     def power(self, model: str) -> float:
         """Return how fast time grows with load on this model."""
         return self.overlaps.power(model)
-
-    def alone_s(self, request: Request, model: str) -> float | None:
-        """Return how long runs like this take alone on this model, None when nobody knows."""
-        return self.overlaps.alone_s(request.job_type, model, request.arguments)
 
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
         """Return how many times as long jobs take beside which types, None: beside none."""
@@ -180,9 +174,9 @@ class Loads:
         self._believed[key] = median(loads)
         if arguments:
             alike = self._alike.setdefault(key, {})
-            if len(alike) >= MAX_ALIKE and _like(arguments) not in alike:
+            if len(alike) >= MAX_ALIKE and mattering(arguments) not in alike:
                 del alike[next(iter(alike))]
-            same = alike.setdefault(_like(arguments), [])
+            same = alike.setdefault(mattering(arguments), [])
             same.append(load)
             del same[:-RUNS]
 

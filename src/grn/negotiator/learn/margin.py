@@ -22,6 +22,7 @@ _AIMED_AT = 0.005  # the share of runs that may run out of memory
 _STEP = 0.3  # how much one such run changes the logarithm of the chance
 _AFTER_SHORT, _AFTER_GOOD = (math.exp(-_STEP * (short - _AIMED_AT)) for short in (1, 0))
 _WORTH_SAVING = 0.02  # of that logarithm: a restart forgets no more than a dozen good runs
+_ALIKE = 1.1  # largest over smallest peak: below it arguments are not worth a thought
 _MOVED = 1.1  # a number that has changed by less is not worth telling anybody
 
 
@@ -119,6 +120,11 @@ def spread_within(groups: Sequence[Sequence[float]]) -> float | None:
     for group in groups:
         squares += math.dist(group, [sum(group) / len(group)] * len(group)) ** 2
     return math.sqrt(squares / freedom)
+
+
+def are_spread(peaks: Sequence[int]) -> bool:
+    """True when peaks differ by more than chance."""
+    return max(peaks) > _ALIKE * max(1, min(peaks))
 
 
 def _clip(value: float, least: float, most: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from grn.model.job import Request
 from grn.model.profile import Profile
 from grn.model.units import show_size
-from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.argument_names import mattering
 from grn.negotiator.learn.profiling import counts_in_full
 from grn.negotiator.schedule.placement import Need, Size
 

@@ -13,9 +13,14 @@ from dataclasses import dataclass, field, replace
 from grn.model.job import Argument, Outcome
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.units import GiB, MiB, show_size
-from grn.negotiator.learn.arguments import mattering
-from grn.negotiator.learn.drift import LAST, counted
-from grn.negotiator.learn.margin import FIRST_MARGIN, LAST_RUNS, Margin, spread_within
+from grn.negotiator.learn.argument_names import mattering
+from grn.negotiator.learn.margin import (
+    FIRST_MARGIN,
+    LAST_RUNS,
+    Margin,
+    are_spread,
+    spread_within,
+)
 
 RUNS_KEPT = 100
 TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
@@ -25,6 +30,8 @@ GANG_SHARE = 0.75  # of a GPU, for a first run on several
 GROWN = 0.95  # of its peak: so much is nearly all
 LATE = 0.3  # of its run: who has nearly all only then is a grower
 ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
+DRIFT_RUNS = 5  # runs of an older code that still count, and runs that show a changed peak
+_APART = 1.1  # how many times larger all peaks on one side of a change are
 _FULL = (Outcome.OK, Outcome.PROFILED)
 
 
@@ -146,7 +153,7 @@ class Peaks:
 
 def telling(profile: Profile, code: str) -> Profile:
     """Leave out the runs that tell nothing of a job of this code any more."""
-    if len(profile.runs) <= LAST:
+    if len(profile.runs) <= DRIFT_RUNS:
         return profile
     places = counted(profile.runs, [counts_in_full(run) for run in profile.runs], code)
     if len(places) == len(profile.runs):
@@ -305,3 +312,44 @@ def usual_duration_s(profile: Profile | None) -> float | None:
 def show_runs(count: int) -> str:
     """Spell a number of runs."""
     return "1 run" if count == 1 else f"{count} runs"
+
+
+# --- drift: runs before a change of the job do not count ----------------------------------
+
+
+def counted(runs: Sequence[Run], is_full: Sequence[bool], code: str) -> list[int]:
+    """Return the places of the runs that count for a job of this code; runs are oldest first.
+
+    Runs of an unknown code, or for a job whose code is unknown, are taken for the same code. Runs
+    are only held against others with the same arguments, as far as those may matter.
+    """
+    alike: dict[tuple[Argument, ...], list[int]] = {}
+    for place, run in enumerate(runs):
+        alike.setdefault(mattering(run.arguments), []).append(place)
+    own = [not code or run.code in ("", code) for run in runs]
+    found: list[int] = []
+    for places in alike.values():
+        full = [place for place in places if is_full[place]]
+        since = full[-DRIFT_RUNS] if len(full) >= DRIFT_RUNS else -1
+        own_full = [place for place in full if own[place]]
+        begins = _shift([runs[place].peak_bytes for place in own_full])
+        shifted = own_full[begins] if begins else 0
+        for place in places:
+            if place >= since or (own[place] and place >= shifted):
+                found.append(place)
+    return sorted(found)
+
+
+def _shift(peaks: Sequence[int]) -> int:
+    """Return where the latest stretch begins whose peaks all lie apart from all before it."""
+    if len(peaks) < 2 * DRIFT_RUNS or not are_spread(peaks):
+        return 0
+    least, most = list(peaks), list(peaks)  # from each run to the last
+    for at in range(len(peaks) - 2, -1, -1):
+        least[at], most[at] = min(least[at], least[at + 1]), max(most[at], most[at + 1])
+    begins, low, high = 0, min(peaks[:DRIFT_RUNS]), max(peaks[:DRIFT_RUNS])
+    for at in range(DRIFT_RUNS, len(peaks) - DRIFT_RUNS + 1):
+        if _APART * most[at] < low or least[at] > _APART * high:
+            begins = at
+        low, high = min(low, peaks[at]), max(high, peaks[at])
+    return begins

@@ -14,7 +14,7 @@ from grn.model.job import Argument, Outcome, Request
 from grn.model.profile import Estimate, Profile, Run
 from grn.model.units import show_size
 from grn.negotiator.learn import arguments, other_models, profiling
-from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.argument_names import mattering
 from grn.negotiator.learn.estimate_cache import Known
 from grn.negotiator.learn.margin import ENOUGH_RUNS, Experience, Margin
 from grn.negotiator.learn.quota import TypeQuota
@@ -351,7 +351,7 @@ class TypeProfiles:
             if not request.arguments:
                 return Need(estimate.need_bytes, False, estimate.because)
             drawn = self._drawn.setdefault(request.job_type, {})
-            what = (model, capacity_bytes, arguments.mattering(request.arguments), request.code)
+            what = (model, capacity_bytes, mattering(request.arguments), request.code)
             if what not in drawn:
                 if len(drawn) >= _MAX_DRAWN:
                     drawn.clear()

@@ -78,7 +78,7 @@ class Granter:
 
     def _by_speed(self, request: Request, needs: dict[str, Need]) -> dict[str, Need]:
         """Add to needs on several models how long a job takes on each, where runs tell."""
-        alone = {model: self._loads.alone_s(request, model) for model in needs}
+        alone = {model: self.alone_s(request, model) for model in needs}
         times = [each for each in alone.values() if each is not None]
         if len(times) < 2:
             return needs

@@ -13,7 +13,7 @@ from functools import partial
 from grn.model.job import Policy, Request
 from grn.model.units import show_size
 from grn.negotiator.events import Wait, WaitReason
-from grn.negotiator.learn.slowdown import is_worth
+from grn.negotiator.learn.interference import is_worth
 from grn.negotiator.schedule.ledger import MIN_LOAD, Book
 from grn.negotiator.schedule.topology import best_linked
 

@@ -13,8 +13,7 @@ from itertools import islice
 from operator import itemgetter
 
 from grn.model.job import Request
-from grn.negotiator.learn.arguments import mattering
-from grn.negotiator.learn.durations import lasting
+from grn.negotiator.learn.argument_names import lasting, mattering
 from grn.negotiator.schedule.order import Group, Kind, Refused, Turn, Waiting, turn
 from grn.negotiator.schedule.wait_index import Entry, Offer, WaitIndex, turn_of
 

@@ -10,9 +10,9 @@ import pytest
 from grn.model.job import Outcome
 from grn.model.profile import Profile, Run
 from grn.model.units import GiB
-from grn.negotiator.learn.interference import MAX_PAIRS
-from grn.negotiator.learn.slowdown import (
+from grn.negotiator.learn.interference import (
     MAX_GROUPS,
+    MAX_PAIRS,
     START_CAP,
     Overlaps,
     cap_of,
