@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from grn.model.job import Outcome
+from grn.model.tag import tag_of
 from grn.model.units import GiB
 from grn.negotiator import views
-from grn.negotiator.change_feed import ChangeFeed, tag_of
+from grn.negotiator.change_feed import ChangeFeed
 from grn.negotiator.history import History
 from tests.builders import Story, a_profile, a_use, some_gpus
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grn.daemon import publisher
 from grn.negotiator import subscribers
 from tests.harness import wait_for
 from tests.negotiator.live import Client, Inside, a_wish, inside
@@ -72,12 +73,12 @@ def test_a_second_follow_on_one_connection_is_refused(server: Inside) -> None:
 
 
 def test_one_user_cannot_follow_without_end(server: Inside) -> None:
-    clients = [server.client() for _ in range(subscribers.MAX_PER_USER + 1)]
+    clients = [server.client() for _ in range(publisher.MAX_PER_USER + 1)]
     answers = [client.ask("follow") for client in clients]
     for client in clients:
         client.sock.close()
 
-    assert [answer.get("ev") for answer in answers[:-1]] == ["snapshot"] * subscribers.MAX_PER_USER
+    assert [answer.get("ev") for answer in answers[:-1]] == ["snapshot"] * publisher.MAX_PER_USER
     assert "follow already" in answers[-1]["error"]["message"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from grn.client.connection import Connection, drive
 from grn.client.queue import connect
+from grn.daemon import publisher
 from grn.errors import UsageError
 from grn.queue import subscribers
 from tests.harness import wait_for
@@ -81,11 +82,11 @@ def test_of_a_long_queue_the_next_are_told_and_the_rest_when_their_turn_comes(
 
 
 def test_a_second_follow_and_one_too_many_are_refused(queue: Queue) -> None:
-    lines = [connect(may_start=False) for _ in range(subscribers.MAX_FOLLOWERS)]
+    lines = [connect(may_start=False) for _ in range(publisher.MAX_PER_USER)]
     for one in lines:
         drive(one.ask({"op": "follow"}))
     extra = connect(may_start=False)
-    with pytest.raises(UsageError, match="follow this queue already"):
+    with pytest.raises(UsageError, match="follow already"):
         drive(extra.ask({"op": "follow"}))
     for one in (*lines, extra):
         one.close()

@@ -7,10 +7,10 @@ instead of positions, so that nothing changes by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2s
 from itertools import islice
 from typing import Any
 
+from grn.model.tag import tag_of
 from grn.model.text import harmless
 from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView
@@ -214,11 +214,6 @@ class ChangeFeed:
 
     def _end(self, end: LeaseEnd) -> Row:
         return ended_lease(self._view, end, self._offset_s)
-
-
-def tag_of(key: str) -> str:
-    """Return a name for a request that its owner can tell too, and that gives nothing away."""
-    return blake2s(key.encode(), digest_size=8).hexdigest()
 
 
 def _names(key: str) -> Row:

@@ -138,7 +138,7 @@ def follow(peer: Peer, message: negotiator_requests.FollowRequest) -> None:
     """Tell all there is, and from then on what changes."""
     if peer.follows:
         raise UsageError("this connection follows already.")
-    peer.server.followers.add(peer, message.id)
+    peer.server.followers.add(peer, peer.uid, message.id)
     peer.follows = True
 
 

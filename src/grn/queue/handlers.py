@@ -152,7 +152,7 @@ def follow(peer: QueuePeer, message: queue_requests.FollowQueueRequest) -> None:
     """Tell all there is, and from then on what changes."""
     if peer.follows:
         raise UsageError("this connection follows already.")
-    peer.server.followers.add(peer.talk, message.id)
+    peer.server.followers.add(peer.talk, peer.uid, message.id)
     peer.follows = True
 
 

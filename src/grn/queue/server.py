@@ -15,11 +15,12 @@ from typing import Any, Protocol
 from grn.client import trust
 from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
+from grn.model.tag import tag_of
 from grn.protocol import queue_requests
 from grn.queue.local.workers import Attempt
 from grn.queue.loop import QueueLoop
 from grn.queue.ready_queue import QueuedJob
-from grn.queue.subscribers import QueueSubscribers, tag_of
+from grn.queue.subscribers import QueueSubscribers
 
 log = logging.getLogger(__name__)
 DEADLINE_S = 30.0

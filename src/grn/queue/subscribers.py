@@ -6,36 +6,18 @@ next in line and the counts are sent.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from dataclasses import dataclass
-from hashlib import blake2s
 from typing import Any, Protocol
 
-import msgspec
-
-from grn.errors import UsageError
+from grn.daemon.publisher import Position, Publisher, Subscriber, message
+from grn.model.tag import tag_of
 from grn.queue.loop import QueueLoop
 from grn.queue.ready_queue import QueuedJob
 
-PACE_S = 0.5
-BEAT_S = 5.0
 MAX_JOBS = 1000  # of those that have not ended
 MAX_ENDED = 100
-MAX_FOLLOWERS = 64
 
 Row = dict[str, Any]
 Seen = tuple[object, ...]
-_encode_json = msgspec.json.Encoder().encode
-
-
-class QueueSubscriber(Protocol):
-    """The connection of one subscriber."""
-
-    @property
-    def is_stuffed(self) -> bool: ...
-
-    def push(self, body: bytes) -> None: ...
 
 
 class SubscriberTeller(Protocol):
@@ -48,81 +30,54 @@ class SubscriberTeller(Protocol):
     def facts(self) -> Row: ...
 
 
-@dataclass(slots=True)
-class _JobPosition:
-    message_id: int
-    is_behind: bool = False
-
-
 class QueueSubscribers:
-    """All followers and what they know, while there are any."""
+    """All subscribers and the rows they have, while there are any."""
 
     def __init__(self, loop: QueueLoop, teller: SubscriberTeller) -> None:
         self._loop = loop
         self._teller = teller
-        self._places: dict[QueueSubscriber, _JobPosition] = {}
+        self._publisher: Publisher[Position] = Publisher(self._tick)
         self._told: dict[int, Seen] = {}  # job that has not ended -> what was told of it
         self._newest = 0  # id of the latest job that was looked at
         self._ended = 0  # how many had ended when we last looked
         self._facts: Row = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._spoke_at = 0.0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._publisher)
 
-    def add(self, follower: QueueSubscriber, message_id: int) -> None:
-        """Tell one more, beginning with all there is; the others get it too, in one."""
-        if len(self._places) >= MAX_FOLLOWERS:
-            raise UsageError(f"{MAX_FOLLOWERS} connections follow this queue already.")
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PACE_S, self._tick)
-        body = self._snapshot()
-        for other, place in self._places.items():
-            self._push(other, place, body, is_whole=True)
-        self._places[follower] = _JobPosition(message_id)
-        follower.push(_addressed(message_id, body))
+    def add(self, subscriber: Subscriber, uid: int, message_id: int) -> None:
+        """Serve one more; a new snapshot for all keeps what they have alike."""
+        self._publisher.join(subscriber, Position(message_id, uid))
+        self._publisher.tick_in()
+        self._push(self._snapshot(), is_whole=True)
 
-    def remove(self, follower: QueueSubscriber) -> None:
-        """Tell one no more."""
-        self._places.pop(follower, None)
-        if not self._places:
+    def remove(self, subscriber: Subscriber) -> None:
+        """Serve one no more."""
+        if self._publisher.leave(subscriber):
             self._told.clear()
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PACE_S, self._tick)
+        self._publisher.tick_in()
         self._loop.leases.refresh(self._tell)
 
     def _tell(self) -> None:
-        """Tell what has changed; the reasons of jobs that wait are those of this moment."""
-        if not self._places:  # the last has left meanwhile
+        """Send changes; the reasons of jobs that wait are those of this moment."""
+        positions = self._publisher.positions
+        if not positions:  # the last has left meanwhile
             return
-        now = self._loop.now()
-        is_late = any(p.is_behind and not f.is_stuffed for f, p in self._places.items())
+        is_late = any(one.is_behind and not who.is_stuffed for who, one in positions.items())
         news = self._news()
         is_whole = is_late or self._is_short()
-        if not news and not is_whole and now - self._spoke_at < BEAT_S:
-            return
-        if is_whole:
-            body = self._snapshot()
-        else:
-            body = _encode_json({"ev": "changes", "at": time.time(), **news})
-        self._spoke_at = now
-        for follower, place in self._places.items():
-            self._push(follower, place, body, is_whole)
+        if self._publisher.is_due(self._loop.now(), bool(news) or is_whole):
+            self._push(self._snapshot() if is_whole else message("changes", news), is_whole)
 
-    def _push(
-        self, follower: QueueSubscriber, place: _JobPosition, body: bytes, is_whole: bool
-    ) -> None:
-        if follower.is_stuffed:
-            place.is_behind = True
-            return
-        if is_whole or not place.is_behind:
-            place.is_behind = False
-            follower.push(_addressed(place.message_id, body))
+    def _push(self, body: bytes, is_whole: bool) -> None:
+        for subscriber, position in self._publisher.positions.items():
+            if subscriber.is_stuffed:
+                position.is_behind = True
+            elif is_whole or not position.is_behind:
+                position.is_behind = False
+                self._publisher.push(subscriber, body)
 
     # --- what there is -------------------------------------------------------------------
 
@@ -138,8 +93,7 @@ class QueueSubscribers:
         self._newest = max(jobs, default=self._newest)
         self._ended = self._loop.journal.ended
         self._facts = self._teller.facts()
-        head = {"ev": "snapshot", "at": time.time(), **self._facts}
-        return _encode_json({**head, "jobs": rows, "ended": ended[::-1]})
+        return message("snapshot", {**self._facts, "jobs": rows, "ended": ended[::-1]})
 
     def _rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]:
         """Return jobs that have not ended, each with the tag of what it asks the negotiator for."""
@@ -202,13 +156,3 @@ class QueueSubscribers:
             job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
             self._teller.why(job),
         )  # fmt: skip
-
-
-def tag_of(key: str) -> str:
-    """Return the name under which the negotiator shows a request, or all of a queue's."""
-    return blake2s(key.encode(), digest_size=8).hexdigest()
-
-
-def _addressed(message_id: int, body: bytes) -> bytes:
-    """Put the id of the question into an answer that is the same for all."""
-    return b'{"id":%d,%s' % (message_id, body[1:])
