@@ -55,64 +55,64 @@ class Subscribers:
         self._loop = loop
         self._facts = facts  # who speaks, and what troubles it
         self._told: dict[str, Any] = {}
-        self._publisher: Publisher[_Joining] = Publisher(self._tick)
-        self._feed: ChangeFeed | None = None
+        self.publisher: Publisher[_Joining] = Publisher(self._tick)
+        self.feed: ChangeFeed | None = None
         self._looked_at = 0.0
 
     def __len__(self) -> int:
-        return len(self._publisher)
+        return len(self.publisher)
 
     def add(self, subscriber: Subscriber, uid: int, message_id: int) -> None:
         """Serve one more, beginning with a snapshot."""
         position = _Joining(message_id, uid)
-        self._publisher.join(subscriber, position)
-        if self._feed is None:
+        self.publisher.join(subscriber, position)
+        if self.feed is None:
             now = self._loop.now()
-            self._feed = ChangeFeed(self._loop.view, self._loop.history, time.time() - now)
-            self._feed.changes(now)
+            self.feed = ChangeFeed(self._loop.view, self._loop.history, time.time() - now)
+            self.feed.changes(now)
             self._looked_at = now
             self._told = self._facts()
         self._begin(subscriber, position)
-        self._publisher.tick_in(self._pause_s)
+        self.publisher.tick_in(self._pause_s)
 
     def remove(self, subscriber: Subscriber) -> None:
         """Serve one no more; without any, nothing is kept."""
-        if self._publisher.leave(subscriber) and self._feed is not None:
-            self._feed.close()
-            self._feed = None
+        if self.publisher.leave(subscriber) and self.feed is not None:
+            self.feed.close()
+            self.feed = None
 
     @property
     def _pause_s(self) -> float:
-        assert self._feed is not None
+        assert self.feed is not None
         is_awaited = any(
             position.is_joining and not subscriber.is_stuffed
-            for subscriber, position in self._publisher.positions.items()
+            for subscriber, position in self.publisher.positions.items()
         )
-        return PART_S if is_awaited or self._feed.is_behind else PACE_S
+        return PART_S if is_awaited or self.feed.is_behind else PACE_S
 
     def _tick(self) -> None:
-        assert self._feed is not None
+        assert self.feed is not None
         now = self._loop.now()
         is_time = now - self._looked_at >= PACE_S - PART_S
         news: dict[str, Any] = {}
-        if is_time or self._feed.is_behind:
-            news = self._feed.changes(now, with_reasons=is_time)
+        if is_time or self.feed.is_behind:
+            news = self.feed.changes(now, with_reasons=is_time)
             self._looked_at = now if is_time else self._looked_at
         facts = self._facts()
         if facts != self._told:
             news |= facts
             self._told = facts
-        positions = self._publisher.positions.values()
+        positions = self.publisher.positions.values()
         is_awaited = any(one.is_behind or one.is_joining for one in positions)
-        if self._publisher.is_due(now, bool(news) or is_awaited):
+        if self.publisher.is_due(now, bool(news) or is_awaited):
             self._tell(news)
-        self._publisher.tick_in(self._pause_s)
+        self.publisher.tick_in(self._pause_s)
 
     def _tell(self, news: dict[str, Any]) -> None:
         """Send changes to all, and the next part to those who join, in rotation."""
         body = self._message("changes", news)
         ends_at = time.monotonic() + MAX_PARTS_S
-        positions = self._publisher.positions
+        positions = self.publisher.positions
         for subscriber, position in list(positions.items()):
             if position.is_joining:
                 position.miss(news)
@@ -124,26 +124,26 @@ class Subscribers:
             elif position.is_behind:
                 self._begin(subscriber, position)
             else:
-                self._publisher.push(subscriber, body)
+                self.publisher.push(subscriber, body)
 
     def _begin(self, subscriber: Subscriber, position: _Joining) -> None:
         """Send the first part of a snapshot."""
-        assert self._feed is not None
+        assert self.feed is not None
         position.is_behind = False
-        position.rest = self._feed.ids()[::-1]
-        part = {**self._told, **self._feed.frame(), **self._feed.rows(position.next_ids())}
-        self._publisher.push(subscriber, self._message("snapshot", part, position))
+        position.rest = self.feed.ids()[::-1]
+        part = {**self._told, **self.feed.frame(), **self.feed.rows(position.next_ids())}
+        self.publisher.push(subscriber, self._message("snapshot", part, position))
 
     def _tell_part(self, subscriber: Subscriber, position: _Joining) -> None:
-        assert self._feed is not None
-        told = {"ended": position.ended, "gone": position.gone, "gpus": self._feed.gpus()}
-        part = {**self._told, **told, **self._feed.rows(position.next_ids())}
+        assert self.feed is not None
+        told = {"ended": position.ended, "gone": position.gone, "gpus": self.feed.gpus()}
+        part = {**self._told, **told, **self.feed.rows(position.next_ids())}
         position.ended, position.gone = [], []
-        self._publisher.push(subscriber, self._message("changes", part, position))
+        self.publisher.push(subscriber, self._message("changes", part, position))
 
     def _message(self, ev: str, rows: dict[str, Any], position: _Joining | None = None) -> bytes:
         """Return a message; `more` says that a subscriber does not have everything yet."""
-        assert self._feed is not None
+        assert self.feed is not None
         is_joining = position is not None and position.is_joining
-        more = {"more": True} if is_joining or self._feed.is_behind else {}
+        more = {"more": True} if is_joining or self.feed.is_behind else {}
         return message(ev, {**more, **rows})
