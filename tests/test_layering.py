@@ -19,14 +19,14 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "change_feed pages",
     "queue": "__init__ events engine lifecycle ready_queue job_table lease_window finish",
     "simulate": "__init__ workload schedulers replay policies",
-    "group": "__init__ task roles nested call_table",
+    "group": "__init__ task roles nested call_table progress",
     "sweep": "__init__ grid space condition values template",
     "batch": "__init__ file",
     "cli": "__init__ output.__init__ output.render output.table output.job_text "
     "output.html output.metrics report.__init__ report.usage report.replay "
     "top.__init__ top.rows top.draw top.state top.screen",
     "gpus": "__init__ visible",
-    "compat": "__init__ tasks.__init__ tasks.names tasks.config",
+    "compat": "__init__ tasks.__init__ tasks.config",
 }
 PURE_STDLIB = (
     "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
@@ -44,7 +44,8 @@ ARROWS = {
     "interpreter": set(),
     "model": {"errors"},
     "wire": {"model", "errors"},
-    "settings": {"errors", "model", "paths"},
+    "option_file": {"errors"},
+    "settings": {"option_file", "errors", "model", "paths"},
     "protocol": {"errors", "wire", "model"},
     "proc": {"errors", "model", "paths"},
     "daemon": {"protocol", "wire", "model", "errors", "paths"},
@@ -93,6 +94,7 @@ ARROWS = {
     "pure sweep": {"pure group", "model", "errors"},
     "sweep": {
         "pure sweep",
+        "option_file",
         "pure group",
         "group",
         "client",
@@ -120,6 +122,7 @@ ARROWS = {
     "hydra_plugins": {"integrations"},
     "cli": {
         "grn",
+        "option_file",
         "simulate",
         "client",
         "pure group",
@@ -151,8 +154,8 @@ THIRD_PARTY = {
     "uvicorn": {"grn.cli.web.command"},
     "msgspec": {"negotiator", "queue", "settings", "protocol", "daemon"},
     "pynvml": {"grn.gpus.nvml_helper"},
-    "tomli": {"settings", "grn.sweep.config_file"},
-    "yaml": {"grn.sweep.config_file"},
+    "tomli": {"option_file"},
+    "yaml": {"option_file"},
     "matplotlib": {"grn.cli.report.sweep_png"},
     "pandas": {"grn.sweep.results"},
     "optuna": {"grn.sweep.sampler"},
@@ -343,7 +346,8 @@ def test_other_faults_are_caught(module: str, source: str) -> None:
             "import os, asyncio, msgspec\nfrom grn.negotiator.schedule import placement as place",
         ),
         ("grn.negotiator.__main__", "from grn import settings, paths as places, __version__"),
-        ("grn.settings", "import os, tomllib, tomli, msgspec\nfrom grn import paths as places"),
+        ("grn.settings", "import os, msgspec\nfrom grn import paths as places"),
+        ("grn.option_file", "import tomllib, tomli, yaml"),
         ("grn.client.lease", "import json, os, socket\nfrom grn import paths as places, wire"),
         ("grn.cli.app", "import click\nfrom rich.console import Console"),
         ("grn.cli.app", "from grn import __version__\nfrom grn.cli.output import render"),

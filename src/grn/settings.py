@@ -5,9 +5,7 @@ Reads them once; what they mean is known where they are used. Each is listed in 
 
 from __future__ import annotations
 
-import difflib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,11 +15,7 @@ import msgspec.structs
 from grn import paths
 from grn.errors import BadSetting
 from grn.model.units import parse_size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from grn.option_file import nearest, toml
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +113,7 @@ def load(flags: Mapping[str, object] | None = None) -> Settings:
 def _from_file(path: str) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
-            values: dict[str, object] = tomllib.load(file)
+            values: dict[str, object] = toml(file.read())
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -128,8 +122,8 @@ def _from_file(path: str) -> dict[str, object]:
         raise BadSetting(f"{path} is not TOML: {error}.") from error
     for name in values:
         if name not in Settings.__struct_fields__:
-            near = difflib.get_close_matches(name, Settings.__struct_fields__, 1)
-            hint = f"Did you mean {near[0]}? {_HINT}" if near else _HINT
+            near = nearest(name, Settings.__struct_fields__)
+            hint = f"Did you mean {near}? {_HINT}" if near else _HINT
             raise BadSetting(f"{path} sets '{name}', which is no setting.", hint)
     return values
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grn.batch.file import jobs
-from grn.batch.journal import JOURNAL, Diary, Entry, finished, id_of
+from grn.batch.journal import JOURNAL, BatchJournal, Entry, finished, id_of
 from grn.errors import MachineError, UsageError
 from grn.group.task import Needs
 
@@ -18,11 +18,11 @@ def an_entry(id: str = "a", outcome: str = "ok", line: int = 1) -> Entry:
 
 
 def keep(folder: Path, *entries: Entry, is_resumed: bool = False) -> dict[str, Entry]:
-    diary = Diary(str(folder))
-    before = diary.open(is_resumed=is_resumed)
+    journal = BatchJournal(str(folder))
+    before = journal.open(is_resumed=is_resumed)
     for entry in entries:
-        diary.add(entry)
-    diary.close()
+        journal.add(entry)
+    journal.close()
     return before
 
 
@@ -72,10 +72,10 @@ def test_a_line_of_another_making_is_passed_over(tmp_path, row):
 
 
 def test_two_batches_do_not_share_a_folder(tmp_path):
-    first = Diary(str(tmp_path))
+    first = BatchJournal(str(tmp_path))
     first.open(is_resumed=False)
     with pytest.raises(UsageError, match="another batch"):
-        Diary(str(tmp_path)).open(is_resumed=True)
+        BatchJournal(str(tmp_path)).open(is_resumed=True)
     first.close()
 
     keep(tmp_path)
@@ -84,15 +84,15 @@ def test_two_batches_do_not_share_a_folder(tmp_path):
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot be used"):
-        Diary(str(tmp_path / "file" / "x")).open(is_resumed=False)
+        BatchJournal(str(tmp_path / "file" / "x")).open(is_resumed=False)
 
 
 def test_a_disk_that_is_full_is_one_clear_line(tmp_path):
-    diary = Diary(str(tmp_path))
+    journal = BatchJournal(str(tmp_path))
     (tmp_path / JOURNAL).symlink_to("/dev/full")
     with pytest.raises(MachineError, match="cannot be written"):
-        diary.open(is_resumed=False)
-    diary.close()
+        journal.open(is_resumed=False)
+    journal.close()
 
 
 def test_a_job_is_known_by_its_text_wherever_its_line_is():

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_task_scheduler.config_manager import ConfigManager
-from grn.compat.tasks.config import DEFAULTS
-from grn.compat.tasks.names import Folders, signature
+from grn.compat.tasks.config import DEFAULTS, Folders, signature
 
 EXAMPLE: dict[str, Any] = {
     "scheduler_config": {"gpu": ["0", "1", "2"]},

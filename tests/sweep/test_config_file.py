@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from grn import option_file
 from grn.errors import BadSetting, UsageError
-from grn.sweep import config_file, plan
+from grn.sweep import plan
 from grn.sweep.space import points
 
 TOML = """
@@ -52,7 +53,7 @@ JSON = """
 def test_all_kinds_of_files_say_the_same(tmp_path: Path, ending: str, text: str) -> None:
     path = tmp_path / f"sweep.{ending}"
     path.write_text(text)
-    made = plan.make(config_file.read(str(path)))
+    made = plan.make(option_file.read(str(path)))
     assert (made.name, made.most, made.seed, made.is_fail_fast) == ("first", 4, 3, True)
     assert (made.needs.gpus, made.needs.mem_bytes) == (2, 2 << 30)
     found = list(points(made.space, random.Random(3), most=4))
@@ -114,7 +115,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> No
     (tmp_path / "h.toml").write_bytes(b"\xff\xfe")
     for name in [*cases, "h.toml", "missing.toml", "."]:
         with pytest.raises(UsageError) as error:
-            config_file.read(str(tmp_path / name))
+            option_file.read(str(tmp_path / name))
         assert "\n" not in str(error.value), name
 
 

@@ -28,7 +28,7 @@ class BatchJob:
     repeat: int = 0  # how many jobs of the same text came before
 
 
-class Script:
+class BatchParser:
     """Takes the lines of a batch one by one and gives each job when its last line is there."""
 
     def __init__(self, needs: Needs) -> None:
@@ -74,12 +74,12 @@ class Script:
 
 def jobs(lines: Iterable[bytes], needs: Needs) -> Iterator[BatchJob]:
     """Read a whole batch."""
-    script = Script(needs)
+    parser = BatchParser(needs)
     for line in lines:
-        job = script.take(line)
+        job = parser.take(line)
         if job is not None:
             yield job
-    job = script.finish()
+    job = parser.finish()
     if job is not None:
         yield job
 

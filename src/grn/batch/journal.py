@@ -55,7 +55,7 @@ def id_of(job: BatchJob) -> str:
     return hashlib.sha256(job.text).hexdigest()[:16] + (f"-{job.repeat}" if job.repeat else "")
 
 
-class Diary:
+class BatchJournal:
     """The folder of a batch; one batch at a time."""
 
     def __init__(self, folder: str) -> None:

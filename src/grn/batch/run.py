@@ -1,4 +1,4 @@
-"""Runs a batch: lines become jobs on negotiated GPUs, and the diary keeps what came of them.
+"""Runs a batch: lines become jobs on negotiated GPUs, and a journal keeps how each ended.
 
 The source and the listener of its runner, which decides what runs again: unasked what ran out of
 memory beside others or made room for them, else as often as was asked for.
@@ -10,17 +10,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from grn.batch.file import BatchJob, Script
-from grn.batch.journal import Diary, Entry, id_of
+from grn.batch.file import BatchJob, BatchParser
+from grn.batch.journal import BatchJournal, Entry, id_of
 from grn.batch.line_reader import LineReader, shell_argv
 from grn.errors import UsageError
 from grn.group.choose_runner import runner_for
+from grn.group.progress import Progress
 from grn.group.roles import RunControl
 from grn.group.task import CommandEnd, Needs, Slot, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class BatchOptions:
     """How a batch is to be run."""
 
     needs: Needs
@@ -30,19 +31,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """How far a batch is."""
-
-    total: int | None  # None while lines may still come
-    done: int = 0
-    failed: int = 0
-    running: int = 0
-    skipped: int = 0  # finished in an earlier run of the batch
-    waiting: int = 0  # for a GPU
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeChoice:
+class RunsAgain:
     """A try that was not enough by the doing of others: the job runs once more, unasked."""
 
     entry: Entry  # of that try
@@ -55,16 +44,16 @@ class Batch:
     def __init__(
         self,
         lines: LineReader,
-        diary: Diary,
-        wishes: Wishes,
-        on_change: Callable[[Tally, Entry | ResumeChoice | None], None],
+        journal: BatchJournal,
+        options: BatchOptions,
+        on_change: Callable[[Progress, Entry | RunsAgain | None], None],
         total: int | None = None,
     ) -> None:
         self._lines = lines
-        self._diary = diary
-        self._wishes = wishes
+        self._journal = journal
+        self._options = options
         self._on_change = on_change
-        self._script = Script(wishes.needs)
+        self._parser = BatchParser(options.needs)
         self._finished: dict[str, Entry] = {}
         self._jobs: dict[int, BatchJob] = {}  # that wait or run, by the number of their task
         self._starts: dict[int, int] = {}
@@ -73,7 +62,7 @@ class Batch:
         self._count = 0
         self._has_all = False
         self.entries: list[Entry] = []  # of this run and of those it had not to run again
-        self.tally = Tally(total)
+        self.progress = Progress(total)
         self.stopped_by = 0
         self.fileno = lines.fileno
 
@@ -82,9 +71,9 @@ class Batch:
     ) -> None:
         """Run all lines; return when the last has ended, or all was stopped."""
         self._finished = finished
-        wishes = self._wishes
+        options = self._options
         runner = runner_for(
-            self, self, group, retries=wishes.retries, is_fail_fast=wishes.is_fail_fast,
+            self, self, group, retries=options.retries, is_fail_fast=options.is_fail_fast,
             on_wait=on_wait,
         )  # fmt: skip
         try:
@@ -105,7 +94,7 @@ class Batch:
 
     def next_task(self) -> Task | None:
         """Return the task of the next line that has not finished before."""
-        if self._wishes.parallel is not None and len(self._jobs) >= self._wishes.parallel:
+        if self._options.parallel is not None and len(self._jobs) >= self._options.parallel:
             return None
         while (job := self._next_job()) is not None:
             before = self._finished.get(id_of(job))
@@ -117,12 +106,12 @@ class Batch:
 
     def _next_job(self) -> BatchJob | None:
         while (line := self._lines.next_line()) is not None:
-            if (job := self._read(lambda: self._script.take(line))) is not None:
+            if (job := self._read(lambda: self._parser.take(line))) is not None:
                 return job
         if not self._lines.is_over or self._has_all:
             return None
         self._has_all = True
-        job = self._read(self._script.finish)
+        job = self._read(self._parser.finish)
         self._change()
         return job
 
@@ -131,18 +120,18 @@ class Batch:
         try:
             return read()
         except UsageError as error:
-            entry = _unreadable(self._script.begun_at, error.message)
-            self._diary.add(entry)
+            entry = _unreadable(self._parser.begun_at, error.message)
+            self._journal.add(entry)
             self.entries.append(entry)
             self._count += 1
-            self._change(entry, done=1, failed=1)
+            self._change(entry, failed=1)
             return None
 
     def _task(self, job: BatchJob) -> Task:
         self._count += 1
         self._jobs[self._count] = job
         self._change()
-        log = self._diary.log_path(job)
+        log = self._journal.log_path(job)
         open(log, "wb").close()  # it holds this run of the batch only
         return Task(
             number=self._count,
@@ -171,20 +160,20 @@ class Batch:
             return
         entry = self._entry(ended, runner.is_stopping)
         del self._jobs[number]
-        self._diary.add(entry)
+        self._journal.add(entry)
         self.entries.append(entry)
         is_bad = not entry.is_ok and entry.outcome != "interrupted"
-        self._change(entry, running=-was_running, done=entry.is_ok or is_bad, failed=is_bad)
-        if is_bad and self._wishes.is_fail_fast:
+        self._change(entry, running=-was_running, finished=entry.is_ok, failed=is_bad)
+        if is_bad and self._options.is_fail_fast:
             runner.drain()
 
-    def _again(self, ended: CommandEnd) -> ResumeChoice | None:
+    def _again(self, ended: CommandEnd) -> RunsAgain | None:
         """Note a try that is made good unasked; what else fails is told when it was the last."""
         if ended.is_counted:
             return None
         number, entry = ended.task.number, self._entry(ended, is_stopping=False)
         self._past[number] = ended.past(entry.attempts, self._past.get(number, ""))
-        return ResumeChoice(entry, ended.has_more_room)
+        return RunsAgain(entry, ended.has_more_room)
 
     def _entry(self, ended: CommandEnd, is_stopping: bool) -> Entry:
         job = self._jobs[ended.task.number]
@@ -209,24 +198,24 @@ class Batch:
 
     def _change(
         self,
-        entry: Entry | ResumeChoice | None = None,
+        entry: Entry | RunsAgain | None = None,
         *,
-        done: int = 0,
+        finished: int = 0,
         failed: int = 0,
         running: int = 0,
         skipped: int = 0,
     ) -> None:
-        tally = self.tally
-        self.tally = replace(
-            tally,
-            total=tally.skipped + skipped + self._count if self._has_all else tally.total,
-            done=tally.done + done,
-            failed=tally.failed + failed,
-            running=tally.running + running,
-            skipped=tally.skipped + skipped,
-            waiting=len(self._jobs) - tally.running - running,
+        now = self.progress
+        total = None if now.total is None else now.total - skipped
+        self.progress = replace(
+            now,
+            total=self._count if self._has_all else total,
+            finished=now.finished + finished,
+            failed=now.failed + failed,
+            running=now.running + running,
+            skipped=now.skipped + skipped,
         )
-        self._on_change(self.tally, entry)
+        self._on_change(self.progress, entry)
 
 
 def _unreadable(line: int, trouble: str) -> Entry:

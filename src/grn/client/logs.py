@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+LINE_BYTES = 4096  # read for the last line of a log
 DROPPED = b"\n[grn: what came here was too much to keep; the end follows]\n"
 
 
@@ -40,6 +41,12 @@ def read_from(path: str, at: int) -> bytes:
             return file.read()
     except FileNotFoundError:
         return b""
+
+
+def last_line(path: str) -> str:
+    """Return the last line of a file that is not blank; nothing if there is none."""
+    lines = tail(path, LINE_BYTES).decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def tail(path: str, most: int, start: int = 0) -> bytes:

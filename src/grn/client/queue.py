@@ -73,6 +73,18 @@ def ask(message: Message, *, may_start: bool = True, timeout_s: float = SUBMIT_S
         connection.close()
 
 
+def show(job: int, *, may_start: bool = True) -> Message:
+    """Return all of one job."""
+    return typed(ask({"op": "show", "job": job}, may_start=may_start)["job"])
+
+
+def typed(row: Message) -> Message:
+    """Return the row of a job with its words as they were typed, be they text or not."""
+    row["argv"] = [wire.meant(word) for word in row["argv"]]
+    row["cwd"] = wire.meant(row["cwd"])
+    return row
+
+
 def submit(message: Message) -> Message:
     """Submit; when the answer is lost, ask again with the same key: it is one submit for ever."""
     message["key"] = os.urandom(12).hex()

@@ -158,8 +158,8 @@ class Snapshot:
     def _all_of_queue(self, message: Row) -> list[tuple[str, Row]]:
         known = self.jobs
         self.queue = _only(message, *_QUEUE_FACTS)
-        self.jobs = {row["id"]: _meant(row) for row in message["jobs"]}
-        self.ended = {row["id"]: _meant(row) for row in message["ended"]}
+        self.jobs = {row["id"]: queue.typed(row) for row in message["jobs"]}
+        self.ended = {row["id"]: queue.typed(row) for row in message["ended"]}
         missed = [row for job_id, row in self.ended.items() if job_id in known]
         whole = _without(message, "id", "ev", "at")
         return [*(("job-ended", row) for row in missed), ("snapshot", whole)]
@@ -168,10 +168,10 @@ class Snapshot:
         events: list[tuple[str, Row]] = []
         for job_id in message.get("gone", ()):
             self.jobs.pop(job_id, None)
-        for row in map(_meant, message.get("jobs", ())):
+        for row in map(queue.typed, message.get("jobs", ())):
             self.jobs[row["id"]] = row
             events.append(("job", row))
-        for row in map(_meant, message.get("ended", ())):
+        for row in map(queue.typed, message.get("ended", ())):
             self.jobs.pop(row["id"], None)
             self.ended.pop(row["id"], None)
             self.ended[row["id"]] = row
@@ -386,10 +386,3 @@ def _only(row: Row, *names: str) -> Row:
 
 def _without(row: Row, *names: str) -> Row:
     return {name: value for name, value in row.items() if name not in names}
-
-
-def _meant(row: Row) -> Row:
-    """Return a job with its words as they were typed, be they text or not."""
-    row["argv"] = [wire.meant(word) for word in row["argv"]]
-    row["cwd"] = wire.meant(row["cwd"])
-    return row

@@ -15,8 +15,8 @@ from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
 from grn.model.units import parse_size
+from grn.option_file import nearest
 from grn.sweep import condition, space, template
-from grn.sweep.config_file import check_keys
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
 from grn.sweep.space import Drawn, Listed, Parameter, Space
 from grn.sweep.template import Template
@@ -68,7 +68,7 @@ class Plan:
 
 def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Plan:
     """Check the options and put the plan together."""
-    check_keys(options, OPTIONS)
+    _check_options(options)
     for name, least in _AT_LEAST.items():
         if options.get(name, least) < least:
             raise UsageError(f"the option '{name}' of a sweep must be {least} or more.")
@@ -102,6 +102,20 @@ def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None)
         is_maximized=bool(options.get("maximize")),
         trials=options.get("trials"),
     )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that do not exist, and values of the wrong kind."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            near = nearest(str(name), OPTIONS)
+            hint = f"Did you mean '{near}'?" if near else f"There are: {', '.join(OPTIONS)}."
+            raise UsageError(f"a sweep has no option '{name}'.", hint)
+        kinds = OPTIONS[name]
+        is_wrong_bool = isinstance(value, bool) and bool not in kinds
+        if is_wrong_bool or not isinstance(value, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise UsageError(f"the option '{name}' of a sweep must be {names}, not {value!r}.")
 
 
 def identity(function: Callable[..., Any]) -> str:

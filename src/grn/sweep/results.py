@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grn.client import logs
 from grn.errors import UsageError
+from grn.model.text import cut
 from grn.sweep.manifest import (
     SWEEP_FILE,
     About,
@@ -23,7 +25,6 @@ from grn.sweep.manifest import (
 from grn.sweep.values import is_number, number_or_text, spelled
 
 TAIL_BYTES = 1 << 20
-LINE_BYTES = 4096
 MAX_LETTERS = 200
 MAX_BYTES = 64 << 20
 OWN = ("run", "state")  # the first columns
@@ -41,25 +42,12 @@ class NoResult(Exception):
 
 def from_output(path: str) -> dict[str, Any]:
     """Return the last line of a log that is a JSON object; nothing if there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            tail = file.read()
-    except FileNotFoundError:
-        return {}
-    return _last_object(tail) or {}
+    return _last_object(logs.tail(path, TAIL_BYTES)) or {}
 
 
 def last_line(path: str) -> str:
-    """Return the last line of a log that says anything, shortened."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LINE_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return said if len(said) <= MAX_LETTERS else said[: MAX_LETTERS - 1] + "…"
+    """Return the last line of a log that is not blank, shortened."""
+    return cut(logs.last_line(path), MAX_LETTERS)
 
 
 def from_file(path: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from grn.client.connection import ask_once
 from grn.errors import DaemonError, JobFailed, UsageError
+from grn.group.progress import Progress
 from grn.group.roles import Slots
 from grn.group.task import Task
 from grn.sweep import plan as plans
@@ -18,7 +19,7 @@ from grn.sweep.plan import Plan
 from grn.sweep.results import Table
 from grn.sweep.sampler import OptunaFeed
 from grn.sweep.space import Point, points
-from grn.sweep.sweep_run import Feed, Progress, Study, Walk, left_to_run
+from grn.sweep.sweep_run import Feed, Study, Walk, left_to_run
 
 MAX_POINTS = 100_000  # each has a folder
 

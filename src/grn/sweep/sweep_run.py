@@ -12,11 +12,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from grn.errors import UsageError
 from grn.group.choose_runner import runner_for
+from grn.group.progress import Progress
 from grn.group.roles import RunControl, Slots
 from grn.group.task import CommandEnd, Slot, Task
 from grn.sweep import run_files
@@ -65,17 +66,6 @@ class Walk:
     def heard(self, run: RunManifest) -> RunManifest:
         """Nothing is learned."""
         return run
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a sweep is."""
-
-    total: int | None  # None: unknown yet
-    finished: int = 0
-    failed: int = 0
-    running: int = 0
-    skipped: int = 0  # finished before
 
 
 class Study:

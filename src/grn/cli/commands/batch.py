@@ -8,28 +8,29 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import click
 
 from grn.batch import file as batch_file
-from grn.batch.journal import Diary, Entry, finished, id_of
+from grn.batch.journal import BatchJournal, Entry, finished, id_of
 from grn.batch.line_reader import LineReader
-from grn.batch.run import Batch, ResumeChoice, Tally, Wishes
+from grn.batch.run import Batch, BatchOptions, RunsAgain
 from grn.cli import options
 from grn.cli.commands.detach import attach, run_detached
 from grn.cli.output.progress import ProgressLine
-from grn.cli.output.render import progress
 from grn.cli.output.table import table
 from grn.cli.output.terminal import print_json, width
+from grn.client.logs import last_line
 from grn.errors import MachineError, UsageError
-from grn.group.task import Needs, Task
+from grn.group.progress import Progress
+from grn.group.task import Needs
 from grn.model.text import harmless
 from grn.model.units import parse_size, show_size, show_time
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20
 LONGEST_COMMAND = 60
-TAIL_BYTES = 2000
 
 
 @click.command()
@@ -96,10 +97,10 @@ def batch(
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})
     # A file is read through before anything runs: a mistake at its end must not cost its beginning.
     total = None if file == "-" else len(list(batch_file.jobs(_all_lines(file), needs)))
-    wishes = Wishes(needs, retry, not keep_going, parallel)
+    chosen = BatchOptions(needs, retry, not keep_going, parallel)
 
     def run() -> int:
-        return _run(file, folder, wishes, total, is_resumed=resume, quiet=quiet, as_json=as_json)
+        return _run(file, folder, chosen, total, is_resumed=resume, quiet=quiet, as_json=as_json)
 
     return run_detached(folder, f"grn batch --attach {out or file}", run) if detach else run()
 
@@ -143,85 +144,49 @@ def _options(needs: Needs) -> str:
 def _run(
     file: str,
     folder: str,
-    wishes: Wishes,
+    options: BatchOptions,
     total: int | None,
     *,
     is_resumed: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    lines, diary = LineReader(_open(file)), Diary(folder)
-    before = diary.open(is_resumed=is_resumed)
-    story = Story(ProgressLine(sys.stderr, is_quiet=quiet))
-    running = Batch(lines, diary, wishes, story.tell, total)
+    lines, journal = LineReader(_open(file)), BatchJournal(folder)
+    before = journal.open(is_resumed=is_resumed)
+    line = ProgressLine(sys.stderr, is_quiet=quiet)
+    running = Batch(lines, journal, options, partial(_tell, line), total)
     try:
-        running.run(os.path.basename(folder).removesuffix(".grn"), before, story.waits)
+        running.run(os.path.basename(folder).removesuffix(".grn"), before, line.wait)
     finally:
-        story.teller.finish()
-        report = _report(running, story.passed_s)
-        path = diary.write_report(report)
-        diary.close()
+        line.finish()
+        report = _report(running, line.passed_s)
+        path = journal.write_report(report)
+        journal.close()
     if as_json:
         print_json(report)
     else:
-        _summarise(running, story.passed_s, path, is_terse=quiet)
+        _summarise(running, line.passed_s, path, is_terse=quiet)
     if running.stopped_by:
         return STOPPED + running.stopped_by
     if lines.trouble:
         raise MachineError(lines.trouble, "What was read before has been run.")
-    is_whole = running.tally.total == running.tally.done + running.tally.skipped
-    return FAILED if running.tally.failed or not is_whole else 0
+    now = running.progress
+    return FAILED if now.failed or now.total != now.done else 0
 
 
-class Story:
-    """Tells how a batch goes while it does."""
-
-    def __init__(self, teller: ProgressLine) -> None:
-        self.teller = teller
-        self._began = time.monotonic()
-        self._now = Tally(None)
-        self._reason = ""  # why nothing runs
-
-    @property
-    def passed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def tell(self, now: Tally, entry: Entry | ResumeChoice | None) -> None:
-        """Something has begun or ended."""
-        if isinstance(entry, ResumeChoice):
-            room = "with more room" if entry.has_more_room else "as it is"
-            self.teller.say(f"{_ended_line(now, entry.entry)}; runs again {room}")
-        elif entry is not None and (not entry.is_ok or not self.teller.is_terminal):
-            self.teller.say(_ended_line(now, entry))
-        self._now = now
-        if now.running:
-            self._reason = ""
-        self._draw(at_once=now.done + now.skipped == now.total)
-
-    def waits(self, task: Task, reason: str) -> None:
-        """All jobs wait: the reason of the first is what people want to know."""
-        if not self._now.running and reason != self._reason:
-            self._reason = reason
-            if not self.teller.is_terminal:
-                self.teller.say(f"waiting: {harmless(reason)}")
-            self._draw(at_once=True)
-
-    def _draw(self, *, at_once: bool) -> None:
-        now = self._now
-        text = f"{now.running} running"
-        if now.total is not None:
-            left = now.total - now.skipped
-            text = f"{progress(now.done, left, now.failed, self.passed_s)}  {text}"
-        else:
-            text = f"{now.done} done, {now.failed} failed, {text}"
-        if self._reason:
-            text += f"  waiting: {harmless(self._reason)}"
-        self.teller.draw(text, at_once=at_once)
+def _tell(line: ProgressLine, now: Progress, entry: Entry | RunsAgain | None) -> None:
+    """Say how a job ended: all of them where there is no terminal, else what went wrong."""
+    if isinstance(entry, RunsAgain):
+        room = "with more room" if entry.has_more_room else "as it is"
+        line.say(f"{_ended_line(now, entry.entry)}; runs again {room}")
+    elif entry is not None and (not entry.is_ok or not line.is_terminal):
+        line.say(_ended_line(now, entry))
+    line.tell(now)
 
 
-def _ended_line(now: Tally, entry: Entry) -> str:
+def _ended_line(now: Progress, entry: Entry) -> str:
     done = now.done + now.skipped
-    count = f"[{done}/{now.total}]" if now.total is not None else f"[{done}]"
+    count = f"[{done}/{now.total + now.skipped}]" if now.total is not None else f"[{done}]"
     if entry.trouble:
         return f"{count} line {entry.line}: {_how(entry)}"
     where = f" on GPU {entry.gpu}" if entry.gpu else ""
@@ -241,13 +206,14 @@ def _how(entry: Entry) -> str:
 
 
 def _report(running: Batch, passed_s: float) -> dict[str, object]:
+    now = running.progress
     counts = dict.fromkeys(("ok", "failed", "oom", "interrupted"), 0)
     for entry in running.entries:
         counts[entry.outcome] += 1
     return {
         "schema": 1,
-        "total": running.tally.total,
-        "skipped": running.tally.skipped,
+        "total": None if now.total is None else now.total + now.skipped,
+        "skipped": now.skipped,
         "stopped_by": running.stopped_by or None,
         "passed_s": round(passed_s, 3),
         "counts": counts,
@@ -256,10 +222,10 @@ def _report(running: Batch, passed_s: float) -> dict[str, object]:
 
 
 def _summarise(running: Batch, passed_s: float, path: str, *, is_terse: bool) -> None:
-    now = running.tally
+    now = running.progress
     failed = [entry for entry in running.entries if not entry.is_ok]
-    left = 0 if now.total is None else now.total - now.done - now.skipped
-    parts = [f"{now.done - now.failed} ok", f"{now.failed} failed"]
+    left = 0 if now.total is None else now.total - now.done
+    parts = [f"{now.finished} ok", f"{now.failed} failed"]
     parts += [f"{now.skipped} finished before"] if now.skipped else []
     parts += [f"{left} not run"] if left else []
     if failed and not is_terse:
@@ -268,7 +234,7 @@ def _summarise(running: Batch, passed_s: float, path: str, *, is_terse: bool) ->
         spare = ("PEAK", "TOOK", "LOG")
         click.echo(table(headers, rows, width(), elastic=("HOW", "COMMAND"), spare=spare))
         for entry in failed[:MAX_FAILURES]:
-            if last := _last_words(entry.log):
+            if last := last_line(entry.log):
                 click.echo(f"line {entry.line} said at last: {harmless(last)}")
                 break
         if len(failed) > MAX_FAILURES:
@@ -282,13 +248,3 @@ def _row(entry: Entry) -> tuple[str, ...]:
         command = command[: LONGEST_COMMAND - 1] + "…"
     peak = show_size(entry.peak_bytes)
     return (str(entry.line), _how(entry), show_time(entry.duration_s), peak, entry.log, command)
-
-
-def _last_words(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""

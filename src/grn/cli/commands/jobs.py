@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from grn import wire
-from grn.cli.output import job_text, render
+from grn.cli.output import job_text
+from grn.cli.output.progress import bar
 from grn.cli.output.terminal import json_flag, print_json, width
 from grn.client import logs as job_logs
 from grn.client import queue
@@ -77,7 +78,7 @@ def ls(
     filters = {"name": name, "type": job_type, "group": group}
     asked |= {key: value for key, value in filters.items() if value}
     answer = queue.ask(asked)
-    rows = _with_memory([_meant(row) for row in answer["jobs"]])
+    rows = _with_memory([queue.typed(row) for row in answer["jobs"]])
     if as_json:
         return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
     if quiet:
@@ -95,7 +96,7 @@ def ls(
 def show(job: str, as_json: bool) -> int:
     """Tell all of one job: command, folder, attempts, how it ended."""
     (job_id,) = _resolve([job])
-    (row,) = _with_memory([_meant(queue.ask({"op": "show", "job": job_id})["job"])])
+    (row,) = _with_memory([queue.show(job_id)])
     if as_json:
         return print_json({"schema": 1, "job": row})
     click.echo(job_text.job(row, time.time(), width()))
@@ -120,9 +121,9 @@ def history(most: int, file: str | None, as_json: bool) -> int:
         from grn.cli.commands.simulate import export
 
         ended = queue.ask({"op": "list", "which": "ended", "most": 1_000_000})["jobs"]
-        return export([_meant(row) for row in ended], file)
+        return export([queue.typed(row) for row in ended], file)
     answer = queue.ask({"op": "list", "which": "ended", "most": most})
-    rows = [_meant(row) for row in answer["jobs"]]
+    rows = [queue.typed(row) for row in answer["jobs"]]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
     click.echo(job_text.history(rows, time.time(), width()))
@@ -137,7 +138,7 @@ def history(most: int, file: str | None, as_json: bool) -> int:
 def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     """Print what a job has printed."""
     (job_id,) = _resolve([job])
-    row = queue.ask({"op": "show", "job": job_id})["job"]
+    row = queue.show(job_id)
     name = "err" if stderr else "log"
     if follow and attempt is None:
         return _follow(job_id, name)
@@ -178,7 +179,7 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
         if quiet:
             click.echo(ended["id"])
         elif sys.stderr.isatty():
-            line = render.progress(done, len(ids), len(failed), time.monotonic() - began)
+            line = bar(done, len(ids), len(failed), time.monotonic() - began)
             click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
     for ended in failed if not quiet else []:
         text = f" ({harmless(ended['text'])})" if ended["text"] else ""
@@ -320,13 +321,6 @@ def _piped() -> list[str]:
     return data.decode("utf-8", "backslashreplace").split()
 
 
-def _meant(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a job with its words as they were typed, be they text or not."""
-    row["argv"] = [wire.meant(word) for word in row["argv"]]
-    row["cwd"] = wire.meant(row["cwd"])
-    return row
-
-
 def _print_ids(ids: Sequence[int]) -> int:
     if ids:
         click.echo("\n".join(map(str, ids)))
@@ -357,7 +351,7 @@ def _follow(job_id: int, name: str) -> int:
     attempt = 0  # the one that is printed
     for ended in queue.ends_or_pauses([job_id], FOLLOW_S):
         if ended is not None or not row["attempt"]:
-            row = queue.ask({"op": "show", "job": job_id})["job"]
+            row = queue.show(job_id)
             attempt = attempt or row["attempt"]
         while row["attempt"]:
             own = [wire.meant(row["log"])] if row["log"] else []

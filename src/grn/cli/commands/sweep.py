@@ -8,10 +8,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
+from grn import option_file
 from grn.cli.commands.detach import attach, run_detached
 from grn.cli.options import needs
 from grn.cli.output import sweep_text
@@ -19,7 +21,7 @@ from grn.cli.output.progress import ProgressLine
 from grn.cli.output.terminal import is_ascii, print_json, width
 from grn.cli.report import sweep_chart, sweep_page, sweep_png
 from grn.errors import UsageError
-from grn.sweep import config_file, plan, space
+from grn.sweep import plan, space
 from grn.sweep.manifest import About, SweepFolder, write_text
 from grn.sweep.plan import Plan
 from grn.sweep.results import Table, rank, ranked
@@ -168,12 +170,11 @@ def run(
 
 
 def _run(made: Plan, quiet: bool, as_json: bool) -> int:
-    teller = ProgressLine(sys.stderr, is_quiet=quiet)
+    line = ProgressLine(sys.stderr, is_quiet=quiet)
     try:
-        telling = sweep_text.Telling(teller)
-        study = Sweep.from_plan(made).study(telling.tell, telling.wait)
+        study = Sweep.from_plan(made).study(partial(sweep_text.tell, line), line.wait)
     finally:
-        teller.finish()
+        line.finish()
     _report(study, as_json)
     if study.stopped_by:
         return 128 + study.stopped_by
@@ -187,7 +188,7 @@ def options_of(
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Put together what a file says and what the command line says, which goes first."""
-    options = config_file.read(path) if path else {}
+    options = option_file.read(path) if path else {}
     parameters = options.get("parameters", {})
     typed: dict[str, Parameter] = {}
     for name, values in param:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from grn import wire
 from grn.cli.output import job_text, render
 from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, queue
@@ -46,12 +45,9 @@ def _own_job(job: str) -> Row | None:
     if not is_id(job):
         return None
     try:
-        row: Row = queue.ask({"op": "show", "job": int(job)}, may_start=False)["job"]
+        return queue.show(int(job), may_start=False)
     except GrnError:
         return None
-    row["argv"] = [wire.meant(word) for word in row["argv"]]
-    row["cwd"] = wire.meant(row["cwd"])
-    return row
 
 
 def _of_lease(lease: str | None) -> list[Row]:

@@ -251,13 +251,3 @@ def _explained(row: Row, user_name: UserName) -> str:
 
 def _value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
-
-
-def progress(done: int, total: int, failed: int, passed_s: float, size: int = 24) -> str:
-    """Draw one line: how many are done, how many failed, the rate and the time left."""
-    filled = round(size * done / total) if total else size
-    rate = done / passed_s if passed_s > 0 else 0.0
-    left = show_time((total - done) / rate) if rate else "?"
-    bad = f", {failed} failed" if failed else ""
-    bar_text = "#" * filled + "." * (size - filled)
-    return f"[{bar_text}] {done}/{total}{bad}  {rate:.1f}/s  {left} left"

@@ -1,21 +1,18 @@
-"""A sweep in words: progress while it runs, and a table of what it gave."""
+"""A sweep in words: a line for each end while it runs, and a table of its results."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from grn.cli.output.progress import ProgressLine
-from grn.cli.output.render import progress
 from grn.cli.output.table import table
-from grn.group.task import Task
+from grn.group.progress import Progress
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.sweep.manifest import RunManifest, RunState
 from grn.sweep.results import Ranking, Table
-from grn.sweep.sweep_run import Progress
 from grn.sweep.values import is_number, spelled
 
 LONGEST_CELL = 32
@@ -23,42 +20,20 @@ BAR, BLOCK = 10, "█"
 MAX_FAILURES = 10
 
 
-class Telling:
-    """Tells how a sweep goes: one line that changes on a terminal, else a line for each end."""
-
-    def __init__(self, teller: ProgressLine) -> None:
-        self._teller = teller
-        self._began = time.monotonic()
-        self._now = Progress(None)
-        self._reason = ""
-
-    def tell(self, now: Progress, run: RunManifest | None) -> None:
-        """Something has begun or ended."""
-        self._now = now
-        is_end = run is not None and run.state is not RunState.RUNNING
-        if run is not None and is_end and not self._teller.is_terminal:
-            self._teller.say(_ended_line(now, run))
-        elif run is not None and run.state is RunState.FAILED:
-            self._teller.say(f"{harmless(run.run)}: {harmless(run.trouble)}")
-        done = now.finished + now.failed
-        drawn = progress(done, now.total or done, now.failed, time.monotonic() - self._began)
-        self._teller.draw(f"{drawn}  {now.running} running", at_once=done == now.total)
-
-    def wait(self, task: Task, reason: str) -> None:
-        """A run has no GPU yet; told when nothing else runs."""
-        if self._now.running or reason == self._reason:
-            return
-        self._reason = reason
-        if self._teller.is_terminal:
-            self._teller.draw(f"waiting: {harmless(reason)}", at_once=True)
-        else:
-            self._teller.say(f"waiting: {harmless(reason)}")
+def tell(line: ProgressLine, now: Progress, run: RunManifest | None) -> None:
+    """Say how a run ended: all of them where there is no terminal, else what went wrong."""
+    is_end = run is not None and run.state is not RunState.RUNNING
+    if run is not None and is_end and not line.is_terminal:
+        line.say(_ended_line(now, run))
+    elif run is not None and run.state in (RunState.FAILED, RunState.REQUEUED):
+        how = "requeued: " if run.state is RunState.REQUEUED else ""
+        line.say(f"{harmless(run.run)}: {how}{harmless(run.trouble)}")
+    line.tell(now)
 
 
 def _ended_line(now: Progress, run: RunManifest) -> str:
-    done = now.finished + now.failed
     how = run.state.value + (f": {harmless(run.trouble)}" if run.trouble else "")
-    count = f"[{done}/{now.total}]" if now.total is not None else f"[{done}]"
+    count = f"[{now.done}/{now.total}]" if now.total is not None else f"[{now.done}]"
     return (
         f"{count} {harmless(run.run)}  {how}  {show_time(run.duration_s)} on GPU {run.gpu or '-'}"
     )
@@ -131,7 +106,7 @@ def summary(now: Progress, found: Table, out: str) -> str:
     left = sum(row["state"] == RunState.INTERRUPTED.value for row in found)
     parts += [f"{left} interrupted"] if left else []
     parts += [f"{now.skipped} had finished before"] if now.skipped else []
-    again = now.failed or (now.total or 0) > now.finished + now.failed
+    again = now.failed or (now.total or 0) > now.done
     hint = "; the same command again runs what is left" if again else ""
     table_path = os.path.join(out, "results.csv")
     return f"{', '.join(parts)}{hint}\ntable {table_path}, logs in {os.path.join(out, 'runs')}"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grn import wire
 from grn.cli.output import job_text, render
 from grn.cli.top import draw, screen
 from grn.cli.top.draw import Line, Marks
@@ -93,7 +92,8 @@ def carry_out(order: KeyAction, marks: Marks) -> Done:
 
 
 def _log(row: Row) -> Done:
-    job = queue.ask({"op": "show", "job": row.job}, may_start=False)["job"]
+    assert row.job is not None
+    job = queue.show(row.job, may_start=False)
     folder = job["folder"]
     if folder is None:
         return Done(f"job {row.id} has not run yet: {harmless(job['why'])}")
@@ -119,10 +119,7 @@ def log_lines(folder: str) -> list[str]:
 def _explanation(row: Row, marks: Marks) -> list[str]:
     lines: list[str] = []
     if row.job is not None:
-        job = queue.ask({"op": "show", "job": row.job}, may_start=False)["job"]
-        job["argv"] = [wire.meant(word) for word in job["argv"]]
-        job["cwd"] = wire.meant(job["cwd"])
-        lines += job_text.job(job, time.time()).splitlines()
+        lines += job_text.job(queue.show(row.job, may_start=False), time.time()).splitlines()
     if row.lease is not None and row.part is not Section.ENDED:
         lines += ["", *_negotiators_word(row.lease)]
     if row.lease is not None and row.part is not Section.WAITING:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from grn import wire
 from grn.client import logs, pages, queue
 from grn.client.connection import ask_once
 from grn.client.state_mirror import MAX_ENDS, NEGOTIATOR, QUEUE, Snapshot
@@ -121,7 +120,7 @@ class Facts:
         except DaemonNotRunning as error:
             text = "Your queue does not run: what has ended there cannot be shown."
             raise DaemonError(text, "`grn queue start` starts it.") from error
-        return [readable(row) for row in answer["jobs"]]
+        return [readable(queue.typed(row)) for row in answer["jobs"]]
 
     def profiles(self) -> list[Row]:
         """Return what was learned of job types."""
@@ -132,7 +131,7 @@ class Facts:
 
     def job(self, picture: Snapshot, number: int) -> Row:
         """Return all of one job, with the curve of its last attempt."""
-        row = readable(queue.ask({"op": "show", "job": number}, may_start=False)["job"])
+        row = readable(queue.show(number, may_start=False))
         row["curve"] = self._curve(row["lease"]) if row["lease"] else []
         lease = picture.leases.get(row["lease"])
         row["loads"] = recent_loads(picture, row["gpus"]) if lease else []
@@ -158,7 +157,7 @@ class Facts:
 
     def log(self, number: int, name: str, at: int, attempt: int | None) -> Row:
         """Return a piece of what a job has printed, and where the next begins."""
-        row = queue.ask({"op": "show", "job": number}, may_start=False)["job"]
+        row = queue.show(number, may_start=False)
         folder = row["folder"]
         if folder and attempt:
             folder = f"{folder.rpartition('.')[0]}.{attempt}"
@@ -183,10 +182,9 @@ def recent_loads(picture: Snapshot, indices: Sequence[int]) -> list[Row]:
 
 def readable(row: Row) -> Row:
     """Return a job as the page shows it: words that are no text are spelled out."""
-    words = [wire.meant(word) for word in row["argv"]]
-    row["argv"] = [word.encode("utf-8", "backslashreplace").decode() for word in words]
-    row["cwd"] = wire.meant(row["cwd"]).encode("utf-8", "backslashreplace").decode()
-    return row
+    words = [*row["argv"], row["cwd"]]
+    *argv, cwd = (word.encode("utf-8", "backslashreplace").decode() for word in words)
+    return {**row, "argv": argv, "cwd": cwd}
 
 
 def _by_state(row: Row) -> tuple[bool, int, int]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grn.compat.tasks.config import ConfigManager, Instance
+from grn.compat.tasks.config import ConfigManager, Instance, signature
 from grn.compat.tasks.done_marks import (
     Folder,
     InstanceRun,
@@ -18,8 +18,7 @@ from grn.compat.tasks.done_marks import (
     finished_of_log,
     open_in_folder,
 )
-from grn.compat.tasks.log import Log
-from grn.compat.tasks.names import signature
+from grn.compat.tasks.scheduler import Log
 from grn.compat.tasks.serialize import Sender, TaskOrder
 from grn.errors import GrnError
 from grn.fixed_slots.slots import FixedSlots

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grn.client.logs import tail
+
 VERSION = 1
 _TAIL_BYTES = 4096
 
@@ -151,13 +153,10 @@ class Folder:
             return None  # there is none, or none that can be read: nothing says that it finished
 
     def _has_failed(self, log_file: str) -> bool:
-        """True when the log of the older tool ends with an error, or there is none."""
-        try:
-            with open(os.path.join(self.path, log_file), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                return b"Traceback (most recent call last)" in file.read()
-        except OSError:
-            return True
+        """True when the log of the older tool ends with an error, or cannot be read."""
+        path = os.path.join(self.path, log_file)
+        is_there = os.access(path, os.R_OK)
+        return not is_there or b"Traceback (most recent call last)" in tail(path, _TAIL_BYTES)
 
 
 def open_in_folder(path: str, flags: int, folder: str) -> int:

@@ -1,4 +1,4 @@
-"""Sweeps that are written down: TOML, JSON or YAML read into options, each with its right type."""
+"""Files of options: TOML, JSON or YAML into a mapping, and the name a misspelt option meant."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from grn.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MAX_BYTES = 16 << 20
 
 
 def read(path: str) -> dict[str, Any]:
-    """Read a file into a mapping of options."""
+    """Read the file of a sweep into a mapping of options."""
     readers: dict[str, Callable[[bytes], Any]] = {
-        ".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml,
+        ".toml": toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml,
     }  # fmt: skip
     ending = os.path.splitext(path)[1].lower()
     if ending not in readers:
@@ -39,26 +44,14 @@ def read(path: str) -> dict[str, Any]:
     return found
 
 
-def check_keys(options: Mapping[str, Any], known: Mapping[str, tuple[type, ...]]) -> None:
-    """Refuse options that do not exist, and values of the wrong kind."""
-    for name, value in options.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(known)}."
-            raise UsageError(f"a sweep has no option '{name}'.", hint)
-        kinds = known[name]
-        is_wrong_bool = isinstance(value, bool) and bool not in kinds
-        if is_wrong_bool or not isinstance(value, kinds):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            raise UsageError(f"the option '{name}' of a sweep must be {names}, not {value!r}.")
-
-
-def _toml(data: bytes) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+def toml(data: bytes) -> dict[str, Any]:
+    """Read TOML; a ValueError says why it cannot be read."""
     return tomllib.loads(data.decode())
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that was probably meant, nothing if none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
 
 
 def _yaml(data: bytes) -> Any:
