@@ -29,13 +29,17 @@ import grn
 from grn.client import pages, queue
 from grn.client.connection import IDLE, ask_once
 from grn.errors import DaemonError, GrnError
+from tests import warm
 
 Found = TypeVar("Found")
 DEADLINE_S = 100.0  # nobody waits so long but on a machine that has much else to do
 POLL_S = 0.01
 SOURCES = Path(grn.__file__).resolve().parents[1]
 STAGE = Path(__file__).resolve().parent / "stories" / "stage"
+PYTHON_PATH = os.pathsep.join((str(SOURCES), str(STAGE)))
 TWO_SMALL = "virtual:2x512MiB"
+GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
+NEGOTIATOR = (sys.executable, "-m", "grn.negotiator")
 # Variables of a user's shell that no test may see. Without bytecode each start of a daemon compiles
 # grn, which takes four times as long as the start itself.
 FOREIGN = ("GRN_", "XDG_", "CUDA_", "TF_FORCE", "XLA_PYTHON", "PYTHONDONTWRITEBYTECODE")
@@ -82,6 +86,38 @@ def unshare(*spaces: str) -> tuple[str, ...]:
     pytest.skip(f"namespaces are not permitted here: {tried}")
 
 
+Process = subprocess.Popen[bytes] | warm.Forked
+
+
+@functools.cache
+def _forker() -> warm.Forker:
+    """Start the forker of this process; it belongs to no story, whichever is the first."""
+    foreign = (*FOREIGN, "STORY")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return warm.Forker({**env, "PYTHONPATH": PYTHON_PATH})
+
+
+def start_process(
+    command: list[str],
+    env: dict[str, str],
+    *,
+    cwd: Path,
+    pass_fds: tuple[int, ...] = (),
+    **options: Any,
+) -> Process:
+    """Start a command; one of grn's own is forked where that makes no difference."""
+    words = tuple(command)
+    is_quick = words[:3] == NEGOTIATOR or (words[:3] == GRN and not warm.COLD & set(words[3:4]))
+    if is_quick and options.keys() == {"stdin", "stdout", "stderr"}:
+        forker = _forker()
+        streams = [options[name] for name in ("stdin", "stdout", "stderr")]
+        files = [one if isinstance(one, int) else one.fileno() for one in streams]
+        if forker.fits(env) and min(files) >= 0:  # below zero: subprocess.PIPE and its like
+            numbers = [*zip(files, (0, 1, 2), strict=True), *((one, one) for one in pass_fds)]
+            return forker.start(command, env, cwd, numbers)
+    return subprocess.Popen(command, env=env, cwd=cwd, pass_fds=pass_fds, **options)
+
+
 def hang_up() -> None:
     """Close the connection this process keeps for its next lease: it leads to another story."""
     kept = IDLE.take()
@@ -109,7 +145,7 @@ class Ended:
 class Job:
     """A process of a story; what it says goes to files, so that it never waits for a reader."""
 
-    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(self, process: Process, out: Path, err: Path) -> None:
         self.process = process
         self.pid = process.pid
         self._out = out
@@ -187,7 +223,7 @@ class Story:
             "GRN_CONFIG": str(folder / "config.toml"),
             "GRN_SAMPLE_S": "0.1",
             "STORY": str(folder),
-            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(STAGE))),
+            "PYTHONPATH": PYTHON_PATH,
         }
         return story
 
@@ -230,17 +266,16 @@ class Story:
         """Start a command."""
         self._count += 1
         out, err = (self.folder / f"{self._count}.{end}" for end in ("out", "err"))
-        with out.open("wb") as out_file, err.open("wb") as err_file:
-            options = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": out_file,
-                "stderr": err_file,
-            } | options
-            process = subprocess.Popen(
+        with (
+            open(os.devnull, "rb") as nothing,
+            out.open("wb") as out_file,
+            err.open("wb") as err_file,
+        ):
+            process = start_process(
                 [str(word) for word in command],
-                env=self.environment(**(env or {})),
+                self.environment(**(env or {})),
                 cwd=cwd or self.folder,
-                **options,
+                **{"stdin": nothing, "stdout": out_file, "stderr": err_file, **options},
             )
         self.jobs.append(Job(process, out, err))
         return self.jobs[-1]
@@ -310,7 +345,7 @@ class Negotiator:
         self.story = story
         self._gpus = gpus
         self._arguments = arguments
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.log_path = story.folder / "negotiator.log"
 
     @property
@@ -321,16 +356,21 @@ class Negotiator:
     def start(self) -> Negotiator:
         """Start it and return when it is ready."""
         reader, writer = os.pipe()
-        command = [sys.executable, "-m", "grn.negotiator", *self._arguments]
+        command = [*NEGOTIATOR, *self._arguments]
         command += ["--gpus", self._gpus] if self._gpus else []
-        with self.log_path.open("ab") as log, os.fdopen(reader) as said:
-            self.process = subprocess.Popen(
+        with (
+            open(os.devnull, "rb") as nothing,
+            self.log_path.open("ab") as log,
+            os.fdopen(reader) as said,
+        ):
+            self.process = start_process(
                 [*command, "--ready-fd", str(writer)],
-                env=self.story.environment(),
-                stdin=subprocess.DEVNULL,
+                self.story.environment(),
+                cwd=Path.cwd(),
+                stdin=nothing,
                 stdout=log,
                 stderr=log,
-                pass_fds=[writer],
+                pass_fds=(writer,),
             )
             os.close(writer)
             line = said.readline().strip()

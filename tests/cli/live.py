@@ -7,13 +7,11 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.harness import DEADLINE_S, Ended, Story
+from tests.harness import DEADLINE_S, GRN, Ended, Story
 
-GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
 ESCAPE = re.compile(r"\x1b")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,8 @@ import pytest
 
 from grn.client import queue as line
 from grn.errors import GrnError
-from tests.harness import Ended, Gate, Job, Story, is_running, wait_for
+from tests.harness import GRN, Ended, Gate, Job, Story, is_running, wait_for
 
-GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
 FOUR_SMALL = "virtual:4x512MiB"
 # Jobs of tests state their memory: nothing has to be learned before the next may start.
 SMALL = ("--mem", "16MiB")
