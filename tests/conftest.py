@@ -25,17 +25,28 @@ PROCESS_FIXTURES = {"story", "rigs", "libraries", "chromium", "script"}
 PROCESS_MODULES = ("subprocess", "multiprocessing", "tests.harness", "tests.negotiator.live")
 SPAWNING = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "os.system")
 
+WITH_SOAK = bool(os.environ.get("GRN_SOAK"))  # read before the tests clear what is the user's
+
 Negotiators = Callable[..., Negotiator]
 Scripts = Callable[[str], Path]
 
-# A busy machine makes no example wrong: none has a deadline.
-settings.register_profile("grn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine makes no example wrong: none has a deadline. New examples are left to `make soak`.
+settings.register_profile(
+    "grn",
+    deadline=None,
+    derandomize=not WITH_SOAK,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("grn")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes, so that `make test-unit` can leave them out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that start processes; leave the long campaigns to `make soak`."""
+    if not WITH_SOAK:
+        long = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & PROCESS_FIXTURES or _starts_processes(getattr(item, "module", None)):

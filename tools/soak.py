@@ -1,7 +1,7 @@
 """Run the fault campaigns in their long form and print one line of figures for each.
 
 First the queue, its forker and the negotiator are killed at random while clients submit
-(tests/queue_faults/campaign.py), then every test marked `slow` in tests/queue_faults runs. Exit
+(tests/queue_faults/campaign.py), then every test marked `soak` runs. Exit
 code 1 when a promise was broken anywhere. docs/trust.md publishes the figures.
 """
 
@@ -65,11 +65,11 @@ def long_campaigns(seed: int, keyword: str) -> bool:
     """Run the long form of every other campaign, two at a time; True if all held."""
     with tempfile.TemporaryDirectory(prefix="grn-soak") as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "tests/queue_faults", "-m", "slow"]
+        command = [sys.executable, "-m", "pytest", "-m", "soak"]
         command += ["-n", "2", "--dist", "worksteal", f"--junitxml={report}"]
         command += ["-o", "junit_logging=system-out"]
         command += ["-k", keyword] if keyword else []
-        environment = {**os.environ, "GRN_SWEEPS": "1", "GRN_SEED": str(seed)}
+        environment = {**os.environ, "GRN_SOAK": "1", "GRN_SEED": str(seed)}
         code = subprocess.call(command, cwd=ROOT, env=environment)
         for line in figures(report):
             print(line, flush=True)

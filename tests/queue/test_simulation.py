@@ -1,4 +1,4 @@
-"""A million random facts, with crashes, kills and power cuts between them, keep every promise.
+"""Random histories: facts with crashes, kills and power cuts between them, keep every promise.
 
 I1–I3, I6, I7, I10, I14 and liveness of the trust notes; see `simulation.py` and `world.py` for the
 checks. GRN_SEED repeats a run.
@@ -27,22 +27,32 @@ from tests.queue.simulation import Simulation
 
 SEED = os.environ.get("GRN_SEED")  # read before the tests clear what is GRN_ of the user's
 PARTS = 10
-WORLDS = 7  # in each part
-EVENTS = 15_000  # in each world: 1,050,000 in all
+EVENTS = 15_000  # in each world
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.timeout(300)
-def test_random_histories_keep_every_promise(part: int) -> None:
-    first = int(SEED) if SEED else random.SystemRandom().getrandbits(32)
+def test_150_000_random_events_keep_every_promise(part: int) -> None:
+    histories(part, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.timeout(900)
+def test_3_million_random_events_keep_every_promise(part: int) -> None:
+    histories(part, 20)
+
+
+def histories(part: int, worlds: int) -> None:
+    """Let worlds of random events pass; each checks every promise after each event."""
+    first = int(SEED) + part * worlds if SEED else random.SystemRandom().getrandbits(32)
     told = 0
-    for seed in range(first, first + WORLDS):
+    for seed in range(first, first + worlds):
         print(f"repeat with: GRN_SEED={seed} python -m pytest tests/queue/test_simulation.py")
         world = Simulation(seed)
         world.run(EVENTS)
         told += world.events
         assert world.crashes > 10, "too peaceful a world proves nothing"
-    assert told >= WORLDS * EVENTS
+    assert told >= worlds * EVENTS
 
 
 # --- the checks can fail -------------------------------------------------------------------

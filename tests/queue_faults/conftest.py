@@ -6,7 +6,6 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,18 +16,6 @@ Rigs = Callable[..., Rig]
 
 # Read before the tests clear all that is GRN_ and the user's.
 _SEED = os.environ.get("GRN_SEED")
-_WITH_SWEEPS = bool(os.environ.get("GRN_SWEEPS"))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long campaigns to `make soak`: they take many minutes."""
-    if _WITH_SWEEPS:
-        return
-    here = Path(__file__).parent
-    sweeps = [one for one in items if here in one.path.parents and one.get_closest_marker("slow")]
-    if sweeps:
-        config.hook.pytest_deselected(items=sweeps)
-        items[:] = [one for one in items if one not in sweeps]
 
 
 @pytest.fixture

@@ -126,6 +126,6 @@ def test_no_command_and_no_call_fails_when_the_negotiator_is_killed(rig: Rig, se
     check(rig, seed, SHORT_KILLS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_no_command_and_no_call_fails_under_many_kills(rig: Rig, seed: int) -> None:
     check(rig, seed, LONG_KILLS)

@@ -217,7 +217,7 @@ def test_each_damaged_column_harms_its_own_job_at_most(rig: Rig, seed: int, scri
     assert rig.no_lease_left()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_many_damaged_columns_harm_their_own_jobs_at_most(rigs: Rigs, seed: int) -> None:
     ends: Counter[str] = Counter()
@@ -348,7 +348,7 @@ def test_flipped_bits_never_change_a_lease(tmp_path: Path, seed: int) -> None:
     assert _load_flipped(tmp_path, seed, 60)["some set aside"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_flipped_bits_never_change_a_lease(tmp_path: Path, seed: int) -> None:
     assert _load_flipped(tmp_path, seed, 1500)["some set aside"]
 
@@ -357,6 +357,6 @@ def test_flipped_bits_never_change_a_command(tmp_path: Path, seed: int) -> None:
     assert _flip_often(tmp_path, seed, 60)["records set aside"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_flipped_bits_never_change_a_command(tmp_path: Path, seed: int) -> None:
     assert _flip_often(tmp_path, seed, 1500)["records set aside"]

@@ -287,7 +287,7 @@ def test_boxes_that_are_killed_and_paused_leave_nothing(host: Rig, box: Boxes, s
     _campaign(host, box, seed, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_boxes_that_are_killed_and_paused_leave_nothing(
     host: Rig, box: Boxes, seed: int
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_job_that_a_line_of_a_batch_has_submitted_outlives_the_batch(
     assert rig.ended(2)["reason"] == "cancelled"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_many_queues_inside_jobs_outlive_them(rig: Rig, seed: int) -> None:
     chance = random.Random(seed)

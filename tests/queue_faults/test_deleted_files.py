@@ -35,7 +35,7 @@ def test_removed_files_lose_no_job_and_leave_one_negotiator(rig: Rig, seed: int)
     assert not result.complaints, str(result)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_three_hundred_removals(rig: Rig, seed: int) -> None:
     result = Campaign(rig, seed, REMOVALS).run(300)

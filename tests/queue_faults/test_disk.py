@@ -118,7 +118,7 @@ def test_a_full_disk_refuses_with_the_reason_and_loses_nothing(rig: Rig) -> None
     assert not _fill_and_empty(rig, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_two_hundred_full_disks_lose_nothing(rigs: Rigs) -> None:
     for _ in range(20):  # ten times each: then what was accepted begins to fill so small a disk
@@ -211,7 +211,7 @@ def test_a_call_that_fails_never_becomes_an_answer(rig: Rig) -> None:
     assert not _fail_one_by_one(rig, ("pwrite64", "fdatasync"), ("EIO", "ENOSPC"), most=6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @needs_strace
 @pytest.mark.timeout(400)
 def test_no_call_that_fails_becomes_an_answer(rig: Rig) -> None:

@@ -54,7 +54,7 @@ def flooded(rig: Rig, flood: Callable[[], object], name: str, seed: int) -> Figu
     daemon = rig.negotiator
     assert daemon is not None
     with floods.asker() as idle:
-        time.sleep(IDLE_S if os.environ.get("GRN_SWEEPS") else 0.0)
+        time.sleep(IDLE_S if os.environ.get("GRN_SOAK") else 0.0)
         at_rest = idle()
     began = time.monotonic()
     with floods.asker() as beside:
@@ -171,7 +171,7 @@ LARGEST: dict[str, Callable[[Rig, int], None]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("flood", LARGEST)
 def test_floods_as_large_as_a_user_may_make_them(rig: Rig, seed: int, flood: str) -> None:
     LARGEST[flood](rig, seed)

@@ -106,7 +106,7 @@ def test_ten_power_cuts_lose_no_accepted_job(rig: Rig, seed: int) -> None:
     assert len(campaign.told) >= 5 * JOBS  # each waits for a disk that may be slow
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_two_hundred_power_cuts_lose_no_accepted_job(rig: Rig, seed: int) -> None:
     campaign = _campaign(rig, seed, cuts=200)

@@ -111,7 +111,7 @@ def test_killed_shims_are_told_at_once_and_leave_nothing(rig: Rig, with_queue: b
     assert grove.slowest_s < 15.0  # a second on a machine at rest
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_five_hundred_killed_shims_leave_nothing(rig: Rig, seed: int) -> None:
     chance = random.Random(seed)

@@ -142,7 +142,7 @@ def test_a_kill_at_any_durable_step_of_a_job_loses_nothing_and_repeats_nothing(r
     assert sweep.points >= 20
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_kill_at_any_other_step_of_a_job_loses_nothing_and_repeats_nothing(rig: Rig) -> None:
     sweep = _way_of_a_job(rig, OTHERS, most=60)
@@ -205,7 +205,7 @@ def test_a_kill_during_the_start_of_the_queue_harms_no_job(rig: Rig, seed: int) 
     assert done
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_kill_at_any_step_of_the_start_of_the_queue_harms_no_job(rig: Rig) -> None:
     every = [(call, number) for call in AT_START for number in range(1, 40)]

@@ -78,7 +78,7 @@ def test_cancel_leaves_no_process_whichever_way_it_tries_to_get_out(rig: Rig, no
     assert rig.no_lease_left()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", WAYS)
 def test_fifty_cancels_of_each_way_leave_no_process(rig: Rig, way: str) -> None:
