@@ -26,7 +26,7 @@ MAX_ORDER = 1 << 20
 # What an interpreter or a library reads once, at its start.
 AT_START = ("PYTHON", "LC_", "LANG", "LD_")
 # They hold leases, run for long or start daemons, which look at those who start them.
-COLD = {"start", "run", "exec", "select", "sweep", "batch", "top", "web", "demo", "events"}
+COLD = {"start", "run", "exec", "select", "sweep", "batch", "top", "demo", "events"}
 
 
 class Forked:
@@ -117,7 +117,7 @@ def load() -> None:
     for name, (where, _) in app.COMMANDS.items():
         if name not in COLD:
             importlib.import_module(where.partition(":")[0])
-    for name in ("grn.cli.commands.submit", "grn.negotiator.__main__", "rich.console"):
+    for name in ("grn.cli.commands.submit", "grn.negotiator.__main__", "rich.console", "uvicorn"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

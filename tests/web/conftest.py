@@ -6,14 +6,14 @@ import http.client
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.conftest import Negotiators, Scripts
-from tests.harness import DEADLINE_S, Job, Story, wait_for
+from tests.conftest import Negotiators
+from tests.harness import DEADLINE_S, GRN, Job, Story, wait_for
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -55,19 +55,31 @@ class Server:
 
 
 @pytest.fixture
-def server(script: Scripts, story: Story, negotiator: Negotiators) -> Server:
+def server(story: Story, negotiator: Negotiators) -> Server:
     """Start a negotiator and a page."""
     negotiator("virtual:2x1GiB")
-    job = story.start(script("grn"), "web", cwd=story.folder)
+    job = story.start(*GRN, "web", cwd=story.folder)
     link = wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/#link=\S+", job.out), "a link")
     return Server(job, int(link[1]), link[0])
 
 
 @pytest.fixture
+def submit(story: Story) -> Iterator[Callable[..., int]]:
+    """Submit a job: `submit("--hold", "--", "true")` returns its id."""
+
+    def submit(*words: str) -> int:
+        return int(story.start(*GRN, "submit", *words).ended_well().out.split()[-1])
+
+    yield submit
+    story.start(*GRN, "cancel", "--all", "--now").wait()
+    story.start(*GRN, "queue", "stop").wait()
+
+
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Start a browser, or skip with a loud line.
 
-    For one test only: its driver keeps an event loop running in this thread, and others need one.
+    For one module only: its driver keeps an event loop running in this thread, and others need one.
     """
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     playwright = pytest.importorskip(

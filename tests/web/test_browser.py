@@ -8,7 +8,7 @@ import re
 import pytest
 
 from grn.model.units import show_size
-from tests.harness import wait_for
+from tests.harness import GRN, wait_for
 
 pytestmark = pytest.mark.slow
 HOSTILE = [
@@ -18,17 +18,6 @@ HOSTILE = [
     '" onmouseover="alert(1)',
     "\u202eevil\u200b",
 ]
-
-
-@pytest.fixture
-def submit(story, script):
-    def submit(*words: str) -> int:
-        ids = story.start(script("grn"), "submit", *words).ended_well().out
-        return int(ids.split()[-1])
-
-    yield submit
-    story.start(script("grn"), "cancel", "--all", "--now").wait()
-    story.start(script("grn"), "queue", "stop").wait()
 
 
 def test_now_shows_gpus_and_follows_what_changes(page, submit, story):
@@ -175,10 +164,10 @@ def test_a_job_that_runs_shows_its_memory_and_how_busy_its_gpu_is(page, submit, 
     page.wait_for_selector("h1:has-text('ok')")
 
 
-def test_a_sweep_has_its_pictures_and_its_runs(page, server, story, script):
+def test_a_sweep_has_its_pictures_and_its_runs(page, server, story):
     command = """python3 -c "print('{{\\"loss\\": {lr}}}')\""""
     words = ("sweep", command, "-p", "lr", "0.1", "0.2", "0.4", "--name", "mine", "-q")
-    story.start(script("grn"), *words, cwd=story.folder).ended_well()
+    story.start(*GRN, *words, cwd=story.folder).ended_well()
     page.goto(f"{server.url}/#/sweeps")
     page.click("a:has-text('mine')")
 
@@ -209,7 +198,7 @@ def test_thousands_of_hostile_commands_make_no_node_and_no_handler(
     wait_for(lambda: page.locator("[data-key^=release]").count() >= 200, "a full list of them")
     _is_harmless(page)
 
-    story.start(script("grn"), "cancel", "--all", "--now").ended_well()
+    story.start(*GRN, "cancel", "--all", "--now").ended_well()
     page.goto(f"{server.url}/#/history")
     page.select_option("select", "10000")
     for part in range(10):
@@ -219,7 +208,7 @@ def test_thousands_of_hostile_commands_make_no_node_and_no_handler(
         wait_for(lambda shown=shown: page.evaluate(shown) == 500, f"part {part} of them")
         _is_harmless(page)
 
-    story.start(script("grn"), "queue", "stop").ended_well()
+    story.start(*GRN, "queue", "stop").ended_well()
     page.reload()
     page.wait_for_selector("text=Your queue does not run")
 

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from tests.harness import wait_for
+from tests.harness import GRN, wait_for
 
 BROWSER = """#!/bin/sh
 printf '%s\\n' "$@" > "$ARGV_FILE.new" && mv "$ARGV_FILE.new" "$ARGV_FILE"
@@ -16,7 +16,7 @@ printf '%s\\n' "$@" > "$ARGV_FILE.new" && mv "$ARGV_FILE.new" "$ARGV_FILE"
 
 
 @pytest.fixture
-def opened(story, script, negotiator):
+def opened(story, negotiator):
     """Start `grn web --open` with a browser that writes down its arguments."""
     negotiator("virtual:2x1GiB")
     browser = story.folder / "browser"
@@ -24,7 +24,7 @@ def opened(story, script, negotiator):
     browser.chmod(0o755)
     said = story.folder / "argv"
     story.env.update(BROWSER=str(browser), ARGV_FILE=str(said))
-    job = story.start(script("grn"), "web", "--open", cwd=story.folder)
+    job = story.start(*GRN, "web", "--open", cwd=story.folder)
     wait_for(said.exists, lambda: f"a browser: {job.err}")
     (url,) = said.read_text().splitlines()
     return job, url
@@ -61,12 +61,12 @@ def test_the_file_ends_with_the_server(opened, story, signum):
     assert not file.exists()
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next(opened, story, script):
+def test_what_a_killed_server_left_is_removed_by_the_next(opened, story):
     job, url = opened
     job.kill()
     assert file_of(story, url).exists()
 
-    again = story.start(script("grn"), "web", "--open", cwd=story.folder)
+    again = story.start(*GRN, "web", "--open", cwd=story.folder)
     wait_for(lambda: not file_of(story, url).exists(), "the file to be removed")
     again.signal(signal.SIGINT)
     again.wait()
