@@ -29,6 +29,15 @@ with open(sys.argv[1]) as gate:
     fcntl.flock(gate, fcntl.LOCK_SH)
 """
 
+# Holds 400 MiB; its first attempt does not end by itself.
+TOO_LARGE_AT_FIRST = """
+import os, signal
+held = b"x" * (400 << 20)
+if os.environ["GRN_ATTEMPT"] == "1":
+    signal.pause()
+print("fine")
+"""
+
 
 @pytest.fixture
 def queue() -> Iterator[Queue]:
@@ -61,7 +70,7 @@ def test_out_of_memory_alone_is_the_jobs_own(queue: Queue) -> None:
 
 
 def test_a_job_that_overflows_its_virtual_gpu_has_run_out_of_memory(queue: Queue) -> None:
-    text = "import time; kept = b'x' * (700 << 20); time.sleep(600)"
+    text = "import signal; kept = b'x' * (700 << 20); signal.pause()"
     job = queue.submit("--mem", "64MiB", "--", sys.executable, "-c", text)
     row = queue.ended(job)
     assert (row["reason"], row["signal"]) == ("out-of-memory", 9)
@@ -90,8 +99,7 @@ def test_a_job_too_large_for_a_small_gpu_goes_on_on_a_larger_one() -> None:
         queue.gate("held")
         holder = queue.sh("echo up; gate held", "--mem", "900MiB")
         queue.says(holder, "up")
-        text = "import time; kept = b'x' * (400 << 20); time.sleep(0.5); print('fine')"
-        job = queue.submit("--", sys.executable, "-c", text)
+        job = queue.submit("--", sys.executable, "-c", TOO_LARGE_AT_FIRST)
         wait_for(lambda: queue.job(job)["attempts"], lambda: queue.job(job))
         queue.gate("held").open()
         row = queue.ended(job)

@@ -27,8 +27,25 @@ def main():
 if __name__ == "__main__":
     main()
 """
-TAKE = "from act import take; x = take(int(sys.argv[1]))"
-CODE = f"import json, os, sys, time; {TAKE}; time.sleep(0.3); print(json.dumps(dict(ok=1)))"
+# Ends when its memory was measured; all but the first not before they run side by side.
+SHARER = """
+    import os, sys, time
+    from pathlib import Path
+    from act import take
+    from grn.client.connection import ask_once
+
+    def used_bytes():
+        leases = ask_once({"op": "status"})["status"]["leases"]
+        own = [one for one in leases if one["id"] == os.environ["GRN_LEASE"]]
+        return own[0]["used_bytes"] or 0
+
+    here, mib = Path(os.environ["STORY"]), int(sys.argv[1])
+    held = take(mib)
+    (here / f"{mib}.up").touch()
+    while used_bytes() < mib << 20 or (mib > 60 and len(list(here.glob("*.up"))) < 4):
+        time.sleep(0.01)
+    print('{"ok": 1}')
+"""
 
 
 def rows_of(story: Story, **options: Any) -> list[dict[str, Any]]:
@@ -40,8 +57,9 @@ def test_runs_are_leased_measured_and_share_gpus_once_known(
     story: Story, negotiator: Negotiators
 ) -> None:
     negotiator("virtual:1x1GiB", GRN_SAMPLE_S="0.05")
+    script = str(story.write("sharer.py", SHARER))
     rows = rows_of(
-        story, what=[sys.executable, "-c", CODE, "{mib}"], parameters={"mib": [60, 61, 62, 63]},
+        story, what=[sys.executable, script, "{mib}"], parameters={"mib": [60, 61, 62, 63]},
         type="small",
     )  # fmt: skip
     assert [row["ok"] for row in rows] == [1, 1, 1, 1]
@@ -83,7 +101,6 @@ def test_a_run_that_ran_out_of_memory_beside_others_is_run_again_with_more_room(
         if which == "b" and not is_again:
             while not (here / "a.up").exists():
                 time.sleep(0.01)
-            time.sleep(0.2)
             (here / "told").touch()
             print("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB")
             sys.exit(1)
