@@ -143,11 +143,7 @@ ARROWS = {
 }
 THIRD_PARTY = {
     "click": {"cli"},
-    "cloudpickle": {
-        "grn.client.remote_call",
-        "grn.compat.tasks.serialize",
-        "grn.integrations.worker",
-    },
+    "cloudpickle": {"grn.client.remote_call"},
     "rich": {"cli"},
     "textual": {"grn.cli.top.app"},
     "starlette": {"grn.cli.web.app"},

@@ -20,6 +20,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
     from typing import Any, Final
 
 CALL_FILE, REPLY_FILE = "call", "answer"
@@ -64,16 +65,31 @@ class Reply:
         return value
 
 
-def pack(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
-    """Return a call as bytes; raise UsageError when it cannot be pickled."""
+def import_path() -> list[str]:
+    """Return `sys.path` for another process, whose current folder may differ."""
+    return [str(entry or os.getcwd()) for entry in sys.path]
+
+
+def dumps(value: object, by_value: ModuleType | None = None) -> bytes:
+    """Pickle any value; functions and classes of the module `by_value` travel whole."""
     import cloudpickle
 
+    if by_value is None:
+        return bytes(cloudpickle.dumps(value))
+    cloudpickle.register_pickle_by_value(by_value)
+    try:
+        return bytes(cloudpickle.dumps(value))
+    finally:
+        cloudpickle.unregister_pickle_by_value(by_value)
+
+
+def pack(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+    """Return a call as bytes; raise UsageError when it cannot be pickled."""
     from grn.errors import UsageError
 
-    path = [str(entry or os.getcwd()) for entry in sys.path]
     try:
         # The path is read first: unpickling the function may import modules along it.
-        return pickle.dumps(path) + bytes(cloudpickle.dumps((fn, args, kwargs)))
+        return pickle.dumps(import_path()) + dumps((fn, args, kwargs))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(f"this call cannot be sent to another process: {error}.") from error
 
@@ -109,9 +125,7 @@ def _failure(error: Exception) -> bytes:
 
 
 def _packed(header: tuple[bool, bool, str], value: object) -> bytes:
-    import cloudpickle
-
-    return pickle.dumps(header) + bytes(cloudpickle.dumps(value))
+    return pickle.dumps(header) + dumps(value)
 
 
 def name_of(fn: Callable[..., Any]) -> str:

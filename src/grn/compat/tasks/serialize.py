@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
-
+from grn.client import remote_call
 from grn.compat.tasks import worker
 from grn.compat.tasks.done_marks import put
 from grn.compat.tasks.task import GPUTask
@@ -64,7 +63,7 @@ class Sender:
         about: dict[str, Any] = {
             "worker": self._worker,
             "environment": environment,
-            "path": [str(entry or os.getcwd()) for entry in sys.path],
+            "path": remote_call.import_path(),
             "argv": [str(word) for word in getattr(sys, "argv", [""])],
         }
         order = None if task is not None else self._plain(about, config, work_dir)
@@ -111,13 +110,7 @@ class Sender:
             return environment, None
 
     def _dumps(self, value: object) -> bytes:
-        if self._whole is None:
-            return bytes(cloudpickle.dumps(value))
-        cloudpickle.register_pickle_by_value(self._whole)
-        try:
-            return bytes(cloudpickle.dumps(value))
-        finally:
-            cloudpickle.unregister_pickle_by_value(self._whole)
+        return remote_call.dumps(value, by_value=self._whole)
 
 
 class TaskOrder:
