@@ -28,13 +28,14 @@ ROUNDS = 3
 GAPS = 60
 PAUSE_S = 0.025
 SHELL_SUBMITS = 15
+CALLS = 100
 SHORT, LONG = 100, 100_000
 
 
 def measure() -> list[rig.Figure]:
     """Measure throughput, the gap between two jobs, submits, and the same with many queued."""
     with rig.negotiator(f"virtual:{SLOTS}x512MiB"), _queue():
-        figures = [_throughput(), _gap(), _shell_submit(), _many_at_once()]
+        figures = [_throughput(), _gap(), _shell_submit(), _many_at_once(), _calls()]
         figures += _long_queue()
     return figures
 
@@ -64,6 +65,26 @@ def _throughput() -> rig.Figure:
         ours.append(time.perf_counter() - began)
     what = f"{COMMANDS} x true on {SLOTS} slots, against xargs -P{SLOTS}"
     return rig.Figure(what, statistics.median(ours), statistics.median(theirs), "s", 2.0)
+
+
+def _calls() -> rig.Figure:
+    """Trivial calls through joblib: workers that take call after call, or a job for each call."""
+    took = {is_reusing: _took_calls(is_reusing) for is_reusing in (True, False)}
+    what = f"{CALLS} joblib calls in workers, against an interpreter for each"
+    return rig.Figure(what, took[True], took[False], "s", 0.5)
+
+
+def _took_calls(is_reusing: bool) -> float:
+    import joblib
+
+    import grn.integrations.joblib  # noqa: F401  (registers the backend)
+
+    options = {"n_jobs": SLOTS, "mem": "64MiB", "reuse_workers": is_reusing}
+    with joblib.parallel_config("grn", **options):
+        joblib.Parallel()(joblib.delayed(abs)(number) for number in range(SLOTS))
+        began = time.perf_counter()
+        joblib.Parallel()(joblib.delayed(abs)(number) for number in range(CALLS))
+        return time.perf_counter() - began
 
 
 def _gap() -> rig.Figure:
