@@ -200,9 +200,9 @@ class CallGroup:
 
     @property
     def is_over(self) -> bool:
-        """True when no call will come and none is left."""
+        """True when no call will come, none is left, and no worker has to be cancelled."""
         with self._lock:
-            return self._is_shut and not self._has_open_calls()
+            return self._is_shut and not self._has_open_calls() and not self._to_cancel
 
     def fileno(self) -> int | None:
         """Return the pipe that wakes the runner."""

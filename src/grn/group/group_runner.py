@@ -1,8 +1,7 @@
 """Runs tasks as jobs of this user's queue: one group, tied to this process.
 
-Translates between tasks and messages; the queue starts, ends and repeats. When the queue is
-restarted, what was not answered is sent again under the same keys, and it is asked for the ends
-that were not heard.
+The queue starts, ends and repeats the jobs. After a restart of the queue, submits without an answer
+are sent again under the same keys, and the runner watches its jobs again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from grn.group.task import CommandEnd, Slot, Task
 from grn.proc.stop_signals import StopSignals
 
 Message = dict[str, Any]
-AHEAD = 1000  # so many wait in the queue
+AHEAD = 1000  # jobs that wait in the queue
 MESSAGE_BYTES = 4 << 20
 NOT_RUNNABLE = 126
 IDLE_EXIT_S = 300.0
@@ -103,7 +102,8 @@ class GroupRunner:
         self.is_draining = self.is_stopping = True
         self._line.say("cancel", jobs=list(self._jobs), now=is_second)
         if is_second and not self._line.is_open:
-            self._forget_all()  # the next queue cancels what is tied to us
+            for open_tasks in (self._jobs, self._unanswered, self._refused):
+                open_tasks.clear()  # the next queue cancels them
 
     # --- the loop ------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class GroupRunner:
         try:
             self._loop(signals)
         except BaseException:
-            self._abandon()  # a listener or a source broke: nothing may be left running
+            self._abandon()  # the listener or the source raised: leave nothing running
             raise
         finally:
             self._line.close()
@@ -136,12 +136,11 @@ class GroupRunner:
         return not (self._jobs or self._unanswered or self._refused)
 
     def _is_finished(self) -> bool:
-        if not self._is_idle():
-            return False
-        return self.is_draining or (self._source.is_over and not self._again)
+        is_last = self.is_draining or (self._source.is_over and not self._again)
+        return is_last and self._is_idle()
 
     def _listen(self, signals: StopSignals) -> None:
-        """Wait until somebody speaks, or something is due."""
+        """Wait for a signal, a message, more tasks, or the next time something is due."""
         fds = {self._line.fileno()}
         if not self.is_draining and not self._source.is_over and self._room() > 0:
             fds.add(self._source.fileno())
@@ -174,15 +173,10 @@ class GroupRunner:
         finally:
             deaf.close()
 
-    def _forget_all(self) -> None:
-        self._jobs.clear()
-        self._unanswered.clear()
-        self._refused.clear()
-
     # --- the line ------------------------------------------------------------------------
 
     def _keep_line(self) -> None:
-        """Call the queue, and again when the line is lost; it is started if nobody answers."""
+        """Connect while there are open tasks, starting the queue if none answers."""
         if self._line.is_open or self._is_idle() or time.monotonic() < self._dial_at:
             return
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
@@ -282,7 +276,7 @@ class GroupRunner:
         )
         self._listener.ended(self, ended)
 
-    # --- what is said to us --------------------------------------------------------------
+    # --- messages of the queue -----------------------------------------------------------
 
     def _understand(self, message: Message) -> None:
         number, error = message.get("id", 0), message.get("error")
@@ -325,7 +319,7 @@ class GroupRunner:
                 self._say({**submitted, "jobs": [job], "key": os.urandom(12).hex()}, [task])
 
     def _progressed(self, row: Message) -> None:
-        """Hear how far a job is: that it has begun, is to run again, or has ended."""
+        """Handle a change of one job: it has begun, will run again, or has ended."""
         sent = self._jobs.get(row["id"])
         if sent is None:
             return
@@ -347,7 +341,7 @@ class GroupRunner:
             self._listener.starting(self, sent.task, sent.slot)
 
     def _runs_again(self, sent: SentTask, row: Message) -> None:
-        """Tell of an attempt that was not enough; the job waits until we let it go."""
+        """Report an attempt that is not the last; the job is held until it is released here."""
         if row["attempt_reason"] not in _NOT_BEGUN:
             ended = attempt_end(sent, row).but(
                 runs_again=not self.is_draining,
@@ -372,7 +366,7 @@ class GroupRunner:
         if was_running and row["state"] == "ended":
             self._listener.ended(self, attempt_end(sent, row))
         elif row.get("reason") == "cancelled":
-            if not self.is_draining:  # somebody has cancelled it by hand
+            if not self.is_draining:  # cancelled by hand
                 at, why = time.time(), "cancelled"
                 self._listener.ended(self, CommandEnd(
                     sent.task, NOWHERE, TERMINATED, at, 0.0, trouble=why, is_cancelled=True,

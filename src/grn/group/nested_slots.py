@@ -38,7 +38,7 @@ class NestedSlots:
             return None
         if outer not in leases:
             return None
-        # Whoever has started us may have left us only some of its GPUs.
+        # The process that started this one may have passed on only some of its GPUs.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return cls(outer, visible or ",".join(map(str, leases[outer]["gpus"])))
 
@@ -62,7 +62,7 @@ class NestedSlots:
         return grants
 
     def started(self, slot: Slot, pid: int) -> None:
-        """The lease is bound to whoever runs us."""
+        """Do nothing: the lease is bound to the outer job."""
 
     def unused(self, slot: Slot) -> None:
         """Take GPUs back."""
@@ -87,11 +87,11 @@ class NestedSlots:
         self._waiting = 0
 
     def fileno(self) -> int | None:
-        """Nobody speaks."""
+        """Return None: there is nothing to read."""
         return None
 
     def hear(self) -> None:
-        """Nobody speaks."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """The lease is not ours."""
+        """Do nothing: the lease belongs to the outer job."""
