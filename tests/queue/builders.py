@@ -10,20 +10,14 @@ from typing import Any, TypeVar
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
-    After,
     AskLease,
     AttemptStarted,
     CancelAsked,
     DrainAsked,
     DropAsk,
-    EndReason,
     Event,
-    Exit,
     Exited,
     HoldAsked,
-    JobSpec,
-    JobState,
-    Kept,
     Launch,
     LeaseAwaited,
     LeaseGranted,
@@ -35,11 +29,19 @@ from grn.queue.events import (
     Recovered,
     SaveEnd,
     SaveState,
-    Settled,
     ShimLost,
     Submitted,
 )
+from grn.queue.job import (
+    After,
+    EndReason,
+    Exit,
+    JobSpec,
+    Kept,
+    Settled,
+)
 from grn.queue.lease_window import WindowLimits
+from grn.queue.lifecycle import JobState
 
 Kind = TypeVar("Kind")
 OK = Exit(0)
@@ -179,4 +181,4 @@ class Line:
         return JobState.ENDED if job in self.ends else self.engine.jobs[job].state
 
     def why(self, job: int) -> str:
-        return self.engine.why(self.engine.jobs[job])
+        return self.engine.jobs[job].why

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
-    After,
     AskLease,
-    AttemptFate,
     AttemptStarted,
     CancelAsked,
     DrainAsked,
     DropAsk,
-    EndReason,
     Event,
-    Exit,
     Exited,
     HoldAsked,
-    JobSpec,
-    Kept,
     Launch,
     LeaseAwaited,
     LeaseGranted,
@@ -38,13 +33,23 @@ from grn.queue.events import (
     PassAsk,
     Recovered,
     ReturnLease,
-    Settled,
+    SettleLease,
     ShimLost,
     Stop,
     Submitted,
     TellEnded,
 )
+from grn.queue.job import (
+    After,
+    AttemptFate,
+    EndReason,
+    Exit,
+    JobSpec,
+    Kept,
+    Settled,
+)
 from grn.queue.lease_window import WindowLimits
+from grn.queue.lifecycle import JobState
 from tests.queue.world import (
     QUEUED,
     RUNNING,
@@ -60,7 +65,6 @@ from tests.queue.world import (
 )
 
 MAX_ALIVE = 14
-SHORT_S = 1.0
 LONG = Exit(0, ran_s=9.0)
 CANCELLED = Exit(None, 15, EndReason.CANCELLED)
 EXITS = (
@@ -72,6 +76,14 @@ EXITS = (
     Exit(127, because=EndReason.NOT_RUNNABLE),
     Exit(None, 15, EndReason.TIMED_OUT),
 )
+
+
+LEGAL = {
+    QUEUED: {STARTING, JobState.ENDED},
+    STARTING: {RUNNING, STOPPING, QUEUED, JobState.ENDED},
+    RUNNING: {STOPPING, QUEUED, JobState.ENDED},
+    STOPPING: {JobState.ENDED},
+}
 
 
 class Crash(Exception):
@@ -135,7 +147,6 @@ class Simulation:
         self.engine: QueueEngine | None = None
         self.inbox: list[Event] = []
         self.unwritten: list[Action] = []
-        self.held: dict[int, str] = {}
         self.leases = Leases(self.negotiator)
 
     # --- the loop in miniature -----------------------------------------------------------
@@ -150,7 +161,9 @@ class Simulation:
         self.inbox = []
         for event in inbox:
             self.events += 1
+            before = states(engine)
             actions += engine.handle(event)
+            check_moves(before, states(engine), event)
             if self.events % 8 == 0:
                 engine.check()
         self.may_crash(0.002)
@@ -189,15 +202,12 @@ class Simulation:
         for after in row.spec.after:
             fate = self.disk.fates.get(after.job)
             assert fate is EndReason.OK or (fate and not after.must_be_ok), "launched too early"
-        self.held[action.job] = action.lease
         self.order(Shim(attempt, action.lease, self.life))
 
     def order(self, shim: Shim) -> None:
         assert self.engine is not None
         self.shims.append(shim)
         self.tell(AttemptStarted(self.now, *shim.attempt))
-        job = self.engine.jobs.get(shim.attempt[0])
-        shim.is_stopped = job is not None and job.state is STOPPING
 
     def stop(self, action: Stop) -> None:
         for shim in self.shims:
@@ -273,19 +283,16 @@ class Simulation:
 
     def shim_gone(self, attempt: Attempt) -> None:
         exit = self.disk.folders[attempt].exit
-        lease = self.held.pop(attempt[0], "")
         if exit is None:
             if self.commands.get(attempt[0]) == attempt:
                 del self.commands[attempt[0]]  # the queue ends what is left behind
-            if lease:
-                self.leases.done(lease, None)
             self.tell(ShimLost(self.now, *attempt))
-        elif lease and exit.status == 0 and exit.ran_s < SHORT_S:
-            self.tell(Exited(self.now, *attempt, exit, None))
-        elif lease:
-            self.leases.done(lease, lambda how: self.tell(Exited(self.now, *attempt, exit, how)))
         else:
             self.tell(Exited(self.now, *attempt, exit))
+
+    def settle_lease(self, action: SettleLease) -> None:
+        exited = Exited(self.now, action.job, action.attempt, action.exit)
+        self.leases.done(action.lease, lambda how: self.tell(replace(exited, settled=how)))
 
     # --- the negotiator ------------------------------------------------------------------
 
@@ -373,17 +380,13 @@ class Simulation:
                 has_exit=folder.exit is not None,
                 is_same_boot=is_same_boot,
             )
-        if is_same_boot and found is not AttemptFate.NOT_BEGUN:
-            self.held[row.spec.id] = lease
-        elif is_same_boot:
-            self.leases.done(lease, None)
-        return row.kept(found, lease)
+        return row.kept(found, lease if is_same_boot else "")
 
     def die(self) -> None:
         """The queue's process ends; what it has said may be heard or not."""
         self.crashes += 1
         self.engine = None
-        self.inbox, self.unwritten, self.held = [], [], {}
+        self.inbox, self.unwritten = [], []
         self.leases = Leases(self.negotiator)
         heard = self.negotiator.heard
         for message in heard[: int(self.chance.random() * (len(heard) + 1))]:
@@ -418,7 +421,8 @@ class Simulation:
         wish = self.wishes[-1]
         if self.engine is None or self.unwritten:
             return
-        self.turn()
+        while self.inbox and not self.unwritten:
+            self.turn()
         if self.unwritten:
             return  # not accepted: the disk is full
         if wish.key not in self.disk.keys:
@@ -543,7 +547,7 @@ class Simulation:
         self.turn()
         self.look_around()
         left = [job for job in self.engine.jobs.values() if not job.is_held and not job.waits_for]
-        stuck = {job.spec.id: self.engine.why(job) for job in left}
+        stuck = {job.spec.id: job.why for job in left}
         assert not stuck, f"G28: they wait for ever: {stuck}"
         assert not self.negotiator.leases, f"leases are left: {self.negotiator.leases}"
         assert not self.shims, "shims are left"
@@ -561,14 +565,29 @@ class Simulation:
             believed = (state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
                         job.priority, job.place, job.spared)  # fmt: skip
             assert believed == row.facts(), f"I6: {believed} is believed, {row.facts()} written"
-            assert self.engine.why(job), "I14: it waits and cannot say why"
+            assert job.why, "I14: it waits and cannot say why"
             assert not job.is_asked or job_id in self.leases.keys, "it waits, and nobody was asked"
+
+
+def states(engine: QueueEngine) -> dict[int, JobState]:
+    return {job_id: job.state for job_id, job in engine._table.jobs.items()}
+
+
+def check_moves(before: dict[int, JobState], now: dict[int, JobState], event: Event) -> None:
+    """Raise AssertionError when an event moved a job otherwise than by one legal step."""
+    if before != now:
+        for job, was in before.items():
+            state = now.get(job, JobState.ENDED)
+            assert state is was or state in LEGAL[was], f"{was} became {state} by {event}"
+        for job in now.keys() - before.keys():
+            assert now[job] is QUEUED or isinstance(event, Recovered), "a new job is not queued"
 
 
 ACTS: dict[type, Callable[[Simulation, Any], None]] = {
     Launch: Simulation.launch,
     Stop: Simulation.stop,
     PassAsk: Simulation.pass_ask,
+    SettleLease: Simulation.settle_lease,
     TellEnded: Simulation.tell_ended,
     AskLease: lambda world, action: world.leases.ask(action),
     DropAsk: lambda world, action: world.leases.drop(action.job),

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
+from grn.queue import finish
 from grn.queue.events import (
     ActionFailed,
-    After,
     AskLease,
-    AttemptFate,
     DropAsk,
-    EndReason,
-    Exit,
-    JobState,
     Launch,
     PassAsk,
     ReturnLease,
@@ -22,13 +18,22 @@ from grn.queue.events import (
     SaveDrain,
     SaveEnd,
     SaveState,
-    Settled,
+    SettleLease,
     Stop,
     SubmitterGone,
     TellEmpty,
     TellEnded,
+    WatchLease,
+)
+from grn.queue.job import (
+    After,
+    AttemptFate,
+    EndReason,
+    Exit,
+    Settled,
 )
 from grn.queue.lease_window import PASS_ON_S, WindowLimits
+from grn.queue.lifecycle import JobState
 from tests.queue.builders import (
     ALONE,
     FAILED,
@@ -819,7 +824,7 @@ def test_a_cancelled_attempt_that_had_not_begun_is_cancelled() -> None:
 @pytest.mark.parametrize("state", [STARTING, RUNNING])
 def test_a_living_attempt_goes_on(state: JobState) -> None:
     line = Line(kept(1, state, attempt=2, found=AttemptFate.ALIVE, lease="L"))
-    assert line.begun == []
+    assert line.begun == [WatchLease("L")]
     assert line.state(1) is RUNNING
     line.exits(1)
     assert line.ends == {1: EndReason.OK}
@@ -827,7 +832,7 @@ def test_a_living_attempt_goes_on(state: JobState) -> None:
 
 def test_a_living_attempt_that_was_cancelled_is_told_again_to_stop() -> None:
     line = Line(kept(1, STOPPING, attempt=2, found=AttemptFate.ALIVE, lease="L"))
-    assert line.begun == [Stop(1, 2, False)]
+    assert line.begun == [Stop(1, 2, False), WatchLease("L")]
     line.exits(1, Exit(None, 15, EndReason.CANCELLED))
     assert line.ends == {1: EndReason.CANCELLED}
 
@@ -835,7 +840,7 @@ def test_a_living_attempt_that_was_cancelled_is_told_again_to_stop() -> None:
 @pytest.mark.parametrize("found", [AttemptFate.ENDED, AttemptFate.LOST])
 def test_an_attempt_that_is_over_waits_for_its_end_to_be_told(found: AttemptFate) -> None:
     line = Line(kept(1, RUNNING, attempt=1, found=found, lease="L"))
-    assert line.begun == []
+    assert line.begun == [WatchLease("L")]
     if found is AttemptFate.ENDED:
         line.exits(1, Exit(4))
         assert line.ends == {1: EndReason.FAILED}
@@ -1083,3 +1088,45 @@ def test_a_retry_and_a_cancel_are_no_failures_of_a_group() -> None:
     line.cancels(2)
 
     assert line.ends.keys() == {2}
+
+
+# --- leases of attempts that are over ------------------------------------------------------
+
+
+@pytest.mark.parametrize("exit", [Exit(1), Exit(0, ran_s=finish.SHORT_S)], ids=["failed", "long"])
+def test_the_negotiator_is_asked_before_the_end_of_an_attempt_is_judged(exit: Exit) -> None:
+    line = Line()
+    line.submits(1)
+    line.runs(1)
+    assert line.exits(1, exit, settled=None) == [SettleLease(1, 1, "lease-1", exit)]
+    assert line.state(1) is RUNNING
+    line.exits(1, exit)
+    assert line.ends == {1: EndReason.OK if exit.status == 0 else EndReason.FAILED}
+    assert not line.said(ReturnLease)
+
+
+def test_an_attempt_without_a_lease_is_judged_at_once() -> None:
+    line = Line(kept(1, RUNNING, attempt=1, found=AttemptFate.ENDED))
+    line.exits(1, Exit(4), settled=None)
+    assert line.ends == {1: EndReason.FAILED}
+
+
+def test_the_lease_of_a_lost_attempt_is_returned() -> None:
+    line = Line()
+    line.submits(1)
+    line.runs(1)
+    line.loses(1)
+    assert line.said(ReturnLease) == [ReturnLease("lease-1")]
+
+
+def test_the_lease_of_an_attempt_that_never_began_is_returned() -> None:
+    line = Line(kept(1, STARTING, attempt=1, found=AttemptFate.NOT_BEGUN, lease="L"))
+    assert ReturnLease("L") in line.begun
+
+
+def test_a_cancel_that_overtook_the_start_is_sent_again() -> None:
+    line = Line()
+    line.submits(1)
+    line.grants(1)
+    line.cancels(1)
+    assert line.starts(1) == [Stop(1, 1, is_now=False)]

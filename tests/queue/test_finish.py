@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS, MAX_SPARED
-from grn.queue.events import AttemptFate, EndReason, Exit, Settled
 from grn.queue.finish import (
     AttemptEnd,
     RetryBudget,
@@ -18,6 +17,12 @@ from grn.queue.finish import (
     found,
     past,
     reason_of,
+)
+from grn.queue.job import (
+    AttemptFate,
+    EndReason,
+    Exit,
+    Settled,
 )
 
 OOM = EndReason.OUT_OF_MEMORY

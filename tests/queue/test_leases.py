@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.queue.events import AskLease, Settled
+from grn.queue.events import AskLease
+from grn.queue.job import Settled
 from grn.queue.leases import Leases
 from tests.harness import DEADLINE_S
 from tests.queue.builders import a_spec

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
 import pytest
 
 from grn.queue import events
+from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     ActionFailed,
     AttemptStarted,
     CancelAsked,
     DrainAsked,
     Event,
-    Exit,
     Exited,
     HoldAsked,
-    JobState,
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
@@ -26,9 +29,11 @@ from grn.queue.events import (
     Submitted,
     SubmitterGone,
 )
-from grn.queue.lifecycle import NEXT, moved
+from grn.queue.job import Exit
+from grn.queue.lifecycle import JobState, Step, after
 from tests.queue.builders import Line, a_spec
 
+QUEUE = Path(__file__).resolve().parents[2] / "src" / "grn" / "queue"
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
 
 EVENTS: dict[type, Event] = {
@@ -53,7 +58,7 @@ EVENTS: dict[type, Event] = {
     )
 }
 
-# All that moves a job: the table once more, written by hand. Every other cell is illegal.
+# What each event means to a job that it names; every other cell changes nothing.
 MOVES = {
     (QUEUED, LeaseGranted): STARTING,
     (QUEUED, LeaseRefused): ENDED,
@@ -72,6 +77,21 @@ MOVES = {
     (STOPPING, Exited): ENDED,
     (STOPPING, ShimLost): ENDED,
     (STOPPING, ActionFailed): ENDED,
+}
+STEPS = {
+    (QUEUED, Step.BEGIN): STARTING,
+    (QUEUED, Step.END): ENDED,
+    (STARTING, Step.RUN): RUNNING,
+    (STARTING, Step.STOP): STOPPING,
+    (STARTING, Step.REQUEUE): QUEUED,
+    (STARTING, Step.END): ENDED,
+    (RUNNING, Step.RUN): RUNNING,
+    (RUNNING, Step.STOP): STOPPING,
+    (RUNNING, Step.REQUEUE): QUEUED,
+    (RUNNING, Step.END): ENDED,
+    (STOPPING, Step.RUN): STOPPING,
+    (STOPPING, Step.STOP): STOPPING,
+    (STOPPING, Step.END): ENDED,
 }
 CELLS = [(state, kind) for state in JobState for kind in EVENTS]
 NAMES = [f"{state.value}-{kind.__name__}" for state, kind in CELLS]
@@ -97,10 +117,38 @@ def test_every_event_there_is_has_its_column() -> None:
     assert set(EVENTS) == set(events.Event.__args__)
 
 
-@pytest.mark.parametrize(("state", "kind"), CELLS, ids=NAMES)
-def test_a_cell_of_the_table(state: JobState, kind: type) -> None:
-    assert moved(state, EVENTS[kind]) is MOVES.get((state, kind))
-    assert NEXT.get((state, kind)) is MOVES.get((state, kind))
+@pytest.mark.parametrize("state", JobState)
+@pytest.mark.parametrize("step", Step)
+def test_a_cell_of_the_table(state: JobState, step: Step) -> None:
+    if (state, step) in STEPS:
+        assert after(state, step) is STEPS[state, step]
+    else:
+        with pytest.raises(KeyError):
+            after(state, step)
+
+
+def test_a_state_is_assigned_in_one_place_only() -> None:
+    """`QueuedJob.step` asks the table; nothing else writes a state."""
+    found = []
+    for path in sorted(QUEUE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.AugAssign | ast.AnnAssign):
+                targets = [node.target]
+            flat = [one for target in targets for one in ast.walk(target)]
+            names = [one.attr for one in flat if isinstance(one, ast.Attribute)]
+            found += [path.name for name in names if name in ("state", "_state")]
+    assert found == ["ready_queue.py"]
+
+
+def test_only_events_change_the_engine() -> None:
+    public = {name for name in vars(QueueEngine) if not name.startswith("_")}
+    assert public == {"handle", "is_drained", "counts", "check"}
+    line = in_state(RUNNING)
+    with pytest.raises(FrozenInstanceError):
+        line.engine.jobs[1].state = QUEUED  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        del line.engine.jobs[1]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("state", "kind"), CELLS, ids=NAMES)

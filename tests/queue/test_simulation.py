@@ -17,12 +17,12 @@ from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
     AskLease,
-    AttemptFate,
     Event,
     NegotiatorFound,
     SaveEnd,
     SaveState,
 )
+from grn.queue.job import AttemptFate
 from tests.queue.simulation import Simulation
 
 SEED = os.environ.get("GRN_SEED")  # read before the tests clear what is GRN_ of the user's
@@ -111,7 +111,7 @@ class CountsTwice(Altered):
 
     def alter(self, event: Event, action: Action) -> Action | None:
         if isinstance(action, SaveState) and action.job in self.jobs:
-            job = self.jobs[action.job]
+            job = self._table.jobs[action.job]
             used = job.spec.retries - action.tries_left
             if used == 1 and action.tries_left > 0:
                 job.tries_left -= 1

@@ -12,19 +12,21 @@ from typing import Any
 
 from grn.queue.events import (
     AskLease,
-    AttemptFate,
-    EndReason,
-    Exit,
-    JobSpec,
-    JobState,
-    Kept,
     SaveAttemptEnd,
     SaveBegin,
     SaveDrain,
     SaveEnd,
     SaveState,
+)
+from grn.queue.job import (
+    AttemptFate,
+    EndReason,
+    Exit,
+    JobSpec,
+    Kept,
     Settled,
 )
+from grn.queue.lifecycle import JobState
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
 GPUS = 3

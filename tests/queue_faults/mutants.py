@@ -22,7 +22,7 @@ from grn.daemon import lockfile
 from grn.errors import MachineError
 from grn.proc import services
 from grn.queue import __main__ as service
-from grn.queue.events import AttemptFate, Exit
+from grn.queue.job import AttemptFate, Exit
 from grn.queue.journal import journal, journal_file, rows
 from grn.queue.local import attempt_files as folders
 from grn.queue.local import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -29,8 +30,9 @@ from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.lease_window import WindowLimits
-from grn.queue.local.launcher import LaunchSettings
-from grn.queue.loop import Hooks, QueueLoop
+from grn.queue.local.launcher import Launcher, LaunchSettings
+from grn.queue.loop import QueueLoop
+from grn.queue.notifications import Hooks
 from grn.queue.server import QueueServer
 
 log = logging.getLogger("grn.queue")
@@ -65,10 +67,17 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         log.warning(note)
     _check_locks(folder)
     journal = Journal(folder, boot_id(), time.time)
+    manners = LaunchSettings(
+        root=os.path.join(folder, "jobs", journal.identity),
+        queue_id=journal.identity,
+        queue_lock=ground.lock_path,
+        grace_s=chosen.grace_to_end_s,
+        log_bytes=chosen.log_bytes,
+    )
     loop = QueueLoop(
         QueueEngine(WindowLimits(running=chosen.queue_running)),
         journal,
-        _manners(chosen, os.path.join(folder, "jobs", journal.identity), journal, ground.lock_path),
+        functools.partial(Launcher, manners),
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
@@ -93,7 +102,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     for task in tasks:
         task.cancel()
     loop.leases.close()
-    loop.launcher.close()
+    loop.site.close()
     loop.submitters.close()
     journal.close()
 
@@ -104,18 +113,6 @@ def _check_locks(folder: str) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             lock(file.fileno(), folder, "GRN_STATE_DIR")
-
-
-def _manners(
-    chosen: settings.Settings, root: str, journal: Journal, lock_path: str
-) -> LaunchSettings:
-    return LaunchSettings(
-        root=root,
-        queue_id=journal.identity,
-        queue_lock=lock_path,
-        grace_s=chosen.grace_to_end_s,
-        log_bytes=chosen.log_bytes,
-    )
 
 
 async def _keep_copies(journal: Journal) -> None:

@@ -1,4 +1,4 @@
-"""The state of the queue; events enter through `handle(event) -> actions`.
+"""The state of the queue; `handle(event) -> actions` is the only way to change it.
 
 Decides which job is next and what its end means. The negotiator grants GPUs; the loop touches
 processes, files and clocks.
@@ -6,7 +6,7 @@ processes, files and clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +14,12 @@ from grn.queue import finish
 from grn.queue.events import (
     Action,
     ActionFailed,
-    AttemptFate,
     AttemptStarted,
     CancelAsked,
     DrainAsked,
-    EndReason,
     Event,
-    Exit,
     Exited,
     HoldAsked,
-    JobState,
-    Kept,
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
@@ -35,32 +30,34 @@ from grn.queue.events import (
     ReturnLease,
     SaveAttemptEnd,
     SaveDrain,
-    Settled,
+    SettleLease,
     ShimLost,
     Stop,
     Submitted,
     SubmitterGone,
     TellEmpty,
     TellEnded,
+    WatchLease,
 )
-from grn.queue.job_table import Roll, saved
-from grn.queue.lease_window import Asks, WindowLimits
-from grn.queue.lifecycle import moved
+from grn.queue.job import AttemptFate, EndReason, Exit, JobView, Kept, Settled
+from grn.queue.job_table import JobTable, saved
+from grn.queue.lease_window import LeaseWindow, WindowLimits
+from grn.queue.lifecycle import JobState, Step
 from grn.queue.ready_queue import QueuedJob
 
 
 class QueueEngine:
-    """The queue's mind."""
+    """The decisions of one queue."""
 
     def __init__(self, limits: WindowLimits | None = None) -> None:
-        self._roll = Roll()
-        self._asks = Asks(limits or WindowLimits(), self._roll)
-        self.jobs = self._roll.jobs
+        self._table = JobTable()
+        self._window = LeaseWindow(limits or WindowLimits(), self._table)
+        self.jobs = JobViews(self._table, self._window)
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
         actions = list(_HANDLERS[type(event)](self, event))
-        if not self.jobs and any(isinstance(action, TellEnded) for action in actions):
+        if not self._table.jobs and any(isinstance(action, TellEnded) for action in actions):
             actions.append(TellEmpty())
         return actions
 
@@ -69,82 +66,67 @@ class QueueEngine:
     @property
     def is_drained(self) -> bool:
         """True while no job is started."""
-        return self._asks.is_drained
-
-    def why(self, job: QueuedJob) -> str:
-        """Say why a job does not run yet, or what it does."""
-        if job.state is not JobState.QUEUED:
-            return str(job.state.value)
-        if job.is_held:
-            return "kept back until `grn release`"
-        if job.waits_for:
-            return f"comes after {', '.join(map(str, sorted(job.waits_for)))}"
-        if self.is_drained:
-            return "the queue is drained: `grn drain --off` goes on"
-        if not self._asks.has_negotiator:
-            return "no negotiator answers"
-        if job.is_asked:
-            return "; ".join(filter(None, (job.past, job.why or "the negotiator was asked")))
-        if self._asks.is_full:
-            return f"{self._asks.limits.running} jobs of this queue run already"
-        before = self._asks.open
-        return f"behind {before} other{'s' * (before != 1)} of yours"
+        return self._window.is_drained
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs run and how many are queued."""
-        busy = self._roll.busy
-        return {"running": busy, "queued": len(self.jobs) - busy}
+        busy = self._table.busy
+        return {"running": busy, "queued": len(self._table.jobs) - busy}
 
     def check(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
-        self._roll.check()
+        self._table.check()
 
     # --- submitting and steering ---------------------------------------------------------
 
     def _recovered(self, event: Recovered) -> Iterator[Action]:
-        self._asks.is_drained = event.is_drained
+        self._window.is_drained = event.is_drained
         for kept in event.jobs:
-            self._roll.add(kept)
+            self._table.add(kept)
         ends = dict(event.ends)
-        for job in list(self.jobs.values()):
+        for job in list(self._table.jobs.values()):
             if job.fault and job.state is JobState.QUEUED:
-                yield from self._roll.end(job, EndReason.LOST, job.fault, None)
+                yield from self._table.end(job, EndReason.LOST, job.fault, None)
                 ends[job.spec.id] = False
-        for job in list(self.jobs.values()):
-            yield from self._roll.wire(job, ends)
+        for job in list(self._table.jobs.values()):
+            yield from self._table.connect(job, ends)
         for kept in event.jobs:
-            if kept.found is not None and kept.spec.id in self.jobs:
+            if kept.found is not None and kept.spec.id in self._table.jobs:
                 yield from self._settle_found(kept)
-        yield from self._asks.more()
+        yield from self._window.more()
 
     def _submitted(self, event: Submitted) -> Iterator[Action]:
         ends = dict(event.ends)
         for spec in event.jobs:
             kept = Kept(spec, JobState.QUEUED, tries_left=spec.retries, place=spec.id)
-            job = self._roll.add(kept)
+            job = self._table.add(kept)
             job.is_held = event.is_held
-            yield from self._roll.wire(job, ends)
-            if event.is_held and spec.id in self.jobs:
+            yield from self._table.connect(job, ends)
+            if event.is_held and spec.id in self._table.jobs:
                 yield saved(job)
-        yield from self._asks.more()
+        yield from self._window.more()
 
     def _cancel_asked(self, event: CancelAsked) -> Iterator[Action]:
         for job_id in event.jobs:
-            job = self.jobs.get(job_id)
+            job = self._table.jobs.get(job_id)
             if job is None:
                 continue
             if job.state is JobState.QUEUED:
-                yield from self._roll.end(job, EndReason.CANCELLED, event.text, None)
+                yield from self._table.end(job, EndReason.CANCELLED, event.text, None)
                 continue
             is_second = job.state is JobState.STOPPING
-            job.state = moved(job.state, event) or job.state
+            self._table.step(job, Step.STOP)
             yield saved(job)
             yield Stop(job_id, job.attempt, event.is_now or is_second)
-        yield from self._asks.more()
+        yield from self._window.more()
 
     def _submitter_gone(self, event: SubmitterGone) -> Iterator[Action]:
         """Cancel all that is tied to a process that has ended."""
-        tied = [job.spec.id for job in self.jobs.values() if job.spec.submitter == event.submitter]
+        tied = [
+            job.spec.id
+            for job in self._table.jobs.values()
+            if job.spec.submitter == event.submitter
+        ]
         asked = CancelAsked(event.at, tuple(tied), text="the process that submitted it has ended")
         yield from self._cancel_asked(asked)
 
@@ -152,191 +134,232 @@ class QueueEngine:
         self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
     ) -> Iterator[Action]:
         """End a job for good; the failure of one that is to fail fast ends its group's line."""
-        yield from self._roll.end(job, reason, text, exit)
+        yield from self._table.end(job, reason, text, exit)
         spec = job.spec
         if not spec.is_fail_fast or reason in (EndReason.OK, EndReason.CANCELLED):
             return
-        for other in list(self.jobs.values()):
+        for other in list(self._table.jobs.values()):
             is_mate = (other.spec.group, other.spec.submitter) == (spec.group, spec.submitter)
-            if is_mate and other.state is JobState.QUEUED and other.spec.id in self.jobs:
+            if is_mate and other.state is JobState.QUEUED and other.spec.id in self._table.jobs:
                 text = f"job {spec.id} of its group has failed"
-                yield from self._roll.end(other, EndReason.CANCELLED, text, None)
+                yield from self._table.end(other, EndReason.CANCELLED, text, None)
 
     def _hold_asked(self, event: HoldAsked) -> Iterator[Action]:
         for job_id in event.jobs:
-            job = self.jobs.get(job_id)
+            job = self._table.jobs.get(job_id)
             if job is None or job.state is not JobState.QUEUED or job.is_held == event.is_held:
                 continue
             job.is_held = event.is_held
-            yield from self._roll.line_up_anew(job)
+            yield from self._table.reorder(job)
             yield saved(job)
-        yield from self._asks.more()
+        yield from self._window.more()
 
     def _move_asked(self, event: MoveAsked) -> Iterator[Action]:
-        places = [job.place for job in self.jobs.values()]
+        places = [job.place for job in self._table.jobs.values()]
         first, last = min(places, default=0), max(places, default=0)
-        moving = [self.jobs[job_id] for job_id in event.jobs if job_id in self.jobs]
+        moving = [self._table.jobs[job_id] for job_id in event.jobs if job_id in self._table.jobs]
         for step, job in enumerate(moving):
             if job.state is not JobState.QUEUED:
                 continue
-            yield from self._roll.unask(job)
+            yield from self._table.unask(job)
             if event.priority is not None:
                 job.priority = event.priority
                 job.spec = replace(job.spec, priority=event.priority)
             if event.to_front is not None:
                 job.place = first - len(moving) + step if event.to_front else last + 1 + step
-            self._roll.line.add(job)
+            self._table.ready.add(job)
             yield saved(job)
             yield from self._unask_followers(job)
-        yield from self._asks.more()
+        yield from self._window.more()
 
     def _unask_followers(self, moved_job: QueuedJob) -> Iterator[Action]:
         """Request again for jobs behind a moved one: the negotiator goes by order of requests."""
-        for job in self._roll.line.all_asked():
+        for job in self._table.ready.all_asked():
             if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
-                yield from self._roll.line_up_anew(job)
+                yield from self._table.reorder(job)
 
     def _drain_asked(self, event: DrainAsked) -> Iterator[Action]:
-        self._asks.is_drained = event.is_drained
+        self._window.is_drained = event.is_drained
         yield SaveDrain(event.is_drained)
         if event.is_drained:
-            for job in self._roll.line.all_asked():
-                yield from self._roll.line_up_anew(job)
-        yield from self._asks.more()
+            for job in self._table.ready.all_asked():
+                yield from self._table.reorder(job)
+        yield from self._window.more()
 
     # --- leases --------------------------------------------------------------------------
 
     def _lease_granted(self, event: LeaseGranted) -> Iterator[Action]:
-        job = self.jobs.get(event.job)
+        job = self._table.jobs.get(event.job)
         if job is None or not job.is_asked:
             yield ReturnLease(event.lease)  # it was taken back while the grant was on its way
             return
-        self._roll.line.unask(job)
-        yield from self._asks.begin(job, event)
-        yield from self._asks.more()
+        self._table.ready.unask(job)
+        yield from self._window.begin(job, event)
+        yield from self._window.more()
 
     def _lease_awaited(self, event: LeaseAwaited) -> Iterator[Action]:
-        job = self.jobs.get(event.job)
+        job = self._table.jobs.get(event.job)
         if job is not None and job.is_asked:
-            job.why = event.text
+            job.said = event.text
         yield from ()
 
     def _lease_refused(self, event: LeaseRefused) -> Iterator[Action]:
-        job = self.jobs.get(event.job)
+        job = self._table.jobs.get(event.job)
         if job is not None and job.is_asked:
-            self._roll.line.unask(job)
+            self._table.ready.unask(job)
             yield from self._end(job, EndReason.REFUSED, event.text, None)
-            yield from self._asks.more()
+            yield from self._window.more()
 
     def _negotiator_lost(self, event: NegotiatorLost) -> Iterator[Action]:
-        self._asks.has_negotiator = False
+        self._window.has_negotiator = False
         yield from ()
 
     def _negotiator_found(self, event: NegotiatorFound) -> Iterator[Action]:
         """Ask again for all that was asked: the same keys keep their places."""
-        self._asks.has_negotiator = True
-        yield from self._asks.again()
-        yield from self._asks.more()
+        self._window.has_negotiator = True
+        for job in self._table.jobs.values():
+            if job.lease:
+                yield WatchLease(job.lease)
+        yield from self._window.again()
+        yield from self._window.more()
 
     # --- attempts ------------------------------------------------------------------------
 
     def _started(self, event: AttemptStarted) -> Iterator[Action]:
         """Note that it runs; not written down, for recovery treats starting and running alike."""
-        job = self._roll.at(event.job, event.attempt)
+        job = self._table.at(event.job, event.attempt)
         if job is not None:
-            job.state = moved(job.state, event) or job.state
-        yield from ()
+            self._table.step(job, Step.RUN)
+            if job.state is JobState.STOPPING:  # there was no shim yet to hear of the cancel
+                yield Stop(event.job, event.attempt, is_now=False)
 
     def _exited(self, event: Exited) -> Iterator[Action]:
-        job = self._roll.at(event.job, event.attempt)
-        if job is None or moved(job.state, event) is None:
+        job = self._table.at(event.job, event.attempt)
+        if job is None:
             return
-        is_stopping = job.state is JobState.STOPPING
+        is_open = bool(job.lease) and event.settled is None
+        if is_open and not finish.may_pass_on(event.exit):
+            yield SettleLease(event.job, event.attempt, job.lease, event.exit)
+            return
         settled = event.settled or Settled()
         reason = finish.reason_of(event.exit, settled)
         job.past = finish.past(reason, settled, event.exit.text)
         peak = settled.peak_bytes
         yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, job.past)
         tries = finish.RetryBudget(job.tries_left, job.memory_attempt, job.spared)
+        is_stopping = job.state is JobState.STOPPING
         verdict = finish.after_exit(event.exit, settled, tries, is_stopping)
-        if event.settled is None:
-            yield from self._asks.pass_on(job, event)
+        if is_open:
+            yield from self._window.pass_on(job, event)
         yield from self._conclude(job, verdict, event.exit)
 
     def _shim_lost(self, event: ShimLost) -> Iterator[Action]:
-        job = self._roll.at(event.job, event.attempt)
-        if job is None or moved(job.state, event) is None:
+        job = self._table.at(event.job, event.attempt)
+        if job is None:
             return
-        is_stopping = job.state is JobState.STOPPING
         exit = Exit(None, text=job.fault or "the shim was killed")
         yield SaveAttemptEnd(event.job, event.attempt, EndReason.LOST, exit, None)
+        if job.lease:
+            yield ReturnLease(job.lease)
+        is_stopping = job.state is JobState.STOPPING
         yield from self._conclude(job, finish.after_loss(job.tries_left, is_stopping), exit)
 
     def _action_failed(self, event: ActionFailed) -> Iterator[Action]:
         """Set a job aside whose lease could not be asked for, or whose attempt not be launched."""
-        job = self.jobs.get(event.job)
-        if job is None or moved(job.state, event) is None:
+        job = self._table.jobs.get(event.job)
+        if job is not None and job.state is JobState.QUEUED and job.attempt < event.attempt:
+            yield from self._end(job, EndReason.LOST, event.text, None)
+            yield from self._window.more()
+        job = self._table.at(event.job, event.attempt)
+        if job is None or job.state is JobState.RUNNING:
             return
-        if job.state is JobState.QUEUED:
-            if job.attempt < event.attempt:
-                yield from self._end(job, EndReason.LOST, event.text, None)
-                yield from self._asks.more()
-        elif job.attempt == event.attempt:
-            yield SaveAttemptEnd(
-                event.job, event.attempt, EndReason.LOST, Exit(None, text=event.text), None
-            )
-            yield ReturnLease(job.lease)
-            is_stopping = job.state is JobState.STOPPING
-            reason = EndReason.CANCELLED if is_stopping else EndReason.LOST
-            yield from self._conclude(job, finish.AttemptEnd(reason, event.text), None)
+        exit = Exit(None, text=event.text)
+        yield SaveAttemptEnd(event.job, event.attempt, EndReason.LOST, exit, None)
+        yield ReturnLease(job.lease)
+        is_stopping = job.state is JobState.STOPPING
+        reason = EndReason.CANCELLED if is_stopping else EndReason.LOST
+        yield from self._conclude(job, finish.AttemptEnd(reason, event.text), None)
 
     def _conclude(
         self, job: QueuedJob, verdict: finish.AttemptEnd | finish.RunAgain, exit: Exit | None
     ) -> Iterator[Action]:
         if job.fault and (isinstance(verdict, finish.RunAgain) or verdict.reason is EndReason.LOST):
             verdict = finish.AttemptEnd(EndReason.LOST, job.fault)
-        self._roll.busy -= 1
-        job.lease, job.grant = "", None
         if isinstance(verdict, finish.AttemptEnd):
             yield from self._end(job, verdict.reason, verdict.text, exit)
         else:
-            job.state = JobState.QUEUED
-            job.is_held = bool(job.spec.submitter)  # who is tied to it clears its files first
+            self._table.step(job, Step.REQUEUE)
+            # The process it is tied to clears the files of an attempt that has begun first.
+            job.is_held = verdict.has_begun and bool(job.spec.submitter)
             job.tries_left -= verdict.is_counted
             job.memory_attempt += verdict.needs_more_memory
             job.spared += verdict.is_spared
-            self._roll.line.add(job)
+            self._table.ready.add(job)
             yield saved(job)
-        yield from self._asks.more()
+        yield from self._window.more()
 
     def _settle_found(self, kept: Kept) -> Iterator[Action]:
         """Go on from what recovery found of an attempt; exits come as events of their own."""
-        job = self.jobs[kept.spec.id]
-        if kept.found is AttemptFate.NOT_BEGUN:
-            is_stopping = job.state is JobState.STOPPING
-            exit = Exit(None, text="the queue ended before it began")
-            yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
-            self._roll.busy -= 1
-            job.state, job.lease = JobState.QUEUED, ""
-            if is_stopping:
-                yield from self._roll.end(job, EndReason.CANCELLED, "", None)
-            elif job.fault:
-                yield from self._roll.end(job, EndReason.LOST, job.fault, None)
-            else:
-                self._roll.line.add(job)
-                yield saved(job)
-        elif kept.found is AttemptFate.INTERRUPTED:
-            exit = Exit(None, text="the machine went down")
-            yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
-            again = finish.RunAgain(EndReason.INTERRUPTED, is_counted=False)
-            end = finish.AttemptEnd(EndReason.INTERRUPTED, "the machine went down while it ran")
-            may_requeue = job.spec.may_requeue and job.state is not JobState.STOPPING
-            yield from self._conclude(job, again if may_requeue else end, None)
-        elif kept.found is AttemptFate.ALIVE:
+        job = self._table.jobs[kept.spec.id]
+        if kept.found is AttemptFate.ALIVE:
+            self._table.step(job, Step.RUN)
             if job.state is JobState.STOPPING:
                 yield Stop(job.spec.id, job.attempt, is_now=False)
-            else:
-                job.state = JobState.RUNNING
+        elif kept.found in (AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED):
+            is_stopping = job.state is JobState.STOPPING
+            text, verdict = finish.after_restart(kept.found, job.spec.may_requeue, is_stopping)
+            exit = Exit(None, text=text)
+            yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
+            if job.lease:
+                yield ReturnLease(job.lease)
+            yield from self._conclude(job, verdict, None)
+
+
+class JobViews(Mapping[int, JobView]):
+    """The jobs that have not ended, for others to read: each view is made when it is asked for."""
+
+    def __init__(self, table: JobTable, window: LeaseWindow) -> None:
+        self._table = table
+        self._window = window
+
+    def __getitem__(self, job_id: int) -> JobView:
+        job = self._table.jobs[job_id]
+        return JobView(
+            job_id, job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
+            job.tries_left, job.memory_attempt, job.spared, frozenset(job.waits_for),
+            self._why(job),
+        )  # fmt: skip
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._table.jobs
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._table.jobs)
+
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(self._table.jobs)
+
+    def __len__(self) -> int:
+        return len(self._table.jobs)
+
+    def _why(self, job: QueuedJob) -> str:
+        """Say why a job does not run yet, or what it does."""
+        window = self._window
+        if job.state is not JobState.QUEUED:
+            return str(job.state.value)
+        if job.is_held:
+            return "kept back until `grn release`"
+        if job.waits_for:
+            return f"comes after {', '.join(map(str, sorted(job.waits_for)))}"
+        if window.is_drained:
+            return "the queue is drained: `grn drain --off` goes on"
+        if not window.has_negotiator:
+            return "no negotiator answers"
+        if job.is_asked:
+            return "; ".join(filter(None, (job.past, job.said or "the negotiator was asked")))
+        if window.is_full:
+            return f"{window.limits.running} jobs of this queue run already"
+        return f"behind {window.open} other{'s' * (window.open != 1)} of yours"
 
 
 _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {

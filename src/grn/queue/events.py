@@ -6,106 +6,11 @@ Events are in the past tense and carry their time; actions are imperatives for t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
-from grn.model.outcome import Outcome
-
-
-class JobState(Enum):
-    """Where a job is in its life; the moves between them are in lifecycle.py."""
-
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    ENDED = "ended"
-
-
-EndReason = Outcome  # how a job ended; see JOB_OUTCOMES
-
-
-@dataclass(frozen=True, slots=True)
-class After:
-    """A job that must have ended first, and whether it must have ended well."""
-
-    job: int
-    must_be_ok: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What the engine needs to know of a job; command and environment stay in the journal."""
-
-    id: int
-    job_type: str
-    label: str
-    gpus: int = 1
-    mem_bytes: int | None = None
-    is_exclusive: bool = False
-    priority: int = 0
-    after: tuple[After, ...] = ()
-    retries: int = 0
-    may_requeue: bool = False
-    group: str = ""  # the name of the batch or sweep it belongs to
-    submitter: str = ""  # the process it is tied to: the job is cancelled when that ends
-    is_fail_fast: bool = False  # its failure cancels what is queued of its group
-    policy: str = ""  # how it is placed: "pack", or spread
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """What a shim wrote down of the end of one attempt."""
-
-    status: int | None  # exit status of the command, None when a signal ended it
-    signal: int | None = None
-    because: EndReason | None = None  # set when the shim itself knows: time limit, cancel, ...
-    text: str = ""
-    resident_bytes: int | None = None
-    asked_bytes: int | None = None  # the GPU allocation that failed
-    ran_s: float = 0.0
-    ended_at: float = 0.0  # wall clock, for display
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What the negotiator says of a lease that is over."""
-
-    outcome: str | None = None
-    was_alone: bool = True
-    peak_bytes: int | None = None
-    is_victim: bool = False  # it ran out of memory though it stayed within what it was given
-    because: str = ""  # whose fault that was
-    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
-
+from grn.queue.job import EndReason, Exit, JobSpec, Kept, Settled
+from grn.queue.lifecycle import JobState
 
 # --- events --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One job as the journal has it, with what was found of its attempt after a restart."""
-
-    spec: JobSpec
-    state: JobState
-    attempt: int = 0
-    tries_left: int = 0
-    memory_attempt: int = 0
-    is_held: bool = False
-    place: int = 0
-    found: AttemptFate | None = None
-    lease: str = ""
-    spared: int = 0
-    fault: str = ""  # its row is damaged: what runs goes on, nothing is run from it again
-
-
-class AttemptFate(Enum):
-    """What recovery finds of an attempt that was begun before a restart."""
-
-    NOT_BEGUN = "not-begun"
-    ALIVE = "alive"
-    ENDED = "ended"
-    LOST = "lost"
-    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +79,13 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """An attempt is over. Its lease is settled, or, after a short one, still ours to pass on."""
+    """An attempt is over; told again with the negotiator's word after `SettleLease`."""
 
     at: float
     job: int
     attempt: int
     exit: Exit
-    settled: Settled | None = Settled()
+    settled: Settled | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +253,23 @@ class ReturnLease:
 
 
 @dataclass(frozen=True, slots=True)
+class SettleLease:
+    """Say how an attempt ended, then tell `Exited` again with what the negotiator answers."""
+
+    job: int
+    attempt: int
+    lease: str
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLease:
+    """Promise the negotiator to say how a lease ends."""
+
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     job: int
     attempt: int
@@ -387,6 +309,8 @@ Action = (
     | DropAsk
     | PassAsk
     | ReturnLease
+    | SettleLease
+    | WatchLease
     | Launch
     | Stop
     | TellEnded

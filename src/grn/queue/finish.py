@@ -5,10 +5,14 @@ Also what recovery concludes from the files on disk. Plain functions of plain va
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from grn.model.oom_retry import Had, again
-from grn.queue.events import AttemptFate, EndReason, Exit, Settled
+from grn.queue.job import AttemptFate, EndReason, Exit, Settled
+
+SHORT_S = 0.025  # below what a shim waits before it takes a lease over
+_TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class RunAgain:
     is_counted: bool  # against the retries asked for
     needs_more_memory: bool = False
     is_spared: bool = False  # it was no fault of its own: as it is
+    has_begun: bool = True
 
 
 def after_exit(
@@ -95,6 +100,36 @@ def after_loss(tries_left: int, is_stopping: bool) -> AttemptEnd | RunAgain:
     if tries_left > 0:
         return RunAgain(EndReason.LOST, is_counted=True)
     return AttemptEnd(EndReason.LOST, "its shim was killed; what was left of it has been ended")
+
+
+def after_restart(
+    fate: AttemptFate, may_requeue: bool, is_stopping: bool
+) -> tuple[str, AttemptEnd | RunAgain]:
+    """Decide what follows an attempt that did not survive a restart; return also what happened."""
+    again = RunAgain(EndReason.INTERRUPTED, is_counted=False)
+    if fate is AttemptFate.NOT_BEGUN:
+        end = AttemptEnd(EndReason.CANCELLED)
+        text = "the queue ended before it began"
+        return text, end if is_stopping else replace(again, has_begun=False)
+    end = AttemptEnd(EndReason.INTERRUPTED, "the machine went down while it ran")
+    return "the machine went down", again if may_requeue and not is_stopping else end
+
+
+def may_pass_on(exit: Exit) -> bool:
+    """True when the lease of an attempt may serve the next job: it is still the queue's own."""
+    return exit.status == 0 and exit.ran_s < SHORT_S
+
+
+def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
+    """Return what the negotiator is told at the end of a lease; None: nothing ran to its end."""
+    if exit is None:
+        return {"outcome": "failed"}
+    said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settled()), "failed")}
+    if exit.resident_bytes:
+        said["resident"] = exit.resident_bytes
+    if exit.asked_bytes:
+        said["asked"] = exit.asked_bytes
+    return said
 
 
 def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> AttemptFate:

@@ -17,8 +17,14 @@ from grn.errors import UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.protocol import queue_requests
 from grn.queue import submit_handlers
-from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, JobState, MoveAsked
+from grn.queue.events import (
+    CancelAsked,
+    DrainAsked,
+    HoldAsked,
+    MoveAsked,
+)
 from grn.queue.journal.rows import BadRow
+from grn.queue.lifecycle import JobState
 from grn.queue.server import QueuePeer, numbers
 
 log = logging.getLogger(__name__)
@@ -90,8 +96,7 @@ def drain(peer: QueuePeer, message: queue_requests.DrainRequest) -> None:
     """Start no more jobs, or go on."""
     _note(peer, "drain" if message.drained else "drain-off")
     peer.loop.tell_now(DrainAsked(peer.loop.now(), message.drained))
-    busy = [job for job in peer.loop.engine.jobs.values() if job.state.value != "queued"]
-    peer.send(message.id, {"running": len(busy)})
+    peer.send(message.id, {"running": peer.loop.engine.counts()["running"]})
 
 
 def clean(peer: QueuePeer, message: queue_requests.CleanRequest) -> None:
@@ -102,7 +107,7 @@ def clean(peer: QueuePeer, message: queue_requests.CleanRequest) -> None:
     _note(peer, "clean")
     gone = loop.journal.clean(time.time() - message.older_than_s)
     # Many folders take their time: the queue goes on meanwhile.
-    asyncio.get_running_loop().run_in_executor(None, loop.launcher.remove, gone)
+    asyncio.get_running_loop().run_in_executor(None, loop.site.remove, gone)
     peer.send(message.id, {"cleaned": len(gone)})
 
 

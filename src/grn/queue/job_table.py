@@ -11,35 +11,32 @@ from collections.abc import Iterator
 from grn.queue.events import (
     Action,
     DropAsk,
-    EndReason,
-    Exit,
-    JobSpec,
-    JobState,
-    Kept,
     SaveEnd,
     SaveState,
     TellEnded,
 )
+from grn.queue.job import EndReason, Exit, JobSpec, Kept
+from grn.queue.lifecycle import BUSY, JobState, Step
 from grn.queue.ready_queue import QueuedJob, ReadyQueue
 
 
-class Roll:
-    """The jobs by their ids, and the line of those that are ready."""
+class JobTable:
+    """The jobs by their ids, and the order of the ready ones."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, QueuedJob] = {}
-        self.line = ReadyQueue(self.jobs)
+        self.ready = ReadyQueue()
         self.busy = 0  # starting, running or stopping
         self._followers: dict[int, list[int]] = {}
 
     def add(self, kept: Kept) -> QueuedJob:
-        """Put a job on the roll; `wire` then puts it into the line."""
+        """Enter a job; `connect` then puts it into the ready queue."""
         job = QueuedJob(
             kept.spec,
+            kept.state,
             kept.spec.priority,
             kept.place,
             kept.tries_left,
-            kept.state,
             kept.attempt,
             kept.memory_attempt,
             kept.spared,
@@ -48,11 +45,11 @@ class Roll:
             fault=kept.fault,
         )
         self.jobs[kept.spec.id] = job
-        self.busy += kept.state is not JobState.QUEUED
+        self.busy += kept.state in BUSY
         return job
 
-    def wire(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
-        """Note which jobs a queued one comes after; those that ended badly end it as well."""
+    def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
+        """Note which jobs a queued one comes after; one of these that ended badly ends it."""
         if job.state is not JobState.QUEUED:
             return
         for after in job.spec.after:
@@ -64,7 +61,13 @@ class Roll:
                 yield from self.end(job, EndReason.SKIPPED, _skipped(after.job), None)
                 ends[job.spec.id] = False
                 return
-        self.line.add(job)
+        self.ready.add(job)
+
+    def step(self, job: QueuedJob, step: Step) -> None:
+        """Change the state of a job, as the lifecycle allows, and the count of busy ones."""
+        self.busy -= job.state in BUSY
+        job.step(step)
+        self.busy += job.state in BUSY
 
     def end(
         self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
@@ -77,6 +80,7 @@ class Roll:
             if self.jobs.pop(job_id, None) is None:
                 continue  # it came after two of them
             yield from self.unask(job)
+            self.step(job, Step.END)
             yield SaveEnd(job_id, reason, text, exit)
             yield TellEnded(job_id, reason)
             for follower_id in self._followers.pop(job_id, []):
@@ -87,34 +91,33 @@ class Roll:
                 if reason is not EndReason.OK and _needs(follower.spec, job_id):
                     todo.append((follower, EndReason.SKIPPED, _skipped(job_id), None))
                 else:
-                    self.line.add(follower)
+                    self.ready.add(follower)
 
     def unask(self, job: QueuedJob) -> Iterator[Action]:
-        """Take back what was asked for a job, if it was."""
+        """Take back the request for a job's lease, if there is one."""
         if job.is_asked:
-            self.line.unask(job)
+            self.ready.unask(job)
             yield DropAsk(job.spec.id)
 
-    def line_up_anew(self, job: QueuedJob) -> Iterator[Action]:
-        """Take back what was asked for a job, and put it into the place it has now."""
+    def reorder(self, job: QueuedJob) -> Iterator[Action]:
+        """Take back the request for a job's lease, and put the job into its present place."""
         yield from self.unask(job)
-        self.line.add(job)
+        self.ready.add(job)
 
     def at(self, job_id: int, attempt: int) -> QueuedJob | None:
-        """Return a job if this is its attempt, None when that is over."""
+        """Return a job while this attempt of it is under way, else None."""
         job = self.jobs.get(job_id)
-        return job if job is not None and job.attempt == attempt else None
+        is_it = job is not None and job.attempt == attempt and job.state in BUSY
+        return job if is_it else None
 
     def check(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
-        self.line.check()
-        busy = 0
+        self.ready.check(self.jobs.values())
         for job_id, job in self.jobs.items():
             assert job.spec.id == job_id
             assert job.state is not JobState.ENDED, "an ended job is kept"
             assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
-            busy += job.state is not JobState.QUEUED
-        assert busy == self.busy
+        assert self.busy == sum(job.state in BUSY for job in self.jobs.values())
 
 
 def saved(job: QueuedJob) -> SaveState:

@@ -14,14 +14,14 @@ from grn.queue.events import (
     AskLease,
     DropAsk,
     Exited,
-    JobState,
     Launch,
     LeaseGranted,
     PassAsk,
     ReturnLease,
     SaveBegin,
 )
-from grn.queue.job_table import Roll, saved
+from grn.queue.job_table import JobTable, saved
+from grn.queue.lifecycle import Step
 from grn.queue.ready_queue import QueuedJob
 
 PASS_ON_S = 0.5
@@ -35,15 +35,15 @@ class WindowLimits:
     running: int = 0
 
 
-class Asks:
+class LeaseWindow:
     """What is asked of the negotiator."""
 
-    def __init__(self, limits: WindowLimits, roll: Roll) -> None:
+    def __init__(self, limits: WindowLimits, table: JobTable) -> None:
         self.limits = limits
         self.is_drained = False
         self.has_negotiator = False
-        self._roll = roll
-        self._line = roll.line
+        self._table = table
+        self._ready = table.ready
 
     def more(self) -> Iterator[Action]:
         """Ask the negotiator for leases for those at the head of the line.
@@ -52,44 +52,43 @@ class Asks:
         """
         while not self.is_drained and self.has_negotiator:
             if not self._may_ask_more():
-                last = self._line.outranked()
+                last = self._ready.outranked()
                 if last is None:
                     return
-                yield from self._roll.line_up_anew(last)
-            job = self._line.first()
+                yield from self._table.reorder(last)
+            job = self._ready.first()
             if job is None:
                 return
-            self._line.ask(job)
+            self._ready.ask(job)
             yield _ask(job)
 
     def again(self) -> Iterator[Action]:
         """Ask once more for all that was asked: the same keys keep their places."""
-        for job in self._line.all_asked():
+        for job in self._ready.all_asked():
             yield _ask(job)
 
     @property
     def open(self) -> int:
         """Return for how many jobs a lease is asked."""
-        return self._line.asked
+        return self._ready.asked
 
     @property
     def is_full(self) -> bool:
         """True when as many jobs run as may."""
-        return bool(self.limits.running) and self._roll.busy >= self.limits.running
+        return bool(self.limits.running) and self._table.busy >= self.limits.running
 
     def _may_ask_more(self) -> bool:
-        asked = self._line.asked
+        asked = self._ready.asked
         if asked >= self.limits.window:
             return False
-        return not self.limits.running or self._roll.busy + asked < self.limits.running
+        return not self.limits.running or self._table.busy + asked < self.limits.running
 
     def begin(self, job: QueuedJob, grant: LeaseGranted) -> Iterator[Action]:
         """Begin the next attempt of a job under a lease."""
         job.attempt += 1
         job.lease, job.grant = grant.lease, grant
-        job.why = job.past = ""
-        self._roll.busy += 1
-        job.state = JobState.STARTING
+        job.said = job.past = ""
+        self._table.step(job, Step.BEGIN)
         job_id = job.spec.id
         yield saved(job)
         yield SaveBegin(job_id, job.attempt, grant.lease, grant.gpus, grant.reserved_bytes)
@@ -105,10 +104,10 @@ class Asks:
         if heir is None or job.grant is None:
             yield ReturnLease(job.lease, event.exit)
             return
-        self._line.unask(heir)
-        following = self._line.first()
+        self._ready.unask(heir)
+        following = self._ready.first()
         if following is not None and following.kind == heir.kind:
-            self._line.ask(following)
+            self._ready.ask(following)
             yield PassAsk(heir.spec.id, _ask(following))
         else:
             yield DropAsk(heir.spec.id)
@@ -118,10 +117,10 @@ class Asks:
         grant = job.grant
         if grant is None or not grant.may_pass_on or at - grant.at > PASS_ON_S:
             return None
-        best = self._line.first_asked()
+        best = self._ready.first_asked()
         if self.is_drained or best is None or best.kind != job.kind:
             return None
-        following = self._line.first()
+        following = self._ready.first()
         return None if following is not None and following.rank < best.rank else best
 
 

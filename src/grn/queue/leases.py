@@ -15,7 +15,8 @@ from grn import wire
 from grn.client import daemons
 from grn.client.connection import call
 from grn.errors import GrnError, ProtocolError
-from grn.queue.events import AskLease, Settled
+from grn.queue.events import AskLease
+from grn.queue.job import Settled
 
 log = logging.getLogger(__name__)
 RETRY_S = 1.0

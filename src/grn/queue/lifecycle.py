@@ -1,45 +1,52 @@
-"""The states of a job as a table: which event moves a job from which state to which."""
+"""The states of a job, and a table of every step between them.
+
+A job changes its state through `after` only: a step that the table does not list is a bug.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
-from grn.queue.events import (
-    ActionFailed,
-    AttemptStarted,
-    CancelAsked,
-    Exited,
-    JobState,
-    LeaseGranted,
-    LeaseRefused,
-    ShimLost,
-)
 
-NEXT: Mapping[tuple[JobState, type], JobState] = {
-    (JobState.QUEUED, LeaseGranted): JobState.STARTING,
-    (JobState.QUEUED, LeaseRefused): JobState.ENDED,
-    (JobState.QUEUED, CancelAsked): JobState.ENDED,
-    (JobState.QUEUED, ActionFailed): JobState.ENDED,
-    (JobState.STARTING, AttemptStarted): JobState.RUNNING,
-    (JobState.STARTING, Exited): JobState.ENDED,  # over before we saw it run
-    (JobState.STARTING, ShimLost): JobState.ENDED,
-    (JobState.STARTING, ActionFailed): JobState.ENDED,
-    (JobState.STARTING, CancelAsked): JobState.STOPPING,
-    (JobState.RUNNING, Exited): JobState.ENDED,
-    (JobState.RUNNING, ShimLost): JobState.ENDED,
-    (JobState.RUNNING, CancelAsked): JobState.STOPPING,
-    (JobState.STOPPING, AttemptStarted): JobState.STOPPING,  # cancel overtook the start
-    (JobState.STOPPING, CancelAsked): JobState.STOPPING,  # asked twice: now in earnest
-    (JobState.STOPPING, Exited): JobState.ENDED,
-    (JobState.STOPPING, ShimLost): JobState.ENDED,
-    (JobState.STOPPING, ActionFailed): JobState.ENDED,
+class JobState(Enum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Step(Enum):
+    """What moves a job; the engine translates events into steps."""
+
+    BEGIN = "begin"  # an attempt, under a granted lease or one that another job passed on
+    RUN = "run"  # a shim has the attempt, or was found alive after a restart
+    STOP = "stop"
+    REQUEUE = "requeue"  # the attempt is over and another follows
+    END = "end"
+
+
+NEXT: Mapping[tuple[JobState, Step], JobState] = {
+    (JobState.QUEUED, Step.BEGIN): JobState.STARTING,
+    (JobState.QUEUED, Step.END): JobState.ENDED,
+    (JobState.STARTING, Step.RUN): JobState.RUNNING,
+    (JobState.STARTING, Step.STOP): JobState.STOPPING,
+    (JobState.STARTING, Step.REQUEUE): JobState.QUEUED,
+    (JobState.STARTING, Step.END): JobState.ENDED,  # over before it was seen to run
+    (JobState.RUNNING, Step.RUN): JobState.RUNNING,  # its first shim died before its claim
+    (JobState.RUNNING, Step.STOP): JobState.STOPPING,
+    (JobState.RUNNING, Step.REQUEUE): JobState.QUEUED,
+    (JobState.RUNNING, Step.END): JobState.ENDED,
+    (JobState.STOPPING, Step.RUN): JobState.STOPPING,  # the cancel overtook the start
+    (JobState.STOPPING, Step.STOP): JobState.STOPPING,  # asked twice: kill at once
+    (JobState.STOPPING, Step.END): JobState.ENDED,
 }
-"""Events that are not listed change no state.
-
-Ended by `Exited` or `ShimLost` may mean: queued once more.
-"""
+BUSY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 
-def moved(state: JobState, event: object) -> JobState | None:
-    """Return the state after an event, None when the event does not apply."""
-    return NEXT.get((state, type(event)))
+def after(state: JobState, step: Step) -> JobState:
+    """Return the state that a step leads to; raise KeyError for a step that does not exist."""
+    return NEXT[state, step]

@@ -6,11 +6,15 @@ Keeps the order only; the engine decides what is requested and when.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from grn.queue.events import JobSpec, JobState, LeaseGranted
+from grn.queue import lifecycle
+from grn.queue.events import LeaseGranted
+from grn.queue.job import JobSpec
+from grn.queue.lifecycle import BUSY, JobState, Step
 
 Rank = tuple[int, int, int]
 Level = tuple[int, int]
@@ -19,28 +23,38 @@ _STALE = 64
 
 @dataclass(slots=True)
 class QueuedJob:
-    """One job that has not ended."""
+    """One job that has not ended; its state changes by `step` only."""
 
     spec: JobSpec
+    _state: JobState
     priority: int
     place: int
     tries_left: int
-    state: JobState = JobState.QUEUED
     attempt: int = 0
     memory_attempt: int = 0
-    spared: int = 0  # how often it ran out of memory by no fault of its own
+    spared: int = 0  # how often it ran out of memory through another job's fault
     is_held: bool = False
     is_asked: bool = False  # the negotiator has been asked for a lease
     lease: str = ""
     grant: LeaseGranted | None = None  # how the lease came
     waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
-    why: str = ""  # what the negotiator said last; asked for anew whenever jobs are shown
+    said: str = ""  # why it waits, in the negotiator's latest words
     fault: str = ""  # its row is damaged: it is not run again
-    past: str = ""  # why its latest attempt was not enough, where that was not its own doing
+    past: str = ""  # why its latest attempt was not enough, where the job is not to blame
+
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    def step(self, step: Step) -> None:
+        """Move on as the lifecycle's table says; a job that is not busy holds no lease."""
+        self._state = lifecycle.after(self._state, step)
+        if self._state not in BUSY:
+            self.lease, self.grant = "", None
 
     @property
     def rank(self) -> Rank:
-        """Return its place in the line: out-of-memory retries first, then priority, then age."""
+        """Return its place in the order: out-of-memory retries first, then priority, then age."""
         is_retry = bool(self.memory_attempt or self.spared)
         return (0 if is_retry else 1, -self.priority, self.place)
 
@@ -55,18 +69,21 @@ class QueuedJob:
 
     @property
     def is_ready(self) -> bool:
-        return self.state is JobState.QUEUED and not self.is_held and not self.waits_for
+        return self._state is JobState.QUEUED and not self.is_held and not self.waits_for
+
+
+Entry = tuple[Rank, int, int, QueuedJob]  # the third number differs: jobs are never compared
 
 
 class ReadyQueue:
-    """The ready jobs, in their order; those asked for stand apart."""
+    """The ready jobs, in their order; jobs with an open request stand apart."""
 
-    def __init__(self, jobs: Mapping[int, QueuedJob]) -> None:
-        self._jobs = jobs
-        self._heap: list[tuple[Rank, int]] = []  # ready and not asked; stale entries are skipped
-        self._asked: set[int] = set()
-        self._asked_heap: list[tuple[Rank, int]] = []  # likewise
-        self._levels: Counter[Level] = Counter()  # of those asked
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []  # ready and not asked; stale entries are skipped
+        self._asked: dict[int, QueuedJob] = {}
+        self._asked_heap: list[Entry] = []  # likewise
+        self._levels: Counter[Level] = Counter()  # of the jobs asked for
+        self._serial = itertools.count()
 
     @property
     def asked(self) -> int:
@@ -76,26 +93,26 @@ class ReadyQueue:
     def add(self, job: QueuedJob) -> None:
         """Put a job into its place, if it is ready and not asked for."""
         if job.is_ready and not job.is_asked:
-            heapq.heappush(self._heap, (job.rank, job.spec.id))
+            heapq.heappush(self._heap, self._entry(job))
 
     def first(self) -> QueuedJob | None:
         """Return the first that is not asked for."""
-        return self._first_of(self._heap, is_asked=False)
+        return _first_of(self._heap, is_asked=False)
 
     def ask(self, job: QueuedJob) -> None:
         """Note that a lease is asked for; the job must be the first."""
         heapq.heappop(self._heap)
         job.is_asked = True
-        self._asked.add(job.spec.id)
+        self._asked[job.spec.id] = job
         self._levels[job.rank[:2]] += 1
-        heapq.heappush(self._asked_heap, (job.rank, job.spec.id))
+        heapq.heappush(self._asked_heap, self._entry(job))
         if len(self._asked_heap) > _STALE + 2 * len(self._asked):
-            self._asked_heap = [(one.rank, one.spec.id) for one in self.all_asked()]
+            self._asked_heap = [self._entry(one) for one in self.all_asked()]
 
     def unask(self, job: QueuedJob) -> None:
-        """Note that no lease is asked for any more."""
+        """Note that the request for a lease is over."""
         job.is_asked = False
-        self._asked.discard(job.spec.id)
+        self._asked.pop(job.spec.id, None)
         level = job.rank[:2]
         self._levels[level] -= 1
         if not self._levels[level]:
@@ -103,35 +120,39 @@ class ReadyQueue:
 
     def all_asked(self) -> list[QueuedJob]:
         """Return the jobs asked for, in their order."""
-        return sorted((self._jobs[job_id] for job_id in self._asked), key=lambda job: job.rank)
+        return sorted(self._asked.values(), key=lambda job: job.rank)
 
     def first_asked(self) -> QueuedJob | None:
-        """Return the first of those asked for."""
-        return self._first_of(self._asked_heap, is_asked=True)
+        """Return the first of the jobs asked for."""
+        return _first_of(self._asked_heap, is_asked=True)
 
     def outranked(self) -> QueuedJob | None:
-        """Return the last asked for, when one that is not asked has a better level than it."""
+        """Return the last asked for, when a job that is not asked for has a better level."""
         best = self.first() if self._asked else None
         if best is None or best.rank[:2] >= max(self._levels):
             return None
-        return max((self._jobs[job_id] for job_id in self._asked), key=lambda job: job.rank)
+        return max(self._asked.values(), key=lambda job: job.rank)
 
-    def _first_of(self, heap: list[tuple[Rank, int]], *, is_asked: bool) -> QueuedJob | None:
-        while heap:
-            rank, job_id = heap[0]
-            job = self._jobs.get(job_id)
-            if job is not None and job.is_ready and job.is_asked == is_asked and job.rank == rank:
-                return job
-            heapq.heappop(heap)
-        return None
+    def _entry(self, job: QueuedJob) -> Entry:
+        return job.rank, job.spec.id, next(self._serial), job
 
-    def check(self) -> None:
+    def check(self, jobs: Iterable[QueuedJob]) -> None:
         """Raise AssertionError when a ready job is forgotten or an asked one is not ready."""
-        lined = {job_id for _, job_id in self._heap}
-        waiting = set(self._asked_heap)
-        assert self._asked <= self._jobs.keys()
-        for job_id, job in self._jobs.items():
+        waiting = {(rank, job_id) for rank, job_id, _, _ in self._asked_heap}
+        ready = {job_id for _, job_id, _, _ in self._heap}
+        known = {job.spec.id: job for job in jobs}
+        assert self._asked.keys() <= known.keys()
+        for job_id, job in known.items():
             assert job.is_asked == (job_id in self._asked)
             assert not job.is_asked or (job.rank, job_id) in waiting, "its rank has changed"
             assert not job.is_asked or job.is_ready, "asked for a job that is not ready"
-            assert not job.is_ready or job.is_asked or job_id in lined, "a ready job is forgotten"
+            assert not job.is_ready or job.is_asked or job_id in ready, "a ready job is forgotten"
+
+
+def _first_of(heap: list[Entry], *, is_asked: bool) -> QueuedJob | None:
+    while heap:
+        rank, _, _, job = heap[0]
+        if job.is_ready and job.is_asked == is_asked and job.rank == rank:
+            return job
+        heapq.heappop(heap)
+    return None

@@ -17,9 +17,9 @@ from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.model.tag import tag_of
 from grn.protocol import queue_requests
-from grn.queue.local.workers import Attempt
+from grn.queue.job import JobView
 from grn.queue.loop import QueueLoop
-from grn.queue.ready_queue import QueuedJob
+from grn.queue.site import Attempt
 from grn.queue.subscribers import QueueSubscribers
 
 log = logging.getLogger(__name__)
@@ -76,15 +76,15 @@ class QueueServer:
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
-        folder = self.loop.launcher.folder(Attempt(row["id"], row["attempt"]))
+        folder = self.loop.site.folder(Attempt(row["id"], row["attempt"]))
         row["folder"] = folder if row["attempt"] else None
         return row
 
-    def why(self, job: QueuedJob) -> str:
+    def why(self, job: JobView) -> str:
         """Say why a job does not run yet, or what it does."""
         trouble = self.loop.leases.trouble
-        text = self.loop.engine.why(job)
-        return f"{text}: {trouble}" if trouble and text == "no negotiator answers" else text
+        is_it = trouble and job.why == "no negotiator answers"
+        return f"{job.why}: {trouble}" if is_it else job.why
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs there are in all."""
@@ -156,7 +156,7 @@ class QueuePeer:
         if self.follows:
             self.server.followers.remove(self.talk)
         for job, waiter in self._waits:
-            self.loop.stop_waiting(job, waiter)
+            self.loop.notifications.forget(job, waiter)
 
     def refused(self, message: Any, error: GrnError) -> None:
         """Make nothing of it: all that is here is this user's own."""
@@ -164,7 +164,7 @@ class QueuePeer:
     def wait_for(self, job: int, waiter: Callable[[int], None]) -> None:
         """Call when a job has ended, unless the client is gone by then."""
         self._waits.append((job, waiter))
-        self.loop.when_ended(job, waiter)
+        self.loop.notifications.when_ended(job, waiter)
 
     def watch(self, jobs: Iterable[int], *, is_new: bool = False) -> None:
         """Tell how far jobs are, at each change and unless they are new now, if it watches any."""
@@ -175,7 +175,8 @@ class QueuePeer:
             if not is_new or job not in self.loop.engine.jobs:
                 tell(job)
             self._waits.append((job, tell))
-            self.loop.when_changed(job, tell)
+            if job in self.loop.engine.jobs:
+                self.loop.notifications.when_changed(job, tell)
 
     def tie(self) -> str:
         """Return the name of this client's process; its jobs are cancelled when that ends."""

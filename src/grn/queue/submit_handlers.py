@@ -8,7 +8,8 @@ from typing import Any
 from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.units import show_size
 from grn.protocol import queue_requests
-from grn.queue.events import After, JobSpec, Submitted
+from grn.queue.events import Submitted
+from grn.queue.job import After, JobSpec
 from grn.queue.journal.rows import BadRow, Command, NewJob
 from grn.queue.loop import QueueLoop
 from grn.queue.server import QueuePeer

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from grn.daemon.publisher import Position, Publisher, Subscriber, message
 from grn.model.tag import tag_of
+from grn.queue.job import JobView
 from grn.queue.loop import QueueLoop
-from grn.queue.ready_queue import QueuedJob
 
 MAX_JOBS = 1000  # of those that have not ended
 MAX_ENDED = 100
@@ -25,7 +25,7 @@ class SubscriberTeller(Protocol):
 
     def rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]: ...
 
-    def why(self, job: QueuedJob) -> str: ...
+    def why(self, job: JobView) -> str: ...
 
     def facts(self) -> Row: ...
 
@@ -132,9 +132,12 @@ class QueueSubscribers:
         ended = self._loop.journal.ended - self._ended
         self._ended += ended
         if ended > 0:
-            most = min(ended, MAX_ENDED)
-            last = self._teller.rows("state = 'ended'", [], "jobs.ended_at DESC", most)
-            news["ended"] = last[::-1]
+            # Not by the time of their ends: a job can be written down after a later one.
+            last = list(self._loop.journal.last_ended)[-ended:]
+            marks = ",".join("?" * len(last))
+            news["ended"] = self._teller.rows(
+                f"jobs.id IN ({marks})", last, "jobs.ended_at", len(last)
+            )
         facts = self._teller.facts()
         if facts != self._facts:
             self._facts = facts
@@ -151,7 +154,7 @@ class QueueSubscribers:
         self._newest = max(found, default=self._newest)
         return found[::-1][: max(0, MAX_JOBS - len(self._told))]
 
-    def _seen(self, job: QueuedJob) -> Seen:
+    def _seen(self, job: JobView) -> Seen:
         return (
             job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
             self._teller.why(job),

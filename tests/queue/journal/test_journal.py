@@ -18,11 +18,6 @@ import pytest
 
 from grn.errors import MachineError
 from grn.queue.events import (
-    After,
-    EndReason,
-    Exit,
-    JobState,
-    Kept,
     SaveAttemptEnd,
     SaveBegin,
     SaveDrain,
@@ -30,9 +25,16 @@ from grn.queue.events import (
     SaveState,
     TellEnded,
 )
+from grn.queue.job import (
+    After,
+    EndReason,
+    Exit,
+    Kept,
+)
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import SCHEMA_VERSION, NotWritten
 from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.lifecycle import JobState
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
@@ -230,11 +232,22 @@ def test_a_new_environment_is_not_taken_for_one_that_was_cleaned(
 def test_what_is_saved_of_a_job_is_read_again(journals: Journals) -> None:
     submit(journals(), a_job(), a_job())
     change = state(2, STOPPING, attempt=3, tries_left=1, memory_attempt=2, priority=5, place=-9)
-    journals().write([change, TellEnded(1, EndReason.OK)])
+    journals().write([change, SaveBegin(2, 3, "L", (0,), 1), TellEnded(1, EndReason.OK)])
     kept = journals().kept()[1]
     assert kept == Kept(
-        a_spec(2, priority=5), STOPPING, attempt=3, tries_left=1, memory_attempt=2, place=-9
-    )
+        a_spec(2, priority=5), STOPPING, attempt=3, tries_left=1, memory_attempt=2, place=-9,
+        lease="L",
+    )  # fmt: skip
+    other_boot = journals(boot="boot-2").kept()[1]
+    assert other_boot == replace(kept, lease="", is_same_boot=False)
+
+
+def test_an_attempt_whose_begin_is_missing_is_not_run_again(journals: Journals) -> None:
+    submit(journals())
+    journals().write([state(1, STARTING, attempt=1)])
+    (kept,) = journals(boot="boot-2").kept()
+    assert "is not run again" in kept.fault
+    assert kept.is_same_boot, "its shim may live"
 
 
 def test_an_attempt_is_told_from_its_begin_to_its_end(journals: Journals, clock: Clock) -> None:

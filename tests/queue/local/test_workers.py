@@ -7,7 +7,8 @@ import socket
 import threading
 
 from grn.queue.local.channel import HEADER
-from grn.queue.local.workers import MAX_SPARES, SPARE_S, Attempt, Spares, Worker
+from grn.queue.local.workers import MAX_SPARES, SPARE_S, Spares, Worker
+from grn.queue.site import Attempt
 
 FIRST, SECOND = Attempt(1, 1), Attempt(2, 1)
 SHORT = {"ran_s": 0.1}

@@ -12,18 +12,23 @@ import logging
 import os
 import secrets
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
-from grn.queue.events import Action, EndReason, Kept, SaveEnd
+from grn.queue.events import Action, SaveEnd
+from grn.queue.job import EndReason, Kept
 from grn.queue.journal import rows
 from grn.queue.journal.journal_file import Disk, NotWritten
 from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.lifecycle import BUSY
 
 log = logging.getLogger(__name__)
 MAX_AT_HAND = 64
+MAX_LAST = 100
 _TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
 MAX_ID = 1 << 53  # a higher one is damage: numbers of JSON end there
 
@@ -42,6 +47,7 @@ class Journal:
         self._last_id = self._highest_id()
         count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
         self.ended = int(count.fetchone()[0])  # kept up to date: counting takes long with many
+        self.last_ended: deque[int] = deque(maxlen=MAX_LAST)  # in the order of their writes
 
     @property
     def _db(self) -> sqlite3.Connection:
@@ -106,7 +112,9 @@ class Journal:
         with self._disk.transaction():
             for writer, action in todo:
                 writer(self._db, action, self._boot, self._wall())
-        self.ended += sum(isinstance(action, SaveEnd) for _, action in todo)
+        ended = [action.job for _, action in todo if isinstance(action, SaveEnd)]
+        self.ended += len(ended)
+        self.last_ended.extend(ended)
 
     def clean(self, before: float) -> list[tuple[int, int]]:
         """Forget jobs that ended before a time; return their ids and how often each was tried."""
@@ -148,10 +156,23 @@ class Journal:
             if one.fault and rows.has_ended(row):
                 self._mend_state(one.spec.id)
                 continue
+            if one.state in BUSY:
+                one = self._with_begin(one)
             if one.fault:
                 log.error("action=set-aside job=%d reason=%r", one.spec.id, one.fault)
             kept.append(one)
         return kept
+
+    def _with_begin(self, kept: Kept) -> Kept:
+        """Add how the latest attempt was begun.
+
+        Its row is written together with the state, so a missing one is damage. That it was begun in
+        this boot is then the safe guess: a shim that lives is found, and nothing is run again.
+        """
+        lease, boot = self.lease_of(kept.spec.id, kept.attempt)
+        fault = kept.fault if boot else kept.fault or rows.RUN_NO_MORE
+        is_same = boot in ("", self._boot)
+        return replace(kept, lease=lease if is_same else "", fault=fault, is_same_boot=is_same)
 
     def _mend_times(self) -> None:
         """Let jobs that ended at no time have ended now: they would not be listed."""

@@ -15,17 +15,19 @@ from typing import Any
 
 from grn.daemon.database import checksum, is_intact
 from grn.queue.events import (
-    After,
-    EndReason,
-    JobSpec,
-    JobState,
-    Kept,
     SaveAttemptEnd,
     SaveBegin,
     SaveDrain,
     SaveEnd,
     SaveState,
 )
+from grn.queue.job import (
+    After,
+    EndReason,
+    JobSpec,
+    Kept,
+)
+from grn.queue.lifecycle import JobState
 
 _SUBMITTED = (
     "id", "name", "argv", "cwd", "environment", "extra", "umask", "notify", "time_limit_s",

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +22,14 @@ from grn.errors import MachineError
 from grn.interpreter import SERVICE
 from grn.proc import processes, services
 from grn.queue import finish
-from grn.queue.events import AttemptFate, EndReason, Exit
+from grn.queue.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders
 from grn.queue.local import evidence, orphans
 from grn.queue.local.channel import MAX_SAID
 from grn.queue.local.evidence import Evidence
-from grn.queue.local.workers import Attempt, LaunchTask, Record, Spares, Worker
+from grn.queue.local.workers import LaunchTask, Record, Spares, Worker
+from grn.queue.site import Attempt, Found, SiteListener
 
 log = logging.getLogger(__name__)
 IDLE_S = 2.0
@@ -41,10 +41,6 @@ MAX_NOTED = 10_000
 _OF_ITS_FILES = {  # errors that concern one attempt; the others concern the disk
     errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 }  # fmt: skip
-
-
-class UnreadableAttempt(Exception):
-    """The files of one attempt cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +60,10 @@ class Launcher:
     def __init__(
         self,
         manners: LaunchSettings,
-        on_started: Callable[[Attempt], None],
-        on_gone: Callable[[Attempt, Record | None], None],
+        listener: SiteListener,
     ) -> None:
         self._manners = manners
-        self._on_started = on_started
-        self._on_gone = on_gone
+        self._listener = listener
         self._forker: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._busy: dict[Attempt, Worker] = {}
@@ -161,8 +155,8 @@ class Launcher:
         self._busy[attempt] = worker
         self._noted += 1
         if self._noted >= MAX_NOTED:
-            self.shorten_notes()
-        self._on_started(attempt)
+            self.tidy()
+        self._listener.attempt_started(attempt)
         return True
 
     def _new_worker(self) -> Worker:
@@ -221,9 +215,9 @@ class Launcher:
         record = folders.exit_in(said)
         if record is not None:
             self._spares.ended(task.attempt, record)
-        self._on_gone(task.attempt, record)
+        self.report(task.attempt, record)
 
-    def settled(self, attempt: Attempt) -> None:
+    def written(self, attempt: Attempt) -> None:
         """Note that the end of an attempt is in the journal."""
         self._spares.settled(attempt, self.folder(attempt))
 
@@ -262,7 +256,7 @@ class Launcher:
         fd = self._adopted.pop(attempt)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
-        self._on_gone(attempt, None)
+        self.report(attempt)
 
     # --- finding -------------------------------------------------------------------------
 
@@ -274,25 +268,26 @@ class Launcher:
         """Return the mark that all processes of an attempt carry in their environment."""
         return f"{self._manners.queue_id}.{attempt.job}.{attempt.number}"
 
-    def find(self, attempt: Attempt, is_same_boot: bool) -> AttemptFate:
-        """Find what became of an attempt that was begun before a restart; watch it if it lives."""
+    def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
+        """Find what became of an attempt that was begun before a restart; watch it if it lives.
+
+        Where its files cannot be used, its processes alone tell whether it lives.
+        """
         try:
-            while (found := self._look(attempt, is_same_boot)) is None:
+            while (fate := self._look(attempt, is_same_boot)) is None:
                 time.sleep(LOOK_AGAIN_S)
         except OSError as error:
-            if error.errno in _OF_ITS_FILES:
-                raise UnreadableAttempt(
-                    f"its files {self.folder(attempt)}* cannot be used: {error.strerror}"
+            folder = self.folder(attempt)
+            if error.errno not in _OF_ITS_FILES:
+                raise MachineError(
+                    f"the folder {folder} cannot be used: {error.strerror}.",
+                    "Make room on that disk, or make it writable; nothing is lost.",
                 ) from error
-            raise MachineError(
-                f"the folder {self.folder(attempt)} cannot be used: {error.strerror}.",
-                "Make room on that disk, or make it writable; nothing is lost.",
-            ) from error
-        return found
-
-    def find_process(self, attempt: Attempt) -> AttemptFate:
-        """Find by its processes alone whether an attempt lives, and watch it."""
-        return AttemptFate.ALIVE if self._adopt_by_lock(attempt) else AttemptFate.LOST
+            fault = f"its files {folder}* cannot be used: {error.strerror}: it is not run again"
+            log.error("action=set-aside job=%d reason=%r", attempt.job, fault)
+            fate = AttemptFate.ALIVE if self._adopt_by_lock(attempt) else AttemptFate.LOST
+            return Found(fate, fault)
+        return Found(fate)
 
     def _look(self, attempt: Attempt, is_same_boot: bool) -> AttemptFate | None:
         """Look at an attempt once; None when it changed while we looked."""
@@ -371,20 +366,32 @@ class Launcher:
         self._adopted[attempt] = fd
         asyncio.get_running_loop().add_reader(fd, self._adopted_gone, attempt)
 
-    def found_all(self) -> None:
-        """Forget what was needed to find attempts."""
-        self._evidence = None
-        self.shorten_notes()
-
-    def shorten_notes(self) -> None:
+    def tidy(self) -> None:
         """Keep what shims noted of attempts that are under way only."""
+        self._evidence = None
         self._noted = 0
         evidence.keep_only(self._begun, map(self.tag, [*self._busy, *self._adopted]))
 
+    def report(self, attempt: Attempt, said: Record | None = None) -> None:
+        """Report how an attempt ended; end what a killed shim left behind first."""
+        exit = self.exit_of(attempt, said)
+        if exit is None:
+            killed = self.end_leftovers(attempt)
+            log.warning(
+                "action=shim-lost job=%d attempt=%d killed=%d", attempt.job, attempt.number, killed
+            )
+        self._listener.attempt_ended(attempt, exit)
+
     def exit_of(self, attempt: Attempt, said: Record | None = None) -> Exit | None:
-        """Return how an attempt ended, as its shim said or left it, None when it did neither."""
-        record = said or folders.read_exit(self.folder(attempt))
-        return None if record is None else _exit(record)
+        """Return how an attempt ended, as its shim said or left it; None: neither, or damaged."""
+        try:
+            record = said or folders.read_exit(self.folder(attempt))
+            return None if record is None else _exit(record)
+        except (OSError, TypeError, ValueError):
+            log.exception(
+                "action=read-exit result=failed job=%d attempt=%d", attempt.job, attempt.number
+            )
+            return None
 
     def end_leftovers(self, attempt: Attempt) -> int:
         """Kill what a killed shim left behind; return how many processes that were."""

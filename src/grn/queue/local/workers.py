@@ -9,18 +9,11 @@ from typing import Any
 
 from grn.queue.journal.rows import Command
 from grn.queue.local.channel import HEADER
+from grn.queue.site import Attempt
 
 SEND_S = 5.0
 SPARE_S, MAX_SPARES = 10.0, 64
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt, by its numbers."""
-
-    job: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,111 @@
+"""A job and its attempts as values: what was asked for, what became of it, what others may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from grn.model.outcome import Outcome
+from grn.queue.lifecycle import JobState
+
+EndReason = Outcome  # how a job ended; see JOB_OUTCOMES
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """A job that must have ended first, and whether it must have ended well."""
+
+    job: int
+    must_be_ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the engine needs to know of a job; command and environment stay in the journal."""
+
+    id: int
+    job_type: str
+    label: str
+    gpus: int = 1
+    mem_bytes: int | None = None
+    is_exclusive: bool = False
+    priority: int = 0
+    after: tuple[After, ...] = ()
+    retries: int = 0
+    may_requeue: bool = False
+    group: str = ""  # the name of the batch or sweep it belongs to
+    submitter: str = ""  # the process it is tied to: the job is cancelled when that ends
+    is_fail_fast: bool = False  # its failure cancels what is queued of its group
+    policy: str = ""  # how it is placed: "pack", or spread
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What a shim wrote down of the end of one attempt."""
+
+    status: int | None  # exit status of the command, None when a signal ended it
+    signal: int | None = None
+    because: EndReason | None = None  # set when the shim itself knows: time limit, cancel, ...
+    text: str = ""
+    resident_bytes: int | None = None
+    asked_bytes: int | None = None  # the GPU allocation that failed
+    ran_s: float = 0.0
+    ended_at: float = 0.0  # wall clock, for display
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the negotiator says of a lease that is over."""
+
+    outcome: str | None = None
+    was_alone: bool = True
+    peak_bytes: int | None = None
+    is_victim: bool = False  # it ran out of memory though it stayed within what it was given
+    because: str = ""  # whose fault that was
+    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
+
+
+class AttemptFate(Enum):
+    """What recovery finds of an attempt that was begun before a restart."""
+
+    NOT_BEGUN = "not-begun"
+    ALIVE = "alive"
+    ENDED = "ended"
+    LOST = "lost"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One job as the journal has it, with what was found of its attempt after a restart."""
+
+    spec: JobSpec
+    state: JobState
+    attempt: int = 0
+    tries_left: int = 0
+    memory_attempt: int = 0
+    is_held: bool = False
+    place: int = 0
+    found: AttemptFate | None = None
+    lease: str = ""  # of an attempt of this boot
+    spared: int = 0
+    fault: str = ""  # its row is damaged: what runs goes on, nothing is run from it again
+    is_same_boot: bool = True  # the attempt was begun since the machine started
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job that has not ended, as it is at one moment; changing the queue does not change it."""
+
+    id: int
+    state: JobState
+    is_held: bool
+    attempt: int
+    priority: int
+    place: int
+    is_asked: bool
+    tries_left: int
+    memory_attempt: int
+    spared: int
+    waits_for: frozenset[int]
+    why: str  # why it does not run yet, or what it does

@@ -1,0 +1,88 @@
+"""Who hears what becomes of jobs: clients that wait or watch, and the user's hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grn.queue.job import EndReason
+
+log = logging.getLogger(__name__)
+Waiter = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Commands of the user's to run when something has happened; empty for none."""
+
+    on_end: str = ""
+    on_failure: str = ""
+    on_empty: str = ""
+
+
+class Notifications:
+    """The waiting clients by job, and the hooks that run now."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._waiters: defaultdict[int, list[Waiter]] = defaultdict(list)
+        self._watchers: defaultdict[int, list[Waiter]] = defaultdict(list)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def when_ended(self, job: int, waiter: Waiter) -> None:
+        """Call `waiter` once the job has ended."""
+        self._waiters[job].append(waiter)
+
+    def when_changed(self, job: int, watcher: Waiter) -> None:
+        """Call `watcher` at each change of the job, and at its end."""
+        self._watchers[job].append(watcher)
+
+    def forget(self, job: int, waiter: Waiter) -> None:
+        """Call `waiter` no more."""
+        for known in (self._waiters, self._watchers):
+            if waiter in known.get(job, []):
+                known[job].remove(waiter)
+
+    def changed(self, job: int) -> None:
+        for watcher in self._watchers.get(job, ()):
+            watcher(job)
+
+    def ended(self, job: int, reason: EndReason, own_hook: str) -> None:
+        """Tell all that wait for a job, and run the hooks; `own_hook` is this job's."""
+        for known in (self._waiters, self._watchers):
+            for waiter in known.pop(job, []):
+                waiter(job)
+        on_failure = self._hooks.on_failure if reason is not EndReason.OK else ""
+        for hook in (own_hook, self._hooks.on_end, on_failure):
+            self._run(
+                hook, {"GRN_EVENT": "end", "GRN_JOB_ID": str(job), "GRN_REASON": reason.value}
+            )
+
+    def empty(self) -> None:
+        """Run the hook for a queue whose last job has ended."""
+        self._run(self._hooks.on_empty, {"GRN_EVENT": "empty"})
+
+    def _run(self, hook: str, facts: dict[str, str]) -> None:
+        if hook:
+            task = asyncio.get_running_loop().create_task(_run_hook(hook, facts))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+
+async def _run_hook(hook: str, facts: dict[str, str]) -> None:
+    """Run a notification; one that fails is logged and does no more harm."""
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", hook,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **facts},
+        start_new_session=True,
+    )  # fmt: skip
+    status = await process.wait()
+    if status:
+        log.warning("action=notify result=failed status=%d", status)
