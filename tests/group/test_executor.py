@@ -230,6 +230,16 @@ def test_shutdown_waits_for_calls_or_cancels_them(queue: Queue) -> None:
     assert queue.ended(held.job.id)["reason"] == "cancelled"
 
 
+def test_a_call_that_is_cancelled_after_shutdown_ends(queue: Queue) -> None:
+    pool = Executor(mem=MEM)
+    runs = pool.submit(lambda: __import__("signal").pause())
+    queue.in_state(runs.job.id, "running")
+    pool.shutdown(wait=False)
+    assert runs.cancel()
+    pool.shutdown()
+    assert queue.ended(runs.job.id)["reason"] == "cancelled"
+
+
 def test_what_cannot_be_submitted_leaves_nothing(queue: Queue) -> None:
     with Executor(gpus=0) as pool, pytest.raises(UsageError, match="gpus is 0"):
         pool.submit(print)

@@ -103,7 +103,7 @@ class CallGroup:
         """Take no more calls; with `is_stopping` end those that are open."""
         with self._lock:
             self._is_shut = True
-            self._is_stopping = self._is_stopping or (is_stopping and self._has_open_calls())
+            self._is_stopping = self._is_stopping or (is_stopping and self._table.has_open_calls)
             self._lock.notify_all()
         self._wake()
 
@@ -112,9 +112,6 @@ class CallGroup:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-
-    def _has_open_calls(self) -> bool:
-        return bool(self._table.open_calls)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -202,7 +199,7 @@ class CallGroup:
     def is_over(self) -> bool:
         """True when no call will come, none is left, and no worker has to be cancelled."""
         with self._lock:
-            return self._is_shut and not self._has_open_calls() and not self._to_cancel
+            return self._is_shut and not self._table.has_open_calls and not self._to_cancel
 
     def fileno(self) -> int | None:
         """Return the pipe that wakes the runner."""
@@ -229,8 +226,8 @@ class CallGroup:
     def next_task(self) -> Task | None:
         """Return the next worker to start."""
         with self._lock:
-            waiting = sum(not one.is_running for one in self._table.workers.values())
-            if self._slots is not None and waiting >= MAX_WAITING_NESTED:
+            workers = self._table.workers.values() if self._slots is not None else ()
+            if sum(not one.is_running for one in workers) >= MAX_WAITING_NESTED:
                 return None
             worker = self._table.new_worker()
             return None if worker is None else self._task(worker)

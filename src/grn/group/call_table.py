@@ -100,6 +100,11 @@ class CallTable:
         return [call for calls in self._pending.values() for call in calls]
 
     @property
+    def has_open_calls(self) -> bool:
+        """True while a call is not over."""
+        return any(self._pending.values()) or any(one.call for one in self.workers.values())
+
+    @property
     def open_calls(self) -> list[Call]:
         """Return all calls that are not over."""
         held = [worker.call for worker in self.workers.values() if worker.call is not None]

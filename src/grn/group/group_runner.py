@@ -85,6 +85,8 @@ class GroupRunner:
 
     def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
         """End some tasks, or of these only the ones that have not begun."""
+        if not numbers:
+            return
         jobs = [job for job, sent in self._jobs.items() if sent.task.number in numbers]
         if not is_queued_only:
             self._cancelled.update(numbers)  # sent again to the next queue if this one ends
