@@ -10,11 +10,11 @@ import pytest
 from grn.model.units import GiB
 from grn.negotiator.schedule.free_index import MANY, Shelf
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import Refused, Waiting, turn
-from grn.negotiator.schedule.placement import is_empty, is_taking
-from grn.negotiator.schedule.wait_index import Offer
+from grn.negotiator.schedule.order import Reach, Refused, Waiting
+from grn.negotiator.schedule.placement import FreeSpace, is_empty, is_taking
+from grn.negotiator.schedule.wait_index import MAX_REACHES
 from grn.negotiator.schedule.wait_queue import Waitlist
-from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, some_gpus
+from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, a_use, some_gpus
 
 
 def a_shelf(count: int) -> tuple[Shelf, dict[str, Book]]:
@@ -82,32 +82,33 @@ def waitlist_of(needs: dict[str, float]) -> Waitlist:
     return waitlist
 
 
-def test_those_that_fit_are_found_in_turn() -> None:
+def found(waitlist: Waitlist, most: float, empty: int = 0, guess: float = math.inf) -> list[str]:
+    """Return the groups that may fit on GPUs with this room, by their first keys."""
+    room = FreeSpace([(most, 0), (most, 1)], empty, [])
+    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: room, guess)
+    return [group.head.request.key for group in groups]
+
+
+def test_groups_that_fit_are_found_in_turn() -> None:
     draw = random.Random(1)
     needs = {f"k{n}": draw.randrange(1, 40) * GiB / 7 for n in range(200)}
     waitlist = waitlist_of(needs)
     for most in (GiB, 2.5 * GiB, 4 * GiB, 100 * GiB):
-        found, after = [], (-1, 0, 0, 0.0, 0)
-        while (group := waitlist.next_fitting(after, Offer(most))) is not None:
-            after = turn(group.head)
-            found.append(group.head.request.key)
-        assert found == [key for key, need in needs.items() if need <= most]
+        assert found(waitlist, most) == [key for key, need in needs.items() if need <= most]
 
 
-def test_who_leaves_is_not_found_and_who_is_woken_is() -> None:
+def test_a_request_that_leaves_is_not_found_and_one_that_is_woken_is() -> None:
     waitlist = waitlist_of({"a": GiB, "b": 9 * GiB})
     waitlist.pop("a")
-    assert waitlist.next_fitting((-1, 0, 0, 0.0, 0), Offer(2 * GiB)) is None
-    assert waitlist.fresh() == []
+    assert found(waitlist, 2 * GiB) == []
 
     waitlist.wake("b")
-    (group,) = waitlist.fresh()
-    assert group.head.request.key == "b"
-    waitlist.settle(group)
-    assert waitlist.fresh() == []
+    assert found(waitlist, 2 * GiB) == ["b"]
+    waitlist.settle(waitlist.group_of("b"))
+    assert found(waitlist, 2 * GiB) == []
 
 
-def test_who_needs_a_guess_or_empty_gpus_is_found_while_there_are_any() -> None:
+def test_a_group_that_needs_a_guess_or_empty_gpus_is_found_while_there_are_any() -> None:
     waitlist = waitlist_of({"a": GiB})
     for place, key in enumerate(("unknown", "alone", "gang"), 1):
         group = waitlist.add(Waiting(a_request(key, job_type=key), place, 0.0), is_pinned=False)
@@ -116,15 +117,44 @@ def test_who_needs_a_guess_or_empty_gpus_is_found_while_there_are_any() -> None:
         refused = Refused(key, 0, None, gpus, is_alone, math.inf, is_guess=not is_alone)
         waitlist.refuse(group, refused)
 
-    def found(offer: Offer) -> list[str]:
-        keys, after = [], (-1, 0, 0, 0.0, 0)
-        while (group := waitlist.next_fitting(after, offer)) is not None:
-            after = turn(group.head)
-            keys.append(group.head.request.key)
-        return keys
+    assert found(waitlist, GiB // 2, guess=GiB) == []
+    assert found(waitlist, 2 * GiB, guess=3 * GiB) == ["a"]
+    assert found(waitlist, 2 * GiB, guess=GiB) == ["a", "unknown"]
+    assert found(waitlist, 0, empty=1, guess=GiB) == ["alone"]
+    assert found(waitlist, 2 * GiB, empty=2, guess=GiB) == ["a", "unknown", "alone", "gang"]
 
-    assert found(Offer(GiB // 2, empty=0, guess_bytes=GiB)) == []
-    assert found(Offer(2 * GiB, empty=0, guess_bytes=3 * GiB)) == ["a"]
-    assert found(Offer(2 * GiB, empty=0, guess_bytes=GiB)) == ["a", "unknown"]
-    assert found(Offer(0, empty=1, guess_bytes=GiB)) == ["alone"]
-    assert found(Offer(2 * GiB, empty=2, guess_bytes=GiB)) == ["a", "unknown", "alone", "gang"]
+
+def test_a_group_waits_for_room_on_the_gpus_that_it_may_use() -> None:
+    waitlist = waitlist_of({"any": GiB, "first": GiB, "pinned": GiB})
+    waitlist.refuse(waitlist.group_of("first"), Refused("first", 0, reach=Reach(("GPU-0",))))
+    there = Reach(("GPU-1",), is_pinned=True)
+    waitlist.refuse(waitlist.group_of("pinned"), Refused("pinned", 0, reach=there))
+
+    def on(gpu: str) -> list[str]:
+        some, none = FreeSpace([(2 * GiB, 0)], 0, []), FreeSpace([], 0, [])
+        groups = waitlist.candidates(
+            (-1, 0, 0, 0.0, 0), lambda reach: some if gpu in reach.gpus else none, math.inf
+        )
+        return [group.head.request.key for group in groups]
+
+    assert (on("GPU-0"), on("GPU-1"), on("GPU-2")) == (["first"], ["pinned"], [])
+
+
+def test_more_sets_of_gpus_than_are_told_apart_are_asked_at_every_event() -> None:
+    waitlist = waitlist_of({f"k{n}": GiB for n in range(MAX_REACHES + 2)})
+    for n in range(1, MAX_REACHES + 2):
+        refused = Refused(f"k{n}", 0, need_bytes=GiB, reach=Reach((f"GPU-{n}",)))
+        waitlist.refuse(waitlist.group_of(f"k{n}"), refused)
+
+    assert found(waitlist, 0) == [f"k{MAX_REACHES}", f"k{MAX_REACHES + 1}"]
+
+
+def test_a_pinned_process_may_use_its_own_memory_again() -> None:
+    shelf, books = a_shelf(2)
+    books["GPU-0"].put(a_lease("a", 20 * GiB))
+    books["GPU-0"].read(a_reading(books["GPU-0"].gpu, a_use(7, 3 * GiB)))
+    here = ("GPU-0",)
+
+    assert shelf.room((), Reach(here)).most(1) == GiB
+    assert shelf.room((), Reach(here, is_pinned=True)).most(1) == 4 * GiB
+    assert shelf.room(here, Reach(here, is_pinned=True)).most(1) == -math.inf

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from grn.model.job import Policy
-from grn.negotiator.schedule.order import Refused, Waiting, turn
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.order import Reach, Refused, Waiting, turn
+from grn.negotiator.schedule.placement import FreeSpace
+from grn.negotiator.schedule.wait_queue import MAX_SET_APART, Waitlist
 from tests.builders import a_holder, a_request
 
 
@@ -112,24 +113,72 @@ def test_all_a_process_waits_for_is_set_apart_but_not_what_it_asks_for_children(
         a_waiting("d", 3, pid=5, is_command=True),
         a_waiting("e", 4, pid=5, gpus=2),
     )
-    waitlist.pin(5)
-    waitlist.pin(7)
+    waitlist.on_gpu("GPU-0", {5, 7})
+    waitlist.pin_some()
 
     groups = [keys(group) for group in waitlist.in_turn()]
     assert groups == [["a", "c"], ["b", "d"], ["e"]]
     for key in "abcde":
         waitlist.pop(key)
-    waitlist.pin(5)
+    waitlist.on_gpu("GPU-0", {5})
+    waitlist.pin_some()
     assert len(waitlist) == 0
 
 
-def test_what_was_said_to_its_like_says_nothing_of_one_that_is_set_apart():
-    waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=5))
-    waitlist.pin(5)
+def woken(waitlist):
+    """Return the first keys of the groups that are asked though no GPU has room."""
+    none = FreeSpace([], 0, [])
+    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: none, math.inf)
+    return [group.head.request.key for group in groups]
+
+
+def test_a_refusal_of_its_former_group_does_not_hold_for_a_request_that_is_set_apart():
+    waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=6))
     waitlist.refuse(waitlist.group_of("a"), Refused("train.py", 1))
-    waitlist.pin(5)
+    waitlist.on_gpu("GPU-0", {5})
+    waitlist.pin_some()
 
     assert waitlist.group_of("a").refused is None
+    assert woken(waitlist) == ["a"]
+
+
+def test_requests_of_a_process_are_asked_again_when_it_comes_to_a_gpu_or_leaves_one():
+    waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=6), is_pinned=True)
+
+    def refuse(key, *gpus):
+        waitlist.refuse(waitlist.group_of(key), Refused("train.py", 1, reach=Reach(gpus, True)))
+
+    refuse("a", "GPU-0")
+    refuse("b", "GPU-0")
+    waitlist.on_gpu("GPU-0", {5, 6, 7})
+    assert woken(waitlist) == []
+    waitlist.on_gpu("GPU-0", {6})
+    assert woken(waitlist) == ["a"]
+    refuse("a")
+    waitlist.on_gpu("GPU-1", {5})
+    assert woken(waitlist) == ["a"]
+
+
+def test_very_many_requests_of_a_process_are_set_apart_in_parts():
+    count = MAX_SET_APART + 1
+    waitlist = a_waitlist(*(a_waiting(f"k{n}", n, pid=5) for n in range(count)))
+    waitlist.on_gpu("GPU-0", {5})
+    waitlist.pin_some()
+    assert [len(group.members) for group in waitlist.in_turn()] == [MAX_SET_APART, 1]
+    waitlist.pin_some()
+
+    assert [len(group.members) for group in waitlist.in_turn()] == [count]
+
+
+def test_the_order_of_all_requests_follows_each_that_comes_or_goes():
+    waitlist = a_waitlist(
+        *(a_waiting(f"k{n}", n, priority=n % 3, gpus=1 + n % 2) for n in range(9))
+    )
+    for number in (20, 21):
+        waitlist.ordered()
+        waitlist.add(a_waiting(f"k{number}", number, priority=1), is_pinned=False)
+        waitlist.pop(f"k{number - 18}")
+        assert waitlist.ordered() == sorted(waitlist, key=turn)
 
 
 def test_a_waitlist_knows_who_waits():

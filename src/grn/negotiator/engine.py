@@ -74,7 +74,7 @@ class Engine:
         self._loads = loads or Loads()
         self._usage = Usage(self._rules.share_half_life_s, self._rules.weights)
         self._shares = Shares(self._rules, self._usage)
-        self._waitlist = Waitlist(self._shares.turn, self._judged)
+        self._waitlist = Waitlist(self._shares.turn, self._judged, self._shares.turns)
         self._holdings = Holdings(self._rules, self._memory, self._loads)
         self._runs = Runs(self._rules, self._memory, self._loads, self._holdings)
         self._granter = Granter(
@@ -303,7 +303,7 @@ class Engine:
             request = replace(lease.request, holder=event.holder, is_command=False, has_parent=True)
             changed = replace(lease, request=request)
             self._holdings.replace(changed)
-            self._granter.pin(request)
+            self._granter.follow_processes()
             self._endings.bound(lease.id)
             if event.is_reported:
                 self._endings.expect_report(lease.id)
@@ -383,8 +383,6 @@ class Engine:
             if book is not None:
                 yield from self._endings.overflow(reading)
                 book.read(reading)
-                for use in reading.uses:
-                    self._waitlist.pin(use.pid)
         for action in self._runs.look(event.at, event.survived):
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
@@ -439,6 +437,8 @@ class Engine:
         if at >= self._grace_until and len(self._waitlist):
             for lease in self._granter.to_all(at):
                 yield from self._given(lease)
+            if self._granter.is_behind:
+                yield LookSoon()
 
     def _given(self, lease: Lease) -> Iterator[Action]:
         """Persist and announce a grant."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from grn.model.job import Request
@@ -16,7 +17,8 @@ from grn.negotiator.schedule.wait_queue import Waitlist
 
 _NEVER = float("-inf")
 _LATE = 1.2  # a job may take so many times its usual time
-_PASSED = 4  # so many times its patience is one passed by jobs that end in time
+_PASSED = 4  # after this many times the patience no job may use its GPUs meanwhile
+_MAX_CONSIDERED = 16  # starving groups of one user that are tried for a reservation per event
 
 
 class Keeper:
@@ -37,18 +39,16 @@ class Keeper:
         self._alone_s = alone_s
         self._kept: dict[str, int] = {}  # GPU -> for whom it was last kept free
         self._until = _NEVER  # when those GPUs will be ready for the one they are kept for
-        self.job_type = ""  # of that one
+        self.group: Group | None = None  # with the request they are reserved for at its head
 
     def closed(self, at: float) -> dict[str, int]:
         """Keep GPUs free for the first in turn of those who have waited long enough."""
-        self._until = _NEVER
+        self._until, self.group = _NEVER, None
         patience_s = self._rules.patience_s
         if at - self._waitlist.oldest_since() < patience_s:
             return {}
-        for group in self._waitlist.in_turn():
+        for group in self._starving(at):
             head = group.head
-            if at - head.since < patience_s:
-                continue
             needs = self._needs(head.request)
             is_first = any(need.is_probe for need in needs.values())
             if is_first and head.request.job_type in self._holdings.first_runs:
@@ -60,9 +60,31 @@ class Keeper:
                     waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
                     self._until = at + max(waits)
                 self._kept = {book.gpu.uuid: head.sequence for book in kept}
-                self.job_type = head.request.job_type
+                self.group = group
                 return self._kept
         return {}
+
+    def _starving(self, at: float) -> Iterator[Group]:
+        """Go through groups whose heads have waited too long, in turn; a few of each user."""
+        considered: Counter[int] = Counter()
+        users = len(self._waitlist.count_by_user())
+        for group in self._waitlist.in_turn():
+            head, refused = group.head, group.refused
+            user = head.request.user
+            if at - head.since < self._rules.patience_s or considered[user] == _MAX_CONSIDERED:
+                continue
+            first_run = self._holdings.first_runs.get(head.request.job_type)
+            if first_run is not None and refused is not None and refused.sibling == first_run:
+                continue  # it does not wait for room
+            yield group
+            considered[user] += 1
+            users -= considered[user] == _MAX_CONSIDERED
+            if not users:
+                return
+
+    def may_lend(self, at: float) -> bool:
+        """True while reserved GPUs are not ready for the request they are reserved for."""
+        return self._until > at
 
     def may_pass(self, group: Group, at: float) -> bool:
         """True when a job usually ends before the GPUs that are kept free can be used anyway."""

@@ -7,6 +7,7 @@ line and puts its cost into the account, so that nobody else moves: turns stay s
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from grn.negotiator.schedule.limits import Rules
@@ -80,14 +81,25 @@ class Shares:
 
     def turn(self, waiting: Waiting) -> Turn:
         """Return the turn of a request, as users stand."""
-        request = waiting.request
-        stand = self._stands.get(request.user)
-        chain = stand.chains.get(class_of(waiting)) if stand else None
-        if stand is None or chain is None:
-            return turn(waiting)
-        key = chain.base + waiting.place_h / self._usage.weight(request.user)
-        # Rounded: what is equal on paper is decided by age.
-        return turn(waiting, stand.is_over, round(max(stand.level, key), 9))
+        return next(self.turns((waiting,)))
+
+    def turns(self, many: Iterable[Waiting]) -> Iterator[Turn]:
+        """Return the turns of requests, quickly where users and classes seldom alternate."""
+        last: tuple[int, Class] | None = None
+        stand: _Stand | None = None
+        chain: _Chain | None = None
+        weight = 1.0
+        for waiting in many:
+            user, kind = waiting.request.user, class_of(waiting)
+            if (user, kind) != last:
+                last, stand, weight = (user, kind), self._stands.get(user), self._usage.weight(user)
+                chain = stand.chains.get(kind) if stand is not None else None
+            if stand is None or chain is None:
+                yield turn(waiting)
+                continue
+            key = chain.base + waiting.place_h / weight
+            # Rounded: equal levels with different rounding errors are decided by age.
+            yield turn(waiting, stand.is_over, round(max(stand.level, key), 9))
 
     def are_several(self) -> bool:
         """True when more than one user waits."""

@@ -6,10 +6,11 @@ With many GPUs nobody can look at all of them for every decision; this finds the
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.order import ANYWHERE, Reach
 from grn.negotiator.schedule.placement import Entry, FreeSpace, is_calm, is_empty, is_taking
 
 _Put = Callable[[Entry], None]
@@ -28,6 +29,7 @@ class Shelf:
         self._calm: list[Entry] = []
         self._empty: set[str] = set()
         self.changed: set[str] = set()  # GPUs whose books were written in
+        self._moved: set[str] = set()  # the same since `moved` was last called
 
     def watch(self, book: Book) -> None:
         """Follow one more GPU."""
@@ -35,15 +37,40 @@ class Shelf:
         self.changed.add(book.gpu.uuid)
         book.changed = self.changed
 
-    def room(self, closed: Collection[str] = ()) -> FreeSpace:
-        """Return the room on all GPUs but some."""
+    def moved(self) -> set[str]:
+        """Return the GPUs whose books were written in since the last call."""
         self._refresh()
+        moved, self._moved = self._moved, set()
+        return moved
+
+    def room(self, closed: Collection[str] = (), reach: Reach = ANYWHERE) -> FreeSpace:
+        """Return the room on the GPUs of a reach that are not closed."""
+        self._refresh()
+        if reach.gpus:
+            return self._room_on([uuid for uuid in reach.gpus if uuid not in closed], reach)
         if not closed:
             return FreeSpace(self._free, len(self._empty), self._calm)
         out = {self._places[uuid] for uuid in closed}
         free = [entry for entry in self._free if entry[1] not in out]
         calm = [entry for entry in self._calm if entry[1] not in out]
         return FreeSpace(free, len(self._empty.difference(closed)), calm)
+
+    def _room_on(self, uuids: Sequence[str], reach: Reach) -> FreeSpace:
+        if not reach.is_pinned:
+            noted = [self._entries[uuid] for uuid in uuids]
+            free = sorted(entry for entry, _ in noted if entry is not None)
+            calm = sorted(entry for entry, is_quiet in noted if entry is not None and is_quiet)
+            return FreeSpace(free, len(self._empty.intersection(uuids)), calm)
+        # What a process has here without a lease is room for its own requests.
+        books = [book for uuid in uuids if is_taking(book := self._books[uuid])]
+        free = sorted(
+            (
+                book.free_bytes + book.strangers_bytes if book.leases else book.capacity_bytes,
+                self._places[book.gpu.uuid],
+            )
+            for book in books
+        )
+        return FreeSpace(free, sum(not book.leases for book in books), free)
 
     def likely(self, least_bytes: float, gpus: int) -> tuple[list[Book], bool]:
         """Return the roomiest GPUs, and whether they are all that can take so much."""
@@ -55,6 +82,7 @@ class Shelf:
         return [books[place] for _, place in reversed(chosen)], able <= most
 
     def _refresh(self) -> None:
+        self._moved |= self.changed
         if len(self.changed) > MANY:  # all were read: begin anew
             self._entries, self._free, self._calm, self._empty = {}, [], [], set()
             for uuid, book in self._books.items():

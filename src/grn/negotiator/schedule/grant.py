@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 
 from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait, WaitReason
@@ -14,16 +14,17 @@ from grn.negotiator.learn.type_profiles import TypeProfiles
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.backfill import Keeper
 from grn.negotiator.schedule.fair_share import Shares
-from grn.negotiator.schedule.free_index import MANY
+from grn.negotiator.schedule.free_index import MANY, Shelf
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.limits import Rules
-from grn.negotiator.schedule.order import Group, Refused, Turn, Waiting
+from grn.negotiator.schedule.order import ANYWHERE, Group, Reach, Refused, Turn, Waiting
 from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
 from grn.negotiator.schedule.usage import Usage
-from grn.negotiator.schedule.wait_index import Offer
 from grn.negotiator.schedule.wait_queue import Waitlist
 
-USUAL_S = 600.0  # of a type whose runs nobody has timed
+USUAL_S = 600.0  # of a type without timed runs
+MAX_WORK = 512  # per event: the rest of a round follows at the next events
+_ASK_WORK = 8  # to place a request takes so many times as long as to see that its refusal holds
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -48,7 +49,8 @@ class Granter:
         self._shares = shares
         self._usage = usage
         self._keeper = Keeper(rules, holdings, waitlist, self.needs, self.alone_s)
-        self._least_guess = (-1, 0)  # the version of our memory, and the guess it leads to
+        self._least_guess = (-1, 0)  # the version of all profiles, and the guess they lead to
+        self._resume = _BEFORE_ALL  # the turn after which the next round begins
 
     def needs(self, request: Request) -> dict[str, Need]:
         """Return what a request is believed to need on each GPU model."""
@@ -108,81 +110,70 @@ class Granter:
 
     # --- to whom -------------------------------------------------------------------------
 
+    @property
+    def is_behind(self) -> bool:
+        """True when a round was ended early and goes on at the next event."""
+        return self._resume != _BEFORE_ALL
+
     def to_all(self, at: float) -> Iterator[Lease]:
-        """Offer GPUs to those who wait, in turn, until nobody's wish fits any more."""
+        """Offer free GPUs to waiting requests in turn: one round, or the part that is not long."""
+        self.follow_processes()
         closed = self._keeper.closed(at)
-        rooms = self._rooms(closed)
-        others = self._others(rooms, closed, at)
-        placed: list[Request] = []
-        last, place_after = _BEFORE_ALL, 0
-        # Who is refused is not asked again in this round: grants only take room.
-        while (found := self._next(last, others, place_after, rooms[1])) is not None:
-            group, is_other = found
-            place_after += is_other
+        self._wake()
+        rooms = _Rooms(self._holdings.shelf, closed)
+        room_on = partial(rooms.on, with_closed=self._keeper.may_lend(at))
+        last, self._resume, work = self._resume, _BEFORE_ALL, 0
+        for group in self._waitlist.candidates(last, room_on, self.guess()):
+            if work >= MAX_WORK:
+                self._resume = last
+                break
             last = group.turn
-            if self._is_still_no(group, rooms[self._keeper.may_pass(group, at)], closed):
+            if self._is_still_no(group, rooms, closed, at):
+                self._waitlist.settle(group)
+                work += 1
                 continue
-            head = group.head
+            work += _ASK_WORK
             lease = self._offer(group, at, closed)
             if lease is not None:
                 yield lease
-                placed.append(head.request)
-                rooms = self._rooms(closed)
-            if group.members and group.head is not head:  # the next of its like, in its own turn
-                insort(others, group, place_after, key=lambda group: group.turn)
-        for request in placed:
-            self.pin(request)
+                rooms.clear()
+                self._note_processes()
+        self.follow_processes()
 
     def to_newcomer(self, waiting: Waiting, at: float) -> Iterator[Lease]:
-        """Offer to a newcomer alone: for all others nothing has changed."""
+        """Offer to a new request alone: for all others nothing has changed."""
+        self.follow_processes()
         group = self._waitlist.group_of(waiting.request.key)
-        if group is not None and group.head.request.key == waiting.request.key:
-            lease = self._offer(group, at, self._keeper.closed(at))
-            if lease is not None:
-                yield lease
-                self.pin(waiting.request)
+        if group is None or group.head.request.key != waiting.request.key:
+            return
+        if self.is_behind and group.turn > self._resume:
+            return  # older requests are still to be asked before it
+        lease = self._offer(group, at, self._keeper.closed(at))
+        if lease is not None:
+            yield lease
+            self.follow_processes()
 
     def at_once(self, request: Request, at: float) -> Lease | None:
-        """Grant what fits to the only one who asks, without a place in the line."""
+        """Grant what fits to a request while no other waits."""
         answer = self.answer(request)
         return None if isinstance(answer, Wait) else self._grant(request, answer, at)
 
-    def pin(self, request: Request) -> None:
-        """Keep what else a process waits for from holding up its like: it cannot move any more."""
-        if request.holder is not None and not request.is_command:
-            self._waitlist.pin(request.holder.pid)
+    def follow_processes(self) -> None:
+        """Take in which processes have come to GPUs or left them."""
+        self._note_processes()
+        self._waitlist.pin_some()
 
-    def _others(
-        self, rooms: tuple[FreeSpace, FreeSpace], closed: dict[str, int], at: float
-    ) -> list[Group]:
-        """Return those to whom something else has changed than the room there is, in turn."""
+    def _note_processes(self) -> None:
+        for uuid in self._holdings.shelf.moved():
+            self._waitlist.on_gpu(uuid, self._holdings.books[uuid].pids())
+
+    def _wake(self) -> None:
+        """Let groups be asked again for which something else has changed than room."""
         for job_type in self._memory.woken:
             self._waitlist.wake(job_type)
         self._memory.woken.clear()
-        if closed:  # what is kept free is for one who is asked each time
-            self._waitlist.wake(self._keeper.job_type)
-        others = []
-        for group in self._waitlist.fresh():
-            if self._is_still_no(group, rooms[self._keeper.may_pass(group, at)], closed):
-                self._waitlist.settle(group)
-            else:
-                others.append(group)
-        return others
-
-    def _next(
-        self, last: Turn, others: list[Group], place: int, room: FreeSpace
-    ) -> tuple[Group, bool] | None:
-        """Return whose turn it is after the last one, and whether it is from the others."""
-        most = room.free[-1][0] if room.free else -math.inf
-        fitting = self._waitlist.next_fitting(last, Offer(most, room.empty, self.guess()))
-        while place < len(others) and not others[place].members:
-            place += 1
-        other = others[place] if place < len(others) else None
-        if other is None:
-            return (fitting, False) if fitting else None
-        if fitting is None or other.turn <= fitting.turn:
-            return other, True
-        return fitting, False
+        if self._keeper.group is not None:  # its head may use the GPUs that are reserved for it
+            self._waitlist.wake_group(self._keeper.group)
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> Lease | None:
         """Try the head of a group; the answer no is remembered for the group."""
@@ -195,10 +186,8 @@ class Granter:
             self._waitlist.pop(head.request.key)
             self._shares.given(head)
             return self._grant(head.request, answer, at)
-        if pinned(head.request, list(self._holdings.books.values())):
-            self._waitlist.refuse(group, None)
-            if len(group.members) > 1:
-                self._waitlist.set_apart(head)  # its like can go where it cannot
+        if group.pid is None and self._reach_of(head.request).is_pinned and _is_own(head.request):
+            self._waitlist.refuse(group, None)  # `follow_processes` takes it out of this group
         else:
             self._waitlist.refuse(group, self._refused(head.request, answer))
         return None
@@ -214,44 +203,72 @@ class Granter:
         self._usage.began(lease.id, request.user, share, expected_s, at)
         return lease
 
-    # --- what is remembered of a no ------------------------------------------------------
+    # --- what is remembered of a refusal ---------------------------------------------------
 
-    def _refused(self, request: Request, wait: Wait) -> Refused | None:
-        """Return what must change before a request that may go anywhere gets another answer."""
-        job_type, needs = request.job_type, self.needs(request)
-        version = self._memory.version_of(job_type)
+    def _reach_of(self, request: Request) -> Reach:
+        """Return the GPUs that a request may use now."""
+        books = allowed(request, list(self._holdings.books.values()))
+        homes = pinned(request, books)
+        if not homes and len(books) == len(self._holdings.books):
+            return ANYWHERE
+        return Reach(tuple(book.gpu.uuid for book in homes or books), bool(homes))
+
+    def _refused(self, request: Request, wait: Wait) -> Refused:
+        """Return what must change before a request gets another answer."""
+        job_type, reach = request.job_type, self._reach_of(request)
+        needs = self._needs_on(reach, request)
+        sibling = None
         if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE:
-            is_unknown = all(need.is_probe for need in needs.values())
             sibling = self._holdings.first_runs.get(job_type)
-            return Refused(job_type, version, sibling) if is_unknown else None
-        is_guess = self._memory.is_guess(job_type)
-        enough = [need.need_bytes for need in needs.values() if not (is_guess and need.is_probe)]
-        least, is_guess = min(enough, default=math.inf), len(enough) < len(needs)
-        busy = all(need.load is not None for need in needs.values())
-        gpus, is_alone = request.gpus, request.is_exclusive
-        return Refused(job_type, version, None, gpus, is_alone, least, is_guess, busy)
+        is_unsure = sibling is not None or self._memory.is_guess(job_type)
+        enough = [need.need_bytes for need in needs if not (is_unsure and need.is_probe)]
+        return Refused(
+            job_type,
+            self._memory.version_of(job_type),
+            sibling,
+            request.gpus,
+            request.is_exclusive,
+            min(enough, default=math.inf),
+            sibling is None and len(enough) < len(needs),
+            not reach.is_pinned and all(need.load is not None for need in needs),
+            reach,
+        )
 
-    def _is_still_no(self, group: Group, room: FreeSpace, closed: dict[str, int]) -> bool:
-        """True when nothing has changed that could turn the last no to this group into a yes."""
+    def _needs_on(self, reach: Reach, request: Request) -> list[Need]:
+        """Return the needs on the GPUs that a request may use: a pinned one tries where it is."""
+        needs = self.needs(request)
+        if not reach.gpus:
+            return list(needs.values())
+        books = [self._holdings.books[uuid] for uuid in reach.gpus]
+        if not reach.is_pinned:
+            return [needs[model] for model in {book.gpu.model for book in books}]
+        return [
+            replace(need, need_bytes=min(need.need_bytes, book.capacity_bytes))
+            for book in books
+            for need in (needs[book.gpu.model],)
+        ]
+
+    def _is_still_no(self, group: Group, rooms: _Rooms, closed: dict[str, int], at: float) -> bool:
+        """True when nothing has changed that could turn the refusal of a group into a grant."""
         refused = group.refused
-        is_kept = bool(closed) and group.head.sequence in closed.values()
-        if refused is not None and refused.is_alone and not is_kept and room.empty < refused.gpus:
-            return True  # whatever was learned: there is no GPU for it alone
-        if refused is None or refused.version != self._memory.changed.get(refused.job_type, 0):
+        if refused is None:
             return False
-        if refused.sibling is not None:
-            return self._holdings.first_runs.get(refused.job_type) == refused.sibling
-        if is_kept or refused.is_alone:
+        if group.pid is not None and refused.reach != self._reach_of(group.head.request):
+            return False  # its process has come to a GPU or left one
+        room = rooms.on(refused.reach, self._keeper.may_pass(group, at))
+        is_kept = bool(closed) and group.head.sequence in closed.values()
+        if refused.is_alone and not is_kept and room.empty < refused.gpus:
+            return True  # whatever the need: too few GPUs are empty
+        if refused.version != self._memory.version_of(refused.job_type):
+            return False
+        first_run = self._holdings.first_runs.get(refused.job_type)
+        has_ended = refused.sibling is not None and first_run != refused.sibling
+        if has_ended or is_kept or refused.is_alone:
             return False
         least = refused.need_bytes
         if refused.is_guess:
             least = min(least, self.guess())
         return not room.has(refused.gpus, least, refused.is_load_known)
-
-    def _rooms(self, closed: Collection[str]) -> tuple[FreeSpace, FreeSpace]:
-        """Return the room on GPUs that are not closed, and on all of them."""
-        room = self._holdings.shelf.room(closed)
-        return room, self._holdings.shelf.room() if closed else room
 
     # --- where ---------------------------------------------------------------------------
 
@@ -299,3 +316,28 @@ class Granter:
         names = ", ".join(str(book.gpu.index) for book in self._holdings.books_of(lease))
         text = f"the first run of {lease.request.label} is being measured on GPU {names}"
         return Wait(WaitReason.FIRST_RUN_ELSEWHERE, f"{text} (lease {lease_id})")
+
+
+class _Rooms:
+    """The room on sets of GPUs, computed once between two grants."""
+
+    def __init__(self, shelf: Shelf, closed: Collection[str]) -> None:
+        self._shelf = shelf
+        self._closed = closed
+        self._found: dict[tuple[Reach, bool], FreeSpace] = {}
+
+    def on(self, reach: Reach, with_closed: bool) -> FreeSpace:
+        """Return the room on the GPUs of a reach, with or without those that are reserved."""
+        name = (reach, with_closed or not self._closed)
+        if name not in self._found:
+            self._found[name] = self._shelf.room(() if name[1] else self._closed, reach)
+        return self._found[name]
+
+    def clear(self) -> None:
+        """Compute all of it again: a lease was granted."""
+        self._found.clear()
+
+
+def _is_own(request: Request) -> bool:
+    """True when the process that asks will hold the lease."""
+    return request.holder is not None and not request.is_command

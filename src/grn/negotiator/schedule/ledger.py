@@ -137,13 +137,22 @@ class Book:
 
     def holds(self, pid: int) -> bool:
         """True when that process holds a lease here."""
-        return any(
-            lease.state is LeaseState.HELD
-            and not lease.request.is_command  # its own process will hold it
-            and lease.request.holder is not None
-            and lease.request.holder.pid == pid
+        return pid in self._holders()
+
+    def pids(self) -> set[int]:
+        """Return the processes that have memory here or hold a lease here."""
+        if self.is_virtual:  # it knows no memory outside a lease
+            return self._holders()
+        return self._holders().union(use.pid for use in self.reading.uses)
+
+    def _holders(self) -> set[int]:
+        return {
+            lease.request.holder.pid
             for lease in self.leases.values()
-        )
+            if lease.state is LeaseState.HELD
+            and lease.request.holder is not None
+            and not lease.request.is_command  # another process will hold it
+        }
 
     def put(self, lease: Lease) -> None:
         """Add or replace a lease."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from grn.model.job import Request
 
@@ -24,18 +25,29 @@ class Waiting:
     place_h: float = 0.0  # and all of its user that came before it
 
 
+class Reach(NamedTuple):
+    """The GPUs that a request may use; none are named where all are allowed."""
+
+    gpus: tuple[str, ...] = ()
+    is_pinned: bool = False  # its process uses these GPUs already and cannot leave them
+
+
+ANYWHERE = Reach()
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A no to a group's head that holds until one of these changes."""
+    """A refusal of a group's head that holds until one of these changes."""
 
     job_type: str
-    version: int  # of what was learned of its type
-    sibling: str | None = None  # the first run it waits for; else it waits for room:
-    gpus: int = 1  # on so many GPUs at once
-    is_alone: bool = False  # they must be empty
-    need_bytes: float = 0  # that each of them can take
-    is_guess: bool = False  # or what a type nobody knows is given
-    is_load_known: bool = False  # and on GPUs that are not too busy
+    version: int  # of the profile of its type
+    sibling: str | None = None  # the first run of its type, which it waits for,
+    gpus: int = 1  # or this number of GPUs with room at once
+    is_alone: bool = False  # that are empty,
+    need_bytes: float = 0  # or that can take this need each,
+    is_guess: bool = False  # or the least guess for a type without a profile,
+    is_load_known: bool = False  # and that are not too busy,
+    reach: Reach = ANYWHERE  # among these GPUs
 
 
 @dataclass(slots=True)
@@ -48,6 +60,7 @@ class Group:
     number: int = 0  # to tell groups apart
     turn: Turn = (0, 0, 0, 0.0, 0)  # of its head, as it was when it was last sorted in
     line: list[tuple[int, str]] = field(default_factory=list)  # sequences and keys, in order
+    pid: int | None = None  # the process of all members, when it cannot leave its GPUs
 
     @property
     def head(self) -> Waiting:

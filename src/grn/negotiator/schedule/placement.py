@@ -75,10 +75,14 @@ class FreeSpace:
     empty: int
     calm: Sequence[Entry]  # the same without GPUs that are too busy for a known load
 
-    def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
-        """True when so many GPUs can take so much."""
+    def most(self, gpus: int, is_load_known: bool = False) -> float:
+        """Return the largest need that a number of GPUs can take each."""
         free = self.calm if is_load_known else self.free
-        return len(free) >= gpus and free[-gpus][0] >= need_bytes
+        return free[-gpus][0] if len(free) >= gpus else -math.inf
+
+    def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
+        """True when a number of GPUs can take a need each."""
+        return self.most(gpus, is_load_known) >= need_bytes
 
 
 def is_taking(book: Book) -> bool:

@@ -1,6 +1,7 @@
-"""The requests that wait, grouped so that one answer serves all alike.
+"""The waiting requests, in groups of which one answer serves all members.
 
-Keeps order of arrival within a group and knows each request's place; it decides nothing.
+Keeps each group in order of arrival and all groups in turn, and finds the groups whose answer may
+have changed. The answers are given in `grant.py`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,19 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from itertools import count, islice
 from operator import itemgetter
 
 from grn.model.job import Request
 from grn.negotiator.learn.argument_names import lasting, mattering
-from grn.negotiator.schedule.order import Group, Kind, Refused, Turn, Waiting, turn
-from grn.negotiator.schedule.wait_index import Entry, Offer, WaitIndex, turn_of
+from grn.negotiator.schedule.order import Group, Kind, Reach, Refused, Turn, Waiting, turn
+from grn.negotiator.schedule.placement import FreeSpace
+from grn.negotiator.schedule.wait_index import Entry, WaitIndex, turn_of
+
+MAX_SET_APART = 256  # requests that are moved to the group of their process per event: 30 us each
 
 
 class Waitlist:
@@ -25,21 +31,29 @@ class Waitlist:
         self,
         rank: Callable[[Waiting], Turn] = turn,
         judge: Callable[[Waiting], Waiting] = lambda waiting: waiting,
+        rank_all: Callable[[Iterable[Waiting]], Iterable[Turn]] | None = None,
     ) -> None:
         self._rank = rank
-        self._judge = judge  # brings up to date what is believed of one that may be next
+        self._rank_all = rank_all or partial(map, rank)
+        self._judge = judge  # updates what is believed of the head of a group
         self._groups: dict[Kind, Group] = {}
         self._kind_of: dict[str, Kind] = {}
-        self._of_process: dict[int, set[str]] = {}  # pid -> keys of what it asks for itself
-        self._turns: list[Entry] = []  # always in order; no two turns are alike
-        self._since: list[tuple[float, str]] = []  # a heap; those who wait no more leave it late
+        self._loose: dict[int, dict[str, None]] = {}  # pid -> its keys in groups of any process
+        self._apart: dict[int, dict[int, Group]] = {}  # pid -> groups of this process only
+        self._to_pin: dict[int, None] = {}  # processes with loose keys that are to be set apart
+        self._pids_on: dict[str, set[int]] = {}  # GPU -> processes whose refusals depend on it
+        self._turns: list[Entry] = []  # always in order; no two turns are equal
+        self._since: list[tuple[float, str]] = []  # a heap; keys that left are dropped late
         self._numbers = 0
         self._of_type: dict[str, dict[int, Group]] = {}
         self._of_user: dict[int, dict[int, Group]] = {}
+        self._count_by_user: Counter[int] = Counter()
         self._misplaced: dict[int, Group] = {}  # groups whose turn has changed
-        self._fresh: dict[int, Group] = {}  # groups that nobody has said no to, or not lately
-        self._lines = WaitIndex()  # the others, by what they wait for
-        self._ordered: list[Waiting] | None = None
+        self._fresh: dict[int, Group] = {}  # groups without a refusal that is known to hold
+        self._lines = WaitIndex()  # the other groups, by the room they wait for
+        self._heads: list[_Head] = []  # a heap: the next candidates of this round
+        self._head_numbers = count()  # to compare two entries of one turn
+        self._ordered: list[tuple[Turn, Waiting]] | None = None  # None when it must be sorted
         self.changed: dict[str, None] | None = None  # where to note keys that came, went or moved
 
     def __len__(self) -> int:
@@ -53,16 +67,19 @@ class Waitlist:
             yield from group.in_line()
 
     def add(self, waiting: Waiting, is_pinned: bool) -> Group:
-        """Put a request behind its like, or among them where its old place was."""
+        """Put a request into its group, at the position of its sequence."""
         kind = _kind(waiting.request, is_pinned)
         group = self._groups.get(kind) or self._begin(kind, waiting.request)
         self._take_turn(group)
         group.put(waiting)
         self._kind_of[waiting.request.key] = kind
+        self._count_by_user[waiting.request.user] += 1
         self._note(waiting.request.key)
         pid = _own_pid(waiting.request)
-        if pid is not None:
-            self._of_process.setdefault(pid, set()).add(waiting.request.key)
+        if pid is not None and group.pid is None:
+            self._loose.setdefault(pid, {})[waiting.request.key] = None
+        if self._ordered is not None:
+            insort(self._ordered, (self._rank(waiting), waiting), key=itemgetter(0))
         self._give_turn(group)
         heapq.heappush(self._since, (waiting.since, waiting.request.key))
         return group
@@ -76,23 +93,44 @@ class Waitlist:
         self._note(key)
         self._take_turn(group)
         waiting = group.take(key)
+        self._unorder(waiting)
         self._give_turn(group)
         if not group.members:
             self._end(group, waiting.request)
+        self._count_by_user[waiting.request.user] -= 1
+        if not self._count_by_user[waiting.request.user]:
+            del self._count_by_user[waiting.request.user]
         pid = _own_pid(waiting.request)
-        if pid is not None:
-            self._of_process[pid].remove(key)
-            if not self._of_process[pid]:
-                del self._of_process[pid]
+        if pid is not None and pid in self._loose:
+            self._loose[pid].pop(key, None)
+            if not self._loose[pid]:
+                del self._loose[pid]
+                self._to_pin.pop(pid, None)
         return waiting
 
-    def pin(self, pid: int) -> None:
-        """Let what a process asks for wait apart from its like: it cannot move any more."""
-        for key in tuple(self._of_process.get(pid, ())):
+    def on_gpu(self, uuid: str, pids: Collection[int]) -> None:
+        """Note the processes on a GPU whose book has changed.
+
+        A process that came or left has another choice of GPUs: its requests are asked again.
+        """
+        waiting = {pid for pid in pids if pid in self._apart}
+        for pid in waiting ^ self._pids_on.pop(uuid, set()):
+            for group in self._apart.get(pid, {}).values():
+                if group.number not in self._fresh:
+                    self._fresh[group.number] = group
+                    heapq.heappush(self._heads, self._head(group))
+        if waiting:
+            self._pids_on[uuid] = waiting
+        self._to_pin.update((pid, None) for pid in pids if pid in self._loose)
+
+    def pin_some(self) -> None:
+        """Set requests of processes on GPUs apart; the rest of very many at the next events."""
+        keys = (key for pid in self._to_pin for key in self._loose[pid])
+        for key in list(islice(keys, MAX_SET_APART)):
             self.set_apart(self._groups[self._kind_of[key]].members[key])
 
     def set_apart(self, waiting: Waiting) -> None:
-        """Let a request wait apart from its like; what was said to them says nothing of it."""
+        """Move a request whose process cannot leave its GPUs to a group of this process only."""
         key, kind = waiting.request.key, _kind(waiting.request, is_pinned=True)
         if self._kind_of[key] != kind:
             self.pop(key)
@@ -100,49 +138,84 @@ class Waitlist:
         self.refuse(self._groups[kind], None)
 
     def refuse(self, group: Group, refused: Refused | None) -> None:
-        """Note the latest no to a group, None when it is to be asked at every turn."""
+        """Note the latest refusal of a group, None when it is to be asked at every event."""
         self._lines.leave(group)
+        if refused is not None and not self._lines.is_open_to(refused.reach):
+            refused = None
         group.refused = refused
         self._lines.join(group)
         if refused is None:
             self._fresh[group.number] = group
-        else:
-            self._fresh.pop(group.number, None)
+            return
+        self._fresh.pop(group.number, None)
+        if group.pid is not None:
+            for uuid in refused.reach.gpus:
+                self._pids_on.setdefault(uuid, set()).add(group.pid)
 
     def wake(self, job_type: str) -> None:
-        """Let all groups of a type be asked again: something has changed for them."""
+        """Let all groups of a type be asked again: its profile or first run has changed."""
         self._fresh.update(self._of_type.get(job_type, {}))
 
+    def wake_group(self, group: Group) -> None:
+        """Let one group be asked again."""
+        if group.members:
+            self._fresh[group.number] = group
+
     def move(self, users: Iterable[int], most: int) -> None:
-        """Sort in anew what users wait for; of very many groups the rest at the next times."""
+        """Sort the groups of users again; the rest of very many at the next events."""
         for user in users:
             self._misplaced.update(self._of_user.get(user, {}))
         self.sort(most)
 
     def learned(self, job_type: str, most: int) -> None:
-        """Sort in anew those of a type; of very many groups the rest at the next times."""
+        """Sort the groups of a type again; the rest of very many at the next events."""
         self._misplaced.update(self._of_type.get(job_type, {}))
         self.sort(most)
 
     def sort(self, most: int) -> None:
-        """Sort in anew some of those whose turns may have changed."""
+        """Sort some of the groups again whose turns may have changed."""
+        if self._misplaced:
+            self._ordered = None
         for number in list(islice(self._misplaced, most)):
             group = self._misplaced.pop(number)
             self._take_turn(group)
             self._give_turn(group)
 
     def settle(self, group: Group) -> None:
-        """Ask a group no more until something changes: its last no still holds."""
+        """Ask a group no more until something changes: its refusal still holds."""
         if group.refused is not None:
             self._fresh.pop(group.number, None)
 
-    def fresh(self) -> list[Group]:
-        """Return those whose last no, if there was one, says nothing any more; in turn."""
-        return sorted(self._fresh.values(), key=lambda group: group.turn)
+    def candidates(
+        self, after: Turn, room_on: Callable[[Reach], FreeSpace], guess_bytes: float
+    ) -> Iterator[Group]:
+        """Go through the groups after a turn whose answer may have changed, in turn.
 
-    def next_fitting(self, after: Turn, offer: Offer) -> Group | None:
-        """Return the first after a turn of those to whom there may be enough to give."""
-        return self._lines.next_after(after, offer)
+        Each is answered before the next is taken. Grants take room, so a group that did not fit
+        when a round began cannot fit later in it, unless a grant brings its process to a GPU.
+        """
+        self._heads = heads = [self._head(one) for one in self._fresh.values() if one.turn > after]
+
+        def follow(reach: Reach, turn: Turn) -> None:
+            entry = self._lines.next_after(turn, reach, room_on(reach), guess_bytes)
+            if entry is not None:
+                heapq.heappush(heads, self._head(entry[1], reach))
+
+        heapq.heapify(heads)
+        for each in self._lines.reaches():
+            follow(each, after)
+        while heads:
+            turn, _, group, reach = heapq.heappop(heads)
+            if turn > after and group.members and group.turn == turn:
+                after = turn
+                yield group
+                if group.number in self._fresh and group.turn > turn:  # the next of its members
+                    heapq.heappush(heads, self._head(group))
+            if reach:
+                follow(reach[0], turn)
+
+    def _head(self, group: Group, *reach: Reach) -> _Head:
+        return (group.turn, next(self._head_numbers), group, reach)
 
     def _begin(self, kind: Kind, like: Request) -> Group:
         self._numbers += 1
@@ -150,6 +223,10 @@ class Waitlist:
         self._of_type.setdefault(like.job_type, {})[group.number] = group
         self._of_user.setdefault(like.user, {})[group.number] = group
         self._fresh[group.number] = group
+        if kind[_PID] is not None:
+            group.pid = _own_pid(like)
+        if group.pid is not None:
+            self._apart.setdefault(group.pid, {})[group.number] = group
         return group
 
     def _end(self, group: Group, like: Request) -> None:
@@ -162,6 +239,10 @@ class Waitlist:
         del self._of_user[like.user][group.number]
         if not self._of_user[like.user]:
             del self._of_user[like.user]
+        if group.pid is not None:
+            del self._apart[group.pid][group.number]
+            if not self._apart[group.pid]:
+                del self._apart[group.pid]
 
     def find(self, key: str) -> Waiting | None:
         """Return a request that waits."""
@@ -174,7 +255,7 @@ class Waitlist:
         return None if kind is None else self._groups[kind]
 
     def oldest_since(self) -> float:
-        """Return since when somebody waits; infinity when nobody does."""
+        """Return since when the oldest request waits; infinity when none waits."""
         while self._since:
             since, key = self._since[0]
             waiting = self.find(key)
@@ -184,38 +265,42 @@ class Waitlist:
         return math.inf
 
     def job_types(self) -> set[str]:
-        """Return all types of which some wait."""
+        """Return the types of all waiting requests."""
         return set(self._of_type)
 
     def count_by_user(self) -> dict[int, int]:
         """Return how many requests of each user wait."""
-        return {
-            user: sum(len(group.members) for group in groups.values())
-            for user, groups in self._of_user.items()
-        }
+        return dict(self._count_by_user)
 
     def in_turn(self) -> Iterator[Group]:
         """Go through the groups by whose head is next."""
         return (group for _, group in self._turns)
 
     def ordered(self) -> list[Waiting]:
-        """Return all requests, the next first; the same list until something changes."""
+        """Return all requests, the next first."""
         if self._ordered is None:
             entries: list[tuple[Turn, Waiting]] = []
-            for turn, group in self._turns:
-                head, *others = group.in_line()
-                entries.append((turn, head))
-                entries += ((self._rank(one), one) for one in others)
+            for _, group in self._turns:
+                members = list(group.in_line())
+                entries += zip(self._rank_all(members), members, strict=True)
             entries.sort(key=itemgetter(0))
-            self._ordered = [waiting for _, waiting in entries]
-        return self._ordered
+            self._ordered = entries
+        return [waiting for _, waiting in self._ordered]
+
+    def _unorder(self, waiting: Waiting) -> None:
+        """Take one request out of the order of all; where its turn has changed, drop the order."""
+        if self._ordered is not None:
+            position = bisect_left(self._ordered, self._rank(waiting), key=itemgetter(0))
+            if self._ordered[position : position + 1] and self._ordered[position][1] is waiting:
+                del self._ordered[position]
+            else:
+                self._ordered = None
 
     def _note(self, key: str) -> None:
         if self.changed is not None:
             self.changed[key] = None
 
     def _take_turn(self, group: Group) -> None:
-        self._ordered = None
         if group.members:
             del self._turns[bisect_left(self._turns, group.turn, key=turn_of)]
             self._lines.leave(group)
@@ -225,6 +310,7 @@ class Waitlist:
             before = group.head
             head = self._judge(before)
             if head is not before:
+                self._ordered = None
                 group.members[head.request.key] = head
                 self._note(head.request.key)
             group.turn = self._rank(head)
@@ -232,13 +318,17 @@ class Waitlist:
             self._lines.join(group)
 
 
+_PID = 11  # the position of the process in a kind
+_Head = tuple[Turn, int, Group, tuple[Reach, ...]]  # a candidate, and the reach it was found by
+
+
 def _own_pid(request: Request) -> int | None:
-    """Return the process that will hold what is asked for, None when it is not born yet."""
+    """Return the process that will hold the lease, None when it does not exist yet."""
     return None if request.holder is None or request.is_command else request.holder.pid
 
 
 def _kind(request: Request, is_pinned: bool) -> Kind:
-    """Return what two requests must share to be answered alike."""
+    """Return what two requests must share to get the same answer."""
     return (
         request.job_type,
         request.user,
