@@ -15,6 +15,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
+    "protocol": "__init__ rows",
     "negotiator": "__init__ events endings engine engine_view schedule learn views explain history "
     "change_feed pages",
     "queue": "__init__ job events engine lifecycle ready_queue job_table lease_window finish",
@@ -122,6 +123,7 @@ ARROWS = {
     "hydra_plugins": {"integrations"},
     "cli": {
         "grn",
+        "protocol",
         "option_file",
         "simulate",
         "client",

@@ -6,12 +6,12 @@ from typing import Any
 
 from grn.cli.output import job_text
 from grn.model.units import MiB
+from grn.protocol.rows import JobRow
 
-Row = dict[str, Any]
 NOW = 1000.0
 
 
-def a_job_row(**changes: Any) -> Row:
+def a_job_row(**changes: Any) -> JobRow:
     attempt = {"attempt": 1, "gpus": [0], "reason": None, "ran_s": None, "peak_bytes": None}
     plain = {
         "id": 41, "name": "", "state": "running", "reason": None, "why": "running", "cwd": "/home",
@@ -20,7 +20,7 @@ def a_job_row(**changes: Any) -> Row:
         "after": [], "folder": "/state/41.1", "reserved_bytes": 300 * MiB, "environment": ["HOME"],
         "attempts": [attempt],
     }  # fmt: skip
-    return plain | changes
+    return JobRow.from_json(plain | changes)
 
 
 def test_a_job_that_runs_is_told_without_unknowns_and_without_saying_it_twice() -> None:
@@ -46,7 +46,7 @@ def test_lines_of_the_shell_are_shown_as_they_were_written() -> None:
     row = a_job_row(argv=["/bin/sh", "-c", "a | b"], name="n")
 
     assert job_text.shown_command(row) == "n: a | b"
-    assert job_text.spelled_command(row) == "a | b"
+    assert job_text.spelled_command(row.argv) == "a | b"
 
 
 def test_what_goes_on_is_counted_in_good_english() -> None:

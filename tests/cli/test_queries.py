@@ -45,12 +45,12 @@ def test_jobs_are_counted_and_not_the_leases_of_the_queue():
 
     spans = inside(spans_of(past, ends=ends, **running), DAY)
 
-    assert sorted(span["lease"] for span in spans if not span["is_job"]) == ["aaaa0002"]
-    assert [span["job"] for span in spans if span["lease"] == "cccc0001"] == [5]
+    assert sorted(span.lease for span in spans if not span.is_job) == ["aaaa0002"]
+    assert [span.job for span in spans if span.lease == "cccc0001"] == [5]
     assert count(spans) == len(past) + 3
     assert count(spans, OutcomeKind.BAD) == 1
     assert count(spans, OutcomeKind.CANCELLED) == 1
-    assert "aaaa0005" not in {span["lease"] for span in spans}
+    assert "aaaa0005" not in {span.lease for span in spans}
 
 
 def test_the_jobs_of_an_array_are_of_one_type_whatever_their_name():

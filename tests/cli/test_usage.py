@@ -6,6 +6,7 @@ import pytest
 
 from grn.cli.report.usage import (
     Period,
+    Span,
     gpu_hours,
     held_share,
     inside,
@@ -21,16 +22,10 @@ DAY = Period(0.0, 24 * HOUR)
 
 
 def a_span(begin, end, gpus=(0,), **changes):
-    row = {
-        "lease": "a",
-        "job": None,
-        "is_job": True,
-        "label": "train",
-        "user": "ada",
-        "gpus": list(gpus),
-    }
-    row |= {"from": begin * HOUR, "ended_at": None if end is None else end * HOUR}
-    return {**row, "outcome": "ok", "reserved_bytes": 4 * GiB, "peak_bytes": GiB, **changes}
+    ended_at = None if end is None else end * HOUR
+    plain = {"label": "train", "type": "train", "user": "ada", "outcome": "ok", "lease": "a"}
+    plain |= {"reserved_bytes": 4 * GiB, "peak_bytes": GiB}
+    return Span(gpus=tuple(gpus), began_at=begin * HOUR, ended_at=ended_at, **{**plain, **changes})
 
 
 def test_only_what_touches_the_period_counts():

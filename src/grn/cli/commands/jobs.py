@@ -21,6 +21,7 @@ from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
 from grn.model.text import counted, harmless
 from grn.model.units import parse_time
+from grn.protocol.rows import JobRow
 
 FOLLOW_S = 0.5
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
@@ -83,7 +84,7 @@ def ls(
         return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
     if quiet:
         return _print_ids([row["id"] for row in rows])
-    click.echo(job_text.jobs(rows, time.time(), width()))
+    click.echo(job_text.jobs([JobRow.from_json(row) for row in rows], time.time(), width()))
     if not rows or len(rows) == most:
         note = f" ({most} shown: -n shows more)" if rows else ""
         click.echo(job_text.counts(answer["counts"]) + note, err=True)
@@ -99,7 +100,7 @@ def show(job: str, as_json: bool) -> int:
     (row,) = _with_memory([queue.show(job_id)])
     if as_json:
         return print_json({"schema": 1, "job": row})
-    click.echo(job_text.job(row, time.time(), width()))
+    click.echo(job_text.job(JobRow.from_json(row), time.time(), width()))
     return 0
 
 
@@ -126,7 +127,7 @@ def history(most: int, file: str | None, as_json: bool) -> int:
     rows = [queue.typed(row) for row in answer["jobs"]]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
-    click.echo(job_text.history(rows, time.time(), width()))
+    click.echo(job_text.history([JobRow.from_json(row) for row in rows], time.time(), width()))
     return 0
 
 

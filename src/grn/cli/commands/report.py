@@ -49,13 +49,12 @@ def _of_period(since: str) -> str:
         own = facts.past(period.since, MAX_JOBS)
         spans = inside(facts.spans(watch.picture, period.since, own), period)
         gaps = facts.gaps(watch.picture, period.since)
-        gpus = sorted(watch.picture.gpus.values(), key=lambda gpu: gpu["index"])
+        known = {int(gpu["index"]) for gpu in watch.picture.gpus.values()}
     if len(own) == MAX_JOBS:
         gaps.append(f"Of your own jobs the latest {MAX_JOBS} are in this report.")
-    known = {gpu["index"] for gpu in gpus}
-    past = {index for span in spans for index in span["gpus"]} - known
-    rows = [*gpus, *({"index": index} for index in sorted(past))]
-    return period_page.page(spans, rows, period, socket.gethostname(), gaps)
+    past = {index for span in spans for index in span.gpus} - known
+    indices = [*sorted(known), *sorted(past)]
+    return period_page.page(spans, indices, period, socket.gethostname(), gaps)
 
 
 def _warn_of_gaps(facts: Facts) -> None:

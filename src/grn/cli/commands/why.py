@@ -13,6 +13,7 @@ from grn.client import pages, queue
 from grn.client.submit import is_id
 from grn.errors import GrnError, UnknownJob
 from grn.paths import user_name
+from grn.protocol.rows import JobRow
 
 Row = dict[str, Any]
 
@@ -34,7 +35,7 @@ def why(job: str, as_json: bool) -> int:
     if as_json:
         return print_json({"schema": 1, "jobs": rows} | ({} if own is None else {"job": own}))
     if own is not None:
-        click.echo(job_text.explained(own, time.time()))
+        click.echo(job_text.explained(JobRow.from_json(own), time.time()))
     if rows:
         click.echo(render.why(rows, user_name))
     return 0

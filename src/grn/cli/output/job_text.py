@@ -5,29 +5,28 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from grn.cli.output.table import labelled, table
 from grn.model.text import counted, harmless
 from grn.model.units import show_size, show_time
+from grn.protocol.rows import AttemptRow, JobRow
 
-Row = dict[str, Any]
 MAX_NAMES = 240
 
 
-def jobs(rows: Sequence[Row], now: float, width: int = 0) -> str:
+def jobs(rows: Sequence[JobRow], now: float, width: int = 0) -> str:
     """List jobs of the queue."""
     if not rows:
         return "no jobs"
     lines = [
         (
-            str(row["id"]),
+            str(row.id),
             shown_state(row),
-            ",".join(map(str, row["gpus"])) if row["state"] not in ("queued", "held") else "",
+            ",".join(map(str, row.gpus)) if not row.is_waiting else "",
             _job_memory(row),
             show_time(now - _since(row)),
             shown_command(row),
-            "" if row["state"] in ("running", "starting") else harmless(row["why"]),
+            "" if row.state in ("running", "starting") else harmless(row.why),
         )
         for row in rows
     ]
@@ -35,20 +34,20 @@ def jobs(rows: Sequence[Row], now: float, width: int = 0) -> str:
     return table(headers, lines, width, elastic=("COMMAND", "WHY"), spare=("USED/RESERVED",))
 
 
-def history(rows: Sequence[Row], now: float, width: int = 0) -> str:
+def history(rows: Sequence[JobRow], now: float, width: int = 0) -> str:
     """List jobs that have ended."""
     if not rows:
         return "nothing has ended yet"
     lines = [
         (
-            str(row["id"]),
-            row["reason"],
+            str(row.id),
+            row.reason or "",
             _exit_text(row),
-            show_time(row["ran_s"]),
-            show_size(row["peak_bytes"]),
-            ",".join(map(str, row["gpus"])),
-            str(row["attempt"]),
-            show_time(now - row["ended_at"]) + " ago",
+            show_time(row.ran_s),
+            show_size(row.peak_bytes),
+            ",".join(map(str, row.gpus)),
+            str(row.attempt),
+            show_time(now - _since(row)) + " ago",
             shown_command(row),
         )
         for row in rows
@@ -58,57 +57,58 @@ def history(rows: Sequence[Row], now: float, width: int = 0) -> str:
     return table(headers, lines, width, elastic=("COMMAND",), spare=spare)
 
 
-def job(row: Row, now: float, width: int = 0) -> str:
-    """Tell all of one job."""
-    why = harmless(row["why"]) if row["why"] != row["state"] else ""
-    asked = f"{counted(row['gpus_asked'], 'GPU')}, {_asked_memory(row)}"
-    after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row["after"])
+def job(row: JobRow, now: float, width: int = 0) -> str:
+    """Show all of one job."""
+    why = harmless(row.why) if row.why != row.state else ""
+    asked = f"{counted(row.gpus_asked, 'GPU')}, {_asked_memory(row)}"
+    after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", shown_state(row) + (f": {why}" if why else "")),
-        ("command", spelled_command(row)),
-        ("folder", harmless(row["cwd"])),
-        ("type", harmless(row["label"])),
-        ("asks for", asked + (", to itself" if row["is_exclusive"] else "")),
+        ("command", spelled_command(row.argv)),
+        ("folder", harmless(row.cwd)),
+        ("type", harmless(row.label)),
+        ("asks for", asked + (", to itself" if row.is_exclusive else "")),
         ("memory", _memory_now(row)),
-        ("submitted", f"{show_time(now - row['submitted_at'])} ago, priority {row['priority']}"),
+        ("submitted", f"{show_time(now - row.submitted_at)} ago, priority {row.priority}"),
         ("after", after),
-        ("files", row["folder"] or ""),
-        *(line for one in row["attempts"] for line in _attempt(one, row, now)),
-        ("variables", _names(row["environment"])),
+        ("files", row.folder or ""),
+        *(line for one in row.attempts for line in _attempt(one, row, now)),
+        ("variables", _names(row.environment)),
     ]
-    head = f"job {row['id']}  {harmless(row['name'])}".rstrip()
+    head = f"job {row.id}  {harmless(row.name)}".rstrip()
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines if text)])
 
 
-def explained(row: Row, now: float) -> str:
+def explained(row: JobRow, now: float) -> str:
     """Say in a line or two what a job waits for, or that it does not wait."""
-    head = f"job {row['id']}  {shown_command(row)}"
+    head = f"job {row.id}  {shown_command(row)}"
     state, since = shown_state(row), show_time(now - _since(row))
-    if row["state"] == "ended":
-        why = f": {harmless(row['why'])}" if row["why"] else ""
+    if row.has_ended:
+        why = f": {harmless(row.why)}" if row.why else ""
         return f"{head}\n  ended {since} ago, {state}{why}"
-    why = harmless(row["why"]) if row["why"] != row["state"] else ""
+    why = harmless(row.why) if row.why != row.state else ""
     return f"{head}\n  {state} for {since}{f': {why}' if why else ''}"
 
 
-def _attempt(one: Row, row: Row, now: float) -> Iterator[tuple[str, str]]:
+def _attempt(one: AttemptRow, row: JobRow, now: float) -> Iterator[tuple[str, str]]:
     """Say where a try was made and how it went, as far as that is known."""
-    ran_s = one["ran_s"]
-    if not one["reason"] and row["started_at"]:
-        ran_s = now - row["started_at"]
-    text = one["reason"] or "under way"
+    ran_s = one.ran_s
+    if not one.reason and row.started_at:
+        ran_s = now - row.started_at
+    text = one.reason or "under way"
     if ran_s is not None:
-        text += f" {'after' if one['reason'] else 'for'} {show_time(ran_s)}"
-    if one["peak_bytes"] is not None:
-        text += f", peak {show_size(one['peak_bytes'])}"
-    where = f"GPU {','.join(map(str, one['gpus']))}" if one["gpus"] else "no GPU"
-    yield "attempt", f"{one['attempt']} on {where}: {text}"
-    yield "", harmless(one.get("text") or "")
+        text += f" {'after' if one.reason else 'for'} {show_time(ran_s)}"
+    if one.peak_bytes is not None:
+        text += f", peak {show_size(one.peak_bytes)}"
+    where = f"GPU {','.join(map(str, one.gpus))}" if one.gpus else "no GPU"
+    yield "attempt", f"{one.attempt} on {where}: {text}"
+    yield "", harmless(one.text or "")
 
 
-def _memory_now(row: Row) -> str:
-    used = row.get("used_bytes")  # only of what runs
-    return f"{show_size(used)} used of {show_size(row['reserved_bytes'])} reserved" if used else ""
+def _memory_now(row: JobRow) -> str:
+    if not row.used_bytes:  # known of running jobs only
+        return ""
+    return f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -123,21 +123,25 @@ def counts(numbers: dict[str, int]) -> str:
     return f"{numbers['running']} running, {numbers['queued']} queued, {numbers['ended']} ended"
 
 
-def shown_state(row: Row) -> str:
+def shown_state(row: JobRow) -> str:
     """Name the state of a job, or how it ended."""
-    return str(row["reason"]) if row["state"] == "ended" else str(row["state"])
+    return str(row.reason) if row.has_ended else row.state
 
 
-def shown_command(row: Row) -> str:
+def shown_command(row: JobRow) -> str:
     """Spell the command of a job, after its name if it has one."""
-    text = spelled_command(row)
-    return f"{harmless(row['name'])}: {text}" if row["name"] else text
+    return named_command(row.name, row.argv)
 
 
-def spelled_command(row: Row) -> str:
-    """Spell the command of a job as one would type it."""
-    argv = row["argv"]
-    is_line = argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3
+def named_command(name: str, argv: Sequence[str]) -> str:
+    """Spell a command, after the name of its job if it has one."""
+    text = spelled_command(argv)
+    return f"{harmless(name)}: {text}" if name else text
+
+
+def spelled_command(argv: Sequence[str]) -> str:
+    """Spell a command as one would type it."""
+    is_line = tuple(argv[:2]) == ("/bin/sh", "-c") and len(argv) == 3
     return harmless(argv[2] if is_line else shlex.join(argv))
 
 
@@ -147,26 +151,25 @@ def going_on(running: int) -> str:
     return f"; {counted(running, 'running job')} {verb} on" if running else ""
 
 
-def _since(row: Row) -> float:
-    if row["state"] == "ended":
-        return float(row["ended_at"])
-    if row["state"] in ("queued", "held"):
-        return float(row["submitted_at"])
-    return float(row["started_at"] or row["submitted_at"])
+def _since(row: JobRow) -> float:
+    """Return when a job got into its state."""
+    if row.has_ended:
+        return row.ended_at or row.submitted_at
+    return row.submitted_at if row.is_waiting else row.started_at or row.submitted_at
 
 
-def _job_memory(row: Row) -> str:
-    if row["state"] in ("queued", "held") or row["reserved_bytes"] is None:
+def _job_memory(row: JobRow) -> str:
+    if row.is_waiting or row.reserved_bytes is None:
         return ""
-    used = row["peak_bytes"] if row["state"] == "ended" else row.get("used_bytes")
-    return f"{show_size(used)}/{show_size(row['reserved_bytes'])}"
+    used = row.peak_bytes if row.has_ended else row.used_bytes
+    return f"{show_size(used)}/{show_size(row.reserved_bytes)}"
 
 
-def _asked_memory(row: Row) -> str:
-    return show_size(row["mem_bytes"]) if row["mem_bytes"] else "memory as learned"
+def _asked_memory(row: JobRow) -> str:
+    return show_size(row.mem_bytes) if row.mem_bytes else "memory as learned"
 
 
-def _exit_text(row: Row) -> str:
-    if row["signal"]:
-        return f"signal {row['signal']}"
-    return "" if row["status"] is None else str(row["status"])
+def _exit_text(row: JobRow) -> str:
+    if row.signal:
+        return f"signal {row.signal}"
+    return "" if row.status is None else str(row.status)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from grn.cli.output import html
 from grn.cli.output.html import LEFT, WIDTH, Bar, Tile
 from grn.cli.report.usage import (
     UNFINISHED,
     Period,
+    Span,
     UserShare,
     count,
     gpu_hours,
@@ -23,18 +23,20 @@ from grn.cli.report.usage import (
 from grn.model.outcome import OutcomeKind
 from grn.model.units import show_size, show_time
 
-Row = dict[str, Any]
 MAX_FAILURES, MAX_SHARES, MAX_BARS = 50, 20, 4000
 PARTS = 48  # of the period, in the picture of how busy GPUs were
 COLOURS = ("#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a")
 
 
 def page(
-    spans: Sequence[Row], gpus: Sequence[Row], period: Period, host: str, gaps: Sequence[str] = ()
+    spans: Sequence[Span],
+    indices: Sequence[int],
+    period: Period,
+    host: str,
+    gaps: Sequence[str] = (),
 ) -> str:
     """Return the report of a period; `gaps` say which part of it is unknown."""
     span_text = f"{_day(period.since)} to {_day(period.until)}"
-    indices = [int(gpu["index"]) for gpu in gpus]
     parts = [
         html.header(f"GPUs of {host}", span_text),
         _tiles(spans, indices, period),
@@ -48,7 +50,7 @@ def page(
     return html.page(f"GPUs of {host}, {span_text}", parts)
 
 
-def _tiles(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
+def _tiles(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str:
     hours = sum(gpu_hours(span, period) for span in spans)
     held = [held_share(spans, index, period) for index in indices]
     waste = sum(wasted_gib_hours(span, period) for span in spans)
@@ -62,8 +64,8 @@ def _tiles(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
     ])  # fmt: skip
 
 
-def _timeline(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
-    on_gpu = {index: [span for span in spans if index in span["gpus"]] for index in indices}
+def _timeline(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str:
+    on_gpu = {index: [span for span in spans if index in span.gpus] for index in indices}
     bands = [
         (index, [_bar(span, period) for span in found[-MAX_BARS:]])
         for index, found in on_gpu.items()
@@ -76,17 +78,17 @@ def _timeline(spans: Sequence[Row], indices: Sequence[int], period: Period) -> s
     return drawn + html.note(f"The latest {MAX_BARS} of each GPU are shown." * is_cut)
 
 
-def _bar(span: Row, period: Period) -> Bar:
-    end = span["ended_at"] or period.until
-    how = span["outcome"] or ("ended" if span["ended_at"] else "running")
-    memory = f"peak {show_size(span['peak_bytes'])} of {show_size(span['reserved_bytes'])}"
-    title = f"{span['label']} ({span['user']}), {_day(span['from'])}"
-    title += f", {show_time(end - span['from'])}, {how}, {memory}"
-    colour = COLOURS[sum(map(ord, str(span["label"]))) % len(COLOURS)]
-    return Bar(span["from"], end, colour, title)
+def _bar(span: Span, period: Period) -> Bar:
+    end = span.ended_at or period.until
+    how = span.outcome or ("ended" if span.ended_at else "running")
+    memory = f"peak {show_size(span.peak_bytes)} of {show_size(span.reserved_bytes)}"
+    title = f"{span.label} ({span.user}), {_day(span.began_at)}"
+    title += f", {show_time(end - span.began_at)}, {how}, {memory}"
+    colour = COLOURS[sum(map(ord, str(span.label))) % len(COLOURS)]
+    return Bar(span.began_at, end, colour, title)
 
 
-def _busy(spans: Sequence[Row], indices: Sequence[int], period: Period) -> str:
+def _busy(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str:
     """Draw a row of cells for each GPU, the darker the longer it had a job."""
     shapes = []
     wide = (WIDTH - LEFT) / PARTS
@@ -116,13 +118,15 @@ def _shares(found: Sequence[UserShare]) -> str:
     return html.table(names, rows, numbers_from=1) + _cut(len(rows), len(found))
 
 
-def _failures(spans: Sequence[Row]) -> str:
+def _failures(spans: Sequence[Span]) -> str:
     rows = [
         (
-            _day(span["from"]),
-            *(str(span[name]) for name in ("label", "user", "outcome")),
-            show_time((span["ended_at"] or span["from"]) - span["from"]),
-            show_size(span["peak_bytes"]),
+            _day(span.began_at),
+            span.label,
+            span.user,
+            span.outcome,
+            show_time((span.ended_at or span.began_at) - span.began_at),
+            show_size(span.peak_bytes),
         )
         for span in list(reversed(spans))[:MAX_FAILURES]
     ]

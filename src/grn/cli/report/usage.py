@@ -9,15 +9,34 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from grn.model.outcome import OutcomeKind, kind_of
 
-Row = dict[str, Any]
-
-
 UNFINISHED = (OutcomeKind.CANCELLED, OutcomeKind.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Who held which GPUs from when to when: a job, or a lease that stands for none."""
+
+    label: str
+    type: str
+    user: str
+    gpus: tuple[int, ...]
+    began_at: float
+    ended_at: float | None  # None: it still runs
+    outcome: str
+    reserved_bytes: int | None
+    peak_bytes: int | None
+    lease: str | None = None
+    job: int | None = None
+    is_job: bool = True
+
+    def row(self) -> dict[str, object]:
+        """Return it as the timeline of the live page gets it."""
+        return {("from" if name == "began_at" else name): value
+                for name, value in asdict(self).items()}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +50,10 @@ class Period:
     def length_s(self) -> float:
         return max(1.0, self.until - self.since)
 
-    def overlap_s(self, span: Row) -> float:
+    def overlap_s(self, span: Span) -> float:
         """Return how long a span was inside."""
-        end = self.until if span["ended_at"] is None else float(span["ended_at"])
-        return max(0.0, min(end, self.until) - max(float(span["from"]), self.since))
+        end = self.until if span.ended_at is None else span.ended_at
+        return max(0.0, min(end, self.until) - max(span.began_at, self.since))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +68,30 @@ class UserShare:
     wasted_gib_hours: float  # memory that was reserved and not needed
 
 
-def inside(spans: Iterable[Row], period: Period) -> list[Row]:
+def inside(spans: Iterable[Span], period: Period) -> list[Span]:
     """Return the spans that touch a period, oldest first."""
     found = [span for span in spans if period.overlap_s(span) > 0]
-    return sorted(found, key=lambda span: span["from"])
+    return sorted(found, key=lambda span: span.began_at)
 
 
-def gpu_hours(span: Row, period: Period) -> float:
+def gpu_hours(span: Span, period: Period) -> float:
     """Return the time of a span, once for each of its GPUs."""
-    return period.overlap_s(span) / 3600 * len(span["gpus"])
+    return period.overlap_s(span) / 3600 * len(span.gpus)
 
 
-def wasted_gib_hours(span: Row, period: Period) -> float:
+def wasted_gib_hours(span: Span, period: Period) -> float:
     """Return the memory a span had reserved and never used, by time; an unknown peak is none."""
-    if span["peak_bytes"] is None or span["reserved_bytes"] is None:
+    if span.peak_bytes is None or span.reserved_bytes is None:
         return 0.0
-    unused = max(0, int(span["reserved_bytes"]) - int(span["peak_bytes"]))
+    unused = max(0, span.reserved_bytes - span.peak_bytes)
     return unused / 2**30 * gpu_hours(span, period)
 
 
-def shares(spans: Sequence[Row], period: Period, by: str) -> list[UserShare]:
+def shares(spans: Sequence[Span], period: Period, by: str) -> list[UserShare]:
     """Add up by user or by label, the most hours first."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        groups[str(span[by])].append(span)
+        groups[str(getattr(span, by))].append(span)
     found = [
         UserShare(
             name,
@@ -87,23 +106,23 @@ def shares(spans: Sequence[Row], period: Period, by: str) -> list[UserShare]:
     return sorted(found, key=lambda share: -share.gpu_hours)
 
 
-def count(spans: Iterable[Row], *kinds: OutcomeKind) -> int:
+def count(spans: Iterable[Span], *kinds: OutcomeKind) -> int:
     """Return how many jobs there are, or how many that ended in one of some ways."""
-    jobs = (span for span in spans if span["is_job"])
-    return sum(not kinds or kind_of(span["outcome"]) in kinds for span in jobs)
+    jobs = (span for span in spans if span.is_job)
+    return sum(not kinds or kind_of(span.outcome) in kinds for span in jobs)
 
 
-def is_bad(span: Row) -> bool:
+def is_bad(span: Span) -> bool:
     """True for a job that ended otherwise than well, and not by its owner's will."""
-    return bool(span["is_job"]) and kind_of(span["outcome"]) is OutcomeKind.BAD
+    return span.is_job and kind_of(span.outcome) is OutcomeKind.BAD
 
 
-def held_share(spans: Sequence[Row], gpu: int, period: Period) -> float:
+def held_share(spans: Sequence[Span], gpu: int, period: Period) -> float:
     """Return the share of a period in which at least one job was on a GPU."""
     edges = sorted(
-        (max(span["from"], period.since), min(span["ended_at"] or period.until, period.until))
+        (max(span.began_at, period.since), min(span.ended_at or period.until, period.until))
         for span in spans
-        if gpu in span["gpus"]
+        if gpu in span.gpus
     )
     held_s, until = 0.0, period.since
     for begin, end in edges:

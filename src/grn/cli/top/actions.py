@@ -22,6 +22,7 @@ from grn.errors import GrnError
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.paths import user_name
+from grn.protocol.rows import JobRow
 
 MAX_LOG_BYTES = 256 << 10
 
@@ -119,7 +120,8 @@ def log_lines(folder: str) -> list[str]:
 def _explanation(row: Row, marks: Marks) -> list[str]:
     lines: list[str] = []
     if row.job is not None:
-        lines += job_text.job(queue.show(row.job, may_start=False), time.time()).splitlines()
+        job = JobRow.from_json(queue.show(row.job, may_start=False))
+        lines += job_text.job(job, time.time()).splitlines()
     if row.lease is not None and row.part is not Section.ENDED:
         lines += ["", *_negotiators_word(row.lease)]
     if row.lease is not None and row.part is not Section.WAITING:

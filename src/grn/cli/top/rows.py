@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from grn.cli.output.job_text import shown_command
+from grn.cli.output.job_text import named_command
 from grn.model.text import harmless
 
 Facts = Mapping[str, Any]
@@ -233,7 +233,7 @@ def _what(job: Facts) -> str:
 
 @lru_cache(maxsize=8192)
 def _spelled(name: str, argv: tuple[str, ...]) -> str:
-    return shown_command({"name": name, "argv": list(argv)})
+    return named_command(name, argv)
 
 
 # --- which and in what order ---------------------------------------------------------------

@@ -191,7 +191,8 @@ class Page:
         since = float(_number(request, "since", 0))
         picture = self._watchers.picture
         past = await asyncio.to_thread(self._facts.past, since)
-        return JSONResponse({"spans": self._facts.spans(picture, since, past)})
+        spans = self._facts.spans(picture, since, past)
+        return JSONResponse({"spans": [span.row() for span in spans]})
 
     async def profiles(self, request: Request) -> Response:
         return JSONResponse({"profiles": await asyncio.to_thread(self._facts.profiles)})

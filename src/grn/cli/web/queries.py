@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from grn.cli.report.usage import Span
 from grn.client import logs, pages, queue
 from grn.client.connection import ask_once
 from grn.client.state_mirror import MAX_ENDS, NEGOTIATOR, QUEUE, Snapshot
@@ -56,7 +57,7 @@ class Facts:
 
     # --- the past ------------------------------------------------------------------------
 
-    def spans(self, picture: Snapshot, since: float, ended: Sequence[Row]) -> list[Row]:
+    def spans(self, picture: Snapshot, since: float, ended: Sequence[Row]) -> list[Span]:
         """Return what ran on which GPU and when: one's own jobs, and the leases of all else.
 
         A lease of one's own queue that has ended stands for no job: one lease may have served
@@ -89,21 +90,21 @@ class Facts:
                          " nothing is known.")  # fmt: skip
         return found
 
-    def _span(self, row: Row, *, job: int | None = None, is_job: bool = True) -> Row:
-        return {
-            "lease": row["id"],
-            "job": job,
-            "is_job": is_job,
-            "label": row["label"],
-            "type": row["label"],
-            "user": user_name(row["user"]),
-            "gpus": row["gpus"],
-            "from": row["since_at"],
-            "ended_at": row.get("ended_at"),
-            "outcome": row.get("outcome", ""),
-            "reserved_bytes": row["reserved_bytes"],
-            "peak_bytes": row["peak_bytes"],
-        }
+    def _span(self, row: Row, *, job: int | None = None, is_job: bool = True) -> Span:
+        return Span(
+            label=row["label"],
+            type=row["label"],
+            user=user_name(row["user"]),
+            gpus=tuple(row["gpus"]),
+            began_at=row["since_at"],
+            ended_at=row.get("ended_at"),
+            outcome=row.get("outcome", ""),
+            reserved_bytes=row["reserved_bytes"],
+            peak_bytes=row["peak_bytes"],
+            lease=row["id"],
+            job=job,
+            is_job=is_job,
+        )
 
     def past(self, since: float, most: int = MAX_PAST) -> list[Row]:
         """Return one's jobs that have ended since, newest first; none if no queue runs."""
@@ -192,21 +193,20 @@ def _by_state(row: Row) -> tuple[bool, int, int]:
     return (row["state"] in ("queued", "held"), -row["priority"], row["id"])
 
 
-def _job_span(row: Row, user: str) -> Row:
-    return {
-        "lease": row["lease"],
-        "job": row["id"],
-        "is_job": True,
-        "label": row["name"] or row["label"],
-        "type": row["label"],
-        "user": user,
-        "gpus": row["gpus"],
-        "from": row["started_at"],
-        "ended_at": row["ended_at"],
-        "outcome": row["reason"] or "",
-        "reserved_bytes": row["reserved_bytes"],
-        "peak_bytes": row["peak_bytes"],
-    }
+def _job_span(row: Row, user: str) -> Span:
+    return Span(
+        label=row["name"] or row["label"],
+        type=row["label"],
+        user=user,
+        gpus=tuple(row["gpus"]),
+        began_at=row["started_at"],
+        ended_at=row["ended_at"],
+        outcome=row["reason"] or "",
+        reserved_bytes=row["reserved_bytes"],
+        peak_bytes=row["peak_bytes"],
+        lease=row["lease"],
+        job=row["id"],
+    )
 
 
 def settle(picture: Snapshot, since: float) -> bool:
