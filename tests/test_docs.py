@@ -19,6 +19,7 @@ from grn.errors import BY_CODE
 from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.events import WaitReason
+from grn.proc.spawn import NOT_FOUND, NOT_RUNNABLE
 from grn.settings import Settings
 from tests.builders import Story, a_profile, a_run
 
@@ -127,7 +128,7 @@ def test_every_exit_code_is_in_the_table() -> None:
     table = page("commands.md").partition("## Exit status")[2].partition("\n## ")[0]
     shown = re.findall(r"^\| (\d+)", table, re.MULTILINE)
     codes = {0, 128, 130, *(kind.exit_code for kind in BY_CODE.values())}
-    codes |= {execute.OWN_TROUBLE, execute.NOT_RUNNABLE, execute.NOT_FOUND}
+    codes |= {execute.OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND}
 
     assert set(map(int, shown)) >= codes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,8 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "cli": "__init__ output.__init__ output.render output.table output.job_text "
     "output.html output.metrics report.__init__ report.usage report.replay "
     "top.__init__ top.rows top.draw top.state top.screen",
-    "gpus": "__init__ visible",
+    "proc": "__init__ tree",
+    "gpus": "__init__ visible probe attribution",
     "compat": "__init__ tasks.__init__ tasks.config",
 }
 PURE_STDLIB = (
@@ -48,8 +50,8 @@ ARROWS = {
     "option_file": {"errors"},
     "settings": {"option_file", "errors", "model", "paths"},
     "protocol": {"errors", "wire", "model"},
-    "proc": {"errors", "model", "paths"},
-    "daemon": {"protocol", "wire", "model", "errors", "paths"},
+    "proc": {"errors", "model", "paths", "interpreter"},
+    "daemon": {"protocol", "proc", "wire", "model", "errors", "paths"},
     "gpus": {"model", "interpreter", "errors", "proc"},
     "pure negotiator": {"model", "errors"},
     "negotiator": {
@@ -115,6 +117,7 @@ ARROWS = {
         "pure sweep",
         "sweep",
         "fixed_slots",
+        "proc",
         "model",
         "errors",
     },
@@ -235,6 +238,28 @@ FILES = {module_of(path): path for path in sorted(SRC.rglob("*.py"))}
 @pytest.mark.parametrize("module", FILES)
 def test_a_file_imports_only_what_its_part_may(module: str) -> None:
     assert faults(module, FILES[module].read_text(), set(FILES)) == []
+
+
+# Only `proc` reads /proc, spawns, signals and watches processes: words that no other file has.
+PROCESS_WORDS = re.compile(
+    r"/proc/|\bos\.(kill|killpg|posix_spawn\w*|fork|pidfd_open|waitid)\b|subprocess\.Popen\("
+    r"|pidfd_send_signal|PR_SET_|\bprctl\b|SO_PEERCRED|SO_PEERPIDFD"
+)
+
+
+def test_only_proc_touches_processes() -> None:
+    others = [name for name in FILES if name.startswith("grn") and not name.startswith("grn.proc")]
+    touching = {name for name in others if PROCESS_WORDS.search(FILES[name].read_text())}
+    assert touching == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['open(f"/proc/{pid}/stat")', "os.kill(1, 9)", "os.fork()", "subprocess.Popen([])",
+     "os.pidfd_open(1)", "os.posix_spawnp(x)", "libc.prctl(36)", "os.waitid(os.P_ALL, 0, 4)"],
+)  # fmt: skip
+def test_a_file_that_touches_processes_is_caught(text: str) -> None:
+    assert PROCESS_WORDS.search(text)
 
 
 def test_no_part_is_left_out() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from grn.fixed_slots.runner import Runner
 from grn.group.task import CommandEnd, Task
-from grn.proc.processes import listed_children, look, oom_score
+from grn.proc.processes import listed_children, look
+from grn.proc.spawn import oom_score
 from tests.group.runner_parts import run, sh
 from tests.harness import Job, Story, is_running, wait_for
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from grn.errors import MachineError
-from grn.gpus import trees
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import ComputeMode, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder
+from grn.proc import identity
+from grn.proc.identity import holder_of
 from tests.gpus.conftest import Machines
 from tests.gpus.standin.build import GiB, MiB, StandIn, crash, fail, gpu, hang, mig, null, process
 
@@ -158,7 +159,7 @@ def test_processes_are_attributed_to_the_lease_of_their_tree(machine: Machines) 
     here.write(gpu(A), process(A, ME, GiB), process(A, INIT, MiB))
 
     async def story(probe: NvmlProbe, _: Inventory) -> None:
-        (reading,) = await probe.sample([Placement("lease", trees.holder_of(ME), (A,))])
+        (reading,) = await probe.sample([Placement("lease", holder_of(ME), (A,))])
         assert set(reading.uses) == {ProcessUse(ME, GiB, ("lease",)), ProcessUse(INIT, MiB)}
 
     play(here, story)
@@ -792,7 +793,7 @@ def test_without_a_usable_gpu_there_is_no_start(machine: Machines, lines: tuple[
 )
 def test_a_missing_or_foreign_pynvml_is_named(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "pynvml.py").write_text(source)
-    paths = (tmp_path, Path(trees.__file__).parents[2])
+    paths = (tmp_path, Path(identity.__file__).parents[2])
 
     text = refusal({"PYTHONPATH": ":".join(map(str, paths))})
     assert message in text
@@ -816,7 +817,7 @@ def test_modules_of_the_folder_it_is_started_in_do_not_reach_the_helper(
         "    await probe.close()\n"
         "asyncio.run(main())\n"
     )
-    root = str(Path(trees.__file__).parents[2])
+    root = str(Path(identity.__file__).parents[2])
     env = {**os.environ, **here.env(), "PYTHONPATH": root}
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
@@ -828,7 +829,7 @@ def test_modules_of_the_folder_it_is_started_in_do_not_reach_the_helper(
 
 
 def helper_alone(machine: StandIn) -> subprocess.Popen[str]:
-    root = str(Path(trees.__file__).parents[2])
+    root = str(Path(identity.__file__).parents[2])
     return subprocess.Popen(
         [sys.executable, "-m", "grn.gpus.nvml_helper"],
         stdin=subprocess.PIPE,
@@ -967,7 +968,7 @@ def test_the_children_of_a_holder_count_and_are_not_added_up(machine: Machines) 
         here.write(*lines, f"peak {A} {ME} {2 * GiB}", f"peak {A} {child.pid} {3 * GiB}")
 
         async def story(probe: NvmlProbe, _: Inventory) -> None:
-            placement = Placement("lease", trees.holder_of(ME), (A,))
+            placement = Placement("lease", holder_of(ME), (A,))
             probe.begin(placement)
             await probe.sample([placement])
             assert await probe.peak_in_time(placement) == 3 * GiB
@@ -981,7 +982,7 @@ def test_a_process_under_two_leases_gives_neither_an_exact_peak(machine: Machine
     here.write(gpu(A), "accounting on", process(A, ME, GiB), f"peak {A} {ME} {2 * GiB}")
 
     async def story(probe: NvmlProbe, _: Inventory) -> None:
-        both = [Placement(name, trees.holder_of(ME), (A,)) for name in ("one", "two")]
+        both = [Placement(name, holder_of(ME), (A,)) for name in ("one", "two")]
         for placement in both:
             probe.begin(placement)
         await probe.sample(both)

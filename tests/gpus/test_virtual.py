@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from grn.errors import BadSetting
-from grn.gpus import trees
 from grn.gpus.probe import Placement
 from grn.gpus.virtual import MAX_GPUS, VirtualProbe, parse_virtual
 from grn.model.gpu import GpuHealth, GpuKind
 from grn.model.job import Holder
 from grn.model.units import GiB, MiB
+from grn.proc.identity import holder_of
+from grn.proc.processes import MemoryFiles
 
 SIZE = 64 * MiB
 SLACK = 24 * MiB  # what an interpreter needs itself
@@ -56,7 +57,7 @@ class Worker:
             text=True,
         )
         self.does("give")
-        found = trees.holder_of(self._process.pid)
+        found = holder_of(self._process.pid)
         assert found is not None
         self.holder = found
 
@@ -283,7 +284,7 @@ def test_the_peak_of_a_process_that_is_gone_is_unknown(worker: Callable[[], Work
 def test_more_jobs_than_files_are_kept_open_are_all_measured(
     worker: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trees, "_FILES_KEPT", 1)
+    monkeypatch.setattr(MemoryFiles, "MAX_OPEN", 1)
     probe, jobs = VirtualProbe(parse_virtual("1x1GiB")), {"one": worker(), "other": worker()}
     before = len(os.listdir("/proc/self/fd"))
     for lease, job in jobs.items():

@@ -21,6 +21,7 @@ from grn.client import trust
 from grn.daemon import lockfile
 from grn.errors import MachineError
 from grn.proc import services
+from grn.proc.tree import KILL
 from grn.queue import __main__ as service
 from grn.queue.job import AttemptFate, Exit
 from grn.queue.journal import journal, journal_file, rows
@@ -136,7 +137,7 @@ def trust_pids() -> None:
             fd = os.pidfd_open(int((claim or "").split(" ")[0]))
         except (OSError, ValueError):
             return real(self, attempt, is_same_boot)
-        self._adopted[attempt] = fd
+        self._adopted.add(attempt, fd)
         return AttemptFate.ALIVE
 
     launcher.Launcher.find = find  # type: ignore[method-assign]
@@ -206,9 +207,9 @@ def end_group() -> None:
         groups[0] = started.pid
         return started
 
-    def signal_group(_self: Any, signum: int) -> None:
+    def signal_group(_self: Any, step: str) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(groups[0], signum)
+            os.killpg(groups[0], signal.SIGKILL if step == KILL else signal.SIGTERM)
 
     command.start = start
     termination.Termination.signal_all = signal_group  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.proc import processes
+from grn.proc.spawn import oom_score
 from tests.harness import is_running, wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig, gone, kill
@@ -72,7 +72,7 @@ class Inside:
     def check(self) -> None:
         """Check that the queue and its job live on, and that the job ends as its own."""
         assert is_running(self.queue), self.rig.tail()
-        assert processes.oom_score(self.queue) == processes.oom_score("self")
+        assert oom_score(self.queue) == oom_score("self")
         assert self.rig.row(self.inner)["state"] == "running"
         self._file("over").touch()
         row = self.rig.ended(self.inner)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 
 from grn import paths
 from grn.client.connection import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
 from grn.interpreter import own_module, service_environment
-from grn.proc import processes
+from grn.proc import spawn, terminate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from typing import TypeVar
 
@@ -24,20 +24,15 @@ READY_S = 30.0  # a driver that was not in use takes seconds to come up
 
 
 class DaemonProcess:
-    """A process of grn's that this process has started."""
+    """A daemon that this process has started."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_path: str) -> None:
         self.process = process
         self.log_path = log_path
 
     def end(self, patience_s: float) -> None:
-        """End it, kindly first."""
-        self.process.terminate()
-        try:
-            self.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        """End it, with SIGTERM first."""
+        terminate.end_child(self.process, patience_s)
 
 
 def negotiator_argv(gpus: str | None, debug: bool, idle_exit_s: float | None) -> list[str]:
@@ -71,9 +66,9 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> DaemonProce
         ) from error
     reader, writer = os.pipe()
     with os.fdopen(log_fd, "ab") as log, os.fdopen(reader, "rb") as said:
-        process = subprocess.Popen(
+        process = spawn.child(
             [*argv, "--log", log_path, "--ready-fd", str(writer)],
-            stdin=subprocess.DEVNULL,
+            stdin=spawn.NO_INPUT,
             stdout=log,
             stderr=log,
             pass_fds=[writer],
@@ -82,7 +77,7 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> DaemonProce
         )
         os.close(writer)
         if "GRN_LEASE" in os.environ:
-            processes.end_no_earlier_than_others(process.pid)
+            spawn.end_no_earlier_than_others(process.pid)
         try:
             line = said.readline().decode(errors="replace").strip()
         except BaseException:  # Ctrl-C: nobody would know of it any more

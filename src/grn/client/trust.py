@@ -6,25 +6,20 @@ proves little: containers share it with their host.
 
 from __future__ import annotations
 
-import errno
 import os
-import select
 import socket
-import struct
 
 from grn.errors import NotAllowed, NotTrusted
 from grn.paths import user_name
+from grn.proc import pidfd, processes
 
-SO_PEERPIDFD = 77
 DYING_MS = 500
-_CREDENTIALS = struct.Struct("3i")
-_WORLD = ("ns/mnt", "ns/user", "root")  # of a process, in /proc
 _UNMAPPED = 65534  # how a user shows who is not known in a container's user namespace
 
 
 def user_of(sock: socket.socket) -> int:
     """Return whose process is at the other end."""
-    return _credentials(sock)[1]
+    return pidfd.credentials(sock)[1]
 
 
 def apart(sock: socket.socket) -> NotAllowed | None:
@@ -43,60 +38,23 @@ def apart(sock: socket.socket) -> NotAllowed | None:
 
 
 def _shares_our_world(sock: socket.socket) -> bool:
-    if _credentials(sock)[0] <= 0:  # a process of a pid namespace that we cannot see
+    pid, _ = pidfd.credentials(sock)
+    if pid <= 0:  # a process of a pid namespace that we cannot see
         return False
-    pid, pidfd = peer(sock)
+    fd = pidfd.of_peer(sock, pid)
     try:
         try:
-            is_shared = _world(str(pid)) == _world("self")
+            is_shared = processes.world(pid) == processes.world("self")
         except PermissionError:
             is_shared = False  # it lives, and is not shown to us
         except OSError:  # a process loses its namespaces a moment before it has ended
-            has_ended(pidfd, DYING_MS)
+            pidfd.has_ended(fd, DYING_MS)
             is_shared = False
-        if has_ended(pidfd):  # after a look at what may be another process by then
+        if pidfd.has_ended(fd):  # asked after looking: the pid was this process's
             raise ConnectionResetError("the process at the other end has ended")
         return is_shared
     finally:
-        os.close(pidfd)
-
-
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """Return the pid and a pidfd of whoever connected; raise ConnectionError when it has ended."""
-    pid = _credentials(sock)[0]
-    return pid, _pidfd_of(sock, pid)
-
-
-def _pidfd_of(sock: socket.socket, pid: int) -> int:
-    try:
-        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    except OSError as error:
-        if error.errno != errno.ENOPROTOOPT:
-            raise ConnectionResetError("the process at the other end has ended") from error
-    try:
-        return os.pidfd_open(pid)  # a kernel before 6.5: its number is all there is
-    except OSError as error:
-        raise ConnectionResetError("the process at the other end has ended") from error
-
-
-def _world(process: str) -> list[tuple[int, int]]:
-    """Return what a process takes for the machine; raise OSError where it is not shown to us."""
-    found = [os.stat(f"/proc/{process}/{name}") for name in _WORLD]
-    return [(one.st_dev, one.st_ino) for one in found]
-
-
-def has_ended(pidfd: int, wait_ms: int = 0) -> bool:
-    """True when a process is gone, or only its exit status is left."""
-    ready = select.poll()
-    ready.register(pidfd, select.POLLIN)
-    return bool(ready.poll(wait_ms))
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return the process, user and group of whoever connected, or called listen."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, group = _CREDENTIALS.unpack(raw)
-    return pid, user, group
+        os.close(fd)
 
 
 def doubt(sock: socket.socket, path: str) -> NotTrusted | None:
@@ -120,7 +78,4 @@ def _is_among(user: int, trusted: str) -> bool:
 
 def _is_hidden(user: int) -> bool:
     """True when the kernel cannot tell us who it is: we are in a user namespace of our own."""
-    if user != _UNMAPPED:
-        return False
-    with open("/proc/self/uid_map") as file:
-        return file.read().split() != ["0", "0", "4294967295"]
+    return user == _UNMAPPED and not processes.maps_all_users()

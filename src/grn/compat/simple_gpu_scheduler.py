@@ -192,7 +192,7 @@ def _check_files() -> None:
 def _die_of(signum: int) -> None:
     """End as the signal would have ended us, so that a shell sees it."""
     signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
+    signal.raise_signal(signum)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import os
 import shutil
 import sys
 
+from grn.proc.processes import open_again
+
 MAX_LOG_BYTES = 8 << 20  # of one file; the one before is kept as well
 MAX_LINE_CHARS = 2000
 _STDERR = 2
@@ -47,5 +49,5 @@ class CappedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not gen
 
 def _copy(path: str) -> None:
     fd = os.open(path, _FLAGS, 0o600)
-    with os.fdopen(fd, "wb") as copy, open(f"/proc/self/fd/{_STDERR}", "rb") as log:
+    with os.fdopen(fd, "wb") as copy, os.fdopen(open_again(_STDERR), "rb") as log:
         shutil.copyfileobj(log, copy, 1 << 20)

@@ -18,20 +18,20 @@ import os
 import re
 import socket
 import stat
-import struct
 import time
 from collections.abc import Callable
 from types import TracebackType
 
 from grn import paths
 from grn.errors import AlreadyRunning, MachineError
+from grn.proc.pidfd import credentials
+from grn.proc.processes import mount_namespace
 
 log = logging.getLogger(__name__)
 LOCK_PATIENCE_S = 2.0
 RELOCK_PATIENCE_S = 0.2  # a shim that asks whether its queue lives shares the lock for a moment
 LOOK_S = 2.0
 FRESH_S = 3600.0
-_CREDENTIALS = struct.Struct("3i")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel spells blanks in names
 _REMOTE = ("nfs", "cifs", "smb", "fuse.", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs")
 
@@ -220,7 +220,7 @@ class DaemonLock:
         kind, place = "negotiator", self._folder
         if self._is_private:
             # The queue in a container that shares the host's network is another queue.
-            kind, place = "queue", f"{_mount_namespace()} {self._folder}"
+            kind, place = "queue", f"{mount_namespace()} {self._folder}"
         return f"\0grn-{kind}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}".encode()
 
     def _free_name(self) -> None:
@@ -239,11 +239,9 @@ class DaemonLock:
             sock.setblocking(False)
             try:
                 sock.connect(self._name())
-                raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                return credentials(sock)
             except OSError:
                 return None
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        return pid, uid
 
     def _make_folder(self) -> None:
         if self._is_private:
@@ -303,13 +301,6 @@ def lock(fd: int, folder: str, variable: str) -> None:
         ) from error
 
 
-def _mount_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/mnt")
-    except OSError:
-        return ""
-
-
 def _make_shared(folder: str) -> None:
     """Make a folder like /tmp itself: anyone may serve there, nobody removes another's files."""
     _refuse_distrusted(folder)
@@ -340,24 +331,6 @@ def _refuse_distrusted(folder: str) -> None:
             "Remove it, or let root own it with the rights of /tmp (`chown root`, `chmod 1777`),"
             " or name another in GRN_RUNTIME_DIR.",
         )
-
-
-def boot_id() -> str:
-    """Return the name of this boot: leases of another one are over."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
-
-
-def mounts() -> str:
-    """Return what is mounted where, a line each."""
-    try:
-        with open("/proc/self/mounts", errors="surrogateescape") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def state_folder(mounted: str, local_base: str = "/var/tmp") -> tuple[str, str]:

@@ -1,22 +1,21 @@
 """Runs many commands on slots, in one thread: starts them, notices ends, stops trees.
 
-What is to run comes from a source, where it runs from slots, and a listener hears of it; they
-decide, the runner is their hands. Stopping ends whole trees, also what left them by setsid or a
-double fork; when the runner itself is killed a guard does that.
+A source decides what runs, slots decide where, and a listener receives the ends. Stopping ends
+whole trees, also what left them by setsid or a double fork; when the runner itself is killed a
+watchdog does that.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
-from grn.fixed_slots.spawn import NOT_RUNNABLE, NotStarted, Spawner
 from grn.fixed_slots.watchdog import Watchdog
 from grn.group.task import CommandEnd, Slot
-from grn.proc import processes, services
+from grn.proc import pidfd, processes, services, spawn, terminate
 from grn.proc.stop_signals import StopSignals
+from grn.proc.tree import ASK, Escalation, Process, below, family
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 LOOK_S = 0.02
-KILL_AGAIN_S = 0.1
-GIVE_UP_S = 5.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
-_BURY_S = 1.0
+_REAP_S = 1.0
 
 
 class _Run:
@@ -53,7 +50,7 @@ class _Later:
     def __init__(self, task: Task, slot: Slot) -> None:
         self.task = task
         self.slot = slot
-        self.pauses = processes.pauses()
+        self.pauses = spawn.pauses()
         self.at = 0.0
 
     def put_off(self) -> bool:
@@ -85,6 +82,7 @@ class Runner:
         self._source = source
         self._listener = listener
         self._grace_s = grace_s
+        self._steps = Escalation(grace_s)
         self._mark = os.fsencode(mark)
         self._groups: set[int] = set()  # of all our commands, if there is a mark
         self._retries = retries
@@ -94,9 +92,7 @@ class Runner:
         self._runs: dict[int, _Run] = {}  # by pidfd
         self._pending = 0  # asked for and not granted yet
         self._unsettled = 0  # given back, and not all is known yet
-        self._kill_at: float | None = None
-        self._give_up_at: float | None = None
-        self._bury_at = 0.0
+        self._reap_at = 0.0
         self.is_draining = False  # nothing more is started; what runs may finish
         self.is_stopping = False  # what runs is being ended
         self.stopped_by = 0  # the signal that we were stopped by
@@ -113,26 +109,23 @@ class Runner:
 
     def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
         """Ask the trees of some tasks that run to end; a task that waits is not withdrawn."""
-        pids = {run.pid for run in self._runs.values() if run.task.number in numbers}
-        for process in () if is_queued_only else self._trees():  # parents before children
-            if process.pid in pids or process.parent in pids:
-                pids.add(process.pid)
-                processes.send(process, signal.SIGTERM)
+        pids = [run.pid for run in self._runs.values() if run.task.number in numbers]
+        if pids and not is_queued_only:
+            terminate.take(ASK, family(self._trees(), pids))
 
     def drain(self) -> None:
         """Start nothing more and let what runs finish."""
         self.is_draining = True
 
     def stop(self) -> None:
-        """End all that runs, kindly first; at once when asked a second time."""
+        """End all that runs, with SIGTERM first; at once when asked a second time."""
         now = time.monotonic()
         if self.is_stopping:
-            self._kill_at = now
+            self._steps.hurry(now)
             return
         self.is_draining = self.is_stopping = True
-        self._kill_at = now + self._grace_s
-        self._signal_trees(signal.SIGTERM)
-        self._signal_trees(signal.SIGCONT)  # a stopped process hears nothing
+        self._steps.begin(now)
+        self._take_step(now)
 
     @property
     def running(self) -> int:
@@ -144,26 +137,28 @@ class Runner:
     def run(self) -> None:
         """Run all there is; return when the last has ended, or all has been stopped."""
         signals = StopSignals()
-        processes.adopt_orphans()
+        terminate.adopt_orphans()
         Runner._running_here += 1
-        self._spawner = Spawner()
+        self._environment = dict(os.environb)
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._elders = processes.children()  # they are no commands of ours
-        self._guard = Watchdog(self._grace_s, self._elders, self._mark)
+        self._watchdog = Watchdog(self._grace_s, self._elders, self._mark)
         self._poll = select.poll()
         self._poll.register(signals.fd, select.POLLIN)
         try:
             self._loop(signals)
         except BaseException:
-            self._stop_at_once()  # a listener or a source broke: nothing may be left running
+            # A listener or a source broke: nothing may be left running.
+            terminate.end(self._trees, Escalation(0.0), LOOK_S)
             raise
         finally:
             self._slots.close()
-            self._bury_orphans()
-            self._guard.close()
-            self._spawner.close()
+            self._reap_orphans()
+            self._watchdog.close()
+            os.close(self._null)
             Runner._running_here -= 1
             if not Runner._running_here:
-                processes.adopt_orphans(False)
+                terminate.adopt_orphans(False)
             signals.close()
 
     def _loop(self, signals: StopSignals) -> None:
@@ -196,21 +191,17 @@ class Runner:
 
     def _patience_ms(self) -> float | None:
         now = time.monotonic()
-        times = [at for at in (self._kill_at, self._slots.wake_at) if at is not None]
+        times = [at for at in (self._steps.next_at, self._slots.wake_at) if at is not None]
         times += [later.at for later in self._later]
         if self.is_stopping and not self._runs:
-            times.append(now + LOOK_S)  # no word comes of the ends of those that left their tree
+            times.append(now + LOOK_S)  # no pidfd shows the end of what left its tree
         return max(0.0, (min(times) - now) * 1000 + 1) if times else None
 
     def _keep_time(self) -> None:
         now = time.monotonic()
         if self._slots.wake_at is not None and now >= self._slots.wake_at:
             self._slots.hear()
-        if self._kill_at is not None and now >= self._kill_at:
-            if self._give_up_at is None:
-                self._give_up_at = now + GIVE_UP_S
-            self._signal_trees(signal.SIGKILL)
-            self._kill_at = now + KILL_AGAIN_S
+        self._take_step(now)
         self._start_later(now)
 
     def _start_later(self, now: float) -> None:
@@ -227,8 +218,7 @@ class Runner:
         if self._runs or self._unsettled or self._later:
             return False
         if self.is_stopping:
-            has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
-            return has_given_up or not self._trees()
+            return self._steps.has_given_up(time.monotonic()) or not self._trees()
         if self.is_draining:
             return True
         return self._source.is_over and not self._pending and not self._again
@@ -265,9 +255,9 @@ class Runner:
             nowhere = Slot("", {})
             trouble = grant.refusal
             now = time.time()
-            self._listener.ended(
-                self, CommandEnd(grant.task, nowhere, NOT_RUNNABLE, now, 0.0, trouble=trouble)
-            )
+            status = spawn.NOT_RUNNABLE
+            ended = CommandEnd(grant.task, nowhere, status, now, 0.0, trouble=trouble)
+            self._listener.ended(self, ended)
             return
         if self.is_draining:  # it came too late
             self._slots.unused(grant.slot)
@@ -284,24 +274,52 @@ class Runner:
     def _spawn(self, later: _Later) -> None:
         task, slot = later.task, later.slot
         started_at, began = time.time(), time.monotonic()
-        self._guard.expect()
+        self._watchdog.expect()
         try:
-            pid = self._spawner.spawn(task, slot)
-        except NotStarted as error:
-            self._guard.add(None)
+            pid = self._spawn_now(task, slot)
+        except spawn.NotStarted as error:
+            self._watchdog.add(None)
             if error.is_passing and later.put_off():
                 self._later.append(later)
                 return
             ended = CommandEnd(task, slot, error.status, started_at, 0.0, trouble=error.trouble)
             self._give(ended)
             return
-        self._guard.add(pid)
+        self._watchdog.add(pid)
         if self._mark:
             self._groups.add(pid)
-        fd = os.pidfd_open(pid)
+        fd = pidfd.open_child(pid)
         self._runs[fd] = _Run(task, slot, pid, started_at, began)
         self._poll.register(fd, select.POLLIN)
         self._slots.started(slot, pid)
+
+    def _spawn_now(self, task: Task, slot: Slot) -> int:
+        """Start a command as the leader of a process group and return its pid; raise NotStarted.
+
+        Not of a session: the kernel shares the CPU out among sessions, and on a busy machine short
+        commands would take nearly twice as long.
+        """
+        log = home = -1
+        try:
+            environment = self._environment.copy()
+            for changes in (task.environment, slot.environment):
+                for name, value in changes.items():
+                    environment[os.fsencode(name)] = os.fsencode(value)
+            if task.log_path is not None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                log = os.open(task.log_path, flags, 0o666)
+            if task.folder is not None:
+                home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                os.chdir(task.folder)
+            return spawn.command(task.argv, environment, (self._null, log, log), setpgroup=0)
+        except (OSError, ValueError) as error:
+            raise spawn.not_started(task.argv, error) from error
+        finally:
+            if home >= 0:
+                os.fchdir(home)
+                os.close(home)
+            if log >= 0:
+                os.close(log)
 
     # --- ends ----------------------------------------------------------------------------
 
@@ -310,13 +328,13 @@ class Runner:
         self._poll.unregister(fd)
         os.close(fd)
         _, raw = os.waitpid(run.pid, 0)
-        self._guard.remove(run.pid)
+        self._watchdog.remove(run.pid)
         status = os.waitstatus_to_exitcode(raw)
         took_s = time.monotonic() - run.began
         ended = CommandEnd(run.task, run.slot, status, run.started_at, took_s)
         self._give(ended)
-        if time.monotonic() >= self._bury_at:
-            self._bury_orphans()
+        if time.monotonic() >= self._reap_at:
+            self._reap_orphans()
 
     def _give(self, ended: CommandEnd) -> None:
         self._unsettled += 1
@@ -333,47 +351,36 @@ class Runner:
 
     # --- whole trees ---------------------------------------------------------------------
 
-    def _trees(self) -> list[processes.Process]:
+    def _trees(self) -> list[Process]:
         """Return all processes that our commands have started, also those that left their tree.
 
-        Each command has a process group of its own, so what is in ours was started by somebody else
-        in this process.
+        Each command has its own process group, so a process in ours was started by other code of
+        this process.
         """
         own = os.getpgrp()
-        spared = {self._guard.pid, *self._elders}
-        found: dict[int, processes.Process] = {}
-        for one in processes.below(os.getpid()):  # parents come before their children
-            if one.pid in spared or one.parent in spared:
-                spared.add(one.pid)
-            elif one.group == own or one.is_over:
-                continue
-            elif one.parent in found or self._is_ours(one):
-                found[one.pid] = one
-        served = services.spared(found.values())  # daemons serve others as well
-        return [one for one in found.values() if one.pid not in served]
+        candidates = below(processes.everyone(), os.getpid(), {self._watchdog.pid, *self._elders})
+        seeds = [one.pid for one in candidates if one.group != own and self._is_ours(one)]
+        found = [one for one in family(candidates, seeds) if one.group != own and not one.is_over]
+        served = services.spared(found)  # daemons serve others as well
+        return [one for one in found if one.pid not in served]
 
-    def _is_ours(self, one: processes.Process) -> bool:
-        """True of what our commands have started; without a mark nobody else starts anything."""
+    def _is_ours(self, one: Process) -> bool:
+        """True of what our commands have started; without a mark this process starts no other."""
         if not self._mark or one.group in self._groups:
             return True
         return processes.has_variable(one.pid, self._mark)
 
-    def _signal_trees(self, signum: int) -> None:
-        for process in self._trees():
-            processes.send(process, signum)
+    def _take_step(self, now: float) -> None:
+        step = self._steps.due(now)
+        if step:
+            terminate.take(step, self._trees())
 
-    def _bury_orphans(self) -> None:
-        """Bury what our commands left behind and what has ended since, once in a while."""
-        self._bury_at = time.monotonic() + _BURY_S
-        known = {self._guard.pid, *self._elders, *(run.pid for run in self._runs.values())}
+    def _reap_orphans(self) -> None:
+        """Reap what our commands left behind and what has ended since, once in a while."""
+        self._reap_at = time.monotonic() + _REAP_S
+        known = {self._watchdog.pid, *self._elders, *(run.pid for run in self._runs.values())}
         own = os.getpgrp()
         for pid in processes.children():
             found = processes.look(pid) if pid not in known else None
             if found is not None and found.is_over and found.group != own and self._is_ours(found):
                 os.waitpid(pid, os.WNOHANG)
-
-    def _stop_at_once(self) -> None:
-        deadline = time.monotonic() + GIVE_UP_S
-        while self._trees() and time.monotonic() < deadline:
-            self._signal_trees(signal.SIGKILL)
-            time.sleep(0.01)

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import signal
-import sys
 import time
 
-from grn.fixed_slots.orphans import Orphans
-from grn.proc import processes, services
+from grn.proc import pidfd, processes, services, spawn, terminate
+from grn.proc.tree import Escalation, family
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from grn.proc.processes import Process
+    from grn.proc.tree import Process
 
-MAX_COMMANDS = 4096  # more than that at once are not watched over
+MAX_COMMANDS = 4096  # further commands at the same time are not watched
 _WORD_BYTES = 8
-_WATCH_MS = 250  # between looks for those who have left their tree
+_WATCH_MS = 250  # between looks for what has left its tree
+_FOR_EVER = -1
 _LOOK_S = 0.05
-_GIVE_UP_S = 10.0  # what does not hear SIGKILL for so long hangs in the kernel, or is not ours
+_GIVE_UP_S = 10.0
 _BIRTH_S = 2.0  # a command that we were just starting shows itself within this time
 _ALL_FDS = 1 << 20
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Watchdog:
@@ -45,15 +43,15 @@ class Watchdog:
         self._free = list(range(1, MAX_COMMANDS + 1))
         self._places: dict[int, int] = {}
         runner = os.getpid()
-        own = os.pidfd_open(runner)
-        self.pid = _fork()
-        if self.pid == 0:
-            _keep_watch(own, self._words, grace_s, lambda: Orphans(runner, elders, mark))
+        own = pidfd.open_child(runner)
+        self.pid = spawn.fork(
+            lambda: _keep_watch(own, self._words, grace_s, lambda: _Orphans(runner, elders, mark))
+        )
         os.close(own)
 
     def expect(self) -> None:
         """A command is about to be started: we may be killed before we know its pid."""
-        self._words[0] = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
+        self._words[0] = int(time.clock_gettime(time.CLOCK_BOOTTIME) * processes.TICKS_PER_S)
 
     def add(self, pid: int | None) -> None:
         """It has been started, or, if None, it could not be."""
@@ -72,7 +70,7 @@ class Watchdog:
     def close(self) -> None:
         """Nothing is left to watch over."""
         try:
-            os.kill(self.pid, signal.SIGKILL)
+            terminate.signal_child(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass  # somebody was faster
@@ -80,62 +78,89 @@ class Watchdog:
         self._memory.close()
 
 
-def _fork() -> int:
-    """Fork also where other threads run: the child does nothing that could wait for one of them."""
-    if "threading" not in sys.modules:
-        return os.fork()
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
 def _keep_watch(
-    parent: int, words: memoryview, grace_s: float, orphans_of: Callable[[], Orphans]
+    parent: int, words: memoryview, grace_s: float, orphans_of: Callable[[], _Orphans]
 ) -> None:
     """In the forked process: wait until our parent is gone, then end what it left running."""
-    try:
-        session = os.getsid(0)
-        os.setsid()  # whoever kills a whole group at once should not meet us
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)
-        signal.set_wakeup_fd(-1)
-        os.dup2(parent, 3)
-        os.closerange(4, _ALL_FDS)  # pipes and terminals end with our parent, not with us
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        known = _wait_for_end(3, orphans_of())
-        groups = {pid for pid in words[1:] if pid}
-        if words[0]:
-            groups |= _newborn(words[0], session, groups)
-        end_groups(groups, session, grace_s, known)
-    finally:
-        os._exit(0)
+    session = os.getsid(0)
+    os.setsid()  # a signal to the runner's whole group must not reach us
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    os.dup2(parent, 3)
+    os.closerange(4, _ALL_FDS)  # pipes and terminals end with our parent, not with us
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    left = _Left(_wait_for_end(3, orphans_of()), {pid for pid in words[1:] if pid}, session)
+    if words[0]:
+        left.groups |= _newborn(words[0], session, left.groups)
+    terminate.end(left.find, Escalation(grace_s, again_s=0.0, give_up_s=_GIVE_UP_S), _LOOK_S)
 
 
-def _wait_for_end(parent: int, orphans: Orphans) -> dict[int, Process]:
-    """Wait until a process is gone; return who had left the trees of its commands by then."""
-    poll = select.poll()
-    poll.register(parent, select.POLLIN)
-    patience_ms: int | None = 0
-    while not poll.poll(patience_ms):
-        patience_ms = _WATCH_MS if orphans.look() else None
+def _wait_for_end(parent: int, orphans: _Orphans) -> dict[int, Process]:
+    """Wait until a process is gone; return what had left the trees of its commands by then."""
+    wait_ms = 0
+    while not pidfd.has_ended(parent, wait_ms):
+        wait_ms = _WATCH_MS if orphans.look() else _FOR_EVER
     return orphans.known
+
+
+class _Orphans:
+    """The commands of a runner, and what has left their trees: a reaper's other children.
+
+    A killed runner leaves no trace of its children, so a watchdog looks from time to time.
+    """
+
+    def __init__(self, runner: int, elders: Iterable[int], mark: bytes) -> None:
+        """Take the children that the runner had before, and the variable that all commands have."""
+        self._runner = runner
+        self._mark = mark
+        found = processes.look(runner)
+        self._own_group = 0 if found is None else found.group
+        self._others = {*elders, os.getpid()}  # we are one of its children too
+        self.known: dict[int, Process] = {}
+
+    def look(self) -> bool:
+        """Look once; False where the kernel keeps no list, or the runner is gone."""
+        now = processes.listed_children(self._runner)
+        if now is None:
+            return False
+        # A runner that is being killed may have no children any more: look at each.
+        for pid in self.known.keys() - now:
+            if not processes.is_running(pid, self.known[pid].started_ticks):
+                del self.known[pid]
+        self._others &= now
+        for pid in now - self.known.keys() - self._others:
+            self._meet(pid)
+        return True
+
+    def _meet(self, pid: int) -> None:
+        found = processes.look(pid)
+        if found is None:
+            return
+        is_marked = not self._mark or processes.has_variable(pid, self._mark)
+        if found.group != self._own_group and is_marked:
+            self.known[pid] = found
+        else:
+            self._others.add(pid)
 
 
 def _newborn(since_ticks: int, session: int, known: set[int]) -> set[int]:
     """Find the command that was being started when our parent was killed.
 
-    It leads a group of our parent's session, was born just then, is an orphan as we are and has
-    our environment.
+    It leads a group of our parent's session, began just then, is an orphan as we are and has our
+    environment.
     """
     names = set(os.environb)
     until = time.monotonic() + _BIRTH_S
     while time.monotonic() < until:
         for one in processes.everyone():
-            is_new = since_ticks - 1 <= one.started_ticks <= since_ticks + _BIRTH_S * _TICKS_PER_S
+            is_new = (
+                since_ticks - 1
+                <= one.started_ticks
+                <= since_ticks + _BIRTH_S * processes.TICKS_PER_S
+            )
             leads = one.pid == one.group and one.session == session and one.pid not in known
             if is_new and leads and one.parent == os.getppid() and names <= _names(one.pid):
                 return {one.pid}
@@ -145,46 +170,28 @@ def _newborn(since_ticks: int, session: int, known: set[int]) -> set[int]:
 
 def _names(pid: int) -> set[bytes]:
     """Return the names of the variables a process was started with."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return {entry.partition(b"=")[0] for entry in file.read().split(b"\0")}
-    except OSError:
-        return set()
+    entries, _ = processes.environment(pid)
+    return {entry.partition(b"=")[0] for entry in entries}
 
 
-def end_groups(groups: set[int], session: int, grace_s: float, known: dict[int, Process]) -> None:
-    """End processes, all of some groups of a session and all below them, kindly first."""
-    kill_at = time.monotonic() + grace_s
-    asked: set[int] = set()
-    while known := _alive(known, groups, session):
-        is_time = time.monotonic() >= kill_at
-        if time.monotonic() >= kill_at + _GIVE_UP_S:
-            return
-        for pid, process in known.items():
-            if is_time:
-                processes.send(process, signal.SIGKILL)
-            elif pid not in asked:
-                asked.add(pid)
-                processes.send(process, signal.SIGTERM)
-                processes.send(process, signal.SIGCONT)  # a stopped process hears nothing
-        time.sleep(_LOOK_S)
+class _Left:
+    """What is left of the commands: process groups of a session, known orphans, and all below."""
 
+    def __init__(self, known: dict[int, Process], groups: set[int], session: int) -> None:
+        self._known = known
+        self.groups = groups
+        self._session = session
 
-def _alive(known: dict[int, Process], groups: set[int], session: int) -> dict[int, Process]:
-    """Return which of the known processes are left, and those of the groups or below them."""
-    children: dict[int, list[Process]] = {}
-    todo: list[Process] = []
-    for one in processes.everyone():
-        before = known.get(one.pid)
+    def find(self) -> list[Process]:
+        """Return what is left now; what is found once is known from then on."""
+        everyone = [one for one in processes.everyone() if not one.is_over]
+        seeds = [one.pid for one in everyone if self._is_left(one)]
+        found = family(everyone, seeds)
+        served = services.spared(found)  # daemons serve others as well
+        self._known = {one.pid: one for one in found if one.pid not in served}
+        return list(self._known.values())
+
+    def _is_left(self, one: Process) -> bool:
+        before = self._known.get(one.pid)
         is_known = before is not None and before.started_ticks == one.started_ticks
-        if is_known or (one.group in groups and one.session == session):
-            todo.append(one)
-        children.setdefault(one.parent, []).append(one)
-    found: dict[int, Process] = {}
-    while todo:
-        one = todo.pop()
-        if one.pid not in found and not one.is_over:
-            found[one.pid] = one
-            todo += children.get(one.pid, [])
-    served = services.spared(found.values())  # daemons serve others as well
-    return {pid: one for pid, one in found.items() if pid not in served}
+        return is_known or (one.group in self.groups and one.session == self._session)

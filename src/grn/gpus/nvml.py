@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grn.errors import MachineError
-from grn.gpus import trees
+from grn.gpus.attribution import Attribution
 from grn.gpus.nvml_pipe import (
     CannotOpen,
     Figures,
@@ -35,6 +35,8 @@ from grn.model.gpu import (
     Reading,
     no_process_list,
 )
+from grn.proc import processes
+from grn.proc.identity import tag_of
 
 _GPU_IS_LOST = 15
 _UNKNOWN_ERROR = 999
@@ -86,7 +88,7 @@ class NvmlProbe:
         self._gpus: tuple[Gpu, ...] = ()
         self._left_out = 0  # GPUs that did not answer at the start
         self._all_answer = False
-        self._trees = trees.Trees()
+        self._attribution = Attribution(tag_of)
         self._on_gpus: frozenset[int] = frozenset()
         self._runs: dict[str, _Reads] = {}
         self._past_peaks: dict[int, dict[str, int]] = {}  # pid -> uuid -> bytes
@@ -140,7 +142,7 @@ class NvmlProbe:
         for lease in ended:
             self._runs.pop(lease, None)
         pids = {pid for said in figures.values() for pid, _ in said.uses} if placements else set()
-        leases = self._trees.members(trees.read_chains(pids), placements)
+        leases = self._attribution.members(processes.with_ancestors(pids), placements)
         self._note_processes(figures, leases)
         return self._readings(figures, leases)
 
@@ -205,7 +207,7 @@ class NvmlProbe:
                     run.shared.add(pid)
 
     def _forget_the_dead(self) -> None:
-        dead = [pid for pid in self._past_peaks if trees.read_process(pid) is None]
+        dead = [pid for pid in self._past_peaks if processes.living(pid) is None]
         for pid in dead:
             del self._past_peaks[pid]
 

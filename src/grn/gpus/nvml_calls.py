@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from grn.proc.system import max_pids
+
 NO_PERMISSION = 4
 INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
@@ -55,7 +57,7 @@ class Nvml:
         self.list_versions = self._trusted_list_versions()
         has_version = hasattr(self._module, "nvmlMemory_v2")
         self.has_memory_v2 = has_version and self._has("nvmlDeviceGetMemoryInfo_v2")
-        self.pid_limit = _pid_limit()
+        self.pid_limit = max_pids()
 
     def call(self, name: str, *args: object) -> Any:  # what pynvml gives back has no types
         """Call one function of pynvml."""
@@ -271,11 +273,3 @@ def printable(text: str) -> str:
     """Keep what can be printed on one line."""
     kept = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(kept.split())[:_LONGEST_NAME]
-
-
-def _pid_limit() -> int:
-    try:
-        with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 1 << 22

@@ -10,11 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from grn.errors import BadSetting
-from grn.gpus import trees
+from grn.gpus.attribution import Attribution
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import Gpu, GpuKind, Link, LinkKind, ProcessUse, Reading
 from grn.model.job import Holder
 from grn.model.units import parse_size
+from grn.proc import processes as procs
+from grn.proc.identity import tag_of
+from grn.proc.tree import Process
 
 _SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*([^/]+)(?:/nvlink=(\d{1,4}))?\s*", re.IGNORECASE)
 MAX_GPUS = 1024
@@ -57,11 +60,11 @@ class VirtualProbe:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = tuple(gpus)
-        self._trees = trees.Trees()
-        self._memories = trees.Memories()
+        self._attribution = Attribution(tag_of)
+        self._memory = procs.MemoryFiles()
         self._cpu_ticks: dict[Holder, int] = {}
         self._looked_at = time.monotonic()
-        self._strangers: dict[int, trees.TreeProcess] = {}
+        self._strangers: dict[int, Process] = {}
         self._read_all_at = self._looked_at
         self._baseline: dict[str, int] = {}
 
@@ -72,12 +75,12 @@ class VirtualProbe:
 
     async def close(self) -> None:
         """Let go of open files."""
-        self._memories.close()
+        self._memory.close()
 
     def begin(self, placement: Placement) -> None:
         """Note the highest memory before a job starts, to tell its own peak apart."""
         if placement.holder is not None:
-            found = self._memories.resident_and_peak_bytes(placement.holder)
+            found = self._resident_and_peak_bytes(placement.holder)
             self._baseline[placement.lease] = found[1] if found else 0
 
     @property
@@ -99,11 +102,14 @@ class VirtualProbe:
         before = self._baseline.pop(placement.lease, None)
         if placement.holder is None or before is None:
             return None
-        found = self._memories.resident_and_peak_bytes(placement.holder)
+        found = self._resident_and_peak_bytes(placement.holder)
         if found is None:
             return None
         resident, peak = found
         return (peak if peak > before else resident) // len(placement.gpus)
+
+    def _resident_and_peak_bytes(self, holder: Holder) -> tuple[int, int] | None:
+        return self._memory.resident_and_peak_bytes(holder.pid, holder.started_ticks)
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
         """Add up the memory and the CPU time of each lease's process tree."""
@@ -118,7 +124,7 @@ class VirtualProbe:
 
     def _look_around(
         self, placements: Sequence[Placement]
-    ) -> tuple[dict[int, trees.TreeProcess], dict[int, tuple[str, ...]]]:
+    ) -> tuple[dict[int, Process], dict[int, tuple[str, ...]]]:
         """Read who is there and works for a lease; strangers, who are many, only now and then."""
         now = time.monotonic()
         if now - self._read_all_at >= ALL_AGAIN_S:
@@ -126,17 +132,19 @@ class VirtualProbe:
         for placement in placements:
             if placement.holder is not None:
                 self._strangers.pop(placement.holder.pid, None)
-        processes = trees.read_all(self._strangers)
-        members = self._trees.members(processes, placements)
+        known = self._strangers
+        looked = ((pid, known.get(pid) or procs.living(pid)) for pid in procs.pids())
+        processes = {pid: found for pid, found in looked if found is not None}
+        members = self._attribution.members(processes, placements)
         for pid in members.keys() & self._strangers.keys():  # no stranger any more
-            processes[pid] = trees.read_process(pid) or processes[pid]
+            processes[pid] = procs.living(pid) or processes[pid]
         self._strangers = {pid: who for pid, who in processes.items() if pid not in members}
         return processes, members
 
     def _read(
         self,
         gpu: Gpu,
-        processes: Mapping[int, trees.TreeProcess],
+        processes: Mapping[int, Process],
         members: Mapping[int, tuple[str, ...]],
         homes: Mapping[str, tuple[str, ...]],
         loads: Mapping[int, float],
@@ -153,7 +161,7 @@ class VirtualProbe:
         return Reading(gpu.uuid, used_bytes=used, load_pct=min(100.0, load_pct), uses=tuple(uses))
 
     def _loads(
-        self, processes: Mapping[int, trees.TreeProcess], members: Mapping[int, tuple[str, ...]]
+        self, processes: Mapping[int, Process], members: Mapping[int, tuple[str, ...]]
     ) -> dict[int, float]:
         now = time.monotonic()
         passed_s = max(now - self._looked_at, 0.001)
@@ -161,7 +169,7 @@ class VirtualProbe:
             Holder(pid, processes[pid].started_ticks): processes[pid].cpu_ticks for pid in members
         }
         loads = {
-            holder.pid: 100.0 * (spent - self._cpu_ticks[holder]) / trees.TICKS_PER_S / passed_s
+            holder.pid: 100.0 * (spent - self._cpu_ticks[holder]) / procs.TICKS_PER_S / passed_s
             for holder, spent in ticks.items()
             if holder in self._cpu_ticks
         }

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from grn import __version__, settings
 from grn.daemon import capped_log
-from grn.daemon.lockfile import DaemonLock, boot_id, mounts, state_folder
+from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory
@@ -34,6 +34,7 @@ from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store
+from grn.proc.system import boot_id, mounts
 
 log = logging.getLogger("grn.negotiator")
 _MAX_FILES = 1 << 20

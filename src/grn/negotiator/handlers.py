@@ -11,7 +11,6 @@ from typing import Any
 
 from grn.daemon.connection import Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError
-from grn.gpus import trees
 from grn.model.job import Argument, Outcome, Policy, Request
 from grn.model.text import harmless
 from grn.negotiator import change_feed, views
@@ -29,6 +28,7 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn.quota import kept_arguments
 from grn.negotiator.server import Peer
+from grn.proc.identity import ancestor_of, child_of
 from grn.protocol import negotiator_requests
 
 MAX_ASKED_AT_ONCE = 1024
@@ -65,8 +65,8 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
     holder = peer.holder
     if message.pid is not None and holder is not None:
         speaker = holder.pid
-        holder = trees.child_of(speaker, message.pid)
-        holder = holder or trees.ancestor_of(speaker, message.pid, peer.uid)
+        holder = child_of(speaker, message.pid)
+        holder = holder or ancestor_of(speaker, message.pid, peer.uid)
     if holder is None:
         raise UsageError("the kernel does not show this process; it cannot hold a lease.")
     before = lease.request.holder

@@ -5,90 +5,73 @@ Reports when a process has ended; draws no conclusions.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import select
 import socket
-import struct
 from collections.abc import Callable
 
-from grn.gpus.trees import holder_of, is_alive
 from grn.model.job import Holder
-
-SO_PEERPIDFD = 77
-_CREDENTIALS = struct.Struct("3i")
+from grn.proc import pidfd
+from grn.proc.identity import holder_of, is_alive
+from grn.proc.watch import Watches
 
 
 class Holders:
-    """Watches processes until they end or nobody asks for them any more."""
+    """Watches processes until they end or every `watch` is taken back."""
 
     def __init__(self, on_gone: Callable[[Holder], None]) -> None:
         self._on_gone = on_gone
-        self._pidfds: dict[Holder, int] = {}
+        self._watches = Watches(self._gone)
         self._references: dict[Holder, int] = {}
 
     def __len__(self) -> int:
-        return len(self._pidfds)
+        return len(self._watches)
 
-    def watch(self, holder: Holder, pidfd: int | None = None) -> bool:
+    def watch(self, holder: Holder, fd: int | None = None) -> bool:
         """Begin to watch a process, or do so once more; False when it is gone already."""
-        if holder in self._pidfds:
-            self._references[holder] += 1
-            if pidfd is not None:
-                os.close(pidfd)
-            return True
-        try:
-            fd = os.pidfd_open(holder.pid) if pidfd is None else pidfd
-        except OSError:
-            return False
-        if not is_alive(holder):  # looked at after opening: a reused pid is found out
-            os.close(fd)
-            return False
-        self._pidfds[holder], self._references[holder] = fd, 1
-        asyncio.get_running_loop().add_reader(fd, self._gone, holder)
+        if holder not in self._watches:
+            if fd is None:
+                fd = pidfd.open_pidfd(holder)
+            if fd is None:
+                return False
+            if not is_alive(holder):  # looked at after opening: a reused pid shows
+                os.close(fd)
+                return False
+        self._references[holder] = self._references.get(holder, 0) + 1
+        if fd is not None:
+            self._watches.add(holder, fd)
         return True
 
     def unwatch(self, holder: Holder) -> None:
         """Take back one `watch`."""
-        if holder not in self._pidfds:
+        if holder not in self._references:
             return
         self._references[holder] -= 1
         if not self._references[holder]:
-            self._close(holder)
+            del self._references[holder]
+            self._watches.remove(holder)
 
     def close(self) -> None:
         """Stop watching all."""
-        for holder in list(self._pidfds):
-            self._close(holder)
+        self._references.clear()
+        self._watches.close()
 
     def _gone(self, holder: Holder) -> None:
-        self._close(holder)
-        self._on_gone(holder)
-
-    def _close(self, holder: Holder) -> None:
-        fd = self._pidfds.pop(holder)
         del self._references[holder]
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
+        self._on_gone(holder)
 
 
 def peer_of(connection: socket.socket) -> tuple[Holder | None, int, int | None]:
-    """Return the peer as the kernel reports it: process, user, and a pidfd if available."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _gid = _CREDENTIALS.unpack(raw)
-    pidfd: int | None = None
-    with contextlib.suppress(OSError):  # kernels before 6.5 do not know it
-        pidfd = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-        os.set_inheritable(pidfd, False)
-    holder = holder_of(pid) if pid > 0 else None  # 0: a process of a namespace we cannot see
-    if pidfd is not None and (holder is None or _has_ended(pidfd)):
-        os.close(pidfd)  # looked at after its number: that may be another's by now
+    """Return process, user and pidfd of the peer, as the kernel reports them.
+
+    No process when it has ended, or is in a pid namespace that we cannot see.
+    """
+    pid, uid = pidfd.credentials(connection)
+    try:
+        fd = pidfd.of_peer(connection, pid)
+    except ConnectionError:
         return None, uid, None
-    return holder, uid, pidfd
-
-
-def _has_ended(pidfd: int) -> bool:
-    ready = select.poll()
-    ready.register(pidfd, select.POLLIN)
-    return bool(ready.poll(0))
+    holder = holder_of(pid) if pid > 0 else None
+    if holder is None or pidfd.has_ended(fd):  # asked after looking: the pid was this process's
+        os.close(fd)
+        return None, uid, None
+    return holder, uid, fd

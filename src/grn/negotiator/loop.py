@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from grn.gpus import trees
 from grn.gpus.probe import GpuProbe, Inventory, Placement
 from grn.model.gpu import GpuHealth, Reading, no_process_list
 from grn.model.job import Holder
@@ -44,6 +43,8 @@ from grn.negotiator.events import (
 from grn.negotiator.history import History
 from grn.negotiator.holders import Holders
 from grn.negotiator.store import Store
+from grn.proc import terminate
+from grn.proc.identity import holder_of, is_alive, tagged
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
@@ -78,7 +79,7 @@ class Loop:
     def start(self, inventory: Inventory) -> None:
         """Start the engine from the store; holders that are gone free their leases."""
         saved = self.store.load()
-        gone = {row.key for row in saved.waiting if row.holder and not trees.is_alive(row.holder)}
+        gone = {row.key for row in saved.waiting if row.holder and not is_alive(row.holder)}
         self.store.write([DropWaiting(key) for key in gone])
         self.store.write([SaveGpu(uuid) for uuid in sorted(inventory.enumerated - saved.gpus)])
         if inventory.enumerated:  # virtual GPUs are never absent
@@ -211,9 +212,9 @@ class Loop:
         new = self.view.draining - self._searched
         self._searched = set(self.view.draining)
         if new:
-            self._survivors.update(trees.tagged({one: leases[one].request.user for one in new}))
+            self._survivors.update(tagged({one: leases[one].request.user for one in new}))
         for lease_id, holders in list(self._survivors.items()):
-            alive = tuple(holder for holder in holders if trees.is_alive(holder))
+            alive = tuple(holder for holder in holders if is_alive(holder))
             if alive and lease_id in leases:
                 self._survivors[lease_id] = alive
             else:
@@ -286,8 +287,8 @@ class Loop:
 
     def _kill(self, action: KillProcesses) -> None:
         log.warning("action=kill lease=%s reason=virtual-gpu-overflow", action.lease)
-        found = (who for pid in action.pids if (who := trees.holder_of(pid)))
-        if trees.end_processes(found):
+        found = (who for pid in action.pids if (who := holder_of(pid)))
+        if terminate.kill(found):
             log.error("action=kill lease=%s result=not-permitted", action.lease)
             self._not_ours[action.lease] = action.gpu
 

@@ -25,7 +25,6 @@ from grn.daemon.connection import (
     Verbs,
 )
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
-from grn.gpus import trees
 from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
 from grn.negotiator import views
@@ -45,6 +44,7 @@ from grn.negotiator.holders import peer_of
 from grn.negotiator.loop import ClientAction, Loop
 from grn.negotiator.pages import Pages
 from grn.negotiator.subscribers import Subscribers
+from grn.proc.processes import inner_pids
 from grn.protocol import negotiator_requests
 
 AWAKE_S = 0.0002
@@ -86,7 +86,7 @@ class Server:
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
         self.refusals: Counter[int] = Counter()
-        self.namespaces = len(trees.inner_pids(os.getpid()))
+        self.namespaces = len(inner_pids(os.getpid()))
         self._is_awake = False
         self._awake_until = 0.0
         manners = ConnectionSettings(
@@ -290,7 +290,7 @@ class Peer:
     def is_contained(self) -> bool:
         """True in a pid namespace below ours, or where the kernel does not show the process."""
         if self._is_contained is None:
-            pids = trees.inner_pids(self.holder.pid) if self.holder else []
+            pids = inner_pids(self.holder.pid) if self.holder else []
             self._is_contained = not pids or len(pids) > self.server.namespaces
         return self._is_contained
 

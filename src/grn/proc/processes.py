@@ -1,96 +1,81 @@
-"""Process identity, listing and signals; signals never reach an unrelated process.
+"""Processes as /proc shows them: the only file that reads what belongs to one process.
 
-A pid is reused once its process has been reaped, so the start time is compared as well.
+Each reader opens as few files as possible: the negotiator looks at all processes several times a
+second. A process that is gone, or not shown to this user, gives None or nothing.
 """
 
 from __future__ import annotations
 
-import errno
-import functools
 import os
-import signal
+
+from grn.proc.tree import Process, below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterable, Iterator
 
-_PR_SET_CHILD_SUBREAPER = 36
-_MAX_OOM_SCORE, _COMMAND_OOM_SCORE = 1000, 500
-# Errors that pass: of a machine that has no room for one more process, and of a program that is
-# being written.
-PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
-PASSING_S = 10.0  # for so long a start that failed so is tried again, before others are tried
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
-_QUICK_LOOKS = 50
-
-
-class Process:
-    """One process as it was seen once; of some only the exit status may be left."""
-
-    __slots__ = ("group", "is_over", "parent", "pid", "session", "started_ticks")
-
-    def __init__(
-        self,
-        pid: int,
-        parent: int,
-        group: int,
-        session: int,
-        started_ticks: int,
-        is_over: bool = False,
-    ) -> None:
-        self.pid = pid
-        self.group = group
-        self.is_over = is_over  # only its exit status is left
-        self.parent = parent
-        self.session = session
-        self.started_ticks = started_ticks
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STAT_BYTES = 1 << 12
+_STATUS_BYTES = 1 << 16  # a long list of groups comes before what we look for
+_WORLD = ("ns/mnt", "ns/user", "root")
+_DELETED = " (deleted)"
 
 
 def look(pid: int) -> Process | None:
-    """Look at a process; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
+    """Return a process, also one of which only the exit status is left; None when it is gone."""
+    text = _read(f"/proc/{pid}/stat", _STAT_BYTES)
+    fields = text[text.rfind(b")") + 2 :].split(None, 22)  # a name of any kind comes before
+    if len(fields) < 22:
         return None
-    fields = text[text.rfind(b")") + 2 :].split()  # what comes before is a name of any kind
-    parent, group, session, ticks = (int(fields[place]) for place in (1, 2, 3, 19))
-    return Process(pid, parent, group, session, ticks, is_over=fields[0] in (b"Z", b"X"))
+    return Process(
+        pid,
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[3]),
+        int(fields[19]),
+        fields[0] in (b"Z", b"X"),
+        int(fields[21]) * PAGE_BYTES,
+        int(fields[11]) + int(fields[12]),
+    )
 
 
-def has_variable(pid: int, assignment: bytes) -> bool:
-    """True when a process was started with a variable; of one that is over nothing is known."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return assignment in file.read().split(b"\0")
-    except OSError:
-        return False
+def living(pid: int) -> Process | None:
+    """Return a process, None when it is gone or only its exit status is left."""
+    found = look(pid)
+    return None if found is None or found.is_over else found
 
 
-def everyone() -> Iterator[Process]:
-    """Yield all processes there are."""
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (found := look(int(name))) is not None:
-            yield found
+def pids() -> Iterator[int]:
+    """Yield the pids of all processes that are shown to us."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def below(root: int) -> list[Process]:
+def everyone() -> list[Process]:
+    """Return all processes that are shown to us."""
+    return [found for pid in pids() if (found := look(pid)) is not None]
+
+
+def all_below(root: int) -> list[Process]:
     """Return all processes below one, parents before children."""
-    children: dict[int, list[Process]] = {}
-    for one in everyone():
-        children.setdefault(one.parent, []).append(one)
-    found: list[Process] = []
-    todo = [root]
-    while todo:
-        some = children.get(todo.pop(), [])
-        found += some
-        todo += [one.pid for one in some]
+    return below(everyone(), root)
+
+
+def with_ancestors(some: Iterable[int]) -> dict[int, Process]:
+    """Return some living processes with all their ancestors: far fewer than all there are."""
+    found: dict[int, Process] = {}
+    for pid in some:
+        while pid > 1 and pid not in found:
+            process = living(pid)
+            if process is None:
+                break
+            found[pid] = process
+            pid = process.parent
     return found
 
 
 def children() -> list[int]:
-    """Return the pids of our own children, in a fraction of the time that `below` takes."""
+    """Return the pids of our own children, in a fraction of the time that `all_below` takes."""
     own = os.getpid()
     listed = listed_children(own)
     if listed is None:
@@ -107,124 +92,222 @@ def listed_children(parent: int) -> set[int] | None:
         return None
 
 
-def send(process: Process, signum: int) -> bool:
-    """Signal a process if it is still the same; False when it is gone or not ours to signal."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        found = look(process.pid)  # after opening: from here on nobody else can be meant
-        if found is None or found.started_ticks != process.started_ticks:
+# --- what a process was started with -------------------------------------------------------
+
+
+def environment(pid: int) -> tuple[list[bytes], int]:
+    """Return the variables a process was started with, as `NAME=value`, and its user or -1."""
+    return _environment(f"/proc/{pid}/environ")
+
+
+def has_variable(pid: int, assignment: bytes) -> bool:
+    """True when a process, or a thread that outlives the first, was started with a variable."""
+    entries, _ = environment(pid)
+    if entries in ([], [b""]):
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
             return False
-        signal.pidfd_send_signal(fd, signum)
+        return any(assignment in _environment(f"/proc/{pid}/task/{one}/environ")[0]
+                   for one in threads)  # fmt: skip
+    return assignment in entries
+
+
+def words(pid: int) -> list[str]:
+    """Return the command line of a process."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+        return []
 
 
-def adopt_orphans(is_wanted: bool = True) -> None:
-    """Become the parent of all below us that lose theirs, so that none of them escapes."""
-    import ctypes  # not at the top: it is not cheap, and most who look at processes need it not
-
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
+# --- what a process has now ----------------------------------------------------------------
 
 
-def has_children() -> bool:
-    """True while we have a child, be it one of which only the exit status is left."""
+def folder(pid: int) -> str | None:
+    """Return the working directory of a process."""
+    return _link(f"/proc/{pid}/cwd")
+
+
+def program(pid: int) -> str | None:
+    """Return the file of the program that a process runs."""
+    return _link(f"/proc/{pid}/exe")
+
+
+def file_status(pid: int, fd: int) -> os.stat_result | None:
+    """Return the status of an open file of a process."""
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def kill_children(spared: Collection[int] = ()) -> None:
-    """Kill our children quicker than they fork: whose parent ends is our child from then on."""
-    killed: set[int] = set(spared)
-    for _ in range(_QUICK_LOOKS):
-        for pid in children():
-            if pid not in killed:
-                os.kill(pid, signal.SIGKILL)  # our child and not buried yet: the pid is its own
-                killed.add(pid)
-
-
-def pauses() -> Iterator[float]:
-    """Yield how long to wait before each new try of a start, for `PASSING_S` in all."""
-    waited, pause = 0.0, _FIRST_PAUSE_S
-    while waited < PASSING_S:
-        yield pause
-        waited += pause
-        pause = min(2 * pause, _MAX_PAUSE_S)
-
-
-def spawn(
-    program: str, argv: list[str] | tuple[str, ...], environment: Mapping[Any, Any], **how: Any
-) -> int:
-    """Start a program, as one that the kernel ends before us when memory runs out.
-
-    Our own score is raised meanwhile: after the start the program could be quicker than we.
-    """
-    own = _own_oom_score(os.getpid())
-    has_raised = own is not None and _set_oom_score("self", own + _COMMAND_OOM_SCORE)
-    try:
-        return os.posix_spawn(program, argv, environment, **how)
-    finally:
-        if has_raised and own is not None:
-            _set_oom_score("self", own)
-
-
-def become_first_to_end() -> None:
-    """Let the kernel end this process before its parents when memory runs out."""
-    score = oom_score("self")
-    if score is not None:
-        _set_oom_score("self", score + _COMMAND_OOM_SCORE)
-
-
-def end_no_earlier_than_others(pid: int) -> None:
-    """Undo for a process what it has inherited from a command that `spawn` has started."""
-    score = oom_score(pid)
-    if score is not None and score >= _COMMAND_OOM_SCORE:
-        _set_oom_score(pid, score - _COMMAND_OOM_SCORE)
-
-
-@functools.lru_cache(maxsize=1)
-def _own_oom_score(_pid: int) -> int | None:
-    return oom_score("self")
-
-
-def oom_score(pid: int | str) -> int | None:
-    """Return how readily the kernel ends a process when memory runs out, None if it is not told."""
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "rb") as file:
-            return int(file.read())
-    except (OSError, ValueError):
+        return os.stat(f"/proc/{pid}/fd/{fd}")
+    except OSError:
         return None
 
 
-def _set_oom_score(pid: int | str, score: int) -> bool:
-    """Set that; False when the system does not let us."""
+def open_files(pid: int | str) -> Iterator[tuple[str, str]]:
+    """Yield number and name of the open files of a process, also of removed ones."""
     try:
-        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # the process is gone, or another user's
+        return
+    for number in numbers:
+        name = _link(f"/proc/{pid}/fd/{number}")
+        if name is not None:
+            yield number, name.removesuffix(_DELETED)
+
+
+def has_locked(pid: int, number: str) -> bool:
+    """True when a process holds an exclusive lock of one of its open files."""
+    try:
+        with open(f"/proc/{pid}/fdinfo/{number}") as file:
+            return any("FLOCK" in line and "WRITE" in line for line in file)
     except OSError:
         return False
+
+
+def open_again(fd: int) -> int:
+    """Open a file of our own once more, for reading, and return the new descriptor."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def user(pid: int) -> int | None:
+    """Return the user of a process."""
     try:
-        os.write(fd, b"%d" % min(score, _MAX_OOM_SCORE))
+        return os.stat(f"/proc/{pid}").st_uid
     except OSError:
-        return False
+        return None
+
+
+def inner_pids(pid: int) -> list[int]:
+    """Return a process's numbers in its pid namespaces, ours first; several mean a container."""
+    text = _read(f"/proc/{pid}/status", _STATUS_BYTES)
+    start = text.find(b"\nNSpid:")
+    if start < 0:
+        return [pid]
+    start += len(b"\nNSpid:")
+    return [int(word) for word in text[start : text.index(b"\n", start)].split()]
+
+
+def pid_namespace() -> int:
+    """Return the number of our pid namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def mount_namespace() -> str:
+    """Return the name of our mount namespace."""
+    return _link("/proc/self/ns/mnt") or ""
+
+
+def world(pid: int | str) -> list[tuple[int, int]]:
+    """Return the namespaces and the root of a process; raise OSError where they are not shown."""
+    found = [os.stat(f"/proc/{pid}/{name}") for name in _WORLD]
+    return [(one.st_dev, one.st_ino) for one in found]
+
+
+def maps_all_users() -> bool:
+    """True when we are in no user namespace of our own."""
+    return _read("/proc/self/uid_map", _STATUS_BYTES).split() == [b"0", b"0", b"4294967295"]
+
+
+class MemoryFiles:
+    """Memory sizes of processes that are asked about repeatedly.
+
+    The files of a few processes stay open. An open file stays with its process and never shows
+    another process of the same pid.
+    """
+
+    MAX_OPEN = 32
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, int], int] = {}
+
+    def resident_and_peak_bytes(self, pid: int, started_ticks: int) -> tuple[int, int] | None:
+        """Return what a process has now and had at most, None when it is gone."""
+        name = (pid, started_ticks)
+        fd = self._files.get(name)
+        if fd is None:
+            fd = self._open(name)
+        try:
+            text = os.pread(fd, _STATUS_BYTES, 0) if fd is not None else b""
+        except OSError:
+            text = b""
+        peak, resident = _size_in(text, b"\nVmHWM:"), _size_in(text, b"\nVmRSS:")
+        if peak is None or resident is None:
+            self._close(name)
+            return None
+        return resident, peak
+
+    def _open(self, name: tuple[int, int]) -> int | None:
+        pid, started_ticks = name
+        try:
+            fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if not is_running(pid, started_ticks):  # looked at after opening: a reused pid shows
+            os.close(fd)
+            return None
+        if len(self._files) >= self.MAX_OPEN:
+            self._close(next(iter(self._files)))
+        self._files[name] = fd
+        return fd
+
+    def _close(self, name: tuple[int, int]) -> None:
+        fd = self._files.pop(name, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close all files."""
+        for name in list(self._files):
+            self._close(name)
+
+
+def is_running(pid: int, started_ticks: int) -> bool:
+    """True while that very process runs."""
+    found = living(pid)
+    return found is not None and found.started_ticks == started_ticks
+
+
+def _read(path: str, most: int) -> bytes:
+    """Return a small file, nothing when it cannot be read; in as few calls as possible."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, most)
+    except OSError:
+        return b""
     finally:
         os.close(fd)
-    return True
 
 
-def find_program(program: str, path: str) -> str:
-    """Find a program as a shell would, by the PATH of the command."""
-    if "/" in program:
-        return program
-    for folder in path.split(os.pathsep):
-        candidate = os.path.join(folder or ".", program)
-        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
-            return candidate
-    raise FileNotFoundError(errno.ENOENT, "command not found", program)
+def _environment(path: str) -> tuple[list[bytes], int]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return [], -1
+    try:
+        text = b""
+        while more := os.read(fd, _STATUS_BYTES):
+            text += more
+        return text.split(b"\0"), os.fstat(fd).st_uid
+    except OSError:
+        return [], -1
+    finally:
+        os.close(fd)
+
+
+def _link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _size_in(status: bytes, name: bytes) -> int | None:
+    """Return one size of a `status` file; found by hand, as this is asked at every lease."""
+    start = status.find(name)
+    if start < 0:
+        return None
+    start += len(name)
+    return int(status[start : status.index(b" kB", start)]) * 1024

@@ -11,17 +11,18 @@ import os
 import re
 
 from grn import paths
+from grn.proc import processes
+from grn.proc.tree import family
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from grn.proc.processes import Process
+    from grn.proc.tree import Process
 
 TAG = "GRN_JOB_TAG"  # names the attempt that a process belongs to: QUEUE.JOB.ATTEMPT
 # The kernel shows the name by which a file was opened: a record is made as N.new.
 _RECORD = re.compile(r"/[^/]+/\d+/\d+\.\d+\.(new|run)")
-_DELETED = " (deleted)"
 
 
 def spared(found: Collection[Process], tag: str = "") -> set[int]:
@@ -31,12 +32,10 @@ def spared(found: Collection[Process], tag: str = "") -> set[int]:
     is that queue's to end.
     """
     places_of = _Places()
-    chosen = {
+    chosen = [
         one.pid for one in found if places_of.is_locked_by(one.pid) or is_of_another(one.pid, tag)
-    }
-    while kin := {one.pid for one in found if one.parent in chosen} - chosen:
-        chosen |= kin
-    return chosen
+    ]
+    return {one.pid for one in family(found, chosen)} if chosen else set()
 
 
 def is_service(pid: int) -> bool:
@@ -55,11 +54,7 @@ def is_of_another(pid: int, tag: str) -> bool:
 
 def tags_of(pid: int) -> set[bytes]:
     """Return the assignments of a process's environment that name an attempt: one, or none."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:
-        return set()
+    entries, _ = processes.environment(pid)
     return {entry for entry in entries if entry.startswith(TAG.encode() + b"=")}
 
 
@@ -91,14 +86,8 @@ class _Places:
 
 def _locked(pid: int, is_meant: Callable[[str], object]) -> set[str]:
     """Return the names of open files of such names that a process has locked."""
-    found: set[str] = set()
-    try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            name = os.readlink(f"/proc/{pid}/fd/{fd}").removesuffix(_DELETED)
-            if is_meant(name):
-                with open(f"/proc/{pid}/fdinfo/{fd}") as file:
-                    if any("FLOCK" in line and "WRITE" in line for line in file):
-                        found.add(name)
-    except OSError:  # it is gone, or another user's
-        pass
-    return found
+    return {
+        name
+        for number, name in processes.open_files(pid)
+        if is_meant(name) and processes.has_locked(pid, number)
+    }

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from grn import __version__, paths, settings
 from grn.client.queue import end_former
 from grn.daemon import capped_log
-from grn.daemon.lockfile import DaemonLock, boot_id, lock, mounts, state_folder
+from grn.daemon.lockfile import DaemonLock, lock, state_folder
 from grn.errors import GrnError
 from grn.interpreter import SERVICE
+from grn.proc.system import boot_id, mounts
 from grn.queue.engine import QueueEngine
 from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.proc.processes import oom_score
+from grn.proc.spawn import oom_score
 from grn.queue.local import attempt_files as folders
 from grn.queue.local.channel import MAX_SAID
 from tests.harness import is_running, wait_for
@@ -516,11 +516,16 @@ def test_an_idle_shim_leaves_when_the_queue_hangs_up(shims: Shims) -> None:
     gone(run.shim_pid)
 
 
+def test_an_environment_that_the_system_does_not_take_is_the_commands_fault(shims: Shims) -> None:
+    ended = shims.start("true", env={"A": "nul\0nul"}).ended()
+    assert (ended["status"], ended["because"]) == (126, "not-runnable")
+
+
 def test_a_shim_that_breaks_says_how_and_writes_no_end(shims: Shims) -> None:
-    run = shims.start("true", env={"A": "nul\0nul"})
+    run = shims.start("true", umask="no number")
     assert not run.channel.is_done()
     assert folders.read_exit(str(run.folder)) is None
-    assert "ValueError" in run.trouble
+    assert "TypeError" in run.trouble
     wait_for(lambda: not folders.is_locked(str(run.folder)), "the shim to be gone")
 
 

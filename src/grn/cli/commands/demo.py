@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console, Group
@@ -28,6 +27,10 @@ from grn.client import pages
 from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.paths import user_name
+from grn.proc import spawn
+
+if TYPE_CHECKING:
+    import subprocess
 
 VIRTUAL = "2x512MiB"
 PACE_S = 0.2
@@ -110,12 +113,8 @@ def _own_negotiator() -> Iterator[None]:
 def _start_jobs(demo: Demo) -> None:
     for name, seconds in BATCH:
         argv = [sys.executable, "-m", "grn.cli.commands.demo_jobs", name, str(seconds)]
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        process = spawn.child(
+            argv, stdin=spawn.NO_INPUT, stdout=spawn.PIPE, stderr=spawn.PIPE, text=True
         )
         demo.started.append((name, process))
 

@@ -8,7 +8,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import click
 
@@ -16,6 +15,7 @@ from grn import wire
 from grn.client import queue
 from grn.client.logs import read_from
 from grn.errors import GrnError, MachineError, UsageError
+from grn.proc import spawn
 
 OUTPUT = "output.txt"
 LOOK_S = 0.1
@@ -34,33 +34,29 @@ def run_detached(folder: str, attach: str, run: Callable[[], int]) -> int:
     except OSError as error:
         raise MachineError(f"{folder} cannot be used: {error.strerror}.") from error
     sys.stdout.flush()
-    pid = os.fork()
-    if not pid:
-        _run_aside(fd, run)
+    pid = spawn.fork(lambda: _run_aside(fd, run))
     os.close(fd)
     click.echo(f"runs in the background as process {pid}; `{attach}` shows how far it is", err=True)
     return 0
 
 
-def _run_aside(fd: int, run: Callable[[], int]) -> NoReturn:
+def _run_aside(fd: int, run: Callable[[], int]) -> int:
     code = 1
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for ours, theirs in ((null, 0), (fd, 1), (fd, 2)):
+        os.dup2(ours, theirs)
+    os.close(fd)
     try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        for ours, theirs in ((null, 0), (fd, 1), (fd, 2)):
-            os.dup2(ours, theirs)
-        os.close(fd)
-        try:
-            code = run()
-        except GrnError as error:
-            code = error.exit_code
-            click.echo(f"error: {error.message} {error.hint}".rstrip(), err=True)
-        except BaseException:  # the last edge of this process
-            traceback.print_exc()
-        click.echo(f"{_END}{code}")
-        sys.stdout.flush()
-    finally:
-        os._exit(code)
+        code = run()
+    except GrnError as error:
+        code = error.exit_code
+        click.echo(f"error: {error.message} {error.hint}".rstrip(), err=True)
+    except BaseException:  # the last edge of this process
+        traceback.print_exc()
+    click.echo(f"{_END}{code}")
+    sys.stdout.flush()
+    return code
 
 
 def attach(name: str, folders: Sequence[str]) -> int:

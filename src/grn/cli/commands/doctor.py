@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.units import show_size
+from grn.proc import pidfd
 
 FINE, NOTE, BAD = "ok", "note", "BAD"
 
@@ -79,12 +79,9 @@ def _examine() -> Iterator[Finding]:
 
 
 def _kernel() -> Finding:
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return Finding(BAD, "grn needs Linux 5.3 or later: it watches processes by pidfd")
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return Finding(BAD, f"pidfd_open fails ({error.strerror}): grn needs Linux 5.3 or later")
+    trouble = pidfd.why_unusable()
+    if trouble:
+        return Finding(BAD, f"{trouble}: grn needs Linux 5.3 or later")
     return Finding(FINE, f"Linux {platform.release()}")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import signal
 import sys
-import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,9 +21,9 @@ from grn.client.lease import Lease, wish
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again
 from grn.model.text import harmless
-from grn.proc import processes
+from grn.proc import pidfd, spawn, terminate
 
-OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND = 125, 126, 127
+OWN_TROUBLE = 125
 IDLE_EXIT_S = 300.0
 TAIL_BYTES = 64 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
@@ -102,9 +101,8 @@ def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
     reader, writer = os.pipe() if is_scanned else (-1, -1)
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = _patiently(os.fork)  # this process has one thread: forking is safe
-    if pid == 0:
-        _become(command, lease, environment, writer)
+    become = functools.partial(_become, command, lease, environment, writer)
+    pid = spawn.patiently(lambda: spawn.fork(become))
     if is_scanned:
         os.close(writer)
     stopped_by = _pass_signals_to(pid)
@@ -122,25 +120,13 @@ def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
     return (status if status >= 0 else 128 - status), ended
 
 
-def _patiently(start: Callable[[], int]) -> int:
-    """Start something, and try again for a while where the machine has no room at this moment."""
-    for pause in processes.pauses():
-        try:
-            return start()
-        except OSError as error:
-            if error.errno not in processes.PASSING:
-                raise
-        time.sleep(pause)
-    return start()
-
-
 def _say_why(text: str) -> None:
     click.echo(f"grn: waiting: {harmless(text)}", err=True)
 
 
 def _become(
     command: tuple[str, ...], lease: Lease, environment: dict[str, str], writer: int
-) -> None:
+) -> int:
     """In the child: take the lease over, so that it outlives `grn exec`, and be the command."""
     try:
         if writer >= 0:
@@ -151,17 +137,17 @@ def _become(
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
             signal.signal(signum, signal.SIG_DFL)
         if not lease.is_nested:
-            processes.become_first_to_end()
-        _patiently(lambda: os.execvpe(command[0], list(command), environment))
-    except FileNotFoundError:
-        os.write(2, f"grn: {command[0]}: command not found\n".encode())
-        os._exit(NOT_FOUND)
-    except PermissionError:
-        os.write(2, f"grn: {command[0]}: cannot be run (permission denied)\n".encode())
-        os._exit(NOT_RUNNABLE)
-    except (OSError, GrnError) as error:
+            spawn.become_first_to_end()
+        program = spawn.find_program(command[0], environment.get("PATH", os.defpath))
+        spawn.patiently(lambda: os.execve(program, list(command), environment))
+    except GrnError as error:
         os.write(2, f"grn: {command[0]}: {error}\n".encode())
-        os._exit(OWN_TROUBLE if isinstance(error, GrnError) else NOT_RUNNABLE)
+        return OWN_TROUBLE
+    except OSError as error:
+        failure = spawn.not_started(command, error)
+        os.write(2, os.fsencode(f"grn: {failure.trouble}\n"))
+        return failure.status
+    raise AssertionError("unreachable")
 
 
 def _end_by_ctrl_c() -> None:
@@ -179,7 +165,7 @@ def _pass_signals_to(pid: int) -> set[int]:
             stopped_by.add(signum)
         from_terminal = signum in (signal.SIGINT, signal.SIGQUIT) and os.isatty(0)
         if not from_terminal:  # a terminal sends those to the command as well
-            os.kill(pid, signum)
+            terminate.signal_child(pid, signum)
 
     for signum in _PASSED_ON:
         signal.signal(signum, pass_on)
@@ -189,16 +175,16 @@ def _pass_signals_to(pid: int) -> set[int]:
 def _pump(reader: int, pid: int) -> bytes:
     """Copy the command's standard error to ours until it ends; return the last of it."""
     tail = b""
-    pidfd = os.pidfd_open(pid)
+    life = pidfd.open_child(pid)
     with selectors.DefaultSelector() as ready:
         ready.register(reader, selectors.EVENT_READ)
-        ready.register(pidfd, selectors.EVENT_READ)
+        ready.register(life, selectors.EVENT_READ)
         is_running = True
         while is_running:
             keys = [key.fd for key, _ in ready.select()]
             # Once the command has ended only what is in the pipe already is taken: a process
             # it left behind may keep the other end open for ever.
-            is_running = pidfd not in keys
+            is_running = life not in keys
             os.set_blocking(reader, False)
             while (chunk := _read(reader)) is not None:
                 if not chunk:
@@ -206,7 +192,7 @@ def _pump(reader: int, pid: int) -> bytes:
                     break
                 os.write(2, chunk)
                 tail = (tail + chunk)[-TAIL_BYTES:]
-    os.close(pidfd)
+    os.close(life)
     os.close(reader)
     return tail
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from grn.cli.commands.daemon import STOP_S
 from grn.client.daemons import negotiator_argv, start_or_find_negotiator, who_answers
+from grn.proc import spawn, terminate
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -45,15 +48,13 @@ def _run_all(commands: tuple[str, ...]) -> int:
 
     def pass_on(signum: int, _frame: FrameType | None) -> None:
         for child in children:
-            if child.poll() is None:
-                os.killpg(child.pid, signum)
+            terminate.signal_session(child, signum)
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, pass_on)
-    # Each in a session of its own, so that a signal reaches all a command has started.
-    children += [
-        subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True) for command in commands
-    ]
+    # Each begins a session, so that a signal reaches all a command has started.
+    for command in commands:
+        children.append(spawn.child(["/bin/sh", "-c", command], start_new_session=True))
     statuses = [child.wait() for child in children]
     failed = [
         (command, status if status > 0 else 128 - status)

@@ -23,6 +23,7 @@ from grn.cli.web.queries import Facts
 from grn.cli.web.security import RequestGuard
 from grn.cli.web.sweeps import Sweeps
 from grn.errors import MachineError, UsageError
+from grn.proc import processes
 
 ADDRESS = "127.0.0.1"
 MIN_SECRET = 16
@@ -176,5 +177,5 @@ def _remove_leftovers(folder: str) -> None:
     for name in os.listdir(folder):
         pid = name.removeprefix(PREFIX).removesuffix(SUFFIX)
         is_ours = name == f"{PREFIX}{pid}{SUFFIX}" and pid.isdecimal()
-        if is_ours and (pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}")):
+        if is_ours and (pid == str(os.getpid()) or processes.look(int(pid)) is None):
             os.unlink(os.path.join(folder, name))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from grn.proc import processes
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +56,9 @@ def lift() -> None:
 
 def has_opened_gpus(open_files: Iterable[str] | None = None) -> bool:
     """True when CUDA has been started in this process, which costs memory on every GPU it uses."""
-    return _OPENED_BY_CUDA in (_own_files() if open_files is None else open_files)
+    if open_files is None:
+        open_files = (name for _, name in processes.open_files("self"))
+    return _OPENED_BY_CUDA in open_files
 
 
 def is_in_a_module(frame: FrameType | None) -> bool:
@@ -78,18 +82,6 @@ def _is_a_scheduler() -> bool:
             return b"GPUTaskScheduler" in file.read()
     except (OSError, ValueError):
         return False  # no script: a notebook or a terminal
-
-
-def _own_files() -> Iterable[str]:
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return
-    for name in names:
-        try:
-            yield os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue  # it was the one we listed the folder with
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

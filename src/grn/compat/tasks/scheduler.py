@@ -125,7 +125,7 @@ def _pass_on(signum: int) -> None:
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     if signum:
-        os.kill(os.getpid(), signum)
+        signal.raise_signal(signum)
 
 
 class Log:

@@ -8,7 +8,7 @@ import select
 import signal
 import struct
 
-from grn.proc import processes
+from grn.proc import terminate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Channel:
 
 def listen_for_signals() -> int:
     """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
-    processes.adopt_orphans()
+    terminate.adopt_orphans()
     wake, wake_end = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_end, False)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 
 from grn import wire
 from grn.client import gpu_environment
-from grn.proc import processes
+from grn.proc import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NOT_RUNNABLE, NOT_FOUND = 126, 127
-_COMMON_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE,
-                   signal.SIGXFSZ, signal.SIGCHLD)  # fmt: skip
+_SHIM_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 class StartedCommand:
-    """A command that runs, and the pipes its output comes from; none if it has a log of its own."""
+    """A command that runs, and the pipes its output comes from; no pipes if it has its own log."""
 
     def __init__(self, pid: int, pipes: tuple[int, ...], log_start: int = 0) -> None:
         self.pid = pid
@@ -34,14 +31,12 @@ def meant(environment: dict[str, str]) -> dict[str, str]:
 
 
 def start(order: dict[str, Any]) -> StartedCommand:
-    """Start the command of an order; raise OSError when the system does not run it."""
-    os.chdir(wire.meant(order["cwd"]))
-    environment = gpu_environment.for_command(order["lease"], order["visible"], order["env"])
+    """Start the command of an order; raise NotStarted."""
     argv = [wire.meant(word) for word in order["argv"]]
-    program = processes.find_program(argv[0], environment.get("PATH", os.defpath))
     opened: list[int] = []
     mask = os.umask(order["umask"])
     try:
+        os.chdir(wire.meant(order["cwd"]))
         opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         pipes: tuple[int, ...] = ()
         log_start = 0
@@ -55,20 +50,12 @@ def start(order: dict[str, Any]) -> StartedCommand:
             err, err_end = os.pipe()
             opened += (err, err_end)
             pipes = (out, err)
-        pid = processes.spawn(
-            program,
-            argv,
-            environment,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, null, 0),
-                (os.POSIX_SPAWN_DUP2, out_end, 1),
-                (os.POSIX_SPAWN_DUP2, err_end, 2),
-            ],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_COMMON_SIGNALS,
-        )
+        environment = gpu_environment.for_command(order["lease"], order["visible"], order["env"])
+        files = (null, out_end, err_end)
+        pid = spawn.command(argv, environment, files, _SHIM_SIGNALS, setsid=True)
         opened = [fd for fd in opened if fd not in pipes]
+    except OSError as error:
+        raise spawn.not_started(argv, error) from error
     finally:
         os.umask(mask)
         for fd in opened:
@@ -76,13 +63,10 @@ def start(order: dict[str, Any]) -> StartedCommand:
     return StartedCommand(pid, pipes, log_start)
 
 
-def not_started(argv: list[str], error: OSError) -> dict[str, Any]:
+def not_started(error: spawn.NotStarted) -> dict[str, Any]:
     """Say for the exit record why a command did not start, with the status a shell would give."""
-    known = error.errno in (errno.ENOENT, errno.ENOTDIR)
-    text = f"{error.filename or argv[0]}: {error.strerror}"
-    status = NOT_FOUND if known else NOT_RUNNABLE
-    plain = text.encode("utf-8", "backslashreplace").decode()
-    return {"status": status, "because": "not-runnable", "text": plain}
+    plain = error.trouble.encode("utf-8", "backslashreplace").decode()
+    return {"status": error.status, "because": "not-runnable", "text": plain}
 
 
 def not_yet(why: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from grn.proc.tree import Process
+
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -54,14 +56,14 @@ class Evidence:
     def __init__(self, path: str) -> None:
         self._noted = _lines(path)
         self._alive: set[bytes] = set()  # tags of living processes
-        self._shims: dict[str, int] = {}  # by the folder of the attempt
+        self._shims: dict[str, Process] = {}  # by the folder of the attempt
         for one in processes.everyone():
             self._alive |= services.tags_of(one.pid)
             for folder in services.attempts_of(one.pid):
-                self._shims[folder] = one.pid
+                self._shims[folder] = one
 
-    def shim_of(self, folder: str) -> int | None:
-        """Return the pid of the shim that holds the lock of a record, which may be removed."""
+    def shim_of(self, folder: str) -> Process | None:
+        """Return the shim that holds the lock of a record, which may be removed."""
         return self._shims.get(os.path.realpath(folder))
 
     def has_begun(self, folder: str, tag: str) -> bool:

@@ -7,11 +7,13 @@ exits with the queue; shims do not need it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
 import socket
 
+from grn.proc import spawn
 from grn.queue.local import shim
 
 
@@ -28,8 +30,7 @@ def main() -> None:
             return
         for channel in channels:
             with contextlib.suppress(OSError):  # no room: the queue sees it close and asks again
-                if os.fork() == 0:
-                    _be_shim(channel)
+                spawn.fork(functools.partial(_be_shim, channel))
             os.close(channel)
 
 

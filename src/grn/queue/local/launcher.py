@@ -6,30 +6,34 @@ Starts shims through the forker and learns of their end by pidfd. Decides nothin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grn.errors import MachineError
 from grn.interpreter import SERVICE
-from grn.proc import processes, services
+from grn.model.job import Holder
+from grn.proc import pidfd, services, spawn, terminate
+from grn.proc.watch import Watches
 from grn.queue import finish
 from grn.queue.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders
-from grn.queue.local import evidence, orphans
+from grn.queue.local import evidence
 from grn.queue.local.channel import MAX_SAID
 from grn.queue.local.evidence import Evidence
 from grn.queue.local.workers import LaunchTask, Record, Spares, Worker
 from grn.queue.site import Attempt, Found, SiteListener
+
+if TYPE_CHECKING:
+    import subprocess
 
 log = logging.getLogger(__name__)
 IDLE_S = 2.0
@@ -55,7 +59,7 @@ class LaunchSettings:
 
 
 class Launcher:
-    """The forker, the shims it has forked, and the pidfds of shims of earlier queues."""
+    """The forker, the shims it has forked, and the shims of earlier queues."""
 
     def __init__(
         self,
@@ -70,7 +74,8 @@ class Launcher:
         self._idle: list[Worker] = []
         self._spares = Spares()
         self._is_sweeping = False
-        self._adopted: dict[Attempt, int] = {}  # pidfds
+        # Shims of earlier queues; they exit when their attempt has ended.
+        self._adopted = Watches[Attempt](self.report)
         self._begun = evidence.path_beside(manners.queue_lock)
         self._noted = 0  # attempts given to shims since that file was shortened
         self._evidence: Evidence | None = None
@@ -81,7 +86,7 @@ class Launcher:
         """Start the forker."""
         self._line, theirs = socket.socketpair()
         with theirs:
-            self._forker = subprocess.Popen(
+            self._forker = spawn.child(
                 [sys.executable, "-S", "-E", "-c", _FORKER_CODE, *sys.path],
                 stdin=theirs.fileno(),
                 start_new_session=True,
@@ -94,9 +99,7 @@ class Launcher:
         for worker in [*self._idle, *self._busy.values()]:
             loop.remove_reader(worker.channel)
             worker.channel.close()
-        for fd in self._adopted.values():
-            loop.remove_reader(fd)
-            os.close(fd)
+        self._adopted.close()
         if self._line is not None:
             self._line.close()
 
@@ -182,8 +185,7 @@ class Launcher:
         if self._line is not None:
             self._line.close()
         if self._forker is not None:
-            self._forker.kill()
-            self._forker.wait()
+            terminate.end_child(self._forker, 0.0)
 
     # --- watching ------------------------------------------------------------------------
 
@@ -246,17 +248,7 @@ class Launcher:
         if worker is not None:
             worker.order({"stop": self.folder(attempt), "now": is_now})
             return
-        fd = self._adopted.get(attempt)
-        if fd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGUSR1 if is_now else signal.SIGTERM)
-
-    def _adopted_gone(self, attempt: Attempt) -> None:
-        """A shim of an earlier queue is gone: those leave when their work is done."""
-        fd = self._adopted.pop(attempt)
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
-        self.report(attempt)
+        self._adopted.send(attempt, signal.SIGUSR1 if is_now else signal.SIGTERM)
 
     # --- finding -------------------------------------------------------------------------
 
@@ -332,19 +324,10 @@ class Launcher:
         """Watch a shim of an earlier queue; False when it ended while we looked."""
         try:
             pid, ticks = map(int, claim.split(" "))
-            fd = os.pidfd_open(pid)
         except ValueError:  # damaged
             return self._adopt_by_lock(attempt)
-        except OSError:
-            return False  # gone: look again
-        # Checked after opening: it is that shim, and no other process with its old number.
-        found = processes.look(pid)
-        is_it = found is not None and found.started_ticks == ticks
-        if not is_it or not folders.is_locked(self.folder(attempt)):
-            os.close(fd)
-            return False
-        self._watch(attempt, fd)
-        return True
+        fd = pidfd.open_pidfd(Holder(pid, ticks))
+        return self._adopt_if(attempt, fd, lambda: folders.is_locked(self.folder(attempt)))
 
     def _adopt_by_lock(self, attempt: Attempt) -> bool:
         """Watch the shim that holds the lock of a damaged record; False when there is none."""
@@ -352,19 +335,19 @@ class Launcher:
         shim = self._look_around().shim_of(folder)
         if shim is None:
             return False
-        try:
-            fd = os.pidfd_open(shim)
-        except OSError:
+        pid, record = shim.pid, os.path.realpath(folder)
+        fd = pidfd.open_pidfd(shim)
+        return self._adopt_if(attempt, fd, lambda: record in services.attempts_of(pid))
+
+    def _adopt_if(self, attempt: Attempt, fd: int | None, is_it: Callable[[], bool]) -> bool:
+        """Watch the shim of a pidfd if a look after opening shows that it runs this attempt."""
+        if fd is None:
             return False
-        if os.path.realpath(folder) not in services.attempts_of(shim):  # checked after opening
+        if not is_it():
             os.close(fd)
             return False
-        self._watch(attempt, fd)
+        self._adopted.add(attempt, fd)
         return True
-
-    def _watch(self, attempt: Attempt, fd: int) -> None:
-        self._adopted[attempt] = fd
-        asyncio.get_running_loop().add_reader(fd, self._adopted_gone, attempt)
 
     def tidy(self) -> None:
         """Keep what shims noted of attempts that are under way only."""
@@ -395,7 +378,7 @@ class Launcher:
 
     def end_leftovers(self, attempt: Attempt) -> int:
         """Kill what a killed shim left behind; return how many processes that were."""
-        return orphans.end_all(self.tag(attempt))
+        return terminate.end_marked(self.tag(attempt))
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the folders of jobs, given how often each was tried."""

@@ -20,7 +20,7 @@ from grn import wire
 from grn.client import frameworks, logs
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.proc import processes, services
+from grn.proc import processes, services, spawn, terminate
 from grn.queue.local import attempt_files, command, evidence, output_log
 from grn.queue.local.channel import Channel, listen_for_signals, read_some
 from grn.queue.local.termination import Termination
@@ -80,7 +80,7 @@ class Shim:
 
     def _start(self) -> command.StartedCommand | dict[str, Any]:
         """Start the command under its lease, or return the record of one that did not begin."""
-        pauses = processes.pauses()
+        pauses = spawn.pauses()
         while True:
             is_leased = self._is_leased()
             if self._stopping.why:
@@ -89,12 +89,12 @@ class Shim:
                 return command.not_yet("its lease ended with its queue before it began")
             try:
                 return command.start(self._order)
-            except OSError as error:
-                if error.errno not in processes.PASSING:
-                    return command.not_started(self._order["argv"], error)
+            except spawn.NotStarted as error:
+                if not error.is_passing:
+                    return command.not_started(error)
                 pause = next(pauses, None)
                 if pause is None:
-                    return command.not_yet(f"could not be started yet: {error.strerror}")
+                    return command.not_yet(f"could not be started yet: {error.trouble}")
             self._pause(pause)
 
     def _is_leased(self) -> bool:
@@ -265,7 +265,7 @@ def serve(fd: int) -> None:
                 environments[int(name)] = command.meant(new)
             order["env"] = {**environments[order["base"]], **command.meant(order["extra"])}
             channel.say_done(run(order, wake, channel))
-            if processes.has_children():  # a daemon that the command has started: not our tree
+            if terminate.has_children():  # a daemon that the command has started: not our tree
                 os._exit(0)
 
 

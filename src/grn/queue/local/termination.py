@@ -6,11 +6,11 @@ command started, and processes of other attempts, are left alone.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 
-from grn.proc import processes, services
+from grn.proc import processes, services, terminate
+from grn.proc.tree import Escalation
 from grn.queue.local.channel import Channel, read_some
 
 TYPE_CHECKING = False
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-LEFTOVER_S = 1.0  # what the command leaves behind may end by itself for so long
+LEFTOVER_S = 1.0  # for how long what the command leaves behind may end by itself
+KILL_AGAIN_S = 0.2
 
 
 class Termination:
@@ -28,10 +29,9 @@ class Termination:
         self.why = ""  # cancelled, timed-out
         self._folder: str = order["folder"]
         self._tag: str = order["extra"].get(services.TAG, "")
-        self._grace_s: float = order["grace_s"]
+        self._steps = Escalation(order["grace_s"], again_s=KILL_AGAIN_S)
         self._limit_s: float | None = order["time_limit_s"]
         self._began = time.monotonic()
-        self._kill_at: float | None = None
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
 
@@ -63,14 +63,12 @@ class Termination:
         now = time.monotonic()
         if self._limit_s is not None and now - self._began >= self._limit_s and not self.why:
             self._begin("timed-out")
-        if self._kill_at is not None and now >= self._kill_at:
-            self.signal_all(signal.SIGKILL)
-            self._kill_at = now + 1.0
+        self._take_step()
 
     def next_at(self) -> float | None:
         """Return when the time must be looked at again."""
         if self._limit_s is None or self.why:
-            return self._kill_at
+            return self._steps.next_at
         return self._began + self._limit_s
 
     # --- what is done --------------------------------------------------------------------
@@ -78,44 +76,38 @@ class Termination:
     def _begin(self, why: str) -> None:
         if not self.why:
             self.why = why
-            self._kill_at = time.monotonic() + self._grace_s
-            self._ask_all()
+            self._steps.begin(time.monotonic())
+            self._take_step()
 
     def _kill_now(self) -> None:
         self.why = self.why or "cancelled"
-        self._grace_s = 0.0  # for what forks meanwhile
-        self.signal_all(signal.SIGKILL)
+        self._steps.hurry(time.monotonic())
+        self._take_step()
 
     def end_leftovers(self, reap: Callable[[], object]) -> None:
         """End what the command left behind: orphans are our children now."""
-        deadline = time.monotonic() + LEFTOVER_S
-        step = "wait"
-        while processes.has_children() and not self._are_all_spared():
+        begin_at = time.monotonic() + LEFTOVER_S
+        has_begun = False
+        while terminate.has_children() and not self._are_all_spared():
             self.hear_signals()
             self.hear_queue()
             now = time.monotonic()
-            if step == "wait" and (self.why or now >= deadline):
-                self._ask_all()
-                step, deadline = "asked", now + self._grace_s
-            elif step == "asked" and (now >= deadline or not self._grace_s):
-                self.signal_all(signal.SIGKILL)
-                deadline = now + 0.2
-            time.sleep(0.005 if step == "wait" else 0.02)
+            if not has_begun and (self.why or now >= begin_at):
+                has_begun = True
+                self._steps.begin(now)
+            if has_begun:
+                self._take_step()
+            time.sleep(0.02 if has_begun else 0.005)
             reap()
 
-    def _ask_all(self) -> None:
-        self.signal_all(signal.SIGTERM)
-        self.signal_all(signal.SIGCONT)  # a stopped process hears nothing
+    def _take_step(self) -> None:
+        step = self._steps.due(time.monotonic())
+        if step:
+            self.signal_all(step)
 
-    def signal_all(self, signum: int) -> None:
-        """Signal every process below us; those that fork meanwhile are met at the next look."""
-        found = processes.below(os.getpid())
-        spared = services.spared(found, self._tag)
-        for process in found:
-            if process.pid not in spared:
-                processes.send(process, signum)  # false when it changed its user: not ours any more
-        if signum == signal.SIGKILL:
-            processes.kill_children(spared)
+    def signal_all(self, step: str) -> None:
+        """Take a step with every process below us; those that fork meanwhile are met later."""
+        terminate.below_us(step, self._tag)
 
     def _are_all_spared(self) -> bool:
         """True when nothing but daemons and other attempts is left below us."""

@@ -1,4 +1,4 @@
-"""Who is above a process: only such a one may be named as the holder of what it selects."""
+"""Children and ancestors of a process: only such a one may be named as the holder of a lease."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from grn.gpus.trees import ancestor_of, holder_of
+from grn.proc.identity import ancestor_of, child_of, holder_of
 
 SOMEBODY_ELSE = os.getuid() + 1
 
@@ -35,3 +35,10 @@ def test_a_process_of_another_user_is_not_taken() -> None:
 def test_what_is_not_there_is_not_found() -> None:
     assert ancestor_of(os.getpid(), 2**22 + 1, os.getuid()) is None
     assert ancestor_of(2**22 + 1, os.getpid(), os.getuid()) is None
+
+
+def test_a_child_is_found_by_its_pid_and_a_stranger_is_not(cat: subprocess.Popen[bytes]) -> None:
+    assert child_of(os.getpid(), cat.pid) == holder_of(cat.pid)
+    assert child_of(cat.pid, os.getpid()) is None
+    assert child_of(os.getpid(), 1) is None
+    assert child_of(1 << 23, cat.pid) is None

@@ -1,0 +1,107 @@
+"""Signals and proof of life by pidfd: never of a later process with the same pid."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+
+from grn.proc import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Protocol
+
+    class Named(Protocol):
+        """A process by pid and start time."""
+
+        @property
+        def pid(self) -> int:
+            """Return its pid."""
+
+        @property
+        def started_ticks(self) -> int:
+            """Return when it was started, in ticks since the boot."""
+
+
+SO_PEERPIDFD = 77
+_SOL_SOCKET, _SO_PEERCRED = 1, 17  # as in `socket`, which is not cheap
+_INT_BYTES = 4
+
+
+def open_pidfd(process: Named) -> int | None:
+    """Return a pidfd of a process, None when it is gone."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    found = processes.look(process.pid)  # after opening: from here on no other can be meant
+    if found is None or found.started_ticks != process.started_ticks:
+        os.close(fd)
+        return None
+    return fd
+
+
+def open_child(pid: int) -> int:
+    """Return a pidfd of our own child, whose pid is its own until we have waited for it."""
+    return os.pidfd_open(pid)
+
+
+def send(process: Named, *signums: int) -> bool:
+    """Signal a process if it is still the same; False when it is gone or not ours to signal."""
+    fd = open_pidfd(process)
+    if fd is None:
+        return False
+    try:
+        return all(send_to(fd, signum) for signum in signums)
+    finally:
+        os.close(fd)
+
+
+def send_to(pidfd: int, signum: int) -> bool:
+    """Signal the process of a pidfd; False when it is gone or not ours to signal."""
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except OSError:
+        return False
+    return True
+
+
+def has_ended(pidfd: int, wait_ms: int = 0) -> bool:
+    """True when a process is gone, or only its exit status is left."""
+    ready = select.poll()
+    ready.register(pidfd, select.POLLIN)
+    return bool(ready.poll(wait_ms))
+
+
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return pid and user of the process that connected, or called listen; 0 for a hidden pid."""
+    raw = sock.getsockopt(_SOL_SOCKET, _SO_PEERCRED, 3 * _INT_BYTES)
+    pid, uid = memoryview(raw).cast("i")[:2]
+    return pid, uid
+
+
+def of_peer(sock: socket.socket, pid: int) -> int:
+    """Return a pidfd of the process that connected as this pid; ConnectionError when it ended."""
+    try:
+        return sock.getsockopt(_SOL_SOCKET, SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise ConnectionResetError("the process at the other end has ended") from error
+    try:
+        return os.pidfd_open(pid)  # a kernel before 6.5: its pid is all there is
+    except OSError as error:
+        raise ConnectionResetError("the process at the other end has ended") from error
+
+
+def why_unusable() -> str:
+    """Say what this system lacks to watch processes by pidfd; nothing where it can."""
+    if not hasattr(os, "pidfd_open"):
+        return "there is no pidfd_open"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"pidfd_open fails ({error.strerror})"
+    return ""

@@ -1,0 +1,27 @@
+"""What /proc says of the machine as a whole."""
+
+from __future__ import annotations
+
+
+def boot_id() -> str:
+    """Return the name of this boot: leases of another one are over."""
+    return _text("/proc/sys/kernel/random/boot_id").strip() or "unknown"
+
+
+def mounts() -> str:
+    """Return what is mounted where, a line each."""
+    return _text("/proc/self/mounts")
+
+
+def max_pids() -> int:
+    """Return how many pids the kernel gives at most."""
+    text = _text("/proc/sys/kernel/pid_max").strip()
+    return int(text) if text.isdigit() else 1 << 22
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""

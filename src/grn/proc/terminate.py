@@ -1,0 +1,136 @@
+"""End process trees: find, SIGTERM, SIGCONT, wait, SIGKILL, also what escaped by a double fork.
+
+`tree.py` decides what belongs to a tree and which step is next. A reaper (`adopt_orphans`) is the
+parent of everything below it that loses its own parent, so nothing leaves its tree.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from grn.proc import pidfd, processes, services
+from grn.proc.tree import ASK, KILL, Escalation, relatives
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Any, TypeVar
+
+    from grn.proc.tree import Process
+
+    One = TypeVar("One", bound=pidfd.Named)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_QUICK_LOOKS = 50
+_MARKED_S = 1.0  # the queue stands still meanwhile
+# A stopped process gets no other signal until it is continued.
+_SIGNALS = {ASK: (signal.SIGTERM, signal.SIGCONT), KILL: (signal.SIGKILL,)}
+
+
+def adopt_orphans(is_wanted: bool = True) -> None:
+    """Become the parent of all below us that lose theirs, so that none of them escapes."""
+    import ctypes  # not at the top: it is not cheap
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
+
+
+def has_children() -> bool:
+    """True while we have a child, be it one of which only the exit status is left."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def take(step: str, some: Iterable[Process]) -> set[tuple[int, int]]:
+    """Take a step with each process; return the names of those that could be signalled."""
+    return {(one.pid, one.started_ticks) for one in some if pidfd.send(one, *_SIGNALS[step])}
+
+
+def end(find: Callable[[], Collection[Process]], steps: Escalation, look_s: float) -> int:
+    """End what `find` returns until it returns nothing or killing has no effect; return a count."""
+    steps.begin(time.monotonic())
+    signalled: set[tuple[int, int]] = set()
+    while (left := find()) and not steps.has_given_up(now := time.monotonic()):
+        if step := steps.due(now):
+            signalled |= take(step, left)
+        time.sleep(look_s)
+    return len(signalled)
+
+
+def below_us(step: str, tag: str) -> None:
+    """Take a step with every process below us, except services and other attempts' processes.
+
+    For a process that is the reaper of a command and of nothing else.
+    """
+    found = processes.all_below(os.getpid())
+    spared = services.spared(found, tag)
+    take(step, [one for one in found if one.pid not in spared])
+    if step == KILL:
+        _kill_children(spared)
+
+
+def _kill_children(spared: Collection[int]) -> None:
+    """Kill our children quicker than they fork: a process whose parent ends becomes our child."""
+    killed: set[int] = set(spared)
+    for _ in range(_QUICK_LOOKS):
+        for pid in processes.children():
+            if pid not in killed:
+                os.kill(pid, signal.SIGKILL)  # our child and not waited for: the pid is its own
+                killed.add(pid)
+
+
+def marked(tag: str) -> list[Process]:
+    """Return what a killed shim has left behind: processes with its attempt's mark and relatives.
+
+    Daemons of grn that the job started are left out, and so are we, whom a job may have started.
+    """
+    mark = f"{services.TAG}={tag}".encode()
+    everyone = [one for one in processes.everyone() if one.pid != os.getpid()]
+    found = relatives(
+        everyone, {one.pid for one in everyone if processes.has_variable(one.pid, mark)}
+    )
+    spared = services.spared(found, tag)
+    return [one for one in found if one.pid not in spared]
+
+
+def end_marked(tag: str) -> int:
+    """Kill what a killed shim has left behind, also processes forked meanwhile; return a count."""
+    steps = Escalation(0.0, again_s=0.0, give_up_s=_MARKED_S)
+    return end(lambda: marked(tag), steps, look_s=0.0)
+
+
+def kill(some: Iterable[One]) -> list[One]:
+    """Kill exactly these processes, and return those that we may not kill."""
+    return [
+        one
+        for one in some
+        if not pidfd.send(one, signal.SIGKILL) and processes.is_running(one.pid, one.started_ticks)
+    ]
+
+
+def end_child(child: subprocess.Popen[Any], grace_s: float) -> None:
+    """End a process that `spawn.child` started, and wait for it."""
+    import subprocess  # not at the top: it is not cheap
+
+    child.terminate()
+    try:
+        child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def signal_session(leader: subprocess.Popen[Any], signum: int) -> None:
+    """Pass a signal on to a child that began a session, and to all in its first process group."""
+    if leader.poll() is None:
+        os.killpg(leader.pid, signum)
+
+
+def signal_child(pid: int, signum: int) -> None:
+    """Pass a signal on to a child that we have not waited for, whose pid is its own until then."""
+    os.kill(pid, signum)
