@@ -152,7 +152,7 @@ class Journal:
         texts: dict[str, str] = {}
         kept = []
         for row in found:
-            one = rows.kept(row, texts)
+            one = rows.kept(row, texts, self._latest_attempt)
             if one.fault and rows.has_ended(row):
                 self._mend_state(one.spec.id)
                 continue
@@ -173,6 +173,10 @@ class Journal:
         fault = kept.fault if boot else kept.fault or rows.RUN_NO_MORE
         is_same = boot in ("", self._boot)
         return replace(kept, lease=lease if is_same else "", fault=fault, is_same_boot=is_same)
+
+    def _latest_attempt(self, job_id: int) -> object:
+        sql = "SELECT max(attempt) FROM attempts WHERE job = ?"
+        return self._disk.read(sql, (job_id,))[0][0]
 
     def _mend_times(self) -> None:
         """Let jobs that ended at no time have ended now: they would not be listed."""

@@ -42,12 +42,10 @@ _STATE = (
 )  # fmt: skip
 _BEGUN = ("job", "attempt", "lease", "gpus", "boot", "reserved_bytes", "began_at")
 
+_COLUMNS = (*_SUBMITTED, *_GROUP)
 SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
 BEGUN = f"{', '.join(_BEGUN)}, checksum"
-KEPT = (
-    f"{SUBMITTED}, {', '.join(_STATE)}, state_checksum, reason,"
-    " (SELECT max(attempt) FROM attempts WHERE job = jobs.id)"
-)
+KEPT = f"{SUBMITTED}, {', '.join(_STATE)}, state_checksum, reason"
 SHOWN = (
     "jobs.id, name, argv, cwd, label, job_type, jobs.gpus AS gpus_asked, mem_bytes, is_exclusive,"
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
@@ -154,27 +152,29 @@ def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
     """Return what was submitted, by the names of columns; raise BadRow when it is damaged."""
-    *values, stored = row
-    count = len(_SUBMITTED)
-    if not is_intact(stored, (*values[:count], *_told(tuple(values[count:])))):
+    values, count = row[:-1], len(_SUBMITTED)
+    if not is_intact(row[-1], values[:count] + _told(values[count:])):
         raise BadRow(NEVER_RUN)
-    return dict(zip((*_SUBMITTED, *_GROUP), values, strict=True))
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
-def kept(row: tuple[Any, ...], texts: dict[str, str]) -> Kept:
+def kept(
+    row: tuple[Any, ...], texts: dict[str, str], latest_attempt: Callable[[int], object]
+) -> Kept:
     """Return a job that has not ended; of a damaged one what recovery needs, and the fault."""
     count = len(_SUBMITTED) + len(_GROUP) + 1
-    state, (state_sum, _reason, last) = row[count:-3], row[-3:]
+    state, state_sum = row[count:-2], row[-2]
     try:
         spec = _spec(submitted(row[:count]), state[5], texts)
         return _kept(spec, state, state_sum)
     except BadRow:
-        return _damaged(row[0], state, is_intact(state_sum, state), last)
+        is_state_good = is_intact(state_sum, state)
+        return _damaged(row[0], state, is_state_good, latest_attempt(row[0]))
 
 
 def has_ended(row: tuple[Any, ...]) -> bool:
     """True when a job whose state cannot be read has an outcome: it had ended."""
-    return row[-2] in _REASONS
+    return row[-1] in _REASONS
 
 
 def _kept(spec: JobSpec, state: tuple[Any, ...], stored: object) -> Kept:
