@@ -98,7 +98,7 @@ class BatchJournal:
         self._add(asdict(entry))
 
     def write_report(self, report: dict[str, object]) -> str:
-        """Write what came of it all, whole or not at all; return where."""
+        """Write the report, whole or not at all; return its path."""
         path = os.path.join(self.folder, REPORT)
         with open(f"{path}.new", "w") as file:
             json.dump(report, file, indent=2)
@@ -123,7 +123,7 @@ class BatchJournal:
 
 
 def finished(folder: str) -> dict[str, Entry]:
-    """Return the jobs that ended well since the batch was last begun anew."""
+    """Return the jobs that ended well since the batch was last started without --resume."""
     found: dict[str, Entry] = {}
     version: object = 1
     for row in _rows(os.path.join(folder, JOURNAL)):
@@ -138,7 +138,7 @@ def finished(folder: str) -> dict[str, Entry]:
             )
         entry = _entry(row)
         if entry is None:
-            continue  # written by another version: that job runs again
+            continue  # of another version: that job runs again
         if entry.is_ok:
             found[entry.id] = entry
         else:

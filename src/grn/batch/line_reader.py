@@ -56,7 +56,7 @@ class LineReader:
         try:
             data = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
-            return  # somebody else was faster, or woke us for nothing
+            return  # another reader of the file took the data
         except OSError as error:
             self.trouble = f"the commands cannot be read: {error.strerror}."
             data = b""

@@ -32,7 +32,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunsAgain:
-    """A try that was not enough by the doing of others: the job runs once more, unasked."""
+    """An attempt that failed because of other jobs: the job runs again and no retry is counted."""
 
     entry: Entry  # of that try
     has_more_room: bool
@@ -116,7 +116,7 @@ class Batch:
         return job
 
     def _read(self, read: Callable[[], BatchJob | None]) -> BatchJob | None:
-        """Read a line; one that makes no sense fails alone: others may run already."""
+        """Read a line; a line that cannot be read is a failed job, since others may run already."""
         try:
             return read()
         except UsageError as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 RETRY_S = 1.0
-SILENT_S = 15.0  # both speak at least every five seconds
+SILENT_S = 15.0  # both daemons send at least every five seconds
 MAX_ENDS = 200
 SAMPLES_KEPT = 120
 NEGOTIATOR, QUEUE = "negotiator", "queue"
@@ -44,7 +44,7 @@ class Event:
 
 
 class Snapshot:
-    """All that is known. `trouble` says for each source why it cannot be heard, or nothing."""
+    """The state of both daemons. `trouble` has for each why it cannot be reached, or nothing."""
 
     def __init__(self) -> None:
         self.trouble = {NEGOTIATOR: "", QUEUE: ""}
@@ -61,7 +61,7 @@ class Snapshot:
         self.version = 0  # counts what was taken in, so that a reader knows what it has drawn
 
     def in_turn(self) -> list[Row]:
-        """Return who waits for the negotiator, the next first."""
+        """Return the waiting requests, the next first."""
         return sorted(self.waiting.values(), key=lambda row: row["turn"])
 
     def take(self, source: str, message: Row) -> list[Event]:
@@ -120,7 +120,7 @@ class Snapshot:
         events: list[tuple[str, Row]] = []
         for row in message.get("ended", ()):
             self.ends.append(row)
-            if row["id"] not in self.leases:  # granted and ended since we last heard
+            if row["id"] not in self.leases:  # granted and ended between two messages
                 events.append(("granted", _without(row, "outcome", "ended_at", "peak_bytes")))
             events.append(("ended", row))
         ended = {row["id"] for row in message.get("ended", ())}
@@ -197,12 +197,12 @@ class Samples:
         self.load_pct: deque[float | None] = deque(row.get("load_pct", ()), SAMPLES_KEPT)
 
     def add(self, at: float, used_bytes: int | None, load_pct: float | None) -> None:
-        """Add what is so now, if it is time."""
+        """Add the current values, once for each step."""
         missed = int((at - self.until_at + 0.1) / self.step_s)
         if missed < 1:
             return
         self.until_at = at
-        for _ in range(min(missed - 1, SAMPLES_KEPT)):  # nobody told us of these
+        for _ in range(min(missed - 1, SAMPLES_KEPT)):  # no samples of these
             self.used_bytes.append(None)
             self.load_pct.append(None)
         self.used_bytes.append(used_bytes)
@@ -210,7 +210,7 @@ class Samples:
 
 
 class _Line:
-    """One source: a socket that is made again whenever it is lost."""
+    """The connection to one daemon, reopened when it is lost."""
 
     def __init__(self, name: str, connect: Callable[[], connection.Connection]) -> None:
         self.name = name
@@ -296,7 +296,7 @@ class StateMirror:
         return self.picture
 
     def close(self) -> None:
-        """Let both go."""
+        """Close both connections."""
         for line in self._lines:
             line.close()
 
@@ -311,7 +311,7 @@ class StateMirror:
             select.select(self._sockets(), [], [], pause_s)
 
     async def wait_async(self, timeout_s: float | None = None) -> list[Event]:
-        """Be `wait` on the running event loop."""
+        """Do as `wait` does, on the running event loop."""
         import asyncio
 
         until = None if timeout_s is None else time.monotonic() + timeout_s

@@ -168,7 +168,7 @@ def _complain(text: str) -> None:
 
 
 def _say(fd: int, data: bytes) -> None:
-    """Write to one of our outputs; whoever does not listen any more must not end the commands."""
+    """Write to one of our outputs; a closed output must not end the commands."""
     try:
         while data:
             data = data[os.write(fd, data) :]

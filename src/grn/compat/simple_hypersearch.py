@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         combinations = _combinations(axes, options)
         _print(options.pattern, names, combinations)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever reads has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has left
     except OSError as error:
         return _fail(MachineError(f"the commands cannot be written: {error.strerror}."))
     except MemoryError:

@@ -31,7 +31,7 @@ _TOLD = {"clairvoyant": ToldLoads, "all-knowing": ToldSharing}
 
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
-    """What is told of one policy."""
+    """The figures of one policy."""
 
     policy: str
     makespan_s: float

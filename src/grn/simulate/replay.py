@@ -1,4 +1,4 @@
-"""Virtual time: jobs come, run as fast as their neighbours let them, and end; nobody sleeps."""
+"""Virtual time: jobs come, run as fast as their neighbours let them, and end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Many runs: what is to run, on which slots or leases, and what came of it."""
+"""Sweeps: the points to run, the runs on disk, and the table of their results."""

@@ -1,6 +1,6 @@
 """A sweep on disk: one folder with a manifest, and one folder with a manifest for each run.
 
-Files are replaced whole, so that a reader, or whoever comes after a crash, never sees half of one.
+Files are replaced whole, so that no reader sees half of one, also after a crash.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """The manifest of one run: what was asked, where it ran, how it ended, what came of it."""
+    """The manifest of one run: what was asked, where it ran, how it ended, its result."""
 
     run: str  # the name of its folder
     fingerprint: str
@@ -89,7 +89,7 @@ class SweepFolder:
         return os.path.join(self.path, "runs", run)
 
     def lock(self) -> None:
-        """Make the folder and keep others from running the same sweep at the same time."""
+        """Make the folder and lock it against a second process with the same sweep."""
         try:
             os.makedirs(os.path.join(self.path, "runs"), exist_ok=True)
             path = os.path.join(self.path, ".lock")
@@ -105,7 +105,7 @@ class SweepFolder:
             raise _unwritable(self.path, error) from error
 
     def unlock(self) -> None:
-        """Let others run it."""
+        """Release the lock."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1

@@ -7,13 +7,15 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from grn.client import logs
+from grn.client import logs, remote_call
 from grn.errors import UsageError
+from grn.group.task import CommandEnd
 from grn.model.text import cut
 from grn.sweep.manifest import (
+    LOG_FILE,
     SWEEP_FILE,
     About,
     RunManifest,
@@ -22,6 +24,7 @@ from grn.sweep.manifest import (
     plain,
     write_text,
 )
+from grn.sweep.plan import Plan
 from grn.sweep.values import is_number, number_or_text, spelled
 
 TAIL_BYTES = 1 << 20
@@ -75,6 +78,55 @@ def from_value(value: object) -> dict[str, Any]:
     found = plain(value if isinstance(value, Mapping) else {"value": value})
     assert isinstance(found, dict)
     return found
+
+
+def judged(plan: Plan, folder: str, run: RunManifest, ended: CommandEnd) -> RunManifest:
+    """Return the manifest of a run that has ended, with its result if it left one."""
+    run = replace(
+        run,
+        state=RunState.FAILED,
+        status=ended.status,
+        started_at=ended.started_at,
+        ended_at=ended.started_at + ended.duration_s,
+        duration_s=round(ended.duration_s, 6),
+        gpu=ended.slot.name,
+        peak_bytes=ended.peak_bytes,
+    )
+    if ended.status != 0:
+        return replace(run, trouble=_trouble(folder, ended))
+    try:
+        result = _result(plan, folder)
+    except NoResult as error:
+        return replace(run, trouble=str(error))
+    return replace(run, state=RunState.FINISHED, result=result, trouble="")
+
+
+def _trouble(folder: str, ended: CommandEnd) -> str:
+    if ended.trouble:
+        return ended.trouble
+    if ended.is_out_of_memory:
+        return f"it {ended.because}" if ended.because else "it ran out of GPU memory"
+    if ended.status < 0:
+        return f"it was ended by signal {-ended.status}"
+    said = last_line(os.path.join(folder, LOG_FILE))
+    return said or f"it ended with status {ended.status}"
+
+
+def _result(plan: Plan, folder: str) -> dict[str, Any]:
+    if plan.function is not None:
+        return _answer(folder)
+    if plan.result_file is not None:
+        return from_file(os.path.join(folder, plan.result_file))
+    return from_output(os.path.join(folder, LOG_FILE))
+
+
+def _answer(folder: str) -> dict[str, Any]:
+    """Return the result of a function from its answer file, and remove the files of the call."""
+    try:
+        value = remote_call.take_reply(folder)
+    except Exception as error:  # unpickling may fail in any way
+        raise NoResult(f"its answer cannot be read: {error!r}") from None
+    return from_value(value)
 
 
 class Table:

@@ -1,4 +1,4 @@
-"""A search by Optuna: it is asked for each next point and told what came of it.
+"""A search by Optuna, which proposes each point and is given its result.
 
 Trials run at the same time, and end in any order. Earlier runs of the same sweep are told first, so
 a search that was interrupted goes on with all it knew.
@@ -148,7 +148,7 @@ class OptunaFeed:
         return one.values[_choices(one).index(value)]
 
     def _params(self, run: RunManifest) -> dict[str, Any] | None:
-        """Return the parameters of an earlier run as Optuna knows them, None if they are others."""
+        """Return the parameters of an earlier run as Optuna knows them, None if they differ."""
         params: dict[str, Any] = {}
         if set(run.params) != set(self._distributions):
             return None

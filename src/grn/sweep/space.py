@@ -110,7 +110,7 @@ class Space:
 
     @property
     def has_ranges(self) -> bool:
-        """True when values are drawn, so that somebody has to say how many."""
+        """True when values are drawn, so that the number of points must be given."""
         return any(isinstance(one, Drawn) for one in self.parameters)
 
 

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from grn.errors import UsageError
+from grn.client import remote_call
+from grn.errors import MachineError, UsageError
 from grn.group.choose_runner import runner_for
 from grn.group.progress import Progress
 from grn.group.roles import RunControl, Slots
 from grn.group.task import CommandEnd, Slot, Task
-from grn.sweep import run_files
 from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
 from grn.sweep.plan import Plan
-from grn.sweep.results import Table
+from grn.sweep.results import Table, judged
 from grn.sweep.space import Point
 from grn.sweep.values import fingerprint, folder_name, spelled
 
 WRITE_EVERY_S = 2.0
-AHEAD = 64  # so many folders are made before their turn
+AHEAD = 64  # folders made before their turn
 _UNDER_WAY = (RunState.RUNNING, RunState.REQUEUED)
 
 _MARK = "GRN_SWEEP"  # by which all processes of one sweep are known
@@ -105,7 +105,7 @@ class Study:
         self.folder.write_about(self._about(about))
         self.read()
         for run in list(self._known.values()):
-            if run.state in _UNDER_WAY:  # whoever ran it is gone: we have the lock
+            if run.state in _UNDER_WAY:  # its process is gone: this one has the lock
                 self._keep(replace(run, state=RunState.INTERRUPTED))
 
     def read(self) -> None:
@@ -116,7 +116,7 @@ class Study:
             self._names[run.run] = run.fingerprint
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Unlock the folder."""
         self.folder.unlock()
 
     def known(self) -> list[RunManifest]:
@@ -124,7 +124,7 @@ class Study:
         return sorted(self._known.values(), key=lambda run: run.index)
 
     def is_finished(self, point: Point) -> bool:
-        """True when a point has been run, and nobody wants it run again."""
+        """True when a point has finished and is not to be rerun."""
         run = self._known.get(fingerprint(point))
         return run is not None and run.state is RunState.FINISHED and not self.plan.is_rerun
 
@@ -143,7 +143,7 @@ class Study:
         """Run all points of a feed; return when they have ended, or all was stopped."""
         self._feed = feed
         self.progress = Progress(total, skipped=skipped)
-        # A script that sweeps may have children of its own: they are none of ours.
+        # The mark keeps other children of the calling script out of the sweep.
         runner = runner_for(
             self, self, self.plan.name, slots=slots, retries=self.plan.retries,
             is_fail_fast=self.plan.is_fail_fast, on_wait=on_wait, ahead=AHEAD,
@@ -175,8 +175,8 @@ class Study:
         run = self.run_of(point)
         self._in_flight[run.index] = run
         folder = self.folder.run_dir(run.run)
-        run_files.set_aside(self.plan, folder, run.attempt - 1)
-        run_files.prepare(self.plan, folder, run)
+        _set_aside(self.plan, folder, run.attempt - 1)
+        _prepare(self.plan, folder, run)
         return Task(
             number=run.index,
             argv=run.command,
@@ -187,11 +187,11 @@ class Study:
         )
 
     def fileno(self) -> int | None:
-        """Points come without being waited for."""
+        """Return None: points need no input."""
         return None
 
     def hear(self) -> None:
-        """Nobody speaks."""
+        """Do nothing: there is no input to read."""
 
     # --- the listener --------------------------------------------------------------------
 
@@ -211,10 +211,10 @@ class Study:
         """Keep how a run ended, or let it run once more."""
         run = self._in_flight[ended.task.number]
         was_running = run.state is RunState.RUNNING
-        run = run_files.judged(self.plan, self.folder.run_dir(run.run), run, ended)
+        run = judged(self.plan, self.folder.run_dir(run.run), run, ended)
         if runner.is_stopping or ended.is_cancelled:
             run = replace(run, state=RunState.INTERRUPTED)
-        # One that left no result has failed as well, whatever its status says.
+        # A run without its result has failed, also with exit status 0.
         lacks_result = run.state is RunState.FAILED and ended.status == 0
         if ended.runs_again or (lacks_result and runner.again(ended.task)):
             self._change(self._to_run_again(run, ended), running=-was_running)
@@ -236,8 +236,8 @@ class Study:
             run = replace(run, past=ended.past(run.attempt, run.past))
         self._keep(run)
         folder = self.folder.run_dir(run.run)
-        run_files.set_aside(self.plan, folder, run.attempt)
-        run_files.prepare(self.plan, folder, run)
+        _set_aside(self.plan, folder, run.attempt)
+        _prepare(self.plan, folder, run)
         self._in_flight[ended.task.number] = replace(run, attempt=run.attempt + 1)
         return run
 
@@ -327,3 +327,27 @@ def filling(params: Mapping[str, object], run: str, run_dir: str, index: int) ->
 def left_to_run(study: Study, points: Sequence[Point]) -> list[Point]:
     """Return the points that have not finished yet."""
     return [point for point in points if not study.is_finished(point)]
+
+
+def _set_aside(plan: Plan, folder: str, attempt: int) -> None:
+    """Rename the log of an attempt and remove its result, so that the next cannot be mistaken."""
+    log = os.path.join(folder, LOG_FILE)
+    try:
+        if os.path.exists(log):
+            os.replace(log, os.path.join(folder, f"log.{attempt}.txt"))
+        for name in filter(None, (remote_call.REPLY_FILE, plan.result_file)):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                os.unlink(path)
+    except OSError as error:
+        raise MachineError(f"{folder} cannot be used: {error.strerror}.") from error
+
+
+def _prepare(plan: Plan, folder: str, run: RunManifest) -> None:
+    """Make the folder of a run; for a function, write the call into it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise MachineError(f"{folder} cannot be made: {error.strerror}.") from error
+    if plan.function is not None:
+        remote_call.leave_call(folder, plan.function, (), dict(run.params))

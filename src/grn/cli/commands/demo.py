@@ -44,7 +44,7 @@ BATCH = [
 
 @dataclass(slots=True)
 class Demo:
-    """What the demo has started and what came of it."""
+    """The jobs of the demo and their results."""
 
     started: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)

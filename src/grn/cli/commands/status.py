@@ -129,7 +129,7 @@ def profiles_show(job_type: str, as_json: bool) -> int:
 @profiles.command("forget")
 @click.argument("job_type", metavar="TYPE")
 def profiles_forget(job_type: str) -> int:
-    """Forget what was learned of TYPE: its next run is measured anew."""
+    """Forget what was learned of TYPE: its next run is measured again."""
     ask_once({"op": "forget", "type": job_type})
     click.echo(f"forgotten: {job_type}", err=True)
     return 0

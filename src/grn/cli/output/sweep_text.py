@@ -100,7 +100,7 @@ def _unfinished(found: Table) -> list[str]:
 
 
 def summary(now: Progress, found: Table, out: str) -> str:
-    """Say in a line or two what came of it and where it is."""
+    """Return the counts of a sweep and the paths of its results, in two lines."""
     parts = [f"{now.finished} finished"]
     parts += [f"{now.failed} failed"] if now.failed else []
     left = sum(row["state"] == RunState.INTERRUPTED.value for row in found)

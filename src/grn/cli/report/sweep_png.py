@@ -21,7 +21,7 @@ assert len(COLOURS) == LEVELS
 
 
 def write_png(picture: ChartData, path: str, *, is_needed: bool = False) -> bool:
-    """Write the picture; False when it cannot be drawn here and nobody insists."""
+    """Write the picture; False when matplotlib is missing and the picture is optional."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

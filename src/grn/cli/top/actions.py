@@ -28,7 +28,7 @@ MAX_LOG_BYTES = 256 << 10
 
 
 class LogPage:
-    """Lines that fill the terminal until a key closes them; they can be read anew."""
+    """Lines that fill the terminal until a key closes them; each drawing reads them again."""
 
     def __init__(self, title: str, read: Callable[[], list[str]], *, is_followed: bool) -> None:
         self._title = title

@@ -98,7 +98,7 @@ def board(picture: RowSource, own_uid: int, wanted: str = "", is_mine: bool = Fa
 
 
 def running(picture: RowSource, own_uid: int) -> list[Row]:
-    """Return what runs: all leases, and own jobs that nobody shows a lease of."""
+    """Return what runs: all leases, and own jobs whose lease is not in the snapshot."""
     own = {job["lease"]: job for job in picture.jobs.values() if job["lease"]}
     seats = {gpu["index"]: letters(gpu) for gpu in picture.gpus.values()}
     rows = [_of_lease(lease, own.get(lease["id"]), seats) for lease in picture.leases.values()]

@@ -48,7 +48,7 @@ class _BadBody(UsageError):
 
 
 class Watchers:
-    """One watch of the machine for all browsers, and none when nobody looks."""
+    """One state mirror for all browsers, closed while no browser is connected."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -61,7 +61,7 @@ class Watchers:
 
     @property
     def picture(self) -> Snapshot:
-        """What is known of the machine; it grows old while nobody watches."""
+        """What is known of the machine; it is not updated while no browser is connected."""
         if self._task is None:
             self._watch.take()
         return self._watch.picture
@@ -216,7 +216,7 @@ class Page:
         )
 
     async def metrics(self, request: Request) -> Response:
-        """Return the numbers, to a session or to whoever has their secret."""
+        """Return the numbers, for a session or the metrics token."""
         if not self._guard.knows_reader(request.headers.get("authorization", "")):
             return _error(401, "the numbers need a token: see `grn web --metrics-token`")
         text = await asyncio.to_thread(_numbers)
@@ -278,7 +278,7 @@ async def _answer(handler: Handler, request: Request) -> Response:
         return _error(400, error.message)
     except GrnError as error:
         return _error(409, f"{error.message} {error.hint}".strip())
-    except ClientDisconnect:  # in the middle of its body: nobody reads the answer
+    except ClientDisconnect:  # within its body: the answer is not read
         return _error(400, "the request has no end")
 
 

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 MAX_ROWS = 200  # of waiting requests and queued jobs that the page lists
 MAX_PAST = 2000  # ended jobs that a timeline looks at
 LOG_CHUNK_BYTES = 128 << 10
-FIRST_WORD_S = 5.0  # for who is there and busy; who is not there is known at once
+FIRST_WORD_S = 5.0  # for a busy daemon; one that does not run is known at once
 NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
 
 

@@ -30,7 +30,7 @@ class RequestGuard:
 
     def __init__(self, port: int, metrics_secret: str = "") -> None:
         self._hosts = {f"{name}:{port}" for name in LOOPBACK}
-        self._metrics_secret = metrics_secret  # for whoever reads nothing but the numbers
+        self._metrics_secret = metrics_secret  # opens /metrics only
         self._links: list[str] = []
         self._sessions: list[str] = []
         self._when_used: Callable[[str], None] = lambda link: None
@@ -65,7 +65,7 @@ class RequestGuard:
         return self.knows(authorization) or (bool(self._metrics_secret) and is_reader)
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str:
-        """Return why a request is turned away whoever sent it, nothing if it is not.
+        """Return why a request is refused regardless of its session, nothing if it is not.
 
         A page of somebody else's may make a browser send us requests, under a name that leads to
         this machine; none of ours looks like that.

@@ -53,7 +53,7 @@ class Gpus:
 
     @property
     def wake_at(self) -> float | None:
-        """When to listen even if nobody spoke."""
+        """When to look again without an event."""
         return self._slots.wake_at
 
     def grants(self) -> list[SlotGrant]:
@@ -81,7 +81,7 @@ class _Begun:
 
 
 class Instances:
-    """Where the runner's tasks come from, and who hears how they ended."""
+    """The source of the runner's tasks and the listener of their ends."""
 
     def __init__(self, manager: ConfigManager, sender: Sender, task_name: str, log: Log) -> None:
         self._manager = manager
@@ -119,7 +119,7 @@ class Instances:
         return None
 
     def hear(self) -> None:
-        """Nobody speaks."""
+        """Do nothing: there is no input to read."""
 
     def take(self, slot: Slot) -> Task | None:
         """Return the next instance that has to be run; say which need not be."""
@@ -206,7 +206,7 @@ class Instances:
             log_path=log_path or os.devnull,
         )
 
-    # --- who hears of ends ---------------------------------------------------------------
+    # --- the listener --------------------------------------------------------------------
 
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
         """It was announced when its GPU received it."""

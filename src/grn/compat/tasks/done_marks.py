@@ -115,7 +115,7 @@ class Folder:
         return True
 
     def let_go(self) -> None:
-        """Let others use it."""
+        """Release the lock."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1

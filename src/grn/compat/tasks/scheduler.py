@@ -117,7 +117,7 @@ def _remove_if_empty(folder: str) -> None:
     try:
         os.rmdir(folder)
     except OSError:
-        pass  # somebody else uses it
+        pass  # another scheduler uses it
 
 
 def _pass_on(signum: int) -> None:
