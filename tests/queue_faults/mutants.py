@@ -33,6 +33,7 @@ from grn.queue.local import (
     output_log,
     termination,
 )
+from grn.queue.site import Found
 
 _IN_FORKER = (
     "import sys; sys.path[:] = sys.argv[1:]; from tests.queue_faults import mutants;"
@@ -59,7 +60,7 @@ def commit_late() -> None:
 
 def run_again() -> None:
     """Start anew whatever was running when the queue was killed, as if nothing had begun."""
-    launcher.Launcher.find = lambda *_: AttemptFate.NOT_BEGUN  # type: ignore[method-assign]
+    launcher.Launcher.find = lambda *_: Found(AttemptFate.NOT_BEGUN)  # type: ignore[method-assign]
 
 
 def believe_number() -> None:
@@ -75,7 +76,7 @@ def listen_below() -> None:
 
 def kill_at_start() -> None:
     """Take every running job for lost after a restart, and end it."""
-    launcher.Launcher.find = lambda *_: AttemptFate.LOST  # type: ignore[method-assign]
+    launcher.Launcher.find = lambda *_: Found(AttemptFate.LOST)  # type: ignore[method-assign]
 
 
 def forget_keys() -> None:
@@ -131,14 +132,14 @@ def trust_pids() -> None:
     """Take whatever process has the number of a shim for that shim."""
     real = launcher.Launcher.find
 
-    def find(self: Any, attempt: Any, is_same_boot: bool) -> AttemptFate:
+    def find(self: Any, attempt: Any, is_same_boot: bool) -> Found:
         claim = folders.read_claim(self.folder(attempt))
         try:
             fd = os.pidfd_open(int((claim or "").split(" ")[0]))
         except (OSError, ValueError):
             return real(self, attempt, is_same_boot)
         self._adopted.add(attempt, fd)
-        return AttemptFate.ALIVE
+        return Found(AttemptFate.ALIVE)
 
     launcher.Launcher.find = find  # type: ignore[method-assign]
 
