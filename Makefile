@@ -7,7 +7,7 @@ ARGS ?=
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
 	@echo 'make test         all checks and tests on this Python version'
-	@echo 'make test-unit    only the tests that run in one process: a minute or less'
+	@echo 'make test-unit    only the tests that start no process: a minute or less'
 	@echo 'make test-versions  the core tests on the other Python versions found'
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
@@ -16,7 +16,7 @@ help:
 	@echo 'make docs         the pages as a site, in site/'
 	@echo 'make bench        the benchmarks'
 	@echo 'make bench-packing  packing by replay, policies side by side (ARGS=PATH: traces too)'
-	@echo 'make soak         the fault campaigns in their long form, about an hour (ARGS=--only WORD)'
+	@echo 'make soak         the campaigns in their long form, an hour or more (ARGS=--only WORD)'
 	@echo 'make clean        remove the environments and caches'
 
 bootstrap:

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bootstrap
@@ -19,7 +20,7 @@ import packages
 ROOT = Path(bootstrap.ROOT)
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
-WORKERS = min(4, max(2, os.cpu_count() or 2))  # never one: many tests wait for other processes
+WORKERS = min(6, (os.cpu_count() or 2) + 1)  # one more than cores: many tests wait for processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
 SECOND_LOOKS = 3  # more than so many failures are not bad luck
 # What needs large packages, a browser or long campaigns runs on one Python version only.
@@ -30,7 +31,10 @@ HEAVY_FILES = (
     *("sweep/test_results.py", "sweep/test_sampler.py"),
 )
 ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))
-USERS_SIDE = ("tests/client", "tests/compat", "tests/sweep", "tests/test_public_api.py")
+# Tests with processes on versions between the oldest, which has all, and the newest: what runs in
+# other people's programs. The newest has the daemons too.
+USERS_SIDE = ("tests/client", "tests/test_public_api.py")
+DAEMONS = ("tests/queue", "tests/stories")
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ENGINES = ("podman runc",)
@@ -131,25 +135,36 @@ def make_environment(version: str, python: str) -> str | None:
     return str(venv / "bin" / "python") if is_made else None
 
 
+def make_environments(versions: list[str]) -> dict[str, str | None]:
+    """Build the environments of other versions side by side: pip waits for the network."""
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(versions, pool.map(find, versions), strict=True))
+        made = {
+            version: pool.submit(make_environment, version, python)
+            for version, python in found.items()
+            if python
+        }
+        return {version: made[version].result() if version in made else None for version in found}
+
+
 def check_others(versions: list[str], is_asked: bool) -> None:
     """Run the quicker tests on other versions; all notes come first, the tests' summary last."""
     print(f"\n== other Python versions: {', '.join(versions)}", flush=True)
     ready: dict[str, str] = {}
-    for version in versions:
-        found = find(version)
-        made = make_environment(version, found) if found else None
-        if made:
-            ready[version] = made
-        else:
-            why = "grn could not be installed" if found else "not found"
-            print(f"   {version} skipped: {why}", flush=True)
-            if is_asked:
-                sys.exit(1)
-    ends = (*list(ready)[:1], *list(ready)[-1:])
+    for version, python in make_environments(versions).items():
+        if python:
+            ready[version] = python
+            continue
+        print(f"   {version} skipped: not found, or grn could not be installed", flush=True)
+        if is_asked:
+            sys.exit(1)
     for version, python in ready.items():
-        # Between the oldest and the newest, what runs in other people's programs is enough.
-        where = () if is_asked or version in ends else USERS_SIDE
-        run_tests(version, python, "-m", "not slow and not gpu", *ONCE, *where)
+        if is_asked or version == next(iter(ready)):
+            run_tests(version, python, "-m", "not slow and not gpu", *ONCE)
+            continue
+        daemons = DAEMONS if version == list(ready)[-1] else ()
+        run_tests(version, python, "-m", "not process and not gpu", *ONCE)
+        run_tests(version, python, "-m", "process and not slow and not gpu", *USERS_SIDE, *daemons)
 
 
 def main() -> None:
