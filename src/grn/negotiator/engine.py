@@ -324,7 +324,7 @@ class Engine:
         lease = self._leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
-        is_virtual = self._books[lease.gpus[0]].is_virtual
+        is_virtual = self._books[lease.gpus[0]].is_virtual  # then all GPUs here are
         peak, reported = event.peak_bytes, event.gpu_peak_bytes
         if is_virtual:
             reported = event.resident_bytes
@@ -334,12 +334,13 @@ class Engine:
         shown = outcome
         if outcome is Outcome.FAILED and lease.request.is_command and event.resident_bytes is None:
             shown = Outcome.CANCELLED  # no command has run under it
-        end = Released(event.at, lease.id, outcome, peak, event.asked_bytes)
-        yield from self._ended(lease, end, shown)
+        if outcome is not event.outcome or peak != event.peak_bytes:
+            event = Released(event.at, lease.id, outcome, peak, event.asked_bytes)
+        yield from self._ended(lease, event, shown)
         self._endings.forget(lease.id)
         yield from self._runs.drop(lease)
         yield from self._drop_types()
-        if not is_virtual or not all(self._books[uuid].is_virtual for uuid in lease.gpus):
+        if not is_virtual:
             # The process lives on and may keep its memory a moment longer than its lease.
             self._residue_until = event.at + _RESIDUE_S
         yield from self._schedule(event.at)
