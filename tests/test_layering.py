@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
-    "protocol": "__init__ rows",
+    "protocol": "__init__ lease rows",
     "negotiator": "__init__ events endings engine engine_view schedule learn views explain history "
     "change_feed pages",
     "queue": "__init__ job events engine lifecycle ready_queue job_table lease_window finish",
@@ -49,7 +49,8 @@ ARROWS = {
     "wire": {"model", "errors"},
     "option_file": {"errors"},
     "settings": {"option_file", "errors", "model", "paths"},
-    "protocol": {"errors", "wire", "model"},
+    "pure protocol": {"errors", "wire", "model"},
+    "protocol": {"pure protocol", "errors", "wire", "model"},
     "proc": {"errors", "model", "paths", "interpreter"},
     "daemon": {"protocol", "proc", "wire", "model", "errors", "paths"},
     "gpus": {"model", "interpreter", "errors", "proc"},
@@ -59,6 +60,7 @@ ARROWS = {
         "gpus",
         "daemon",
         "proc",
+        "pure protocol",
         "protocol",
         "interpreter",
         "wire",
@@ -73,6 +75,7 @@ ARROWS = {
         "client",
         "daemon",
         "proc",
+        "pure protocol",
         "protocol",
         "interpreter",
         "wire",
@@ -81,9 +84,18 @@ ARROWS = {
         "paths",
         "errors",
     },
-    "client": {"wire", "model", "settings", "paths", "proc", "interpreter", "errors"},
+    "client": {
+        "pure protocol",
+        "wire",
+        "model",
+        "settings",
+        "paths",
+        "proc",
+        "interpreter",
+        "errors",
+    },
     "pure group": {"model"},
-    "fixed_slots": {"pure group", "client", "wire", "paths", "proc", "errors"},
+    "fixed_slots": {"pure group", "client", "pure protocol", "wire", "paths", "proc", "errors"},
     "group": {
         "pure group",
         "fixed_slots",
@@ -126,11 +138,11 @@ ARROWS = {
     "hydra_plugins": {"integrations"},
     "cli": {
         "grn",
-        "protocol",
         "option_file",
         "simulate",
         "client",
         "pure group",
+        "pure protocol",
         "pure sweep",
         "sweep",
         "batch",
@@ -172,11 +184,8 @@ def part_of(module: str) -> str:
     """Name the part a module belongs to: `grn.negotiator.engine` → `pure negotiator`."""
     pieces = module.split(".")
     part = pieces[1] if len(pieces) > 1 and pieces[0] == "grn" else pieces[0]
-    return (
-        f"pure {part}"
-        if part in ("negotiator", "queue", "group", "sweep") and is_pure(module)
-        else part
-    )
+    has_both = part in ("negotiator", "protocol", "queue", "group", "sweep")
+    return f"pure {part}" if has_both and is_pure(module) else part
 
 
 def is_pure(module: str) -> bool:
@@ -277,7 +286,14 @@ KNOWN = {
         "grn.negotiator.store",
     ),
     *("grn.client", "grn.client.lease", "grn.gpus", "grn.gpus.visible", "grn.gpus.nvml"),
-    *("grn.cli", "grn.cli.app", "grn.cli.output.render", "glb"),
+    *(
+        "grn.protocol",
+        "grn.protocol.schemas",
+        "grn.cli",
+        "grn.cli.app",
+        "grn.cli.output.render",
+        "glb",
+    ),
 }
 
 
@@ -287,6 +303,7 @@ KNOWN = {
         ("grn.client.lease", "from grn.negotiator.schedule.placement import Place"),
         ("grn.client.lease", "from grn.negotiator import loop"),
         ("grn.client.lease", "import grn.gpus.nvml"),
+        ("grn.client.lease", "from grn.protocol import schemas"),
         ("grn.client.lease", "def f():\n    from grn.negotiator import engine"),
         ("grn.client.lease", "if TYPE_CHECKING:\n    import grn.negotiator"),
         ("grn.client.lease", "importlib.import_module('grn.negotiator.loop')"),

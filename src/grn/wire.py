@@ -1,6 +1,7 @@
 """Bytes on the socket to messages and back: a length, then one JSON object.
 
-Knows framing, limits and the protocol version; what the messages mean is for their readers.
+Knows framing, limits, message ids and the protocol version; the meaning of a message is defined in
+`protocol/`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 
-from grn.errors import ProtocolError
+from grn.errors import GrnError, ProtocolError, from_code
 
 PROTOCOL = 1
 MAX_REQUEST_BYTES = 1 << 20
@@ -17,6 +18,7 @@ HEADER = struct.Struct(">I")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Message = dict[str, Any]
@@ -43,10 +45,10 @@ def decode(body: bytes) -> Message:
 
 
 def decode_reply(body: bytes) -> Message:
-    """Read what a negotiator says, who may be anybody: none of its text can drive a terminal."""
+    """Read a reply of a negotiator, which may be any user's: no text in it can drive a terminal."""
     message = decode(body)
     text = body.decode()
-    # JSON spells controls with a backslash; all else stands in the text as it is.
+    # JSON writes control characters with a backslash; every other character is unescaped.
     if text.isprintable() and "\\" not in text:
         return message
     try:
@@ -68,8 +70,18 @@ def _made_harmless(value: Any) -> Any:
     return value
 
 
+def error_in(message: Message) -> GrnError | None:
+    """Return the error that a reply carries, or None."""
+    error = message.get("error")
+    if error is None:
+        return None
+    if not isinstance(error, dict):
+        return ProtocolError("the error in a reply is not an object.")
+    return from_code(*(str(error.get(name, "")) for name in ("code", "message", "hint")))
+
+
 def spelled(argument: str) -> str:
-    """Spell a word of the system's that is no text, so that it can travel: NUL, then its bytes."""
+    """Encode a system string that is not UTF-8 as JSON text: NUL, then one character per byte."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -78,7 +90,7 @@ def spelled(argument: str) -> str:
 
 
 def meant(text: str) -> str:
-    """Return the word that was spelled."""
+    """Decode a string that `spelled` encoded."""
     if not text.startswith("\0"):
         return text
     return text[1:].encode("latin-1").decode("utf-8", "surrogateescape")
@@ -93,16 +105,16 @@ class Frames:
 
     @property
     def is_mid_frame(self) -> bool:
-        """True while a frame has begun and not ended."""
+        """True while a frame is incomplete."""
         return bool(self._buffer)
 
     @property
     def unfinished_bytes(self) -> int:
-        """Return how much of an unfinished frame is kept."""
+        """Return the size of the incomplete frame so far."""
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray) -> list[bytes]:
-        """Add what was received and return the bodies that are complete now."""
+        """Add received bytes and return the bodies that are complete now."""
         buffer = self._buffer
         if not buffer and len(data) > HEADER.size:
             (length,) = HEADER.unpack_from(data)
@@ -123,3 +135,37 @@ class Frames:
         if start:
             del buffer[:start]
         return bodies
+
+
+class Exchange:
+    """Ids, version and frames of the messages of one client; the caller carries the bytes.
+
+    Ids are never repeated, also not over a later connection.
+    """
+
+    def __init__(self, decode: Callable[[bytes], Message] = decode_reply) -> None:
+        self._decode = decode
+        self._last_id = 0
+        self._unsent: list[bytes] = []
+        self._frames = Frames(MAX_REPLY_BYTES)
+
+    def connection_made(self) -> None:
+        """Begin a new connection: drop unsent bytes and an incomplete frame of the last one."""
+        self._unsent = []
+        self._frames = Frames(MAX_REPLY_BYTES)
+
+    def say(self, message: Message) -> int:
+        """Add one message to the bytes to send and return the id that its answers carry."""
+        self._last_id = number = self._last_id + 1
+        message["id"], message["v"] = number, PROTOCOL
+        self._unsent.append(encode(message))
+        return number
+
+    def data_to_send(self) -> bytes:
+        """Return the bytes to send now; each is returned once."""
+        unsent, self._unsent = self._unsent, []
+        return b"".join(unsent)
+
+    def receive_data(self, data: bytes) -> list[Message]:
+        """Add received bytes and return the messages that are complete now."""
+        return [self._decode(body) for body in self._frames.feed(data)]

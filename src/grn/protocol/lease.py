@@ -1,0 +1,451 @@
+"""The lease conversation of a client with the negotiator as a state machine without I/O.
+
+Knows what was requested, granted and acknowledged, and repeats the rest after a restart of the
+negotiator. The caller carries bytes and decides when to connect. Classes are written out by hand:
+`dataclasses` takes longer to import than the rest of a client.
+"""
+
+from __future__ import annotations
+
+from grn import wire
+from grn.errors import GrnError, ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Final, TypeAlias
+
+    from grn.wire import Message
+
+
+class LeaseRequest:
+    """The need of one job, in the words of the `lease` message."""
+
+    __slots__ = ("fields",)
+
+    def __init__(
+        self,
+        type: str,
+        label: str,
+        *,
+        gpus: int = 1,
+        mem: int | None = None,
+        exclusive: bool = False,
+        priority: int = 0,
+        policy: str = "spread",
+        attempt: int = 0,
+        args: Mapping[str, float | str | None] | None = None,
+        code: str | None = None,
+        slots: Sequence[str] = (),
+        stay: Sequence[str] = (),
+        within: str | None = None,
+        command: bool = False,
+        spared: bool = False,
+    ) -> None:
+        fields: Message = {
+            "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
+            "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
+            "stay": stay, "within": within, "command": command,
+            "spared": spared,
+        }  # fmt: skip
+        self.fields: Final = {"type": type, "label": label, **_without_defaults(fields)}
+
+    def but(self, **fields: Any) -> LeaseRequest:
+        """Return the request with other values in some fields."""
+        changed = LeaseRequest.__new__(LeaseRequest)
+        changed.fields = {**self.fields, **fields}  # type: ignore[misc]
+        for name, value in fields.items():
+            if value is None or value == _DEFAULTS.get(name):
+                del changed.fields[name]
+        return changed
+
+
+_DEFAULTS: Message = {
+    "gpus": 1, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0, "args": {},
+    "slots": (), "stay": (), "command": False, "spared": False,
+}  # fmt: skip
+
+
+def _without_defaults(fields: Message) -> Message:
+    """Drop fields at their defaults: older negotiators refuse fields that they do not know."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and value != _DEFAULTS.get(name)
+    }
+
+
+class Grant:
+    """The GPUs of a lease that was granted."""
+
+    __slots__ = (
+        "gpus", "indices", "is_first_run", "is_nested", "lease", "reserved_bytes", "uuids",
+        "visible",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lease: str,
+        visible: str = "",
+        indices: str | None = None,
+        gpus: tuple[int, ...] = (),
+        uuids: tuple[str, ...] = (),
+        reserved_bytes: int = 0,
+        is_first_run: bool = False,
+        is_nested: bool = False,
+    ) -> None:
+        self.lease: Final = lease
+        self.visible: Final = visible  # for CUDA_VISIBLE_DEVICES
+        self.indices: Final = indices  # the same GPUs by index, while CUDA counts as NVML does
+        self.gpus: Final = gpus
+        self.uuids: Final = uuids
+        self.reserved_bytes: Final = reserved_bytes
+        self.is_first_run: Final = is_first_run
+        self.is_nested: Final = is_nested  # the lease of an outer job serves
+
+    @classmethod
+    def from_json(cls, message: Message) -> Grant:
+        """Read a `granted` reply; raise ProtocolError if a field is missing or of a wrong type."""
+        get = message.get
+        lease, visible, indices, gpus = get("lease"), get("visible"), get("indices"), get("gpus")
+        reserved_bytes, is_first_run = get("reserved", 0), get("probe", False)
+        is_nested = get("nested")
+        if not (
+            type(lease) is type(visible) is str
+            and (indices is None or type(indices) is str)
+            and type(reserved_bytes) is int
+            and type(is_first_run) is type(is_nested) is bool
+            and type(gpus) is list
+            and all(map(_is_gpu, gpus))
+        ):
+            raise ProtocolError("the negotiator granted nothing in its reply.")
+        return cls(
+            lease, visible, indices, tuple([gpu["index"] for gpu in gpus]),
+            tuple([gpu["uuid"] for gpu in gpus]), reserved_bytes, is_first_run, is_nested,
+        )  # fmt: skip
+
+
+class Settled:
+    """A lease is over: how the negotiator saw it end, None when it did not know the lease."""
+
+    __slots__ = (
+        "because", "has_larger", "is_victim", "lease", "outcome", "peak_bytes", "was_alone",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lease: str,
+        outcome: str | None = None,
+        was_alone: bool = True,
+        peak_bytes: int | None = None,
+        is_victim: bool = False,
+        because: str = "",
+        has_larger: bool = False,
+    ) -> None:
+        self.lease: Final = lease
+        self.outcome: Final = outcome
+        self.was_alone: Final = was_alone
+        self.peak_bytes: Final = peak_bytes
+        self.is_victim: Final = is_victim  # memory ran out, and other jobs had taken too much
+        self.because: Final = because  # why memory ran out
+        self.has_larger: Final = has_larger  # it was alone, and a larger GPU is managed here
+
+    @classmethod
+    def from_json(cls, lease: str, message: Message) -> Settled:
+        """Read the reply to `done`; raise ProtocolError if a field is of a wrong type."""
+        get = message.get
+        outcome, peak_bytes, because = get("ended"), get("peak"), get("because", "")
+        was_alone, is_victim, has_larger = (
+            get("alone", True),
+            get("victim", False),
+            get("larger", False),
+        )
+        if not (
+            (outcome is None or type(outcome) is str)
+            and (peak_bytes is None or type(peak_bytes) is int)
+            and type(because) is str
+            and type(was_alone) is type(is_victim) is type(has_larger) is bool
+        ):
+            raise ProtocolError("the negotiator did not say how a lease ended.")
+        return cls(lease, outcome, was_alone, peak_bytes, is_victim, because, has_larger)
+
+
+class Waiting:
+    """A request waits; `text` says for what."""
+
+    __slots__ = ("key", "text")
+
+    def __init__(self, key: str, text: str) -> None:
+        self.key: Final = key
+        self.text: Final = text
+
+
+class Granted:
+    """A request has its lease."""
+
+    __slots__ = ("grant", "key")
+
+    def __init__(self, key: str, grant: Grant) -> None:
+        self.key: Final = key
+        self.grant: Final = grant
+
+
+class Refused:
+    """A request, or the binding of a lease, is refused; without a name the whole connection is."""
+
+    __slots__ = ("error", "name")
+
+    def __init__(self, name: str, error: GrnError) -> None:
+        self.name: Final = name  # the key of a request, or a lease
+        self.error: Final = error
+
+
+class Bound:
+    """A lease is bound to a process."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self, lease: str) -> None:
+        self.lease: Final = lease
+
+
+class Reasons:
+    """Why open requests wait, by key; empty when the negotiator does not know the question."""
+
+    __slots__ = ("texts",)
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts: Final = texts
+
+
+class Answered:
+    """The reply to a question that is not about leases."""
+
+    __slots__ = ("message", "number")
+
+    def __init__(self, number: int, message: Message) -> None:
+        self.number: Final = number
+        self.message: Final = message
+
+
+class Garbled:
+    """The bytes are no replies of a negotiator: the connection is to be closed."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: ProtocolError) -> None:
+        self.error: Final = error
+
+
+if TYPE_CHECKING:
+    LeaseEvent: TypeAlias = (
+        Waiting | Granted | Refused | Settled | Bound | Reasons | Answered | Garbled
+    )
+
+
+class LeaseConversation:
+    """Requests and leases of one client over one connection at a time."""
+
+    def __init__(self) -> None:
+        self._exchange = wire.Exchange()
+        self._requests: dict[str, LeaseRequest] = {}  # neither granted nor refused, by key
+        self._asked: dict[int, str] = {}  # id of a `lease` message of this connection -> key
+        self._unacknowledged: dict[int, Message] = {}  # said again over the next connection
+        self._held: set[str] = set()  # leases whose end is still to be reported
+        self._questions: set[int] = set()
+        self._reasons_id = 0  # of the open question, 0 when there is none
+
+    # --- the caller's side ---------------------------------------------------------------
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """True when the negotiator has answered all that it must not miss."""
+        return not self._unacknowledged
+
+    def has_open(self, key: str) -> bool:
+        """True while a request is neither granted, refused nor taken back."""
+        return key in self._requests
+
+    def request(self, key: str, request: LeaseRequest) -> None:
+        """Request a lease; for the key of an open request, change what is repeated later."""
+        is_open = key in self._requests
+        self._requests[key] = request
+        if not is_open:
+            self._ask(key, request)
+
+    def cancel(self, key: str) -> None:
+        """Take a request back, granted or not; a grant that is on its way is returned."""
+        if self._requests.pop(key, None) is not None:
+            for number in [number for number, asked in self._asked.items() if asked == key]:
+                del self._asked[number]
+        self._insist({"op": "cancel", "key": key})
+
+    def bind(self, lease: str, pid: int | None = None) -> None:
+        """Bind a lease to the process of this connection, or to its relative `pid`."""
+        self._insist(bind_message(lease, pid))
+
+    def watch(self, lease: str) -> None:
+        """Promise to report the end of a lease that another process holds."""
+        self._held.add(lease)
+        self._exchange.say({"op": "watch", "lease": lease})
+
+    def done(
+        self,
+        lease: str,
+        outcome: str,
+        *,
+        peak: int | None = None,
+        resident: int | None = None,
+        asked: int | None = None,
+    ) -> None:
+        """Report the end of a lease; sizes are in bytes."""
+        self._held.discard(lease)
+        message: Message = {"op": "done", "lease": lease, "outcome": outcome}
+        if peak:
+            message["peak"] = peak
+        if resident:
+            message["resident"] = resident
+        if asked:
+            message["asked"] = asked
+        self._insist(message)
+
+    def ask_reasons(self) -> None:
+        """Ask why the open requests wait, unless that question is open."""
+        if not self._reasons_id:
+            self._reasons_id = self._exchange.say({"op": "reasons", "keys": list(self._requests)})
+
+    def ask(self, message: Message) -> int:
+        """Ask a question that is not repeated, and return the number of its answer."""
+        number = self._exchange.say(message)
+        self._questions.add(number)
+        return number
+
+    def adopt(self, other: LeaseConversation) -> None:
+        """Take over what another conversation has said without an acknowledgement."""
+        for message in other._unacknowledged.values():
+            self._insist(message)
+
+    # --- the connection's side -----------------------------------------------------------
+
+    def connection_made(self) -> None:
+        """Begin a new connection: repeat what was not acknowledged, and every open request."""
+        self._exchange.connection_made()
+        self._asked.clear()
+        self._questions.clear()
+        self._reasons_id = 0
+        unacknowledged, self._unacknowledged = self._unacknowledged, {}
+        for message in unacknowledged.values():
+            self._insist(message)
+        for lease in self._held:
+            self._exchange.say({"op": "watch", "lease": lease})
+        for key, request in self._requests.items():
+            self._ask(key, request)
+
+    def data_to_send(self) -> bytes:
+        """Return the bytes to send over the connection; each is returned once."""
+        return self._exchange.data_to_send()
+
+    def receive_data(self, data: bytes) -> list[LeaseEvent]:
+        """Return the events in received bytes, in order; after `Garbled` there are none."""
+        events: list[LeaseEvent] = []
+        try:
+            for message in self._exchange.receive_data(data):
+                event = self._read(message)
+                if event is not None:
+                    events.append(event)
+        except ProtocolError as error:
+            events.append(Garbled(error))
+        return events
+
+    # --- messages ------------------------------------------------------------------------
+
+    def _ask(self, key: str, request: LeaseRequest) -> None:
+        message = {"op": "lease", "key": key, **request.fields}
+        self._asked[self._exchange.say(message)] = key
+
+    def _insist(self, message: Message) -> None:
+        """Say what must be heard: otherwise a lease would last as long as this process."""
+        self._unacknowledged[self._exchange.say(message)] = message
+
+    def _read(self, message: Message) -> LeaseEvent | None:
+        number = message.get("id")
+        if type(number) is not int:
+            return self._read_unasked(message)
+        key = self._asked.get(number)
+        if key is not None:
+            return self._read_answer(number, key, message)
+        said = self._unacknowledged.pop(number, None)
+        if said is not None:
+            return self._read_acknowledgement(said, message)
+        if number in self._questions:
+            self._questions.discard(number)
+            return Answered(number, message)
+        if number == self._reasons_id:
+            self._reasons_id = 0
+            return Reasons(_reasons(message))
+        if message.get("ev") == "granted":
+            self._return(Grant.from_json(message))
+        return None
+
+    def _read_unasked(self, message: Message) -> LeaseEvent | None:
+        error = wire.error_in(message)
+        return None if error is None else Refused("", error)
+
+    def _read_answer(self, number: int, key: str, message: Message) -> LeaseEvent:
+        kind = message.get("ev")
+        if kind == "waiting":
+            return Waiting(key, _text(message, "text"))
+        if kind == "granted":
+            grant = Grant.from_json(message)
+            if not grant.is_nested:
+                self._held.add(grant.lease)
+            del self._asked[number], self._requests[key]
+            return Granted(key, grant)
+        error = wire.error_in(message)
+        if error is None:
+            raise ProtocolError("the negotiator granted nothing in its reply.")
+        del self._asked[number], self._requests[key]
+        return Refused(key, error)
+
+    def _read_acknowledgement(self, said: Message, message: Message) -> LeaseEvent | None:
+        error, lease = wire.error_in(message), said.get("lease", "")
+        if said["op"] == "hold":
+            return Bound(lease) if error is None else Refused(lease, error)
+        if said["op"] != "done":
+            return None
+        if error is None:
+            return Settled.from_json(lease, message)
+        if isinstance(error, ProtocolError) and said["outcome"] == "cancelled":
+            self._insist({**said, "outcome": "failed"})  # an older negotiator lacks that word
+            return None
+        return Settled(lease)
+
+    def _return(self, grant: Grant) -> None:
+        """Return a lease that was granted while its request was being cancelled."""
+        if not grant.is_nested and grant.lease not in self._held:
+            self.done(grant.lease, "failed")
+
+
+def bind_message(lease: str, pid: int | None = None) -> Message:
+    """Return the message that binds a lease to its sender, or to a relative of it."""
+    message: Message = {"op": "hold", "lease": lease}
+    return message if pid is None else {**message, "pid": pid}
+
+
+def _text(message: Message, name: str) -> str:
+    """Return one text of a reply; raise ProtocolError if it is missing or no text."""
+    value = message.get(name)
+    if type(value) is not str:
+        raise ProtocolError(f"'{name}' in a reply of the negotiator is not a text.")
+    return value
+
+
+def _is_gpu(gpu: Any) -> bool:
+    return type(gpu) is dict and type(gpu.get("index")) is int and isinstance(gpu.get("uuid"), str)
+
+
+def _reasons(message: Message) -> dict[str, str]:
+    reasons = message.get("reasons", {})
+    if type(reasons) is not dict or not all(type(one) is dict for one in reasons.values()):
+        raise ProtocolError("the reasons in a reply of the negotiator are not as they should be.")
+    return {key: _text(one, "why") for key, one in reasons.items()}
