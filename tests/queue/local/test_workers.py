@@ -6,8 +6,9 @@ import json
 import socket
 import threading
 
+from grn.queue.journal.rows import Command
 from grn.queue.local.channel import HEADER
-from grn.queue.local.workers import MAX_SPARES, SPARE_S, Spares, Worker
+from grn.queue.local.workers import MAX_SPARES, SPARE_S, LaunchTask, Postponed, Spares, Worker
 from grn.queue.site import Attempt
 
 FIRST, SECOND = Attempt(1, 1), Attempt(2, 1)
@@ -89,3 +90,21 @@ def test_a_worker_that_is_gone_takes_no_order() -> None:
     theirs.close()
     assert not Worker(ours).order({})
     ours.close()
+
+
+def test_attempts_that_could_not_start_are_tried_one_first_then_twice_as_many() -> None:
+    postponed = Postponed()
+    tasks = [_task(number) for number in range(8)]
+    for task in tasks:
+        postponed.add(task)
+    assert postponed.take() == tasks[:1]
+    assert postponed.take() == tasks[1:3], "the first did not fail again"
+    postponed.add(tasks[2])
+    assert postponed.take() == tasks[3:4], "a failure: one at a time again"
+    assert postponed.take() == tasks[4:6]
+    assert postponed.take() == [tasks[6], tasks[7], tasks[2]]
+    assert postponed.take() == []
+
+
+def _task(number: int) -> LaunchTask:
+    return LaunchTask(Attempt(number, 1), Command(("true",), "/", {}, 0), "lease", "0")

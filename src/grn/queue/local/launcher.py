@@ -29,7 +29,7 @@ from grn.queue.local import attempt_files as folders
 from grn.queue.local import evidence
 from grn.queue.local.channel import MAX_SAID
 from grn.queue.local.evidence import Evidence
-from grn.queue.local.workers import LaunchTask, Record, Spares, Worker
+from grn.queue.local.workers import LaunchTask, Postponed, Record, Spares, Worker
 from grn.queue.site import Attempt, Found, SiteListener
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Launcher:
         self._busy: dict[Attempt, Worker] = {}
         self._idle: list[Worker] = []
         self._spares = Spares()
+        self._postponed = Postponed()
+        self._is_postponing = False
         self._is_sweeping = False
         # Shims of earlier queues; they exit when their attempt has ended.
         self._adopted = Watches[Attempt](self.report)
@@ -122,7 +124,19 @@ class Launcher:
     def _start_later(self, task: LaunchTask) -> None:
         """Try again: a shim that is gone without a claim has not begun its attempt."""
         log.warning("action=start-again job=%d", task.attempt.job)
-        asyncio.get_running_loop().call_later(START_AGAIN_S, self._start, task)
+        self._postponed.add(task)
+        self._postpone()
+
+    def _postpone(self) -> None:
+        if self._postponed.tasks and not self._is_postponing:
+            self._is_postponing = True
+            asyncio.get_running_loop().call_later(START_AGAIN_S, self._start_postponed)
+
+    def _start_postponed(self) -> None:
+        self._is_postponing = False
+        for task in self._postponed.take():
+            self._start(task)
+        self._postpone()
 
     def _give(self, worker: Worker, task: LaunchTask) -> bool:
         manners, attempt, command = self._manners, task.attempt, task.command
@@ -218,6 +232,8 @@ class Launcher:
         if record is not None:
             self._spares.ended(task.attempt, record)
         self.report(task.attempt, record)
+        if self._idle and self._postponed.tasks:  # this shim is free, and so is its command's place
+            self._start(self._postponed.tasks.popleft())
 
     def written(self, attempt: Attempt) -> None:
         """Note that the end of an attempt is in the journal."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,29 @@ class Worker:
             return self.channel.send(data)
         except BlockingIOError:  # it is full, and not gone
             return 0
+
+
+class Postponed:
+    """Attempts whose shim could not start, because the system ran out of processes for example.
+
+    Starting all of them at once would fill the last free processes with shims that have none left
+    for their commands. So one is tried first; each round without a failure doubles the next.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: deque[LaunchTask] = deque()
+        self._batch = 1
+
+    def add(self, task: LaunchTask) -> None:
+        """Note a failure to start."""
+        self.tasks.append(task)
+        self._batch = 1
+
+    def take(self) -> list[LaunchTask]:
+        """Return the attempts to try in this round, oldest first."""
+        taken = [self.tasks.popleft() for _ in range(min(self._batch, len(self.tasks)))]
+        self._batch *= 2
+        return taken
 
 
 class Spares:
