@@ -1,4 +1,4 @@
-"""What can never be granted, said at once with the number that does not fit."""
+"""Refuse at once a request that can never be granted, naming the number that does not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grn.negotiator.schedule.placement import allowed, pinned
 
 
 def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
-    """Return the refusal of a request that no waiting would help, else None."""
+    """Return the refusal of a request that can never be granted, else None."""
     for slot in request.slots:
         if not any(slot in book.names for book in books):
             names = ", ".join(str(book.gpu.index) for book in books)

@@ -1,6 +1,6 @@
-"""Who has what: the books of all GPUs, the leases in them, and what was seen of each job.
+"""Current allocations: the book of each GPU, the leases in it, and the samples of each job.
 
-Keeps these in step with each other; who gets something next is decided elsewhere.
+Keeps the three consistent; the next grant is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Holdings:
         self.books: dict[str, Book] = {}
         self.shelf = Shelf(self.books)
         self.leases: dict[str, Lease] = {}
-        self.watches: dict[str, profiling.RunWatch] = {}  # lease -> what has been seen of its job
+        self.watches: dict[str, profiling.RunWatch] = {}  # lease -> samples of its job
         self.draining: set[str] = set()
         self.first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
         self._sizes: dict[str, Size] = {}
 
     def open(self, gpu: Gpu, reading: Reading) -> None:
-        """Begin the book of one GPU."""
+        """Open the book of one GPU."""
         book = Book(gpu, self._rules.guard.of(gpu.total_bytes), reading)
         self.books[gpu.uuid] = book
         self.shelf.watch(book)
@@ -50,12 +50,12 @@ class Holdings:
         return [self.books[uuid] for uuid in lease.gpus]
 
     def held_by_key(self, key: str) -> Lease | None:
-        """Return what a request was given and still has."""
+        """Return the lease that a request was granted and still holds."""
         lease = self.leases.get(self._by_key.get(key, ""))
         return lease if lease is not None and lease.state is LeaseState.HELD else None
 
     def is_sharing(self, lease: Lease) -> bool:
-        """True when other leases, or strangers beyond the guard, are on a GPU of this lease."""
+        """True when a GPU of this lease has other leases, or strangers beyond the guard."""
         return any(
             len(book.leases) > 1 or book.strangers_bytes > book.guard_bytes
             for book in self.books_of(lease)
@@ -79,7 +79,7 @@ class Holdings:
         self.replace(lease)
 
     def replace(self, lease: Lease) -> None:
-        """Write down what has become of a lease."""
+        """Replace a lease by its new state."""
         self.leases[lease.id] = lease
         if lease.state is LeaseState.HELD:
             self._by_key[lease.request.key] = lease.id
@@ -92,7 +92,7 @@ class Holdings:
             self.end_first_run(lease)
 
     def drop(self, lease: Lease) -> None:
-        """Strike a lease out."""
+        """Remove a lease from the books."""
         del self.leases[lease.id]
         del self.watches[lease.id]
         self.draining.discard(lease.id)
@@ -104,7 +104,7 @@ class Holdings:
             self.weigh(book)
 
     def weigh(self, book: Book) -> None:
-        """Add up the loads that are believed to be on a GPU."""
+        """Sum the estimated loads of the jobs on a GPU."""
         model = book.gpu.model
         book.load = sum(
             self._loads.of_lease(lease, model) or 0.0
@@ -114,18 +114,18 @@ class Holdings:
         book.note_change()
 
     def set_caps(self, model: str | None = None) -> None:
-        """Write into the books up to which load jobs share GPUs of a model, or of all."""
+        """Set the load cap in the books of one GPU model, or of all."""
         for book in self.books.values():
             if model is None or book.gpu.model == model:
                 cap = self._rules.load_cap or self._loads.cap(book.gpu.model)
                 if book.load_cap == cap and model is not None:
-                    return  # as it was, here and on all others
+                    return  # unchanged, here and on all others
                 learned = self._loads.overlaps.because(book.gpu.model)
                 book.load_cap, book.cap_because = cap, "as set" if self._rules.load_cap else learned
                 book.note_change()
 
     def end_first_run(self, lease: Lease) -> None:
-        """Let the siblings of a first run wait for it no longer."""
+        """Stop the siblings of a first run from waiting for it."""
         job_type = lease.request.job_type
         if self.first_runs.get(job_type) == lease.id:
             del self.first_runs[job_type]

@@ -16,13 +16,13 @@ from grn.negotiator.schedule.placement import Need, allowed, to_keep
 from grn.negotiator.schedule.wait_queue import Waitlist
 
 _NEVER = float("-inf")
-_LATE = 1.2  # a job may take so many times its usual time
-_PASSED = 4  # after this many times the patience no job may use its GPUs meanwhile
+_LATE = 1.2  # a job may take this many times its usual time
+_PASSED = 4  # after this many times the patience its GPUs are not backfilled any more
 _MAX_CONSIDERED = 16  # starving groups of one user that are tried for a reservation per event
 
 
 class Keeper:
-    """Remembers which GPUs are kept free, for whom, and until when."""
+    """Records which GPUs are reserved, for which request, and until when."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Keeper:
         self._waitlist = waitlist
         self._needs = needs
         self._alone_s = alone_s
-        self._kept: dict[str, int] = {}  # GPU -> for whom it was last kept free
-        self._until = _NEVER  # when those GPUs will be ready for the one they are kept for
-        self.group: Group | None = None  # with the request they are reserved for at its head
+        self._kept: dict[str, int] = {}  # GPU -> sequence of the request it was last reserved for
+        self._until = _NEVER  # when the reserved GPUs will have room for their request
+        self.group: Group | None = None  # its head is the request that the GPUs are reserved for
 
     def closed(self, at: float) -> dict[str, int]:
-        """Keep GPUs free for the first in turn of those who have waited long enough."""
+        """Reserve GPUs for the first starving request in turn."""
         self._until, self.group = _NEVER, None
         patience_s = self._rules.patience_s
         if at - self._waitlist.oldest_since() < patience_s:
@@ -65,7 +65,7 @@ class Keeper:
         return {}
 
     def _starving(self, at: float) -> Iterator[Group]:
-        """Go through groups whose heads have waited too long, in turn; a few of each user."""
+        """Yield groups whose heads are starving, in turn; a few of each user."""
         considered: Counter[int] = Counter()
         users = len(self._waitlist.count_by_user())
         for group in self._waitlist.in_turn():
@@ -87,7 +87,7 @@ class Keeper:
         return self._until > at
 
     def may_pass(self, group: Group, at: float) -> bool:
-        """True when a job usually ends before the GPUs that are kept free can be used anyway."""
+        """True when a job usually ends before the reserved GPUs have room for their request."""
         left_s = self._until - at
         if left_s <= 0:
             return False
@@ -96,13 +96,13 @@ class Keeper:
         return all(each is not None and _LATE * each <= left_s for each in alone)
 
     def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
-        """Return how long a GPU takes to have room; one that is kept already stays so."""
+        """Return how long a GPU takes to have room; a GPU that is reserved already stays so."""
         if self._kept.get(book.gpu.uuid) == sequence:
             return -1.0
         return self._drained_s(book, need, at)
 
     def _drained_s(self, book: Book, need: Need, at: float) -> float:
-        """Return when enough jobs of a GPU will have ended; infinity when nobody knows."""
+        """Return when enough jobs of a GPU will have ended; infinity when unknown."""
         free, ends = book.free_bytes, []
         for lease in book.leases.values():
             usual_s = self._alone_s(lease.request, book.gpu.model)

@@ -1,8 +1,8 @@
-"""Turns between users: who has had the least of the GPUs is next.
+"""Fair share: the user with the least decayed GPU usage is next.
 
-What a user has had is taken from its account now and then; between, each request stands behind its
-user's own requests that came before it, by what they will cost. A grant takes a request out of the
-line and puts its cost into the account, so that nobody else moves: turns stay sorted.
+A user's level is read from its account now and then. In between, a request is placed after its
+user's earlier requests, by their expected cost. A grant removes a request from the line and adds
+its cost to the account, so that no other request moves and turns stay sorted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from grn.negotiator.schedule.limits import Rules
 from grn.negotiator.schedule.order import Turn, Waiting, turn
 from grn.negotiator.schedule.usage import Usage
 
-_STEP_H, _STEP = 0.01, 0.01  # a smaller change of a level, or a smaller part of it, is none
+_STEP_H, _STEP = 0.01, 0.01  # a smaller change of a level, absolute or relative, is ignored
 
 Class = tuple[bool, int, bool]
 
 
 @dataclass(slots=True)
 class _Chain:
-    """Requests of one user and class that wait, one behind the other."""
+    """Waiting requests of one user and class, in order."""
 
-    base: float  # the key of a request at place 0
+    base: float  # the sort key at place 0
     tail_h: float = 0.0
     served_h: float = 0.0
     count: int = 0
@@ -31,15 +31,15 @@ class _Chain:
 
 @dataclass(slots=True)
 class _Stand:
-    """Where a user who waits stands."""
+    """The position of a user with waiting requests."""
 
     level: float
-    is_over: bool = False  # it has had so much more than others that its short jobs wait as well
+    is_over: bool = False  # its usage is so far above others' that its short jobs lose precedence
     chains: dict[Class, _Chain] = field(default_factory=dict)
 
 
 class Shares:
-    """Where all who wait stand among each other."""
+    """The positions of all users with waiting requests."""
 
     def __init__(self, rules: Rules, usage: Usage) -> None:
         self._short_s = rules.short_s
@@ -48,7 +48,7 @@ class Shares:
         self.gpus = 1  # how many there are
 
     def join(self, waiting: Waiting, at: float, before_h: float | None = None) -> Waiting:
-        """Put a new request last in its user's own line, or where it was before a restart."""
+        """Append a request to its user's line, or return it to its position before a restart."""
         chain = self._chain(waiting, at)
         chain.count += 1
         if before_h is not None:
@@ -58,13 +58,13 @@ class Shares:
         return placed
 
     def given(self, waiting: Waiting) -> None:
-        """Note that a request got its GPUs: from now on its cost is in its user's account."""
+        """Note that a request was granted: its cost is now in its user's account."""
         chain = self._left(waiting)
         if chain is not None:
             chain.served_h = max(chain.served_h, waiting.place_h + waiting.cost_h)
 
     def gave_up(self, waiting: Waiting) -> None:
-        """Note that a request waits no more: who came after it moves up."""
+        """Note that a request was withdrawn: its user's later requests move up."""
         chain = self._left(waiting)
         if chain is None:
             return
@@ -74,13 +74,13 @@ class Shares:
             chain.served_h += waiting.cost_h
 
     def becomes(self, waiting: Waiting, is_short: bool) -> Waiting:
-        """Let one stand last of its user's short ones, or of the others, after all."""
+        """Move a request to the end of its user's short requests, or of the others."""
         moved = self.join(replace(waiting, is_short=is_short), waiting.since)
         self.gave_up(waiting)
         return moved
 
     def turn(self, waiting: Waiting) -> Turn:
-        """Return the turn of a request, as users stand."""
+        """Return the turn of a request by its user's present level."""
         return next(self.turns((waiting,)))
 
     def turns(self, many: Iterable[Waiting]) -> Iterator[Turn]:
@@ -106,12 +106,12 @@ class Shares:
         return len(self._stands) > 1
 
     def before(self, user: int, at: float) -> int:
-        """Return how many users who wait have had less, for their weights."""
+        """Return how many waiting users have a lower weighted usage."""
         mine = self._usage.level(user, at)
         return sum(self._usage.level(other, at) < mine for other in self._stands)
 
     def update(self, at: float) -> list[int]:
-        """Take in what users have had since; return whose turns have changed."""
+        """Read the users' accounts; return the users whose turns have changed."""
         levels = {user: self._usage.level(user, at) for user in self._stands}
         most = min(levels.values(), default=0.0) + self.gpus * self._short_s / 3600
         moved = []
@@ -150,7 +150,7 @@ class Shares:
 
 
 def class_of(waiting: Waiting) -> Class:
-    """Return what comes before the shares of users: only those alike are sorted by them."""
+    """Return the sort keys that precede fair share: it orders only requests of equal class."""
     return (waiting.request.attempt > 0, waiting.request.priority, waiting.is_short)
 
 

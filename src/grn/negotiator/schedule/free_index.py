@@ -1,6 +1,6 @@
-"""GPUs ordered by what they can still take, kept up to date one by one.
+"""GPUs ordered by the room they have left, updated one by one.
 
-With many GPUs nobody can look at all of them for every decision; this finds the few that matter.
+On machines with many GPUs a decision considers only the few candidates found here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from grn.negotiator.schedule.order import ANYWHERE, Reach
 from grn.negotiator.schedule.placement import Entry, FreeSpace, is_calm, is_empty, is_taking
 
 _Put = Callable[[Entry], None]
-MANY = 64  # up to so many GPUs all are looked at
-FEW = 32  # beyond that, so many of the roomiest
+MANY = 64  # up to this many GPUs all are considered
+FEW = 32  # beyond that, this many of the roomiest
 
 
 class Shelf:
-    """All GPUs that are open to anybody, the fullest first."""
+    """All GPUs that are open to newcomers, the fullest first."""
 
     def __init__(self, books: Mapping[str, Book]) -> None:
         self._books = books
@@ -28,17 +28,17 @@ class Shelf:
         self._free: list[Entry] = []
         self._calm: list[Entry] = []
         self._empty: set[str] = set()
-        self.changed: set[str] = set()  # GPUs whose books were written in
+        self.changed: set[str] = set()  # GPUs whose books have changed
         self._moved: set[str] = set()  # the same since `moved` was last called
 
     def watch(self, book: Book) -> None:
-        """Follow one more GPU."""
+        """Add a GPU."""
         self._places[book.gpu.uuid] = len(self._places)
         self.changed.add(book.gpu.uuid)
         book.changed = self.changed
 
     def moved(self) -> set[str]:
-        """Return the GPUs whose books were written in since the last call."""
+        """Return the GPUs whose books have changed since the last call."""
         self._refresh()
         moved, self._moved = self._moved, set()
         return moved
@@ -61,7 +61,7 @@ class Shelf:
             free = sorted(entry for entry, _ in noted if entry is not None)
             calm = sorted(entry for entry, is_quiet in noted if entry is not None and is_quiet)
             return FreeSpace(free, len(self._empty.intersection(uuids)), calm)
-        # What a process has here without a lease is room for its own requests.
+        # Memory that a process has here without a lease is room for its own requests.
         books = [book for uuid in uuids if is_taking(book := self._books[uuid])]
         free = sorted(
             (
@@ -73,7 +73,7 @@ class Shelf:
         return FreeSpace(free, sum(not book.leases for book in books), free)
 
     def likely(self, least_bytes: float, gpus: int) -> tuple[list[Book], bool]:
-        """Return the roomiest GPUs, and whether they are all that can take so much."""
+        """Return the roomiest GPUs, and whether no others have `least_bytes` of room."""
         self._refresh()
         books = list(self._books.values())
         able = len(self._free) - bisect_left(self._free, (least_bytes, -1))
@@ -83,7 +83,7 @@ class Shelf:
 
     def _refresh(self) -> None:
         self._moved |= self.changed
-        if len(self.changed) > MANY:  # all were read: begin anew
+        if len(self.changed) > MANY:  # all were read: rebuild
             self._entries, self._free, self._calm, self._empty = {}, [], [], set()
             for uuid, book in self._books.items():
                 self._note(uuid, book, self._free.append, self._calm.append)

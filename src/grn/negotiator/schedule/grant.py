@@ -1,4 +1,4 @@
-"""Grant GPUs: ask waiting requests in turn, and only those whose answer may have changed."""
+"""Grant GPUs to waiting requests in turn; try only requests whose answer may have changed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from grn.negotiator.schedule.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs
 MAX_WORK = 512  # per event: the rest of a round follows at the next events
-_ASK_WORK = 8  # to place a request takes so many times as long as to see that its refusal holds
+_ASK_WORK = 8  # placing a request costs this many times as much as checking its refusal
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
 class Granter:
-    """Turns room on GPUs into leases, written into the books as they are given."""
+    """Turns room on GPUs into leases and enters them into the books."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Granter:
         self._resume = _BEFORE_ALL  # the turn after which the next round begins
 
     def needs(self, request: Request) -> dict[str, Need]:
-        """Return what a request is believed to need on each GPU model."""
+        """Return the estimated need of a request on each GPU model."""
         needs = self._memory.needs(request, self._holdings.sizes(), self._reach(request))
         for model, need in needs.items():
             load = self._loads.of(request.job_type, model, request.arguments)
@@ -65,7 +65,7 @@ class Granter:
         return self._by_speed(request, needs) if len(needs) > 1 else needs
 
     def never_fits(self, request: Request) -> str | None:
-        """Say why no GPU here will ever do for a request, None when one may."""
+        """Return why no GPU here can ever serve a request, None when one may."""
         reach = self._reach(request)
         sizes = self._holdings.sizes()
         return self._memory.never_fits(request, sizes, sizes if reach is None else reach)
@@ -79,7 +79,7 @@ class Granter:
         return {book.gpu.model for book in stay or books}
 
     def _by_speed(self, request: Request, needs: dict[str, Need]) -> dict[str, Need]:
-        """Add to needs on several models how long a job takes on each, where runs tell."""
+        """Add to needs on several models the relative duration on each, where it is known."""
         alone = {model: self.alone_s(request, model) for model in needs}
         times = [each for each in alone.values() if each is not None]
         if len(times) < 2:
@@ -90,14 +90,14 @@ class Granter:
         }
 
     def guess(self) -> int:
-        """Return what a type nobody knows needs at least."""
+        """Return the least need of a type without a profile."""
         if self._least_guess[0] != self._memory.version:
             least = self._memory.least_guess(self._holdings.sizes())
             self._least_guess = (self._memory.version, least)
         return self._least_guess[1]
 
     def is_short(self, request: Request) -> bool:
-        """True when runs like this are known to take little time."""
+        """True when runs of this type and arguments are known to be short."""
         for model in self._holdings.sizes():
             alone_s = self.alone_s(request, model)
             if alone_s is not None and alone_s <= self._short_s:
@@ -105,18 +105,18 @@ class Granter:
         return False
 
     def alone_s(self, request: Request, model: str) -> float | None:
-        """Return how long runs like this take alone on a GPU model, None when nobody knows."""
+        """Return how long such runs take alone on a GPU model, None when unknown."""
         return self._memory.alone_s(request, model, self._loads.power(model))
 
-    # --- to whom -------------------------------------------------------------------------
+    # --- which request -------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
-        """True when a round was ended early and goes on at the next event."""
+        """True when a round was cut short and continues at the next event."""
         return self._resume != _BEFORE_ALL
 
     def to_all(self, at: float) -> Iterator[Lease]:
-        """Offer free GPUs to waiting requests in turn: one round, or the part that is not long."""
+        """Offer free GPUs to waiting requests in turn: one round, at most `MAX_WORK` of it."""
         self.follow_processes()
         closed = self._keeper.closed(at)
         self._wake()
@@ -141,25 +141,25 @@ class Granter:
         self.follow_processes()
 
     def to_newcomer(self, waiting: Waiting, at: float) -> Iterator[Lease]:
-        """Offer to a new request alone: for all others nothing has changed."""
+        """Offer GPUs to a new request only: for all others nothing has changed."""
         self.follow_processes()
         group = self._waitlist.group_of(waiting.request.key)
         if group is None or group.head.request.key != waiting.request.key:
             return
         if self.is_behind and group.turn > self._resume:
-            return  # older requests are still to be asked before it
+            return  # older requests are still to be tried before it
         lease = self._offer(group, at, self._keeper.closed(at))
         if lease is not None:
             yield lease
             self.follow_processes()
 
     def at_once(self, request: Request, at: float) -> Lease | None:
-        """Grant what fits to a request while no other waits."""
+        """Grant a request that fits, while no other waits."""
         answer = self.answer(request)
         return None if isinstance(answer, Wait) else self._grant(request, answer, at)
 
     def follow_processes(self) -> None:
-        """Take in which processes have come to GPUs or left them."""
+        """Note which processes have come to GPUs or left them."""
         self._note_processes()
         self._waitlist.pin_some()
 
@@ -168,7 +168,7 @@ class Granter:
             self._waitlist.on_gpu(uuid, self._holdings.books[uuid].pids())
 
     def _wake(self) -> None:
-        """Let groups be asked again for which something else has changed than room."""
+        """Retry groups for which something other than room has changed."""
         for job_type in self._memory.woken:
             self._waitlist.wake(job_type)
         self._memory.woken.clear()
@@ -176,7 +176,7 @@ class Granter:
             self._waitlist.wake_group(self._keeper.group)
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> Lease | None:
-        """Try the head of a group; the answer no is remembered for the group."""
+        """Try the head of a group; record a refusal for the group."""
         head = group.head
         shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
         if shut and self._keeper.may_pass(group, at):
@@ -203,10 +203,10 @@ class Granter:
         self._usage.began(lease.id, request.user, share, expected_s, at)
         return lease
 
-    # --- what is remembered of a refusal ---------------------------------------------------
+    # --- recorded refusals ---------------------------------------------------
 
     def _reach_of(self, request: Request) -> Reach:
-        """Return the GPUs that a request may use now."""
+        """Return the GPUs that a request may use at present."""
         books = allowed(request, list(self._holdings.books.values()))
         homes = pinned(request, books)
         if not homes and len(books) == len(self._holdings.books):
@@ -235,7 +235,7 @@ class Granter:
         )
 
     def _needs_on(self, reach: Reach, request: Request) -> list[Need]:
-        """Return the needs on the GPUs that a request may use: a pinned one tries where it is."""
+        """Return the needs on the GPUs that a request may use; a pinned one tries its own GPUs."""
         needs = self.needs(request)
         if not reach.gpus:
             return list(needs.values())
@@ -273,7 +273,7 @@ class Granter:
     # --- where ---------------------------------------------------------------------------
 
     def answer(self, request: Request, closed: Collection[str] = ()) -> Place | Wait:
-        """Say where a request would go now, or why it has to wait."""
+        """Return where a request would be placed now, or why it has to wait."""
         needs = self.needs(request)
         books = allowed(request, list(self._holdings.books.values()))
         answer = self._place(request, needs, books, closed)
@@ -287,7 +287,7 @@ class Granter:
             return answer
         homes = pinned(request, books) or books
         known = [book for book in homes if not needs[book.gpu.model].is_probe]
-        if len(known) >= request.gpus:  # it is measured on another model than these
+        if len(known) >= request.gpus:  # it was measured on another model than these
             answer = place(request, needs, known, closed)
             if isinstance(answer, Place):
                 return answer
@@ -300,7 +300,7 @@ class Granter:
         books: list[Book],
         closed: Collection[str],
     ) -> Place | Wait:
-        """Place a request; of very many GPUs only the roomiest are looked at if they will do."""
+        """Place a request; of very many GPUs, try the roomiest first."""
         is_bound = request.holder is not None and not request.is_command
         if len(books) > MANY and not (request.slots or request.stay or is_bound or closed):
             least = min(need.need_bytes for need in needs.values())
@@ -334,10 +334,10 @@ class _Rooms:
         return self._found[name]
 
     def clear(self) -> None:
-        """Compute all of it again: a lease was granted."""
+        """Drop all results: a lease was granted."""
         self._found.clear()
 
 
 def _is_own(request: Request) -> bool:
-    """True when the process that asks will hold the lease."""
+    """True when the requesting process will hold the lease."""
     return request.holder is not None and not request.is_command

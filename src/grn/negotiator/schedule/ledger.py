@@ -1,6 +1,6 @@
-"""What each GPU has promised to leases and what it really holds.
+"""The book of each GPU: memory reserved by leases and memory in use.
 
-Keeps the books only: `free = total - guard - leases - strangers - unexplained`; it places nothing.
+`free = total - guard - leases - strangers - unexplained`. Placement is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, Reading
 from grn.model.units import MiB
 from grn.negotiator.events import Lease, LeaseState
 
-MIN_LOAD = 0.02  # what any job is believed to use of a GPU's time
+MIN_LOAD = 0.02  # the least load of any job
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The part of a GPU that is never promised."""
+    """The part of a GPU that is never reserved."""
 
     fraction: float = 0.05
     fixed_bytes: int = 512 * MiB
@@ -30,7 +30,7 @@ class Guard:
 
 @dataclass(slots=True)
 class Book:
-    """One GPU: its latest reading and the leases on it. Sums are kept until something changes."""
+    """One GPU: its latest reading and the leases on it. Sums are cached until a change."""
 
     gpu: Gpu
     guard_bytes: int
@@ -38,14 +38,14 @@ class Book:
     leases: dict[str, Lease] = field(default_factory=dict)
     measured: dict[str, int | None] = field(default_factory=dict)  # lease -> its share of its tree
     entangled: set[str] = field(default_factory=set)  # leases that share a process with others
-    is_closed: bool = False  # somebody grows beyond its reservation: no newcomers
-    load: float = 0.0  # the believed loads of all jobs here
-    changed: set[str] | None = None  # where to note that something was written in here
-    load_cap: float = math.inf  # up to which another may come
+    is_closed: bool = False  # a job grows beyond its reservation: no newcomers
+    load: float = 0.0  # the summed estimated loads of all jobs here
+    changed: set[str] | None = None  # where to note that this book has changed
+    load_cap: float = math.inf  # the load up to which another job may come
     cap_because: str = ""
-    capacity_bytes: int = field(init=False)  # what may be promised at most
+    capacity_bytes: int = field(init=False)  # what may be reserved at most
     is_virtual: bool = field(init=False)
-    mode: ComputeMode = field(init=False)  # the last one that the driver told
+    mode: ComputeMode = field(init=False)  # the last one that the driver reported
     _sums: tuple[int, int, int, int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Book:
 
     @property
     def most_takeable_bytes(self) -> int:
-        """Return the largest need that a newcomer may have here."""
+        """Return the largest need of a newcomer that fits here."""
         return self.free_bytes if self.leases else self.once_empty_bytes
 
     @property
@@ -65,15 +65,15 @@ class Book:
         return (self._sums or self._totals())[4]
 
     def beside_bytes(self, foreign_bytes: int) -> int:
-        """Return the largest need that fits beside so much of others when no lease is left here.
+        """Return the largest need that fits beside foreign memory when no lease is left here.
 
-        A desktop that stays within the guard leaves a whole GPU: nobody can have more of this one.
+        A desktop within the guard leaves the GPU whole: no job can have more of this one.
         """
         return self.capacity_bytes - (foreign_bytes if foreign_bytes > self.guard_bytes else 0)
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return what a person may call this GPU."""
+        """Return the names by which users may select this GPU."""
         return (self.gpu.uuid, str(self.gpu.index))
 
     @property
@@ -91,17 +91,17 @@ class Book:
 
     @property
     def free_bytes(self) -> int:
-        """Return what may still be promised; it can be negative."""
+        """Return the memory that may still be reserved; it can be negative."""
         return (self._sums or self._totals())[3]
 
     @property
     def is_read(self) -> bool:
-        """True when the latest reading tells what is on this GPU."""
+        """True when the latest reading shows the use of this GPU."""
         return self.reading.health is GpuHealth.OK and self.reading.used_bytes is not None
 
     @property
     def is_usable(self) -> bool:
-        """True when a job could begin here."""
+        """True when a job could start here."""
         return self.is_read and self.mode is not ComputeMode.PROHIBITED
 
     @property
@@ -110,7 +110,7 @@ class Book:
         return self.mode is ComputeMode.EXCLUSIVE
 
     def measured_of(self, lease_id: str) -> int | None:
-        """Return what the processes of a lease have here, None when the driver does not say."""
+        """Return the memory of a lease's processes here, None when the driver hides it."""
         return self.measured.get(lease_id, 0) if self.reading.lists_processes else None
 
     @property
@@ -124,7 +124,7 @@ class Book:
         return any(lease.request.is_exclusive for lease in self.leases.values())
 
     def used_by_stranger(self, pid: int) -> int:
-        """Return what one process that holds no lease here has on this GPU."""
+        """Return the memory here of one process that holds no lease here."""
         uses = [use for use in self.reading.uses if use.pid == pid]
         return sum(use.used_bytes or 0 for use in uses if not self._live(use.leases))
 
@@ -132,7 +132,7 @@ class Book:
         """True when that process has memory here or holds a lease here."""
         if self.leases and self.holds(pid):
             return True
-        # A virtual GPU knows no memory outside a lease.
+        # A virtual GPU has no memory outside leases.
         return not self.is_virtual and any(use.pid == pid for use in self.reading.uses)
 
     def holds(self, pid: int) -> bool:
@@ -141,7 +141,7 @@ class Book:
 
     def pids(self) -> set[int]:
         """Return the processes that have memory here or hold a lease here."""
-        if self.is_virtual:  # it knows no memory outside a lease
+        if self.is_virtual:  # it has no memory outside leases
             return self._holders()
         return self._holders().union(use.pid for use in self.reading.uses)
 
@@ -175,10 +175,10 @@ class Book:
             left = tuple(use for use in reading.uses if self._live(use.leases))
             used = sum(use.used_bytes or 0 for use in left)
             reading = replace(reading, used_bytes=used, uses=left)
-        self.read(reading)  # again: what it shared with other leases of its process is theirs now
+        self.read(reading)  # again: memory it shared with other leases of its process is theirs now
 
     def read(self, reading: Reading) -> None:
-        """Take in a new reading and share each process's memory among the leases it runs under."""
+        """Apply a new reading; split each process's memory among the leases it runs under."""
         self.reading = reading
         self._note_mode()
         measured: dict[str, int | None] = {}
@@ -203,7 +203,7 @@ class Book:
     def outgrown(self) -> list[str]:
         """Return the running leases that have more here than they reserved.
 
-        Of those that share a process nobody knows which has how much.
+        Leases that share a process are left out: their shares are unknown.
         """
         if not self.measured:
             return []
@@ -216,7 +216,7 @@ class Book:
         return lease.state is LeaseState.HELD and lease.id not in self.entangled
 
     def close(self, is_closed: bool) -> None:
-        """Let newcomers in no more, or again."""
+        """Close this GPU to newcomers, or open it again."""
         self.is_closed = is_closed
         self._sums = None
         self.note_change()
@@ -244,7 +244,7 @@ class Book:
             reserved, measured = lease.reserved_on(self.gpu.uuid), self.measured_of(lease_id)
             booked += max(reserved, measured or 0)
             if measured and measured > reserved and self._is_outgrown(lease):
-                booked += measured // 10  # it may well grow on
+                booked += measured // 10  # it may keep growing
             # Where the driver hides what a process uses, its memory shows only in the GPU's total:
             # count it against what its lease has reserved rather than twice.
             explained += reserved if measured is None else 0

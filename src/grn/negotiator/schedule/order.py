@@ -1,4 +1,4 @@
-"""Whose turn it is: retries, priority, short types, what users have had, age."""
+"""The order of requests: out-of-memory retries, priority, short types, fair share, age."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Waiting:
     request: Request
     sequence: int
     since: float
-    is_short: bool = False  # its type is known to take little time
-    cost_h: float = 0.0  # what it is expected to take, in hours of a whole GPU,
-    place_h: float = 0.0  # and all of its user that came before it
+    is_short: bool = False  # its type is known to be short
+    cost_h: float = 0.0  # its expected use in hours of a whole GPU
+    place_h: float = 0.0  # the summed cost of its user's earlier requests
 
 
 class Reach(NamedTuple):
@@ -52,13 +52,13 @@ class Refused:
 
 @dataclass(slots=True)
 class Group:
-    """Requests that are interchangeable but for their age; the oldest is first."""
+    """Requests that differ only by age; the oldest is first."""
 
     kind: Kind
     members: dict[str, Waiting] = field(default_factory=dict)  # by key, in no order
-    refused: Refused | None = None  # the latest no to its head
-    number: int = 0  # to tell groups apart
-    turn: Turn = (0, 0, 0, 0.0, 0)  # of its head, as it was when it was last sorted in
+    refused: Refused | None = None  # the latest refusal of its head
+    number: int = 0  # unique
+    turn: Turn = (0, 0, 0, 0.0, 0)  # of its head when the group was last sorted
     line: list[tuple[int, str]] = field(default_factory=list)  # sequences and keys, in order
     pid: int | None = None  # the process of all members, when it cannot leave its GPUs
 
@@ -67,11 +67,11 @@ class Group:
         return self.members[self.line[0][1]]
 
     def in_line(self) -> Iterator[Waiting]:
-        """Go through them, the oldest first."""
+        """Yield the members, the oldest first."""
         return (self.members[key] for _, key in self.line)
 
     def put(self, waiting: Waiting) -> None:
-        """Put a request behind those that are older."""
+        """Insert a request by its age."""
         key = waiting.request.key
         self.members[key] = waiting
         insort(self.line, (waiting.sequence, key))
@@ -84,9 +84,9 @@ class Group:
 
 
 def turn(waiting: Waiting, is_over: bool = False, level: float = 0.0) -> Turn:
-    """Sort requests: out of memory first, then priority, short ones, what users have had, age.
+    """Return the sort key: retries after out of memory, priority, short types, usage, age.
 
-    Who has had far more than others has no short ones.
+    The short types of a user whose usage is far above others' do not precede.
     """
     request = waiting.request
     is_short = waiting.is_short and not is_over

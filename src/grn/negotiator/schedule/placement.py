@@ -1,6 +1,6 @@
-"""Where a request goes: `Place`, or `Wait` with the reason.
+"""Place a request: `Place`, or `Wait` with the reason.
 
-Looks at the books and changes nothing; whose turn it is was decided before.
+Reads the books and changes nothing; the order of requests is decided before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grn.negotiator.schedule.topology import best_linked
 LOW_LOAD = 0.5  # of a GPU's time, by all its jobs together
 _BUSY = "as runs have shown"
 
-_TINY = 1e-9  # sums of shares are never exact
+_TINY = 1e-9  # for the rounding errors of summed shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class Need:
     need_bytes: int
     is_probe: bool
     because: str
-    load: float | None = None  # the share of the GPU's time it is believed to use
-    beside: Mapping[str, float] | None = None  # types that slow it, and it them, and how much
+    load: float | None = None  # the estimated share of the GPU's time
+    beside: Mapping[str, float] | None = None  # interfering type -> mutual slowdown
     power: float = 1.0  # how fast time grows with load on this model
-    longer: float = 1.0  # how many times as long it takes here as on the fastest model
+    longer: float = 1.0  # duration here relative to the fastest model
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The largest GPU of one model: all of it, and what may be promised of it."""
+    """The largest GPU of one model: its memory, and how much of it may be reserved."""
 
     total_bytes: int
     capacity_bytes: int
@@ -46,7 +46,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Yes: these GPUs, with so much reserved on each."""
+    """A placement: the GPUs, and the memory reserved on each."""
 
     gpus: tuple[str, ...]
     reserved: tuple[int, ...]
@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(slots=True)
 class Candidate:
-    """A GPU that can take the request: what it has free and what would be reserved."""
+    """A GPU that can take the request: its free memory and the reservation."""
 
     book: Book
     free_bytes: int
@@ -64,12 +64,12 @@ class Candidate:
     slowed: float = 1.0
 
 
-Entry = tuple[float, int]  # what a GPU can take, and its place among the books
+Entry = tuple[float, int]  # the room on a GPU, and its index among the books
 
 
 @dataclass(frozen=True, slots=True)
 class FreeSpace:
-    """What GPUs can still take, the least first, and how many are empty: it tells a no quickly."""
+    """The room on GPUs, the least first, and the number of empty ones, for quick refusals."""
 
     free: Sequence[Entry]
     empty: int
@@ -86,17 +86,17 @@ class FreeSpace:
 
 
 def is_taking(book: Book) -> bool:
-    """True when a GPU may be open to somebody who has nothing here yet."""
+    """True when a GPU may be open to a process that has nothing on it yet."""
     return book.is_usable and not (book.leases and book.is_exclusive)
 
 
 def is_empty(book: Book) -> bool:
-    """True when nobody is here, but for a desktop."""
+    """True when no job is here; a desktop may be."""
     return book.is_usable and not book.leases and book.strangers_bytes <= book.guard_bytes
 
 
 def is_calm(book: Book) -> bool:
-    """True when a GPU has time for some job whose load is known."""
+    """True when a GPU has time left for a job of known load."""
     return not book.leases or book.load <= book.load_cap - MIN_LOAD + _TINY
 
 
@@ -106,14 +106,14 @@ def place(
     books: Sequence[Book],
     closed: Collection[str] = (),
 ) -> Place | Wait:
-    """Choose GPUs for a request among `books`, those it may use at all."""
+    """Choose GPUs for a request among `books`, the GPUs it may use at all."""
     homes = pinned(request, books)
     if homes and len(homes) < request.gpus:
         names = ", ".join(str(book.gpu.index) for book in homes)
         text = f"this process already uses GPU {names} and cannot get {request.gpus} GPUs"
         return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
     candidates = homes or books
-    if homes:  # it cannot go where there is more time or memory to be had
+    if homes:  # it cannot move to GPUs with more time or memory
         needs = _within(_but_for_load(needs), homes)
     usable = [book for book in candidates if book.is_usable]
     if len(usable) < request.gpus:
@@ -144,7 +144,7 @@ def allowed(request: Request, books: Sequence[Book]) -> list[Book]:
 
 
 def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
-    """Return the GPUs that the asking process cannot leave any more: CUDA does not move."""
+    """Return the GPUs that the requesting process cannot leave: a CUDA context does not move."""
     stay = [book for book in books if book.gpu.uuid in request.stay] if request.stay else []
     if stay or request.holder is None or request.is_command:
         return stay
@@ -153,8 +153,8 @@ def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
 
 
 def could_take(request: Request, need: Need, book: Book) -> bool:
-    """True when a GPU would do for a request once no lease is left on it."""
-    if not book.reading.uses:  # as on most GPUs that are free: nothing to tell apart
+    """True when a request would fit on a GPU without leases."""
+    if not book.reading.uses:  # as on most free GPUs: a shortcut
         return need.need_bytes <= book.once_empty_bytes
     strangers = book.strangers_bytes - _own_bytes(request, book)
     if (request.is_exclusive or book.is_exclusive) and strangers > book.guard_bytes:
@@ -168,9 +168,9 @@ def to_keep(
     books: Sequence[Book],
     ready_s: Callable[[Book, Need], float] = lambda book, need: 0.0,
 ) -> list[Book]:
-    """Return the GPUs to keep free for a request: those that are soonest ready, then the roomiest.
+    """Return the GPUs to reserve for a request: the soonest ready, then the roomiest.
 
-    `ready_s` tells how long it takes until a GPU has room for a need.
+    `ready_s` returns how long it takes until a GPU has room for a need.
     """
     homes = pinned(request, books) or books
     good = [
@@ -187,7 +187,7 @@ def to_keep(
 
 
 def _own_bytes(request: Request, book: Book) -> int:
-    """Return what the asking process still has here from before: it may use that again."""
+    """Return the memory the requesting process still has here: its job may reuse it."""
     if request.holder is None or request.is_command:
         return 0
     return book.used_by_stranger(request.holder.pid)
@@ -200,7 +200,7 @@ def _free_for(request: Request, book: Book) -> int:
 def _fit_on_roomiest(
     request: Request, needs: Mapping[str, Need], books: Sequence[Book]
 ) -> Candidate | None:
-    """Try the GPU that is first by taste: when it fits, the others need not be looked at."""
+    """Try the GPU that the policy prefers; if it fits, the others need not be tried."""
     first = min(
         books,
         key=lambda book: (
@@ -215,7 +215,7 @@ def _fit_on_roomiest(
 
 
 def _slowed(book: Book, need: Need) -> float:
-    """Return how much longer jobs here would take with one more: a step of a tenth is none."""
+    """Return the estimated slowdown if one more job runs here, rounded to 0.1."""
     slowed = need.longer * max(1.0, book.load + (need.load or 0.0))
     if need.beside and book.leases:
         slowed *= _slower_beside(need, need.beside, book)
@@ -223,9 +223,9 @@ def _slowed(book: Book, need: Need) -> float:
 
 
 def _slower_beside(need: Need, beside: Mapping[str, float], book: Book) -> float:
-    """Return what pairs of types add to that; infinity when the GPU would get less done.
+    """Return the slowdown that pairs of types add; infinity when throughput would fall.
 
-    Little load cannot make jobs slow each other, whatever was concluded from durations.
+    Jobs of little load do not interfere, whatever their durations suggest.
     """
     if need.load is not None and book.load + need.load <= LOW_LOAD:
         return 1.0
@@ -248,14 +248,14 @@ def _fit(request: Request, need: Need, book: Book) -> Candidate | None:
     slowed = _slowed(book, need)
     if slowed == math.inf:
         return None
-    if need.is_probe and not request.is_exclusive:  # alone, nobody needs to know its need
+    if need.is_probe and not request.is_exclusive:  # alone, its need does not matter
         return None if book.has_probe else Candidate(book, free, free, True, slowed)
     reserve = free if is_alone else min(need.need_bytes, free)
     return Candidate(book, free, reserve, False, slowed)
 
 
 def _choose(request: Request, fits: Sequence[Candidate]) -> list[Candidate]:
-    """Return as many of the best GPUs as are asked for, or none."""
+    """Return the best GPUs, as many as requested, or none."""
     ranked = sorted(fits, key=partial(_taste, request.policy))
     if request.gpus == 1 or len(ranked) < request.gpus:
         return ranked[:1] if request.gpus == 1 else []
@@ -263,11 +263,11 @@ def _choose(request: Request, fits: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _gang(request: Request, ranked: Sequence[Candidate]) -> list[Candidate]:
-    """Return GPUs that go together: of one model if they can be, then as calm, then linked best."""
+    """Return a set of GPUs: preferably of one model, then the least busy, then the best linked."""
     best: list[Candidate] = []
     rank, count = None, request.gpus
     for pool in _pools(ranked, count):
-        # A gang is as slow as its slowest.
+        # A gang is as slow as its slowest GPU.
         calm = max(_calmness(request.policy, fit) for fit in pool[:count])
         pool = [fit for fit in pool if _calmness(request.policy, fit) <= calm]
         places, (weakest, total) = best_linked([fit.book.gpu for fit in pool], count)
@@ -278,7 +278,7 @@ def _gang(request: Request, ranked: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _pools(ranked: Sequence[Candidate], count: int) -> list[list[Candidate]]:
-    """Return the GPUs of each model that has enough, else all, where no first runs meet."""
+    """Return the GPUs of each model that has enough, else all without first runs."""
     models: dict[str, list[Candidate]] = {}
     for fit in ranked:
         models.setdefault(fit.book.gpu.model, []).append(fit)
@@ -290,7 +290,7 @@ def _pools(ranked: Sequence[Candidate], count: int) -> list[list[Candidate]]:
 
 
 def _equal(gang: list[Candidate]) -> list[Candidate]:
-    """Let all of a gang reserve alike: what one needs somewhere it may need anywhere."""
+    """Reserve the same on all GPUs of a gang: any of them may get the largest part."""
     if not gang or any(fit.is_probe for fit in gang):
         return gang
     most = max(fit.reserve_bytes for fit in gang)
@@ -298,12 +298,12 @@ def _equal(gang: list[Candidate]) -> list[Candidate]:
 
 
 def _calmness(policy: Policy, fit: Candidate) -> tuple[float, ...]:
-    """Return what of a taste matters more than links: no link makes up for a busy GPU."""
+    """Return the part of the preference that outranks links: no link makes up for a busy GPU."""
     return () if policy is Policy.PACK and not fit.is_probe else _taste(policy, fit)[:2]
 
 
 def _taste(policy: Policy, fit: Candidate) -> tuple[float, ...]:
-    """Sort GPUs: spread takes empty and roomy ones first, pack the fullest that fits."""
+    """Return the sort key of a GPU: spread prefers empty and roomy GPUs, pack the fullest."""
     index = fit.book.gpu.index
     if policy is Policy.PACK and not fit.is_probe:
         return (0, fit.free_bytes, index)
@@ -315,7 +315,7 @@ def _but_for_load(needs: Mapping[str, Need]) -> dict[str, Need]:
 
 
 def _within(needs: Mapping[str, Need], homes: Sequence[Book]) -> dict[str, Need]:
-    """Let a process that cannot move try where it is what other models tell to be too large."""
+    """Cap needs inferred from other models for a process that cannot leave its GPUs."""
     within = dict(needs)
     for book in homes:
         need, most = within[book.gpu.model], book.capacity_bytes
@@ -329,13 +329,13 @@ def _but_for_pairs(needs: Mapping[str, Need]) -> dict[str, Need]:
 
 
 def _could(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> bool:
-    """True when a request would be placed if these were its needs."""
+    """True when a request with these needs would be placed."""
     fits = [fit for book in books if (fit := _fit(request, needs[book.gpu.model], book))]
     return bool(_choose(request, fits))
 
 
 def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
-    """Say with whom a job should not share a GPU, though there is room and time."""
+    """Name the types that a job should not run beside, though there is room and time."""
     for book in books:
         for lease in book.leases.values():
             if lease.request.job_type in beside:

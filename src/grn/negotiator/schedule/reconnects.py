@@ -17,32 +17,32 @@ _Line = list[tuple[int, str]]  # sequences and keys, in order
 
 
 class Returning:
-    """Who is still away, and who has come while somebody was."""
+    """Requests expected back, and requests that joined meanwhile."""
 
     def __init__(self, waitlist: Waitlist) -> None:
         self._waitlist = waitlist
-        self._away: dict[str, int] = {}  # key -> old place
+        self._away: dict[str, int] = {}  # key -> old position
         self._lines: dict[tuple[int, Class], _Line] = {}  # by user
 
     def __bool__(self) -> bool:
         return bool(self._away)
 
     def expect(self, waiting: Iterable[tuple[str, int]]) -> None:
-        """Take in who stood where before the restart."""
+        """Note the positions of requests before the restart."""
         self._away = dict(waiting)
 
     def take(self, key: str) -> int | None:
-        """Let one come back, or stay away for ever; return its old place, if it has one."""
+        """Stop expecting a request; return its old position, if it has one."""
         return self._away.pop(key, None)
 
     def give_up(self) -> list[str]:
-        """Wait for nobody any more; return who never came back."""
+        """Stop expecting requests; return the keys that did not come back."""
         gone = list(self._away)
         self._away.clear()
         return gone
 
     def came(self, waiting: Waiting) -> None:
-        """Note who has joined, for those who will come back to a place before it."""
+        """Note a request that joined, so that returning requests can be placed before it."""
         if self._away:
             line = self._lines.setdefault(_name(waiting), [])
             insort(line, (waiting.sequence, waiting.request.key))
@@ -60,7 +60,7 @@ class Returning:
             later = self._waitlist.find(line[next_one][1])
             if later is not None and class_of(later) == alike:
                 return later.place_h
-            del line[next_one]  # it waits no more, or among others
+            del line[next_one]  # it no longer waits, or in another class
         return None
 
 

@@ -1,6 +1,6 @@
-"""Which of some GPUs belong together: the best-linked set for a job that needs several.
+"""Choose the best-linked set of GPUs for a job that needs several.
 
-Looks at links only; whether a GPU has room and who else is there was decided before.
+Compares links only; the room on each GPU is checked before.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from math import comb
 from grn.model.gpu import Gpu, LinkKind
 
 _WORTH = {LinkKind.NVLINK: 100_000, LinkKind.SWITCH: 1_000, LinkKind.SOCKET: 10}
-_LANES = 1_000  # more lanes count, but never as much as another kind of link
-_MAX_SETS = 128  # up to so many sets all are tried; beyond, some are grown
-_MAX_GPUS = 64  # that are looked at: beyond, the first do
-_MAX_SEEDS = 16  # each from another GPU
+_LANES = 1_000  # lanes count less than the kind of link
+_MAX_SETS = 128  # up to this many sets all are tried; beyond, sets are grown from seeds
+_MAX_GPUS = 64  # only the first are considered
+_MAX_SEEDS = 16  # GPUs to grow a set from
 
-Grades = Mapping[str, Mapping[str, int]]  # of each GPU to each that it is linked to
+Grades = Mapping[str, Mapping[str, int]]  # from each GPU to each linked GPU
 Grade = tuple[int, int]  # the weakest link of a set, and the sum of all
 
 
 def best_linked(gpus: Sequence[Gpu], count: int) -> tuple[list[int], Grade]:
-    """Return the places of the best-linked set, and how good it is; the first ones if all tie.
+    """Return the indices of the best-linked set and its grade; the first set if all tie.
 
-    The weakest link comes first: it is what a job that talks around a ring waits for.
+    The weakest link counts first: it limits communication around a ring.
     """
     gpus = gpus[: max(_MAX_GPUS, count)]
     known = _grades(gpus)
@@ -40,7 +40,7 @@ def best_linked(gpus: Sequence[Gpu], count: int) -> tuple[list[int], Grade]:
     no_better = max(link for links in known.values() for link in links.values())
     for places in sets:
         if grade[0] == no_better:
-            break  # as where all are linked to all by a switch
+            break  # as on a machine where a switch links all to all
         found = _grade(known, [names[place] for place in places])
         if found > grade:
             best, grade = sorted(places), found
@@ -48,7 +48,7 @@ def best_linked(gpus: Sequence[Gpu], count: int) -> tuple[list[int], Grade]:
 
 
 def _grades(gpus: Sequence[Gpu]) -> dict[str, dict[str, int]]:
-    """Return how good the links between GPUs are."""
+    """Return the grade of each link between GPUs."""
     return {
         gpu.uuid: {link.to: _WORTH[link.kind] + _LANES * min(link.lanes, 50) for link in gpu.links}
         for gpu in gpus
@@ -61,7 +61,7 @@ def _grade(known: Grades, names: Sequence[str]) -> Grade:
 
 
 def _grown(known: Grades, names: Sequence[str], seed: int, count: int) -> list[int]:
-    """Add to one GPU, again and again, the one that is linked best to all there are."""
+    """Grow a set from one GPU: add the GPU with the best links to the set, until it is full."""
     to_seed = known[names[seed]]
     weakest = {place: to_seed.get(name, 0) for place, name in enumerate(names) if place != seed}
     near = {place: link for place, link in weakest.items() if link}

@@ -1,7 +1,7 @@
-"""What each user has had of the GPUs: it fades with time, so that yesterday counts less than today.
+"""GPU usage of each user, decaying with time so that recent use counts more.
 
-Counted in hours of a whole GPU. Of each job the larger of its memory and its load counts, on each
-of its GPUs. Whose turn that makes it is decided elsewhere.
+In hours of a whole GPU. A job counts on each of its GPUs by the larger of its shares of memory and
+load. The order of users is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from grn.negotiator.events import SaveUse
 
-SAVE_S = 60.0  # so much of what is known may be lost
+SAVE_S = 60.0  # a crash loses at most this much usage
 _MIN_H = 1e-4  # less than this is forgotten
-_LATE = 4  # a job that takes longer than expected is believed to take a fourth more
+_LATE = 4  # a job that exceeds its expected time is expected to take a fourth more
 
 
 @dataclass(slots=True)
 class _Account:
-    used_h: float  # up to a moment, and faded by then
+    used_h: float  # decayed to the moment of the last update
     at: float
     rate: float = 0.0  # whole GPUs in use since then
-    rest_h: float = 0.0  # what its running jobs are expected to take beyond that
+    rest_h: float = 0.0  # what its running jobs are expected to use beyond that
     saved_at: float = -math.inf
-    is_saved: bool = True  # nothing was used since
+    is_saved: bool = True  # nothing was used since it was saved
 
     def settle(self, at: float, half_life_s: float) -> None:
-        """Bring it up to a moment."""
+        """Update the account to a moment."""
         passed_s = max(0.0, at - self.at)
         if passed_s:
             self.used_h = _faded(self.used_h, self.rate, passed_s, half_life_s)
@@ -55,39 +55,39 @@ class Usage:
         self._wall_offset_s = 0.0
 
     def load(self, uses: Iterable[SaveUse], wall_offset_s: float) -> None:
-        """Take in what was saved."""
+        """Load saved accounts."""
         self._wall_offset_s = wall_offset_s
         for use in uses:
             self._accounts[use.user] = _Account(use.used_h, use.at - wall_offset_s)
 
     def weight(self, user: int) -> float:
-        """Return how much a user is to have against others."""
+        """Return a user's fair-share weight."""
         return self._weights.get(user, 1.0)
 
     def users(self) -> list[int]:
-        """Return all of whom something is known."""
+        """Return all users with an account."""
         return list(self._accounts)
 
     def used_h(self, user: int, at: float) -> float:
-        """Return what a user has had, faded."""
+        """Return a user's decayed usage."""
         account = self._accounts.get(user)
         if account is None:
             return 0.0
         return _faded(account.used_h, account.rate, max(0.0, at - account.at), self._half_life_s)
 
     def rate(self, user: int) -> float:
-        """Return how many whole GPUs a user has now."""
+        """Return how many whole GPUs a user occupies now."""
         account = self._accounts.get(user)
         return account.rate if account is not None else 0.0
 
     def level(self, user: int, at: float) -> float:
-        """Return what a user has had and will have when its jobs have ended, for its weight."""
+        """Return a user's weighted usage, with what its running jobs are still expected to use."""
         account = self._accounts.get(user)
         rest_h = account.rest_h if account is not None else 0.0
         return (self.used_h(user, at) + rest_h) / self.weight(user)
 
     def began(self, lease: str, user: int, rate: float, expected_s: float, at: float) -> None:
-        """Note that a job runs from now on."""
+        """Note that a job started."""
         expected_h = rate * expected_s / 3600
         self._runs[lease] = _RunningUse(user, rate, expected_h, at, rest_h=expected_h)
         account = self._settled(user, at)
@@ -96,14 +96,14 @@ class Usage:
         account.is_saved = False
 
     def resumed(self, lease: str, user: int, rate: float, since: float, at: float) -> None:
-        """Note that a job ran on while nobody looked."""
+        """Note that a job kept running while no negotiator ran."""
         account = self._accounts.get(user)
         unseen_s = at - max(since, account.at if account is not None else since)
         self.began(lease, user, rate, 0.0, at)
         self._accounts[user].used_h += rate * max(0.0, unseen_s) / 3600
 
     def follow(self, lease: str, rate: float, at: float) -> None:
-        """Take in what a running job has of the GPUs now."""
+        """Update the rate of a running job."""
         run = self._runs.get(lease)
         if run is None:
             return
@@ -153,6 +153,6 @@ class Usage:
 
 
 def _faded(used_h: float, rate: float, passed_s: float, half_life_s: float) -> float:
-    """Return what is left of a use after some time in which more was used, all at one rate."""
+    """Return a decayed usage after some time of further use at a constant rate."""
     kept: float = 0.5 ** (passed_s / half_life_s)
     return used_h * kept + rate * half_life_s / 3600 / math.log(2) * (1 - kept)

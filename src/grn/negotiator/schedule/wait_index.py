@@ -1,6 +1,6 @@
 """Refused groups of waiting requests, indexed by the room they wait for.
 
-A release then asks only groups that may fit now, the first in turn of each list, not every group.
+A release then retries only groups that may fit now, the first in turn of each list.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from grn.negotiator.schedule.order import Group, Reach, Refused, Turn
 from grn.negotiator.schedule.placement import FreeSpace
 
-MAX_REACHES = 256  # sets of GPUs that are told apart: each costs some microseconds per event
+MAX_REACHES = 256  # distinct sets of GPUs: each costs some microseconds per event
 
 Entry = tuple[Turn, Group]
 Line = list[Entry]  # always in order; no two turns are equal
 
 
 class _Name(NamedTuple):
-    """Which room the groups of a line wait for."""
+    """The room that the groups of a line wait for."""
 
     what: str  # "need", "guess" or "alone"
     gpus: int

@@ -1,4 +1,4 @@
-"""The waiting requests, in groups of which one answer serves all members.
+"""The waiting requests, in groups whose members share one answer.
 
 Keeps each group in order of arrival and all groups in turn, and finds the groups whose answer may
 have changed. The answers are given in `grant.py`.
@@ -35,7 +35,7 @@ class Waitlist:
     ) -> None:
         self._rank = rank
         self._rank_all = rank_all or partial(map, rank)
-        self._judge = judge  # updates what is believed of the head of a group
+        self._judge = judge  # updates the estimate for the head of a group
         self._groups: dict[Kind, Group] = {}
         self._kind_of: dict[str, Kind] = {}
         self._loose: dict[int, dict[str, None]] = {}  # pid -> its keys in groups of any process
@@ -111,7 +111,7 @@ class Waitlist:
     def on_gpu(self, uuid: str, pids: Collection[int]) -> None:
         """Note the processes on a GPU whose book has changed.
 
-        A process that came or left has another choice of GPUs: its requests are asked again.
+        A process that came or left has another choice of GPUs: its requests are retried.
         """
         waiting = {pid for pid in pids if pid in self._apart}
         for pid in waiting ^ self._pids_on.pop(uuid, set()):
@@ -124,7 +124,7 @@ class Waitlist:
         self._to_pin.update((pid, None) for pid in pids if pid in self._loose)
 
     def pin_some(self) -> None:
-        """Set requests of processes on GPUs apart; the rest of very many at the next events."""
+        """Set requests of processes on GPUs apart, a limited number per event."""
         keys = (key for pid in self._to_pin for key in self._loose[pid])
         for key in list(islice(keys, MAX_SET_APART)):
             self.set_apart(self._groups[self._kind_of[key]].members[key])
@@ -138,7 +138,7 @@ class Waitlist:
         self.refuse(self._groups[kind], None)
 
     def refuse(self, group: Group, refused: Refused | None) -> None:
-        """Note the latest refusal of a group, None when it is to be asked at every event."""
+        """Note the latest refusal of a group; None: retry it at every event."""
         self._lines.leave(group)
         if refused is not None and not self._lines.is_open_to(refused.reach):
             refused = None
@@ -153,22 +153,22 @@ class Waitlist:
                 self._pids_on.setdefault(uuid, set()).add(group.pid)
 
     def wake(self, job_type: str) -> None:
-        """Let all groups of a type be asked again: its profile or first run has changed."""
+        """Retry all groups of a type: its profile or first run has changed."""
         self._fresh.update(self._of_type.get(job_type, {}))
 
     def wake_group(self, group: Group) -> None:
-        """Let one group be asked again."""
+        """Retry one group."""
         if group.members:
             self._fresh[group.number] = group
 
     def move(self, users: Iterable[int], most: int) -> None:
-        """Sort the groups of users again; the rest of very many at the next events."""
+        """Sort the groups of users again, at most `most` per event."""
         for user in users:
             self._misplaced.update(self._of_user.get(user, {}))
         self.sort(most)
 
     def learned(self, job_type: str, most: int) -> None:
-        """Sort the groups of a type again; the rest of very many at the next events."""
+        """Sort the groups of a type again, at most `most` per event."""
         self._misplaced.update(self._of_type.get(job_type, {}))
         self.sort(most)
 
@@ -182,14 +182,14 @@ class Waitlist:
             self._give_turn(group)
 
     def settle(self, group: Group) -> None:
-        """Ask a group no more until something changes: its refusal still holds."""
+        """Keep a group's refusal until something changes."""
         if group.refused is not None:
             self._fresh.pop(group.number, None)
 
     def candidates(
         self, after: Turn, room_on: Callable[[Reach], FreeSpace], guess_bytes: float
     ) -> Iterator[Group]:
-        """Go through the groups after a turn whose answer may have changed, in turn.
+        """Yield the groups after a turn whose answer may have changed, in turn.
 
         Each is answered before the next is taken. Grants take room, so a group that did not fit
         when a round began cannot fit later in it, unless a grant brings its process to a GPU.
@@ -245,7 +245,7 @@ class Waitlist:
                 del self._apart[group.pid]
 
     def find(self, key: str) -> Waiting | None:
-        """Return a request that waits."""
+        """Return a waiting request."""
         group = self.group_of(key)
         return None if group is None else group.members[key]
 
@@ -273,7 +273,7 @@ class Waitlist:
         return dict(self._count_by_user)
 
     def in_turn(self) -> Iterator[Group]:
-        """Go through the groups by whose head is next."""
+        """Yield the groups by the turn of their heads."""
         return (group for _, group in self._turns)
 
     def ordered(self) -> list[Waiting]:
