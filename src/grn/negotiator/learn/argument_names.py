@@ -1,4 +1,4 @@
-"""Which arguments of a job its memory and its time may depend on, told by their names.
+"""Which arguments of a job its memory and duration may depend on, by their names.
 
 The one list of names; runs show later which of the remaining arguments do matter.
 """
@@ -32,23 +32,23 @@ _NOT_MEMORY, _NOT_TIME = _names(f"{_NEITHER}|{_TIME_ONLY}"), _names(_NEITHER)
 _WORK = _names(_UNITS_OF_WORK)
 
 
-@lru_cache(maxsize=2048)  # jobs of one type are called the same way again and again
+@lru_cache(maxsize=2048)  # calls of one type repeat the same arguments
 def mattering(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Leave out arguments that memory does not depend on."""
+    """Drop arguments that memory does not depend on."""
     found = [one for one in arguments if not _NOT_MEMORY.fullmatch(one[0])]
     return tuple(sorted(found, key=lambda one: one[0]))
 
 
 @lru_cache(maxsize=2048)
 def timing(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Leave out arguments that time does not depend on."""
+    """Drop arguments that duration does not depend on."""
     found = [one for one in arguments if not _NOT_TIME.fullmatch(one[0])]
     return tuple(sorted(found, key=lambda one: one[0]))
 
 
 @lru_cache(maxsize=2048)
 def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """Return the numbers that time grows with, roughly: those within a factor of 2 are alike."""
+    """Return the numbers that duration grows with, rounded to factors of 2."""
     return tuple(
         sorted(
             (name, float(round(math.log2(value))))
@@ -59,7 +59,7 @@ def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
 
 
 def is_work(name: str) -> bool:
-    """True for a number that time grows in proportion to: epochs, steps."""
+    """True for a number that duration is proportional to: epochs, steps."""
     return _WORK.fullmatch(name) is not None
 
 

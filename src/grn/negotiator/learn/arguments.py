@@ -1,4 +1,4 @@
-"""What the arguments of a job tell of its memory: lines and groups over finished runs.
+"""Memory by the arguments of a job: lines and groups fitted to finished runs.
 
 `ByArguments` turns them into a need and a sentence for the next run.
 """
@@ -20,17 +20,17 @@ from grn.negotiator.learn.profiling import Peaks, counts_in_full, pad_bytes, sho
 
 ENOUGH_RUNS = 4  # for a line
 ENOUGH_FOR_TWO = 6  # for a line over two numbers
-MAX_PAIRED = 3  # of the numbers are put together
-FEW_RUNS = 6  # below this, runs with the same arguments are believed to be alike
+MAX_PAIRED = 3  # of the numbers are combined in pairs
+FEW_RUNS = 6  # below this, runs with the same arguments are assumed to be alike
 MIN_RANK = 0.8  # of the rank correlation of a number that matters
 MIN_FIT = 0.5  # R² of a line, and the share of variance that groups must explain
-MAX_MISS = 0.15  # of nine in ten runs, each foretold by all others
+MAX_MISS = 0.15  # relative error of nine in ten runs, each predicted by all others
 HEADROOM = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """An argument that no run has shown the like of, and how many times as large it is."""
+    """An argument outside the range of all runs, and how many times as large it is."""
 
     name: str
     times: float  # infinity for a word
@@ -39,7 +39,7 @@ class Beyond:
 def exceeds(
     arguments: Iterable[Argument], seen: Sequence[Mapping[str, float | str]]
 ) -> Beyond | None:
-    """Return an argument that is likely to matter and goes beyond all runs, else None."""
+    """Return an argument that is likely to matter and exceeds all runs, else None."""
     for name, value in arguments:
         if not likely_matters(name):
             continue
@@ -57,7 +57,7 @@ def exceeds(
 
 @dataclass(frozen=True, slots=True)
 class FittedLine:
-    """Memory as a line over a number, over two, or over their product: good within what was seen.
+    """Memory as a line over a number, over two, or over their product, within the seen range.
 
     Each term is a number or a product of two; it has a slope and the range in which it was seen.
     """
@@ -65,14 +65,14 @@ class FittedLine:
     terms: tuple[tuple[str, ...], ...]
     base_bytes: float
     slopes_bytes: tuple[float, ...]
-    miss_bytes: float  # how far the worst run lay above it
+    miss_bytes: float  # the largest distance of a run above the line
     least: tuple[float, ...]
     most: tuple[float, ...]
     runs: int
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the arguments it is a line over."""
+        """Return the names of its arguments."""
         return tuple(dict.fromkeys(name for term in self.terms for name in term))
 
     @property
@@ -87,7 +87,7 @@ class FittedLine:
         return [math.prod(float(given[name]) for name in term) for term in self.terms]
 
     def bound_bytes(self, values: Sequence[float]) -> int:
-        """Return what a run with these terms needs at most."""
+        """Return the upper bound for a run with these terms."""
         pairs = zip(self.slopes_bytes, values, self.least, strict=True)
         at = self.base_bytes + sum(slope * max(value, least) for slope, value, least in pairs)
         return int((at + self.miss_bytes) * (1 + HEADROOM))
@@ -125,7 +125,7 @@ def line(runs: Sequence[Run]) -> FittedLine | None:
         return best
     for terms in _pairs(columns, peaks):
         two = _line(terms, columns, peaks)
-        # More numbers always fit better: they must do so by far.
+        # More numbers always fit better: require a clear improvement.
         if two is not None and (best is None or two.miss_bytes < best.miss_bytes / 2):
             best = two
     return best
@@ -134,7 +134,7 @@ def line(runs: Sequence[Run]) -> FittedLine | None:
 def _pairs(
     columns: Mapping[str, Sequence[float]], peaks: Sequence[float]
 ) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Name the ways to put two numbers together, of the few that memory rises most with."""
+    """Yield the combinations of two numbers, of the few that memory correlates with most."""
     ranked = sorted(columns, key=lambda name: -rank_correlation(columns[name], peaks))
     for first, second in combinations(sorted(ranked[:MAX_PAIRED]), 2):
         yield ((first, second),)
@@ -182,7 +182,7 @@ def groups(runs: Sequence[Run]) -> Groups | None:
 
 
 def is_open(runs: Sequence[Run]) -> bool:
-    """True when runs differ and are too few to tell whether their arguments are the reason."""
+    """True when runs differ and are too few to show whether their arguments are the reason."""
     return 1 < len(runs) < FEW_RUNS and _is_spread(runs)
 
 
@@ -226,7 +226,7 @@ def _squares(logs: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ByArguments:
-    """What the arguments of a type's runs tell of its next run."""
+    """Memory of a type's next run, predicted by its arguments."""
 
     line: FittedLine | None
     groups: Groups | None
@@ -236,7 +236,7 @@ class ByArguments:
 
     @staticmethod
     def of(profile: Profile) -> ByArguments:
-        """Work it out for a whole profile."""
+        """Fit a whole profile."""
         full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
         seen = tuple(map(dict, dict.fromkeys(run.arguments for run in full)))
         has_failed = len(full) < len(profile.runs)
@@ -248,9 +248,9 @@ class ByArguments:
         return ByArguments(fitted, grouped, seen, has_failed, same)
 
     def stays(self, run: Run, dropped: Run | None, peaks: Peaks) -> bool:
-        """True when one more run, and one less, change nothing of all this.
+        """True when one more run, and one fewer, change no fit.
 
-        As long as peaks are alike, arguments tell nothing, and there is nothing to work out.
+        While peaks are alike, arguments explain nothing and there is nothing to fit.
         """
         if self.line is not None or self.groups is not None or self.same:
             return False
@@ -263,7 +263,7 @@ class ByArguments:
         return not are_spread(peaks.sizes)
 
     def covers(self, run: Run) -> bool:
-        """True when a run is as these arguments let expect: it changes little of all this."""
+        """True when a run is close to its prediction: it changes the fits little."""
         if not counts_in_full(run) or self.beyond(run.arguments) is not None:
             return False
         said = self.bound(run.arguments, 0, FIRST_MARGIN)
@@ -272,14 +272,14 @@ class ByArguments:
     def bound(
         self, given: tuple[Argument, ...], capacity_bytes: int, margin: Margin
     ) -> tuple[int, str] | None:
-        """Return a need and why, None when the arguments tell nothing."""
+        """Return a need and the reason, None when the arguments explain nothing."""
         values = dict(given)
         found = [self._on_line(values), self._in_group(values, margin), self._alike(given, margin)]
         least = min((one for one in found if one is not None), default=None)
         return None if least is None else (least[0] + pad_bytes(capacity_bytes), least[1])
 
     def beyond(self, given: tuple[Argument, ...]) -> Beyond | None:
-        """Return what of these arguments goes beyond all runs, None when nothing does."""
+        """Return the argument that exceeds all runs, None when there is none."""
         found = exceeds(given, self.seen)
         if found is None and self.line is not None and len(self.line.names) > 1:
             values = self.line.values(dict(given))  # each was seen, but not together
@@ -299,7 +299,7 @@ class ByArguments:
         if groups is None or given.get(groups.name) not in groups.largest_bytes:
             return None
         if line is not None and len(line.names) > 1:
-            return None  # one number does not tell when there is a line over two
+            return None  # one number is not enough where the line is over two
         value = given[groups.name]
         largest, count = groups.largest_bytes[value], groups.counts[value]
         headroom = margin.for_spread(max(groups.spread, MIN_SPREAD), count)
@@ -316,7 +316,7 @@ class ByArguments:
         return int(largest * (1 + headroom)), f"{text}, {headroom:.0%} headroom"
 
     def sentences(self) -> list[str]:
-        """Say what arguments tell, for people."""
+        """Describe the fits for people."""
         found = []
         if self.line is not None:
             found.append(_spelled_line(self.line))

@@ -1,6 +1,6 @@
-"""Whose fault it is that a job ran out of memory: its own, a neighbour's, a stranger's or nobody's.
+"""The cause of running out of memory: the job, a neighbour, a stranger, or none of them.
 
-A function of what each had and what each used; what follows from it is decided elsewhere.
+A function of each job's reservation and use; the consequences are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from grn.model.units import show_size
 
 
 class Fault(Enum):
-    """Who took the memory that was missing."""
+    """The cause of the missing memory."""
 
-    OWN = "own"  # nobody else was there: more room is not to be had
-    ABOVE = "above"  # the job took, or asked for, more than it had reserved
-    NEIGHBOUR = "neighbour"  # a job beside it had more than it had reserved
-    STRANGER = "stranger"  # a process without a lease had more than the guard leaves to such
-    NOBODY = "nobody"  # all kept to what they had
+    OWN = "own"  # the job was alone: no more room is available
+    ABOVE = "above"  # the job used, or requested, more than its reservation
+    NEIGHBOUR = "neighbour"  # a job beside it used more than its reservation
+    STRANGER = "stranger"  # processes without a lease used more than the guard
+    NOBODY = "nobody"  # all kept within their reservations
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What one job had reserved on a GPU, and what it used there."""
+    """One job's reservation on a GPU, and its use there."""
 
     lease: str
     label: str
@@ -41,7 +41,7 @@ class Scene:
     """A GPU, or all GPUs of a job together, at the moment it ran out of memory."""
 
     job: Participant
-    asked_bytes: int | None  # the allocation that failed, None where no message tells
+    asked_bytes: int | None  # the allocation that failed, None where no message names it
     neighbours: Sequence[Participant] = ()
     strangers_bytes: int = 0
     guard_bytes: int = 0
@@ -49,29 +49,29 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whose fault it was, which neighbours had too much, and a sentence for people."""
+    """The cause, the neighbours above their reservations, and a sentence for people."""
 
     fault: Fault
     offenders: tuple[Participant, ...] = ()
     text: str = ""
-    has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
+    has_larger: bool = False  # the job was alone, and there is a GPU with more memory
 
     @property
     def is_innocent(self) -> bool:
-        """True when the job kept to what it had: nothing is held against its type."""
+        """True when the job kept within its reservation: its type's estimate does not grow."""
         return self.is_victim or self.fault is Fault.NOBODY
 
     @property
     def is_victim(self) -> bool:
-        """True when others took its room: without them the same room will be enough."""
+        """True when others took its memory: without them the same reservation is enough."""
         return self.fault in (Fault.NEIGHBOUR, Fault.STRANGER)
 
 
 def judge(scene: Scene) -> Verdict:
-    """Decide whose fault it was.
+    """Decide the cause.
 
-    Where nobody knows what the job asked for last, what it had until then is believed only if
-    somebody else is found who had too much.
+    Where the failed allocation is unknown, the job counts as within its reservation only if
+    another process is found that used too much.
     """
     job, has_strangers = scene.job, scene.strangers_bytes > scene.guard_bytes
     offenders = tuple(part for part in scene.neighbours if part.is_above)

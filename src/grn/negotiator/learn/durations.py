@@ -1,7 +1,6 @@
-"""How long a run takes alone, foretold from the numbers it was given: epochs, batch size.
+"""Predict how long a run takes alone from its numeric arguments: epochs, batch size.
 
-Fitted in logarithms, since times differ by factors. All arithmetic is on finished runs; what is
-made of the answer is decided elsewhere.
+Fitted in logarithms, since durations differ by factors. Uses finished runs only.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from grn.model.profile import Run
 from grn.negotiator.learn.argument_names import is_work, timing
 from grn.negotiator.learn.least_squares import slopes
 
-RUNS = 30  # the last that count
-MAX_COLUMNS = 3  # numbers that are thought of at once
-_PULL = 0.1  # how firmly a first belief is held, in squares of a logarithm
-_OWN = 0.5  # so many runs weighs what others foretell against runs with the same arguments
+RUNS = 30  # the latest runs count
+MAX_COLUMNS = 3  # numbers in one fit
+_PULL = 0.1  # weight of the prior, in squares of a logarithm
+_OWN = 0.5  # the weight, in runs, of the fit against runs with the same arguments
 
 
-_Groups = dict[tuple[Argument, ...], list[float]]  # by what tells of time: its logarithms
+_Groups = dict[tuple[Argument, ...], list[float]]  # timing arguments -> logarithms of durations
 
 
 class Times:
-    """What finished runs of one type tell of the time of the next."""
+    """Predicted durations of one type."""
 
     __slots__ = ("_base", "_left", "_said", "_slopes")
 
@@ -38,17 +37,17 @@ class Times:
         self._slopes = _slopes(seen)
         rests = {telling: _less(logs, self._on_line(telling)) for telling, logs in seen.items()}
         every = [rest for each in rests.values() for rest in each]
-        self._base = median(every) if every else None  # one that ended at once says little
+        self._base = median(every) if every else None  # robust against runs that ended at once
         self._left: _Groups = {}
         if len(rests) == 1:
-            return  # all are alike: in the middle nothing is left
+            return  # one group: nothing to fit beyond the median
         for telling, each in rests.items():
             left = _less(each, self._base or 0.0)
             for key in dict.fromkeys((telling, _words(telling))):
                 self._left.setdefault(key, []).extend(left)
 
     def alone_s(self, arguments: tuple[Argument, ...]) -> float | None:
-        """Return how long a run with these arguments takes alone, None when nobody knows."""
+        """Return how long a run with these arguments takes alone, None when unknown."""
         if self._base is None:
             return None
         telling = timing(arguments)
@@ -69,7 +68,7 @@ class Times:
 
 
 def _good(runs: Sequence[Run]) -> list[Run]:
-    """Return the last that ended well, the latest first."""
+    """Return the latest successful runs, the latest first."""
     good: list[Run] = []
     for run in reversed(runs):
         if run.outcome is Outcome.OK and run.duration_s > 0:
@@ -97,9 +96,9 @@ def _less(values: Sequence[float], by: float) -> list[float]:
 
 
 def _slopes(seen: _Groups) -> dict[str, float]:
-    """Return how time grows with each number: as they say until runs tell otherwise."""
+    """Return the slope of each number: the prior by its name until runs show another."""
     if not any(seen):
-        return {}  # there are no runs, or none was given anything
+        return {}  # no runs, or none with arguments
     given = [dict(telling) for telling, logs in seen.items() for _ in logs]
     names = [
         name for name in given[0] if all(_number(values.get(name)) is not None for values in given)

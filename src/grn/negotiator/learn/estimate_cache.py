@@ -1,4 +1,4 @@
-"""What is known of one job type on one GPU model: its runs, and what is drawn from them once."""
+"""Cached estimates of one job type on one GPU model, derived from its runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from grn.negotiator.learn.arguments import ByArguments
 from grn.negotiator.learn.durations import Times
 from grn.negotiator.learn.margin import Margin, are_spread
 
-_FITTED_EVERY = 10  # runs that are as foretold: to draw a line through a hundred takes a while
-_COUNTED_EVERY = 5  # runs of sizes seen before: whether memory has changed shows in no fewer
-_STEADY = 20  # the usual time is looked up anew after one run in so many
-_TIMED_EVERY = 15  # times by arguments are fitted anew after one run in so many of those that count
-_MAX_CODES = 8  # of one type that are thought of at once
+_FITTED_EVERY = 10  # runs close to their prediction: fitting a hundred runs is slow
+_COUNTED_EVERY = 5  # runs of sizes seen before: fewer cannot show a drift
+_STEADY = 20  # the usual duration is computed again after one run in this many
+_TIMED_EVERY = 15  # durations are fitted again after one in this many of the runs that count
+_MAX_CODES = 8  # versions of the code of one type
 
 
 class Known:
-    """All remembered runs; the answers to what is asked of them are kept until there is another."""
+    """All remembered runs, with results cached until a new run changes them."""
 
-    __slots__ = (  # there are thousands of these, and the garbage collector looks at each
+    __slots__ = (  # there are thousands of these, and the garbage collector visits each
         "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_telling",
         "_times", "_times_age", "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile",
         "unweighed",
@@ -27,15 +27,15 @@ class Known:
 
     def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
         self.profile = profile
-        self.unweighed = 0  # runs since somebody looked how much they differ
-        self._telling = telling  # those that still tell something of the next one
+        self.unweighed = 0  # runs since their spread was computed
+        self._telling = telling  # the runs that still count
         self._peaks: profiling.Peaks | None = None
-        self._uncounted = 0  # runs since all were looked at, all of sizes seen before
+        self._uncounted = 0  # runs since all were checked, all of sizes seen before
         self._by_arguments: ByArguments | None = None
-        self._unfitted = 0  # runs since that was drawn, all as it foretold
+        self._unfitted = 0  # runs since the last fit, all close to their prediction
         self._estimates: dict[int, Estimate | None] = {}
         self._usual_s: float | None = None
-        self._is_timed = False  # that was looked up
+        self._is_timed = False  # the usual duration was computed
         self._untimed = 0  # runs since then
         self._times: Times | None = None
         self._times_age = 0  # runs since then
@@ -43,7 +43,7 @@ class Known:
 
     @property
     def telling(self) -> Profile:
-        """Return the runs that tell something of the next one, if its code is the newest."""
+        """Return the runs that count for a job of the newest code."""
         if self._telling is None:
             self._telling = profiling.telling(self.profile, self.code)
             self._uncounted = 0
@@ -51,25 +51,25 @@ class Known:
 
     @property
     def code(self) -> str:
-        """Return the newest code that was run."""
+        """Return the fingerprint of the newest code that ran."""
         return self.profile.runs[-1].code if self.profile.runs else ""
 
     @property
     def peaks(self) -> profiling.Peaks:
-        """Return the peaks that tell something."""
+        """Return the peaks of the runs that count."""
         if self._peaks is None:
             self._peaks = profiling.Peaks.of(self.telling)
         return self._peaks
 
     @property
     def by_arguments(self) -> ByArguments:
-        """Return what arguments tell."""
+        """Return the fits by arguments."""
         if self._by_arguments is None:
             self._by_arguments = ByArguments.of(self.telling)
         return self._by_arguments
 
     def of_code(self, code: str) -> Known:
-        """Return what is known of a job of this code: less, when it is not the newest."""
+        """Return the estimates for a job of this code, by fewer runs when it is not the newest."""
         if code in ("", self.code):
             return self
         others = self._other_codes
@@ -80,34 +80,34 @@ class Known:
         return others[code]
 
     def estimate(self, capacity_bytes: int, margin: Margin) -> Estimate | None:
-        """Return what is believed of the next run, None when no run has shown it."""
+        """Return the estimate for the next run, None when no run counts in full."""
         if capacity_bytes not in self._estimates:
             found = profiling.estimate(self.telling, capacity_bytes, margin, self.peaks)
             self._estimates[capacity_bytes] = found
         return self._estimates[capacity_bytes]
 
     def floor_bytes(self, capacity_bytes: int) -> int:
-        """Return what failed runs have shown to be too little, and a step more."""
+        """Return the lower bound by failed runs, plus a step."""
         return profiling.lower_bound_bytes(self.telling, capacity_bytes)
 
     def usual_s(self) -> float | None:
-        """Return how long runs usually take, None when no good one was seen."""
+        """Return how long runs usually take, None without a successful run."""
         if not self._is_timed:
             self._usual_s, self._is_timed = profiling.usual_duration_s(self.profile), True
             self._untimed = 0
         return self._usual_s
 
     def alone_s(self, given: tuple[Argument, ...], power: float) -> float | None:
-        """Return how long a run with these arguments takes alone, None when nobody knows.
+        """Return how long a run with these arguments takes alone, None when unknown.
 
-        `power` tells how much longer runs took beside others.
+        `power` corrects the durations of runs beside others.
         """
         if self._times is None:
             self._times, self._times_age = Times(self.profile.runs, power), 0
         return self._times.alone_s(given)
 
     def add(self, run: Run) -> None:
-        """Count one more run. While runs are alike most of what was drawn stays as it is."""
+        """Add a run. While runs are alike most cached results stay valid."""
         before, after = self.profile, profiling.add_run(self.profile, run)
         peaks, drawn = self._peaks, self._by_arguments
         is_like_all = peaks is not None and self._is_like_all(run, peaks)
@@ -117,7 +117,7 @@ class Known:
         self._times_age += 1
         if self._times_age > min(len(after.runs), durations.RUNS) // _TIMED_EVERY:
             self._times = None
-        if self._untimed > len(after.runs) // _STEADY:  # a few of many do not move the middle far
+        if self._untimed > len(after.runs) // _STEADY:  # a few of many hardly move the median
             self._is_timed = False
         self.outdate()
         if is_expected and self._unfitted < _FITTED_EVERY:
@@ -135,12 +135,12 @@ class Known:
             self._by_arguments = drawn
 
     def outdate(self) -> None:
-        """Draw estimates anew when they are next asked for."""
+        """Drop the cached estimates."""
         self._estimates.clear()
         self._other_codes = None
 
     def _is_like_all(self, run: Run, peaks: profiling.Peaks) -> bool:
-        """True when all runs count, and will with one more: its code is the same, and its size."""
+        """True when all runs count, also with one more of the same code and size."""
         if len(self.telling.runs) < len(self.profile.runs) or run.code != self.code:
             return False
         sizes = peaks.sizes

@@ -19,23 +19,23 @@ from grn.negotiator.learn.argument_names import timing
 
 START_CAP = 1.8  # chosen by replay, as are the next: docs/decisions/0024
 MIN_CAP, MAX_CAP = 0.8, 3.0
-MIN_GAIN = 0.05  # of the speed of one job alone, by which a GPU must get faster
+MIN_GAIN = 0.05  # required gain in throughput, as a share of one job's speed alone
 START_POWER = 1.0  # as if jobs took turns
 MAX_GROUPS = 2000  # of runs alike, on one model
-MAX_REMEMBERED = 5000  # runs that a new negotiator learns from again
+MAX_REMEMBERED = 5000  # runs that a new negotiator replays
 MAX_PAIRS = 400
-_FIRST_WEIGHT = 0.3  # of the first belief, in squares of ln U
+_FIRST_WEIGHT = 0.3  # weight of the prior, in squares of ln U
 _SWEEPS = 2
 _CAP_STEP = 0.1  # a cap moves by more than this, so that noise does not move it
-_SAME_LENGTH = math.log(4)  # neighbours slow no job more than that: it is another work
-_MAX_LENGTHS = 4  # of runs with the same arguments that are told apart
+_SAME_LENGTH = math.log(4)  # neighbours slow no job more than that: it is other work
+_MAX_LENGTHS = 4  # distinct lengths of runs with the same arguments
 _LAST = 10  # runs that count, of those alike and of those of a pair
 _NOISE = 0.15**2  # of ln of time between runs alike
 _SPREAD = 0.3**2  # of ln of what pairs add, before any was seen
 _PRIOR = _NOISE / _SPREAD
-_OUTLIER = 0.6  # in ln of time: further off says nothing more
-_HALF = 20  # newer runs like it after which a run tells half as much of its pairs
-_SURE = 0.1  # a pair slows at least by this, less its doubt, before that counts
+_OUTLIER = 0.6  # in ln of time: residuals are clipped to this
+_HALF = 20  # newer runs like it after which a run counts half for its pairs
+_SURE = 0.1  # the least slowdown of a pair, less its standard error, that counts
 
 PairKey = tuple[str, str, str]  # GPU model, and two types in order
 # Type, arguments, and which of several lengths: runs that take equally long alone.
@@ -44,7 +44,7 @@ _Like = tuple[str, tuple[Argument, ...], int]
 
 @dataclass(slots=True)
 class Pair:
-    """What two types take longer beside each other than their load tells, as a logarithm."""
+    """The slowdown of two types beside each other beyond that of their load, as a logarithm."""
 
     more: float = 0.0
     weight: float = 0.0  # squares of the shares of time of the runs that tell, the fresher the more
@@ -52,14 +52,14 @@ class Pair:
 
     @property
     def doubt(self) -> float:
-        """Return how far off that may be."""
+        """Return the standard error of the estimate."""
         return math.sqrt(_NOISE / (self.weight + _PRIOR))
 
     def settle(self, power: float) -> None:
-        """Work it out anew, given all else that is believed of its runs."""
+        """Estimate again, given the other estimates for its runs."""
         total = self.weight = 0.0
         for run in self.runs:
-            if len(run.alike.runs) > 1:  # a run unlike any other tells nothing
+            if len(run.alike.runs) > 1:  # a run unlike any other shows nothing
                 share, fresh = run.share_of(self), run.freshness()
                 total += fresh * share * (run.miss(power) + share * self.more)
                 self.weight += fresh * share * share
@@ -77,11 +77,11 @@ class Shared:
     number: int = 0  # of the runs like it
 
     def freshness(self) -> float:
-        """Return how much it still tells, from 1 down: runs like it have come since."""
+        """Return the weight of this run, from 1 down as newer runs like it arrive."""
         return float(0.5 ** ((self.alike.count - self.number) / _HALF))
 
     def added(self) -> float:
-        """Return what its neighbours are believed to have added to ln of its time."""
+        """Return what its neighbours are estimated to have added to ln of its time."""
         added = 0.0
         for pair, share in self.pairs:
             added += pair.more * share
@@ -92,7 +92,7 @@ class Shared:
         return next(share for each, share in self.pairs if each is pair)
 
     def miss(self, power: float) -> float:
-        """Return how much longer it took than believed."""
+        """Return how much longer it took than predicted."""
         return _clipped(self.time - power * self.crowd - self.added() - self.alike.alone)
 
 
@@ -100,7 +100,7 @@ class Shared:
 class Alike:
     """Runs of one type with the same arguments, and ln of the time they would take alone.
 
-    Also what they tell of the power: sums of squares of their ln of load, and of its products with
+    Also their sums for fitting the power: squares of their ln of load, and its products with
     ln of their time, each against their mean.
     """
 
@@ -139,11 +139,11 @@ class Pairs:
         return iter(self._pairs)
 
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
-        """Return how many times as long jobs take beside which types, None: beside none."""
+        """Return the slowdown beside each interfering type, None when there is none."""
         return self._beside.get((model, job_type))
 
     def pair(self, model: str, one: str, other: str) -> Pair:
-        """Return a pair; the last used are the last forgotten."""
+        """Return a pair; the least recently used is forgotten first."""
         key = _key(model, one, other)
         pair = self._pairs.pop(key, None) or Pair()
         self._pairs[key] = pair
@@ -152,7 +152,7 @@ class Pairs:
         return pair
 
     def judge(self, model: str, one: str, other: str) -> None:
-        """Write down what two types do to each other, for the next decision."""
+        """Record the mutual slowdown of two types, for the next decision."""
         more = self._pairs[_key(model, one, other)].more
         if more < _SURE:
             self._clear(model, one, other)
@@ -161,7 +161,7 @@ class Pairs:
             self._beside.setdefault((model, a), {})[b] = math.exp(more)
 
     def fade(self, job_type: str, model: str, power: float) -> None:
-        """Look again at what a type is believed to clash with: one more run of it has ended."""
+        """Estimate again the pairs of a type: another run of it has ended."""
         for other in tuple(self._beside.get((model, job_type), ())):
             self._pairs[_key(model, job_type, other)].settle(power)
             self.judge(model, job_type, other)
@@ -200,7 +200,7 @@ def slowdown(load: float, power: float) -> float:
 
 
 def is_worth(load: float, more: float, slower: Sequence[float], power: float) -> bool:
-    """True when one more job lets a GPU get more done than without it.
+    """True when one more job raises the throughput of a GPU.
 
     `load` is what is there, `more` the newcomer's; `slower` tells for each job that is there how
     many times as long it and the newcomer take beside each other.
@@ -211,12 +211,12 @@ def is_worth(load: float, more: float, slower: Sequence[float], power: float) ->
 
 
 def cap_of(power: float) -> float:
-    """Return the load up to which jobs share a GPU: the better it overlaps, the more."""
+    """Return the load up to which jobs share a GPU: higher where a GPU overlaps jobs well."""
     return min(MAX_CAP, max(MIN_CAP, START_CAP / max(power, 0.1)))
 
 
 class Model:
-    """One GPU model: groups of runs alike, and what they tell together."""
+    """One GPU model: groups of runs alike, and the power fitted to them."""
 
     def __init__(self) -> None:
         self.cap = START_CAP
@@ -243,8 +243,8 @@ class Model:
     def length_of(self, job_type: str, given: tuple[Argument, ...], time: float) -> int:
         """Return which length a run has, by ln of its time without the load around it.
 
-        What sets runs apart may be in no argument that was seen: a smoke test and a long run of
-        the same command are not compared, or the difference would be blamed on neighbours.
+        Runs may differ for reasons that no argument shows: a smoke test and a long run of the same
+        command are not compared, or the difference would be attributed to neighbours.
         """
         known = self._lengths(job_type, given)
         near = [abs(alike.alone - time) for alike in known]
@@ -257,7 +257,7 @@ class Model:
         return [self._alike[like] for like in likes if like in self._alike]
 
     def learn(self, run: Shared) -> None:
-        """Take in one more run, and look again at an older group: beliefs have moved since."""
+        """Add a run, and refit an older group: estimates have moved since."""
         run.alike.add(run)
         for pair, _ in run.pairs:
             pair.runs.append(run)
@@ -288,20 +288,20 @@ class Model:
 
     def _drop(self, like: _Like) -> None:
         alike = self._alike.pop(like)
-        alike.runs.clear()  # they point back at it: nobody should have to find that out
+        alike.runs.clear()  # break the cycle, so that the garbage collector need not
         self._squares -= alike.squares
         self._products -= alike.products
 
 
 class Overlaps:
-    """What is believed of all GPU models and of pairs of types."""
+    """The interference estimates of all GPU models and of pairs of types."""
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
         self.pairs = Pairs()
 
     def load(self, profiles: Iterable[Profile]) -> None:
-        """Learn again from remembered runs, the latest of all, in their order."""
+        """Replay the latest remembered runs, in their order."""
         runs = [
             (run.ended_at, profile.job_type, profile.model, run)
             for profile in profiles
@@ -323,17 +323,17 @@ class Overlaps:
         return START_POWER if known is None else known.power
 
     def because(self, model: str) -> str:
-        """Say where the cap of a model comes from."""
+        """Explain the load cap of a model."""
         if self.cap(model) == START_CAP:
             return "until runs beside others show something else"
         return "as runs beside others have shown"
 
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
-        """Return how many times as long jobs take beside which types, None: beside none."""
+        """Return the slowdown beside each interfering type, None when there is none."""
         return self.pairs.slower_beside(job_type, model)
 
     def forget(self, job_type: str) -> None:
-        """Forget all that runs of a type have shown."""
+        """Forget all runs of a type."""
         self.pairs.forget(job_type)
         for model in self.models.values():
             model.forget(job_type)

@@ -1,6 +1,6 @@
-"""Lines through points: least squares over a few columns, and how well they foretell.
+"""Least squares over a few columns, with leave-one-out errors.
 
-Plain arithmetic; what the columns mean is for the caller.
+Plain arithmetic; the caller gives the columns their meaning.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ Column = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """A fitted line: a fixed part, a slope for each column, and how far each point is off."""
+    """A fitted line: intercept, a slope for each column, and residuals."""
 
     base: float
     slopes: tuple[float, ...]
-    residuals: tuple[float, ...]  # what lies above the line
-    foretold: tuple[float, ...]  # the same, were each point foretold by all others
+    residuals: tuple[float, ...]  # positive above the line
+    foretold: tuple[float, ...]  # leave-one-out residuals
     explained: float  # share of the variance, R²
 
 
 def fit(columns: Sequence[Column], ys: Column) -> Regression | None:
-    """Fit a line over the columns, None when they do not differ or say the same."""
+    """Fit a line over the columns, None when they are constant or collinear."""
     count = len(ys)
     mean_y = sum(ys) / count
     means = [sum(column) / count for column in columns]
@@ -49,14 +49,14 @@ def fit(columns: Sequence[Column], ys: Column) -> Regression | None:
 
 
 def slopes(away: Sequence[Column], away_y: Column, ridge: float) -> list[float] | None:
-    """Return a slope for each column of distances from its mean, drawn towards 0 by `ridge`."""
+    """Return a slope for each centred column, shrunk towards 0 by `ridge`."""
     square = [[_dot(a, b) + ridge * (a is b) for b in away] for a in away]
     inverse = _inverse(square)
     return None if inverse is None else _times(inverse, away, away_y)
 
 
 def rank_correlation(first: Column, second: Column) -> float:
-    """Return how far two columns rise together, from -1 to 1."""
+    """Return the rank correlation of two columns, from -1 to 1."""
     middle = (len(first) - 1) / 2
     ones = [rank - middle for rank in _ranks(first)]
     others = [rank - middle for rank in _ranks(second)]
@@ -74,7 +74,7 @@ def _times(inverse: list[list[float]], away: Sequence[Column], away_y: Column) -
 
 
 def _inverse(square: list[list[float]]) -> list[list[float]] | None:
-    """Invert a small symmetric matrix; None when its columns say nearly the same."""
+    """Invert a small symmetric matrix; None when it is nearly singular."""
     size = range(len(square))
     rows = [[*row, *(float(place == each) for each in size)] for place, row in enumerate(square)]
     for place, lead in enumerate(rows):

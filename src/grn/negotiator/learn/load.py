@@ -1,7 +1,7 @@
-"""How busy a job keeps a GPU, learned from the load of whole GPUs.
+"""The load of each job type, learned from the utilisation of whole GPUs.
 
-A driver tells how much of its time a GPU works, not for whom. A job alone shows its own load;
-beside others it has what theirs leave. Nothing is granted or refused here.
+A driver reports utilisation per GPU, not per process. A job alone shows its own load; beside
+others it is assigned the rest. Nothing is granted or refused here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from grn.negotiator.learn.argument_names import mattering
 from grn.negotiator.learn.interference import Overlaps
 from grn.negotiator.schedule.ledger import MIN_LOAD, Book
 
-GUESS = 0.7  # of a job nobody has seen
-FULL = 0.95  # a GPU this busy does not show what more would be asked of it
-ENOUGH_S = 20.0  # of readings before a load is believed
-RUNS = 10  # the last that count
-MAX_ALIKE = 100  # sets of arguments of one type that are told apart
+GUESS = 0.7  # of a type without runs
+FULL = 0.95  # a GPU this busy does not show further demand
+ENOUGH_S = 20.0  # of readings before a load counts
+RUNS = 10  # the latest runs count
+MAX_ALIKE = 100  # distinct sets of arguments of one type
 _LONGEST_S = 60.0  # between two readings that belong together
-_WATCHED = 0.8  # of its time, before a run tells how its neighbours slowed it
-_MANY = 8  # jobs on one GPU: with so many nobody can tell who slows whom
+_WATCHED = 0.8  # of its time, before a run shows how its neighbours slowed it
+_MANY = 8  # jobs on one GPU: with more, slowdown cannot be attributed
 _MIN_BESIDE = 0.2  # of its time, before a neighbour counts
 
 Key = tuple[str, str]  # job type, GPU model
@@ -44,7 +44,7 @@ class Seen:
 
     @property
     def load(self) -> float | None:
-        """Return its mean, None while too little was seen."""
+        """Return the mean load, None while there are too few readings."""
         if self.alone_s >= ENOUGH_S:
             return self.alone_sum / self.alone_s
         if self.alone_s + self.beside_s >= ENOUGH_S:
@@ -60,7 +60,7 @@ class Seen:
             self.beside_sum += load * passed_s
 
     def put_on(self, run: Run, gpus: int) -> Run:
-        """Return a run with what was seen of its load and of its neighbours."""
+        """Return a run with the measured load and neighbours."""
         seen_s = self.alone_s + self.beside_s
         if gpus > 1 or seen_s < max(ENOUGH_S, _WATCHED * run.duration_s):
             return replace(run, load=self.load)
@@ -70,18 +70,18 @@ class Seen:
 
 
 class Loads:
-    """What is believed of the load of job types, and what running jobs show."""
+    """The estimated load of job types, and the measured load of running jobs."""
 
     def __init__(self) -> None:
         self._runs: dict[Key, list[float]] = {}
         self._alike: dict[Key, dict[tuple[Argument, ...], list[float]]] = {}
         self._seen: dict[str, Seen] = {}  # by lease
         self._read_at: dict[str, float] = {}  # by GPU
-        self._believed: dict[Key, float] = {}  # by finished runs, else by one that is still going
+        self._believed: dict[Key, float] = {}  # by finished runs, else by a running one
         self.overlaps = Overlaps()
 
     def load(self, profiles: Iterable[Profile]) -> None:
-        """Take in what was saved."""
+        """Load saved profiles."""
         known = list(profiles)
         for profile in known:
             for run in profile.runs:
@@ -98,9 +98,9 @@ class Loads:
         self.overlaps.forget(job_type)
 
     def of(self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()) -> float | None:
-        """Return the believed load of a type, None when nobody knows.
+        """Return the estimated load of a type, None when unknown.
 
-        Runs with the same arguments tell more than others, where there are any.
+        Runs with the same arguments are preferred, where there are any.
         """
         if arguments:
             alike = self._alike.get((job_type, model))
@@ -110,7 +110,7 @@ class Loads:
         return self._believed.get((job_type, model))
 
     def of_lease(self, lease: Lease, model: str) -> float | None:
-        """Return the believed load of a job that runs."""
+        """Return the estimated load of a running job."""
         return self.of(lease.request.job_type, model, lease.request.arguments)
 
     def cap(self, model: str) -> float:
@@ -122,11 +122,11 @@ class Loads:
         return self.overlaps.power(model)
 
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
-        """Return how many times as long jobs take beside which types, None: beside none."""
+        """Return the slowdown beside each interfering type, None when there is none."""
         return self.overlaps.slower_beside(job_type, model)
 
     def look(self, book: Book, at: float) -> None:
-        """Share the load that a GPU shows among the jobs on it."""
+        """Split the measured load of a GPU among the jobs on it."""
         uuid, shown = book.gpu.uuid, book.reading.load_pct
         passed_s = at - self._read_at.get(uuid, at)
         self._read_at[uuid] = at
@@ -140,7 +140,7 @@ class Loads:
         if total >= FULL and len(held) > 1:
             crowd = math.log(max(1.0, known + GUESS * unknown))
         for lease, load in zip(held, loads, strict=True):
-            seen_s = min(passed_s, at - lease.granted_at)  # nobody looks at a GPU without leases
+            seen_s = min(passed_s, at - lease.granted_at)  # GPUs without leases are not sampled
             if seen_s <= 0:
                 continue
             rest = total - known + (load or 0.0)
@@ -157,7 +157,7 @@ class Loads:
                 self._believed[key] = seen.load
 
     def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
-        """Put on a run that has ended what was seen of its load, and believe it if it was good."""
+        """Return an ended run with its measured load, and learn from it if it succeeded."""
         seen = self._seen.pop(request.lease, None)
         if seen is None or run is None:
             return run

@@ -1,4 +1,4 @@
-"""How careful estimates are, as the runs of all job types together have shown.
+"""The safety margin of estimates, learned from the runs of all job types together.
 
 Two numbers: how much peaks of one type differ, and how often running out of memory is accepted.
 """
@@ -11,24 +11,24 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-PRIOR_WEIGHT = 2.0  # the runs of all types count like so many of a type's own
+PRIOR_WEIGHT = 2.0  # the runs of all types count as this many of a type's own
 MIN_HEADROOM = 0.05
 FIRST_SPREAD, MIN_SPREAD, MAX_SPREAD = 0.15, 0.03, 0.6
 FIRST_CHANCE, MIN_CHANCE, MAX_CHANCE = 0.02, 0.005, 0.1
-ENOUGH_RUNS = 5  # of a type, to tell how much its peaks differ
-LAST_RUNS = 20  # of which that is told
-_IMAGINED = 2  # so many types are imagined to differ by the first guess, lest one sets the rule
+ENOUGH_RUNS = 5  # of a type, to compute the spread of its peaks
+LAST_RUNS = 20  # the latest runs, for the same
+_IMAGINED = 2  # imagined types with the prior spread, so that one type does not set the rule
 _AIMED_AT = 0.005  # the share of runs that may run out of memory
 _STEP = 0.3  # how much one such run changes the logarithm of the chance
 _AFTER_SHORT, _AFTER_GOOD = (math.exp(-_STEP * (short - _AIMED_AT)) for short in (1, 0))
 _WORTH_SAVING = 0.02  # of that logarithm: a restart forgets no more than a dozen good runs
 _ALIKE = 1.1  # largest over smallest peak: below it arguments are not worth a thought
-_MOVED = 1.1  # a number that has changed by less is not worth telling anybody
+_MOVED = 1.1  # a smaller change does not renew estimates
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What an estimate adds to the largest peak, apart from what its own runs say."""
+    """The headroom above the largest peak, beside the spread of the type's own runs."""
 
     spread: float = FIRST_SPREAD  # standard deviation of the logarithms of a type's peaks
     chance: float = FIRST_CHANCE  # of a need above the estimate
@@ -41,7 +41,7 @@ class Margin:
         return self.for_spread(math.sqrt(squares / (PRIOR_WEIGHT + count - 1)), count)
 
     def for_spread(self, spread: float, count: int) -> float:
-        """Return the share to add to the largest of so many peaks that differ by this much."""
+        """Return the share to add to the largest of `count` peaks with this spread."""
         shrink = min(1.0, 1 / (5 * self.chance * count))
         over = NormalDist().inv_cdf(1 - self.chance) * spread * shrink
         return max(MIN_HEADROOM, math.exp(over) - 1)
@@ -52,7 +52,7 @@ class Margin:
         return max(apart) < math.log(_MOVED)
 
     def sentences(self, runs: int) -> list[str]:
-        """Say how wide the headroom is after so many runs, and why, for people."""
+        """Explain the headroom after a number of runs, for people."""
         if not runs:
             return []
         alike = self.headroom([0.0] * runs)
@@ -76,12 +76,12 @@ class Experience:
         self._ranked: list[float] = [FIRST_SPREAD] * _IMAGINED
 
     def resume(self, chance: float) -> None:
-        """Go on with a chance that was saved."""
+        """Continue with a saved chance."""
         self._saved_chance = _clip(chance, MIN_CHANCE, MAX_CHANCE)
         self.margin = replace(self.margin, chance=self._saved_chance)
 
     def chance_to_save(self) -> float | None:
-        """Return the chance if it has changed so much that it is worth writing down."""
+        """Return the chance if it has changed enough to be saved."""
         chance = self.margin.chance
         if abs(math.log(chance / self._saved_chance)) < _WORTH_SAVING:
             return None
@@ -89,7 +89,7 @@ class Experience:
         return chance
 
     def shown(self, key: Hashable, spread: float | None) -> None:
-        """Note how much the peaks of one type differ, None when nobody knows any more."""
+        """Note the spread of one type's peaks, None when it is not known any more."""
         before = self._spreads.pop(key, None)
         if before is not None:
             del self._ranked[bisect_left(self._ranked, before)]
@@ -100,9 +100,9 @@ class Experience:
         self.margin = replace(self.margin, spread=_clip(middle, MIN_SPREAD, MAX_SPREAD))
 
     def ended(self, is_short: bool) -> None:
-        """Note how a run under an estimate ended: one that was too small makes all others wider.
+        """Note the end of a run under an estimate: one that was too small widens all others.
 
-        One such run in two hundred changes nothing in the long run, which is what is aimed at.
+        One such run in two hundred, the target rate, leaves the margin unchanged in the long run.
         """
         before = self.margin
         step = _AFTER_SHORT if is_short else _AFTER_GOOD
@@ -112,7 +112,7 @@ class Experience:
 
 
 def spread_within(groups: Sequence[Sequence[float]]) -> float | None:
-    """Return how much logarithms of peaks differ within groups, None when there are too few."""
+    """Return the spread of logarithms of peaks within groups, None when there are too few."""
     freedom = sum(len(group) - 1 for group in groups)
     if freedom < ENOUGH_RUNS - 1:
         return None

@@ -1,6 +1,6 @@
-"""What runs on one GPU model tell of the other models of a machine.
+"""Needs on one GPU model, inferred from runs on other models.
 
-Needs on a model come from its own runs where there are any; here the others are taken into account.
+Where a model has its own runs, those decide; this module adds the evidence of the others.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from grn.negotiator.learn.argument_names import mattering
 from grn.negotiator.learn.profiling import counts_in_full
 from grn.negotiator.schedule.placement import Need, Size
 
-TAKES_ALL = 0.9  # of a GPU: a job that took this much takes what it finds
+TAKES_ALL = 0.9  # of a GPU: a job that used this much uses whatever there is
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a job needs at least, by a run that ran out of memory alone on a GPU of a model."""
+    """A lower bound of a need, by a run that ran out of memory alone on a GPU of a model."""
 
     need_bytes: int
     model: str
 
 
 def takes_all(largest_bytes: int, size: Size | None) -> bool:
-    """True when a job took nearly all of a GPU: that tells nothing of its need on another."""
+    """True when a job used nearly all of a GPU: that shows nothing of its need on another."""
     return size is not None and largest_bytes >= TAKES_ALL * size.capacity_bytes
 
 
@@ -36,8 +36,8 @@ def ran_out_alone(
 ) -> Bound | None:
     """Return the highest bound by runs with the same arguments and code, None when there is none.
 
-    A later run that was enough on the same model takes a bound back, except for a job that is run
-    again because it ran out of memory.
+    A later run that succeeded on the same model removes a bound, except for a job that is run again
+    because it ran out of memory.
     """
     alike, found = mattering(request.arguments), None
     for profile in profiles:
@@ -64,10 +64,10 @@ def fitted(
     sizes: Mapping[str, Size],
     reach: Collection[str],
 ) -> dict[str, Need]:
-    """Return needs in which a model that is too small for a request is none for it.
+    """Return the needs without the models that are too small for a request.
 
-    `reach` are the models that the request may use. If all of them are too small by what other
-    models tell, the largest may try as a first run: needs differ between models.
+    `reach` are the models that the request may use. If all of them are too small by the evidence of
+    other models, the largest may try as a first run: needs differ between models.
     """
     fitted = dict(needs)
     small = {

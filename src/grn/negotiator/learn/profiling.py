@@ -1,6 +1,6 @@
 """Samples of a run to a profile, and a profile to an estimate for the next run.
 
-All arithmetic of learning is here; who may run where is decided elsewhere.
+Arithmetic only; placement is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
 ALIKE_HEADROOM = 0.05  # over the largest of those
 GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
 GANG_SHARE = 0.75  # of a GPU, for a first run on several
-GROWN = 0.95  # of its peak: so much is nearly all
-LATE = 0.3  # of its run: who has nearly all only then is a grower
-ENOUGH_BLANKS = 10  # so many samples without any memory show that a job uses none
+GROWN = 0.95  # of its peak: counts as nearly all
+LATE = 0.3  # of its run: a job that has nearly all only then is a grower
+ENOUGH_BLANKS = 10  # this many samples without memory show that a job uses none
 DRIFT_RUNS = 5  # runs of an older code that still count, and runs that show a changed peak
 _APART = 1.1  # how many times larger all peaks on one side of a change are
 _FULL = (Outcome.OK, Outcome.PROFILED)
@@ -37,18 +37,18 @@ _FULL = (Outcome.OK, Outcome.PROFILED)
 
 @dataclass(frozen=True, slots=True)
 class RunWatch:
-    """What has been seen of one running job: its peak and when that last rose."""
+    """The samples of one running job: its peak and when that last rose."""
 
     began_at: float
     peak_bytes: int = 0
     rose_at: float | None = None  # None until the first sample with memory in it
     blanks: int = 0  # good samples before that, which showed nothing
     rose_to_bytes: int = 0  # its peak then: slow growth adds up to a rise, too
-    is_settled: bool = False  # since then, what is reserved for it was fitted to what it has
+    is_settled: bool = False  # its reservation was adjusted since the last rise
     rises: tuple[tuple[float, int], ...] = ()  # the last ones: when, and to how much
 
     def seen(self, at: float, used_bytes: int) -> RunWatch:
-        """Add one sample; only a rise by more than 1 % since the last one counts as one."""
+        """Add a sample; a rise counts when it exceeds 1 % since the last rise."""
         if used_bytes <= 0:
             is_blank = self.rose_at is None
             return RunWatch(self.began_at, blanks=self.blanks + 1) if is_blank else self
@@ -61,7 +61,7 @@ class RunWatch:
         return self
 
     def grown_share(self, at: float) -> float | None:
-        """Return after which share of the run until now it had nearly all it ever had."""
+        """Return the share of the run so far after which it had nearly its peak."""
         ran_s = at - self.began_at
         grown = [since for since, size in self.rises if size >= GROWN * self.peak_bytes]
         if ran_s <= 0 or not grown:
@@ -69,7 +69,7 @@ class RunWatch:
         return (grown[0] - self.began_at) / ran_s
 
     def is_flat(self, at: float, flat_s: float) -> bool:
-        """True when the memory has not risen for long enough to believe it."""
+        """True when the memory has not risen for `flat_s`."""
         if self.rose_at is None:
             return False
         return at - self.rose_at >= max(flat_s, 0.2 * (at - self.began_at))
@@ -86,14 +86,14 @@ def growth_bytes(capacity_bytes: int) -> int:
 
 
 def shrunk_bytes(watch: RunWatch, at: float, capacity_bytes: int) -> int:
-    """Return what a first run keeps reserved, given its peak and how long that was flat."""
+    """Return the reservation of a first run, by its peak and how long that was flat."""
     quiet_s = at - watch.rose_at if watch.rose_at is not None else 0.0
     factor = 1.10 + 0.40 * math.exp(-quiet_s / 30)
     return min(capacity_bytes, int(watch.peak_bytes * factor) + pad_bytes(capacity_bytes))
 
 
 def growing_bytes(peak_bytes: int, reserved_bytes: int, free_bytes: int) -> int:
-    """Return what a first run that grows on and on is to have: room to double, then some more."""
+    """Return the reservation of a first run that keeps growing: room to double, then more."""
     if reserved_bytes > 2.1 * peak_bytes:
         return 2 * peak_bytes
     if reserved_bytes >= 1.25 * peak_bytes:
@@ -103,7 +103,7 @@ def growing_bytes(peak_bytes: int, reserved_bytes: int, free_bytes: int) -> int:
 
 
 def trimmed_bytes(watch: RunWatch, most_bytes: int, capacity_bytes: int) -> int:
-    """Return what a run keeps reserved that is flat, given the most that runs like it have used."""
+    """Return the reservation of a flat run, given the largest peak of runs like it."""
     need = max(watch.peak_bytes * (1 + TRIMMED_HEADROOM), most_bytes * (1 + ALIKE_HEADROOM))
     return min(capacity_bytes, int(need) + pad_bytes(capacity_bytes))
 
@@ -126,14 +126,14 @@ def add_run(profile: Profile, run: Run) -> Profile:
 
 @dataclass(slots=True)
 class Peaks:
-    """The peaks of a profile's full runs and their logarithms: one more run costs one of those."""
+    """The peaks of a profile's full runs and their logarithms, updated run by run."""
 
     sizes: list[int] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)
 
     @staticmethod
     def of(profile: Profile) -> Peaks:
-        """Read them off a whole profile."""
+        """Collect the peaks of a whole profile."""
         peaks = Peaks()
         for run in profile.runs:
             peaks.add(run)
@@ -146,13 +146,13 @@ class Peaks:
             self.logs.append(math.log(run.peak_bytes) if run.peak_bytes > 1 else 0.0)
 
     def drop_oldest(self, run: Run) -> None:
-        """Count a run no more, which is the oldest of all."""
+        """Remove the oldest run."""
         if counts_in_full(run):
             del self.sizes[0], self.logs[0]
 
 
 def telling(profile: Profile, code: str) -> Profile:
-    """Leave out the runs that tell nothing of a job of this code any more."""
+    """Drop the runs that no longer count for a job of this code."""
     if len(profile.runs) <= DRIFT_RUNS:
         return profile
     places = counted(profile.runs, [counts_in_full(run) for run in profile.runs], code)
@@ -162,7 +162,7 @@ def telling(profile: Profile, code: str) -> Profile:
 
 
 def left_out(profile: Profile, telling: Profile) -> list[str]:
-    """Say why some runs do not count any more, for people."""
+    """Explain why some runs no longer count, for people."""
     code = profile.runs[-1].code if profile.runs else ""
     gone = [run for run in profile.runs if run not in telling.runs]
     older = [run for run in gone if code and run.code not in ("", code)]
@@ -198,7 +198,7 @@ def estimate(
 
 
 def spread(profile: Profile) -> float | None:
-    """Return how much the latest peaks differ among runs with the same arguments."""
+    """Return the spread of the latest peaks among runs with the same arguments."""
     alike: dict[tuple[Argument, ...], list[float]] = {}
     full = [run for run in profile.runs[-LAST_RUNS:] if counts_in_full(run) and run.peak_bytes]
     for run in full:
@@ -221,9 +221,9 @@ def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
 
 
 def most_of_alike(profile: Profile, given: Sequence[Argument]) -> int | None:
-    """Return the most that runs with the same arguments have used, 0 when there were none.
+    """Return the largest peak of runs with the same arguments, 0 when there were none.
 
-    None when nobody can tell.
+    None when it is unknown.
     """
     if any(run.outcome is Outcome.OUT_OF_MEMORY for run in profile.runs):
         return None
@@ -235,9 +235,9 @@ def most_of_alike(profile: Profile, given: Sequence[Argument]) -> int | None:
 def guess_bytes(
     known: Sequence[int], floor_bytes: int, capacity_bytes: int, is_ranked: bool = False
 ) -> int:
-    """Guess a type never seen: like 9 of 10 known types and one imagined, of half a GPU.
+    """Guess the need of a new type: the 9th decile of known types and one imagined half GPU.
 
-    That one counts while few are known: who ends first is short, and the short are often small.
+    The imagined one counts while few are known: the first to end are short, and often small.
     """
     ranked, half = known if is_ranked else sorted(known), capacity_bytes // 2
     place, at = math.ceil(0.9 * (len(ranked) + 1)) - 1, bisect_left(ranked, half)
@@ -246,7 +246,7 @@ def guess_bytes(
 
 
 def after_out_of_memory(believed_bytes: int, attempt: int, capacity_bytes: int) -> int:
-    """Return the room for a job that ran out of memory: half as much again, then a whole GPU."""
+    """Return the reservation after out of memory: half as much again, then a whole GPU."""
     if attempt >= 2:
         return capacity_bytes
     more = max(believed_bytes * 3 // 2, believed_bytes + growth_bytes(capacity_bytes))
@@ -255,11 +255,11 @@ def after_out_of_memory(believed_bytes: int, attempt: int, capacity_bytes: int) 
 
 @dataclass(slots=True)
 class RunEnd:
-    """How a run ended, as far as learning from it goes."""
+    """The facts about an ended run that learning uses."""
 
     outcome: Outcome
     at: float
-    peak_bytes: int | None  # what the framework or the system reported
+    peak_bytes: int | None  # as reported by the framework or the system
     asked_bytes: int | None  # the allocation that failed
     reserved_bytes: int
     was_sharing: bool
@@ -270,7 +270,7 @@ class RunEnd:
 
 
 def finished_run(end: RunEnd, watch: RunWatch, usual_s: float | None, flat_s: float) -> Run | None:
-    """Return what a run taught, or None when it taught nothing of the job's need."""
+    """Return the run to remember, or None when it shows nothing of the job's need."""
     peak, outcome = max(watch.peak_bytes, end.peak_bytes or 0), end.outcome
     if outcome is Outcome.OUT_OF_MEMORY:
         is_within = end.asked_bytes is not None and peak + end.asked_bytes <= end.reserved_bytes
@@ -320,8 +320,8 @@ def show_runs(count: int) -> str:
 def counted(runs: Sequence[Run], is_full: Sequence[bool], code: str) -> list[int]:
     """Return the places of the runs that count for a job of this code; runs are oldest first.
 
-    Runs of an unknown code, or for a job whose code is unknown, are taken for the same code. Runs
-    are only held against others with the same arguments, as far as those may matter.
+    Runs of an unknown code, or for a job whose code is unknown, count as the same code. Runs are
+    compared only with runs whose mattering arguments are the same.
     """
     alike: dict[tuple[Argument, ...], list[int]] = {}
     for place, run in enumerate(runs):
@@ -341,7 +341,7 @@ def counted(runs: Sequence[Run], is_full: Sequence[bool], code: str) -> list[int
 
 
 def _shift(peaks: Sequence[int]) -> int:
-    """Return where the latest stretch begins whose peaks all lie apart from all before it."""
+    """Return where the latest stretch begins whose peaks are all clear of all peaks before it."""
     if len(peaks) < 2 * DRIFT_RUNS or not are_spread(peaks):
         return 0
     least, most = list(peaks), list(peaks)  # from each run to the last

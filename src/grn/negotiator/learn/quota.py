@@ -1,6 +1,6 @@
-"""How much is remembered of job types: bounds for each user and in all, and which type goes first.
+"""Bounds on remembered job types, per user and in total, and the order of eviction.
 
-Counts what profiles take up, about as much in memory as in the file. It forgets nothing itself.
+Counts the size of profiles, about the same in memory and in the file; the caller evicts them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_TYPES = 10_000
 MAX_BYTES_PER_USER = 24 << 20
 MAX_BYTES = 48 << 20
 MAX_ARGUMENTS_BYTES = 1024  # of one run
-_TYPE_BYTES = 2048  # what is drawn from runs
+_TYPE_BYTES = 2048  # cached estimates
 _RUN_BYTES = 320
 _ARGUMENT_BYTES = 140  # beside its letters
-_SHARE_OF_NEW = 4  # one part in so many is for types that ran once
+_SHARE_OF_NEW = 4  # one part in this many is for types that ran once
 
 
 def kept_arguments(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """Return the first arguments, as many as are worth their room."""
+    """Return the first arguments within `MAX_ARGUMENTS_BYTES`."""
     kept: list[Argument] = []
     left = MAX_ARGUMENTS_BYTES
     for name, value in arguments:
@@ -38,7 +38,7 @@ def kept_arguments(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 @dataclass(slots=True)
 class _Type:
-    """What one type takes up, on all GPU models."""
+    """The size of one type, on all GPU models."""
 
     owner: int
     runs: int = 0
@@ -46,10 +46,10 @@ class _Type:
 
 
 class TypeQuota:
-    """What all types take up, by user; the types of each from the least recently used on.
+    """The size of all types by user; each user's types, the least recently used first.
 
-    Those that ran once go before those that ran again, so that a flood of new ones costs a user
-    none of the others; but there is always some room for new ones.
+    Types that ran once are evicted before types that ran again, so that a flood of new types costs
+    a user none of the others; some room is always left for new types.
     """
 
     def __init__(self) -> None:
@@ -64,14 +64,14 @@ class TypeQuota:
         return len(self._types)
 
     def load(self, profiles: Iterable[Profile]) -> None:
-        """Count what was saved, the least recently used first."""
+        """Count saved profiles, the least recently used first."""
         used = [profile for profile in profiles if profile.runs]
         for profile in sorted(used, key=lambda one: one.runs[-1].ended_at):
             for count, run in enumerate(profile.runs, 1):
                 self.ran(profile.job_type, profile.owner, run, count)
 
     def ran(self, job_type: str, owner: int, run: Run, runs_of_model: int) -> None:
-        """Count one more run; a profile with as many as are kept has lost its oldest by it."""
+        """Count a run; a full profile has dropped its oldest run for it."""
         known = self._types.get(job_type)
         if known is None:
             known = self._types[job_type] = _Type(owner)
@@ -91,7 +91,7 @@ class TypeQuota:
         segment.setdefault(known.owner, {})[job_type] = None
 
     def forget(self, job_type: str) -> None:
-        """Count a type no more."""
+        """Stop counting a type."""
         known = self._types.pop(job_type, None)
         if known is None:
             return
@@ -106,11 +106,11 @@ class TypeQuota:
             del self._count[known.owner], self._size[known.owner]
 
     def is_over(self) -> bool:
-        """True when there is more than may be kept."""
+        """True when a bound is exceeded."""
         return self._user_over() is not None
 
     def excess(self, in_use: Collection[str]) -> list[str]:
-        """Stop counting the types that are too many, and return them; none that is in use."""
+        """Stop counting the types to evict, and return them; types in use are kept."""
         chosen: list[str] = []
         while (user := self._user_over()) is not None:
             job_type = self._first_to_go(user, in_use)
@@ -122,7 +122,7 @@ class TypeQuota:
         return chosen
 
     def _user_over(self) -> int | None:
-        """Return a user with too much, or who has the most when all have too much together."""
+        """Return a user above its bound, or the largest user when the total is above its bound."""
         for user, size in self._size.items():
             if size > MAX_BYTES_PER_USER or self._count[user] > MAX_TYPES_PER_USER:
                 return user
@@ -143,7 +143,7 @@ class TypeQuota:
 
 
 def _size_of(job_type: str, run: Run) -> int:
-    """Return what a run takes up; its row has the name of its type twice, for the index."""
+    """Return the size of a run; its row has the name of its type twice, for the index."""
     size = _RUN_BYTES + 2 * _length(job_type) + len(run.note)
     for name, value in run.arguments:
         size += _ARGUMENT_BYTES + _length(name) + (_length(value) if isinstance(value, str) else 0)
@@ -151,5 +151,5 @@ def _size_of(job_type: str, run: Run) -> int:
 
 
 def _length(text: str) -> int:
-    """Return how many bytes a text takes up: Python keeps each letter as wide as the widest."""
+    """Return the size of a text: Python stores each letter as wide as the widest."""
     return len(text) if text.isascii() else 4 * len(text)

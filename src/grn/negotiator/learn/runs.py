@@ -1,4 +1,4 @@
-"""Jobs that run: followed while they do, and learned from when they end."""
+"""Follow the memory of running jobs, and learn from runs that end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from grn.negotiator.schedule.placement import allowed
 
 
 class Runs:
-    """Turns readings and ends into what is known of leases and of job types."""
+    """Turns readings and ends into updates of leases and of job types."""
 
     def __init__(
         self, rules: Rules, memory: TypeProfiles, loads: Loads, holdings: Holdings
@@ -38,15 +38,15 @@ class Runs:
         self._memory = memory
         self._loads = loads
         self._holdings = holdings
-        self._guilt: dict[str, str] = {}  # leases whose growth cost others their lives
+        self._guilt: dict[str, str] = {}  # leases whose growth made other jobs run out of memory
         self._outgrew: dict[str, int] = {}  # leases above their reservation, and their use then
         self.wall_offset_s = 0.0
 
     def look(self, at: float, survived: Collection[str] = ()) -> Iterator[Action]:
-        """Take in what the latest readings show of every lease.
+        """Apply the latest readings to every lease.
 
-        A lease in `survived` stays as it is: processes of a dead job live on, and one that has no
-        memory yet may still take what was promised to it.
+        A lease in `survived` stays as it is: processes of a dead job are alive, and one without
+        memory may still use the reservation.
         """
         for lease in list(self._holdings.leases.values()):
             if lease.state is LeaseState.DRAINING:
@@ -71,19 +71,19 @@ class Runs:
                 self._memory.outgrown(lease.request, book.gpu.model, peak + peak // 10)
                 first = seen[lease_id] = self._outgrew.get(lease_id, peak)
                 if rose_at is not None and peak > first and at - rose_at < self._rules.flat_s:
-                    is_growing = True  # a single jump, or memory from before the lease, is none
+                    is_growing = True  # not on a single jump or memory from before the lease
             if is_growing != book.is_closed:
                 book.close(is_growing)
         self._outgrew = seen
 
     def drop(self, lease: Lease) -> Iterator[Action]:
-        """Strike a lease out, also where it is written down."""
+        """Remove a lease, also from the state file."""
         self._guilt.pop(lease.id, None)
         self._holdings.drop(lease)
         yield DropLease(lease.id)
 
     def ended(self, lease: Lease, event: Released) -> tuple[LeaseSettled, list[Action]]:
-        """Judge the end of a run and learn from it; return how it ended and what to save."""
+        """Judge the end of a run and learn from it; return the outcome and what to save."""
         peak = max(self._holdings.watches[lease.id].peak_bytes, event.peak_bytes or 0) or None
         was_sharing = self._holdings.is_sharing(lease)
         settled, verdict = LeaseSettled(event.outcome, not was_sharing, peak), None
@@ -101,7 +101,7 @@ class Runs:
     def _learn(
         self, lease: Lease, event: Released, was_sharing: bool, verdict: Verdict | None
     ) -> Iterator[Action]:
-        """Remember a run that taught something."""
+        """Remember a run that shows the job's need."""
         request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
         self._memory.run_over(request, model)
         outcome, asked, note = event.outcome, event.asked_bytes, self._guilt.get(lease.id, "")
@@ -109,7 +109,7 @@ class Runs:
         if verdict is not None:
             note = verdict.text
             ran_out_alone = verdict.fault is Fault.OWN and self._model_of(lease) is not None
-            if verdict.is_innocent:  # the peak counts, and nothing is held against its type
+            if verdict.is_innocent:  # the peak counts, and the estimate of its type does not grow
                 outcome, asked = Outcome.FAILED, None
         end = profiling.RunEnd(
             outcome=outcome,
@@ -124,7 +124,7 @@ class Runs:
             code=request.code,
         )
         usual_s = None
-        if outcome is Outcome.FAILED:  # only a failure is held against the usual time
+        if outcome is Outcome.FAILED:  # only a failure is compared with the usual duration
             usual_s = profiling.usual_duration_s(self._memory.profile(request.job_type, model))
         watch = self._holdings.watches[lease.id]
         run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
@@ -141,7 +141,7 @@ class Runs:
                 yield SaveNumber(CHANCE, chance)
 
     def _verdict(self, lease: Lease, peak_bytes: int, asked_bytes: int | None) -> Verdict:
-        """Judge whose fault it is that a job has run out of memory."""
+        """Find the cause of a job's running out of memory."""
         job = Participant(lease.id, lease.request.label, lease.reserved_bytes, peak_bytes)
         books = self._holdings.books_of(lease)
         beside = {
@@ -159,10 +159,10 @@ class Runs:
         return verdict
 
     def _has_larger(self, lease: Lease, used_bytes: int, asked_bytes: int | None) -> bool:
-        """True when a job that ran out of memory alone can go on where there is more."""
+        """True when a job that ran out of memory alone can use a larger GPU."""
         request, model = lease.request, self._model_of(lease)
         if model is None or not (request.has_parent or request.is_command):
-            return False  # the process has used its GPU, and CUDA cannot move
+            return False  # the process has used its GPU, and its CUDA context cannot move
         had = self._holdings.sizes()[model].capacity_bytes
         enough = max(had + 1, used_bytes + (asked_bytes or 0))
         books = allowed(request, list(self._holdings.books.values()))
@@ -180,7 +180,7 @@ class Runs:
                 self._guilt[part.lease] = text
 
     def _drain(self, lease: Lease) -> Iterator[Action]:
-        """Let a dead job's lease go when the driver shows its memory gone."""
+        """Release a dead job's lease when the driver shows its memory as free."""
         books = self._holdings.books_of(lease)
         if not all(book.is_read for book in books):
             return
@@ -193,15 +193,15 @@ class Runs:
             yield from self.drop(lease)
 
     def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
-        """Follow the memory of a running job; a first run that is flat gives room back."""
+        """Follow the memory of a running job; shrink the reservation of a flat first run."""
         books = self._holdings.books_of(lease)
         if not all(book.is_read for book in books):
-            return  # silence shows nothing, least of all that its memory is flat
+            return  # without a reading nothing shows that its memory is flat
         measured = [book.measured_of(lease.id) for book in books]
         used = max((size for size in measured if size is not None), default=0)
         is_hidden = any(book.unexplained_bytes > book.guard_bytes for book in books)
         if not used and (None in measured or is_hidden):
-            return  # a driver that does not say what a process uses does not say that it uses none
+            return  # a driver that hides a process's memory does not show that it uses none
         watch = self._holdings.watches[lease.id].seen(at, used)
         self._holdings.watches[lease.id] = watch
         if watch.is_settled:
@@ -218,10 +218,10 @@ class Runs:
             yield from self._trim(lease, watch, at)
 
     def _settle(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
-        """Let a first run keep what it has shown to need, and a little more."""
+        """Shrink a first run's reservation to its measured need and some headroom."""
         model = self._holdings.books[lease.gpus[0]].gpu.model
         keep = profiling.shrunk_bytes(watch, at, self._holdings.sizes()[model].capacity_bytes)
-        if self._memory.is_grower(lease.request.job_type):  # what it has now says little
+        if self._memory.is_grower(lease.request.job_type):  # its present memory shows little
             needs = self._memory.needs(lease.request, self._holdings.sizes())
             keep = max(keep, needs[model].need_bytes)
         shrunk = tuple(min(before, keep) for before in lease.reserved)
@@ -231,7 +231,7 @@ class Runs:
         yield SaveLease(settled)
 
     def _follow(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
-        """Let a first run that grows on and on hold up neither its siblings nor all the room."""
+        """Stop a first run that keeps growing from blocking its siblings and the whole GPU."""
         is_long = at - watch.began_at >= profiling.GROWS_ON_S
         if not (lease.is_probe and is_long and watch.peak_bytes) or lease.request.is_exclusive:
             return
@@ -248,7 +248,7 @@ class Runs:
             yield SaveLease(grown)
 
     def _trim(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
-        """Take back what a run seems not to need: it is flat, where runs like it were if any."""
+        """Shrink the reservation of a run that is flat, near the peak of runs like it if any."""
         model = self._holdings.books[lease.gpus[0]].gpu.model
         capacity = self._holdings.sizes()[model].capacity_bytes
         most = self._memory.most_of_alike(lease.request, model)
@@ -256,7 +256,7 @@ class Runs:
             keep = profiling.trimmed_bytes(watch, most, capacity)
         elif most is None or self._memory.is_grower(lease.request.job_type):
             return
-        else:  # nobody was given the same: as after a first run
+        else:  # no run had the same arguments: as after a first run
             keep = profiling.shrunk_bytes(watch, at, capacity)
         trimmed = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
         if trimmed != lease:
@@ -265,7 +265,7 @@ class Runs:
 
 
 def _part(lease: Lease, book: Book) -> Participant:
-    """Return what a neighbour had and used; one that is gone, or unclear, kept to what it had."""
+    """Return a neighbour's reservation and use; a gone or unclear one counts as within it."""
     reserved = lease.reserved_on(book.gpu.uuid)
     used = book.measured.get(lease.id) or 0
     if used > reserved and lease.id not in book.outgrown():

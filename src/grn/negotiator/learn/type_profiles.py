@@ -1,4 +1,4 @@
-"""What the negotiator remembers of job types, and what a request is believed to need.
+"""The profiles of job types, and the estimated need of a request.
 
 Turns finished runs into profiles and profiles into needs; it grants nothing.
 """
@@ -21,11 +21,11 @@ from grn.negotiator.learn.quota import TypeQuota
 from grn.negotiator.schedule.placement import Need, Size
 
 Key = tuple[str, str]  # job type, GPU model
-CHANCE = "miss_chance"  # the name it is saved by
+CHANCE = "miss_chance"  # its name in the state file
 _ANY_CAPACITY = 1 << 60
-_MAX_DRAWN = 1000  # of one type,
+_MAX_DRAWN = 1000  # estimates of one type,
 _MAX_DRAWN_IN_ALL = 20_000  # and of all together
-_MORE = 1.1  # times what a first run has that still grows
+_MORE = 1.1  # times the use of a first run that still grows
 _What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
 _Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
@@ -35,26 +35,26 @@ class TypeProfiles:
 
     def __init__(self) -> None:
         self._types: dict[Key, Known] = {}
-        self._running: dict[Key, _Flat] = {}  # what a flat first run shows
-        self._growing: dict[Key, tuple[str, int]] = {}  # what one has that is not flat: lease, peak
-        self._outgrown: dict[Key, dict[str, _Flat]] = {}  # runs with more than they reserved
-        self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> what its arguments lead to
-        self._drawn_count = 0  # at least as many as there are in there
+        self._running: dict[Key, _Flat] = {}  # the measured need of a flat first run
+        self._growing: dict[Key, tuple[str, int]] = {}  # a first run that is not flat: lease, peak
+        self._outgrown: dict[Key, dict[str, _Flat]] = {}  # runs above their reservation
+        self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> needs by arguments
+        self._drawn_count = 0  # an upper bound of their number
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
         self.quota = TypeQuota()
         self._ran_out: dict[str, set[str]] = {}  # job type -> models too small for a run of it
         self._experience = Experience()
-        self._told = self._experience.margin  # the margin that all estimates are drawn with,
-        self._outdated: deque[Key] = deque()  # or will be: one type at a time
+        self._told = self._experience.margin  # the margin of all estimates,
+        self._outdated: deque[Key] = deque()  # but for these, renewed one at a time
         self.version = 0  # rises whenever a need may have changed
         self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
         self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
         self._ranked: dict[tuple[str, int], list[int]] = {}  # the same needs in order
-        self._stale: set[Key] = set()  # what in there is not right any more
-        self.woken: set[str] = set()  # types whose need has changed since somebody asked
+        self._stale: set[Key] = set()  # entries of `_known` that are out of date
+        self.woken: set[str] = set()  # types whose need has changed since the caller cleared this
 
     def load(self, profiles: Iterable[Profile], chance: float | None = None) -> None:
-        """Take in what was saved."""
+        """Load saved profiles."""
         if chance is not None:
             self._experience.resume(chance)
         for profile in profiles:
@@ -71,15 +71,15 @@ class TypeProfiles:
 
     @property
     def margin(self) -> Margin:
-        """Return how careful estimates are."""
+        """Return the current margin."""
         return self._experience.margin
 
     def number_to_save(self) -> float | None:
-        """Return the chance that estimates accept, if it is time to write it down."""
+        """Return the chance that estimates accept, if it is time to save it."""
         return self._experience.chance_to_save()
 
     def known(self, job_type: str, model: str) -> Known | None:
-        """Return all that is known of a type, None when it was never seen."""
+        """Return the runs and estimates of a type on a model, None without runs."""
         return self._types.get((job_type, model))
 
     def profiles(self) -> list[Profile]:
@@ -116,7 +116,7 @@ class TypeProfiles:
         self._renew_one()
 
     def _weigh(self, key: Key) -> None:
-        """See how much the peaks of a type differ, which says something of all others."""
+        """Update the margin of all types by the spread of one type's peaks."""
         known = self._types[key]
         if known.unweighed < max(ENOUGH_RUNS, len(known.profile.runs) // 5):
             return
@@ -127,7 +127,7 @@ class TypeProfiles:
             self._outdated = deque(self._types)
 
     def _renew_one(self) -> None:
-        """Draw estimates with a new margin, one type with each run, so that nobody waits for it."""
+        """Renew one type's estimates with a new margin: all at once would delay requests."""
         while self._outdated:
             key = self._outdated.popleft()
             if key in self._types:
@@ -136,27 +136,27 @@ class TypeProfiles:
                 return
 
     def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
-        """Remember what a first run seems to need before it has ended."""
+        """Remember the measured need of a first run that still runs."""
         key = (request.job_type, model)
         self._running[key] = (request.lease, need_bytes, request.arguments)
         self._stale.add(key)
         self._note_change(request.job_type)
 
     def grows_on(self, request: Request, model: str, peak_bytes: int) -> None:
-        """Remember what a first run has that is not flat: its siblings need that at least."""
+        """Remember the peak of a first run that is not flat: its siblings need at least that."""
         self._growing[(request.job_type, model)] = (request.lease, peak_bytes)
 
     def outgrown(self, request: Request, model: str, need_bytes: int) -> None:
-        """Remember that a run needs more than was believed, before it has ended."""
+        """Remember that a running job needs more than its estimate."""
         lives = self._outgrown.setdefault((request.job_type, model), {})
         known = lives.get(request.lease)
         if known is None or need_bytes > known[1]:
             lives[request.lease] = (request.lease, need_bytes, mattering(request.arguments))
-            if known is None or need_bytes > known[1] * 1.05:  # every tick is no news
+            if known is None or need_bytes > known[1] * 1.05:  # ignore small changes
                 self._note_change(request.job_type)
 
     def run_over(self, request: Request, model: str) -> None:
-        """Drop what a first run seemed to need, when it is this one that has ended."""
+        """Drop the provisional need of a first run that has ended."""
         key = (request.job_type, model)
         if key in self._growing and self._growing[key][0] == request.lease:
             del self._growing[key]
@@ -187,22 +187,22 @@ class TypeProfiles:
         return bool(keys)
 
     def drop(self, job_type: str) -> None:
-        """Forget a type for want of room: nothing is left that tells it was ever there."""
+        """Evict a type without a trace."""
         self.forget(job_type)
         self.changed.pop(job_type, None)
         self.woken.discard(job_type)
 
     def version_of(self, job_type: str) -> int:
-        """Return a number that rises whenever a type may need something else, unless by a guess."""
+        """Return a number that rises whenever a type's need may have changed, but for guesses."""
         return self.changed.get(job_type, 0)
 
     def is_guess(self, job_type: str) -> bool:
-        """True when only runs of other types tell what a type may need."""
+        """True when a type's need is guessed from runs of other types."""
         models = self._models.get(job_type, ())
         return not any(self.estimate(job_type, model, _ANY_CAPACITY) for model in models)
 
     def least_guess(self, sizes: Mapping[str, Size]) -> int:
-        """Return what a type nobody knows is believed to need at least, on any model."""
+        """Return the least guessed need of an unknown type on any model."""
         return min(
             profiling.guess_bytes(
                 self._known_on(model, size.capacity_bytes), 0, size.capacity_bytes, is_ranked=True
@@ -211,7 +211,7 @@ class TypeProfiles:
         )
 
     def estimate(self, job_type: str, model: str, capacity_bytes: int) -> Estimate | None:
-        """Return what is believed of the next run, None for a type never measured."""
+        """Return the estimate for the next run, None for a type never measured."""
         known = self._types.get((job_type, model))
         return known.estimate(capacity_bytes, self.margin) if known else None
 
@@ -221,24 +221,24 @@ class TypeProfiles:
         return any(profiling.is_grower(self.profile(job_type, model)) for model in models)
 
     def usual_s(self, job_type: str, model: str) -> float | None:
-        """Return how long runs of a type usually take, None when no good one was seen."""
+        """Return how long runs of a type usually take, None without a successful run."""
         known = self._types.get((job_type, model))
         return known.usual_s() if known else None
 
     def alone_s(self, request: Request, model: str, power: float) -> float | None:
-        """Return how long a run with these arguments takes alone, None when nobody knows."""
+        """Return how long a run with these arguments takes alone, None when unknown."""
         known = self._types.get((request.job_type, model))
         return known.alone_s(request.arguments, power) if known else None
 
     def most_of_alike(self, request: Request, model: str) -> int | None:
-        """Return the most that runs like this one have used, 0 if none, None if nobody can tell."""
+        """Return the largest peak of runs like this one, 0 if there are none, None if unknown."""
         known = self._types.get((request.job_type, model))
         if known is None or not profiling.is_known(known.profile):
             return None
         return profiling.most_of_alike(known.of_code(request.code).telling, request.arguments)
 
     def refresh(self) -> None:
-        """Draw the estimates that new runs have changed, so that nobody waits for that later."""
+        """Compute the estimates that new runs have changed, before a request needs them."""
         stale, self._stale = self._stale, set()  # a set that was large once is slow to empty
         for key in stale:
             for (model, capacity_bytes), known in self._known.items():
@@ -262,14 +262,14 @@ class TypeProfiles:
         ):
             return needs
         if request.gpus > 1:
-            # Too few GPUs may be as large as one model tells: a need that is cut can be tried.
+            # Too few GPUs may be as large as another model's runs suggest: try with a capped need.
             return needs if request.mem_bytes is not None else _cut(needs, sizes)
         return other_models.fitted(needs, bound, sizes, sizes if reach is None else reach)
 
     def never_fits(
         self, request: Request, sizes: Mapping[str, Size], reach: Collection[str]
     ) -> str | None:
-        """Say why no GPU here will do: too small by what is known, and tried in vain."""
+        """Return why no GPU here can serve a request: all proved too small."""
         bound = self._bound(request, sizes) if request.mem_bytes is None else None
         if bound is None or not reach:
             return None
@@ -284,7 +284,7 @@ class TypeProfiles:
         )
 
     def _bound(self, request: Request, sizes: Mapping[str, Size]) -> other_models.Bound | None:
-        """Return what runs that ran out of memory alone on a GPU prove to be too little."""
+        """Return the lower bound by runs that ran out of memory alone on a GPU."""
         names = self._ran_out.get(request.job_type)
         if not names:
             return None
@@ -301,21 +301,21 @@ class TypeProfiles:
         return self._raised(request, need, size.capacity_bytes)
 
     def _as_said(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
-        """Return what is believed, or what was stated if that is more."""
+        """Return the larger of the estimated and the stated need."""
         size = sizes[model]
         believed = self._believed(request, model, sizes)
         stated = request.mem_bytes
         if stated is None:
             return believed
-        stated = min(stated, size.capacity_bytes)  # "all of it" means all that can be promised
-        if believed.is_probe:  # a guess gives way to a word, but not what failed runs have shown
+        stated = min(stated, size.capacity_bytes)  # "all of it" means all that can be reserved
+        if believed.is_probe:  # a stated need replaces a guess, but not a bound of failed runs
             floor = self._floor((request.job_type, model), size.capacity_bytes)
             believed = Need(floor, False, f"a failed run already needed {show_size(floor)}")
         text = "as stated" if stated >= believed.need_bytes else believed.because
         return Need(max(stated, believed.need_bytes), False, text)
 
     def _at_least(self, request: Request, model: str, capacity_bytes: int, need: Need) -> Need:
-        """Believe a run that is still going and has outgrown what was believed before."""
+        """Raise a need to that of a running job that has outgrown its estimate."""
         lives = self._outgrown.get((request.job_type, model), {}).values()
         alike = mattering(request.arguments)
         most = max((size for _, size, given in lives if given == alike), default=0)
@@ -366,7 +366,7 @@ class TypeProfiles:
     def _by_arguments(
         self, request: Request, known: Known, capacity_bytes: int, estimate: Estimate
     ) -> Need:
-        """Return what a type of which something is known needs with these arguments."""
+        """Return the need of a known type with these arguments."""
         told = known.by_arguments
         said = told.bound(request.arguments, capacity_bytes, self.margin)
         need, because = said or (estimate.need_bytes, estimate.because)
@@ -379,25 +379,25 @@ class TypeProfiles:
             shown = min(capacity_bytes, max(running[1], floor))
             return Need(shown, False, "a run that is still going is flat at that")
         if told.line is None or beyond.name not in (told.line.text, *told.line.names):
-            # Memory grows at most as fast as what it is made for, and there may be a fixed part.
+            # Memory grows at most in proportion to the argument, and there may be a fixed part.
             need = int(min(float(capacity_bytes), need * beyond.times))
         need = min(capacity_bytes, max(need, estimate.need_bytes, floor))
         because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
         return Need(need, True, because)
 
     def _least(self, key: Key, capacity_bytes: int) -> int:
-        """Return what a type without a good run on a model needs there at least."""
+        """Return the least need of a type without a successful run on a model."""
         so_far = int(self._growing.get(key, ("", 0))[1] * _MORE)
         return min(capacity_bytes, max(self._floor(key, capacity_bytes), so_far))
 
     def _elsewhere(
         self, request: Request, model: str, sizes: Mapping[str, Size]
     ) -> tuple[int, str] | None:
-        """Return the need by runs on other models and the model that says so, None: nobody knows.
+        """Return the need by runs on other models, and that model; None when unknown.
 
-        The same type on another model says more than other types on this one, unless it took all
-        there was. It is not cut to what this model has, except for headroom: a run that would fit
-        here without it has the whole GPU as a first run.
+        The same type on another model is better evidence than other types on this one, unless it
+        used all memory there. The need is not capped to this model's memory, except for headroom: a
+        run that would fit here without headroom gets the whole GPU as a first run.
         """
         most = sizes[model].capacity_bytes
         found: tuple[int, str] | None = None
@@ -419,7 +419,7 @@ class TypeProfiles:
 
     def _guess(self, key: Key, floor: int, capacity_bytes: int, gpus: int) -> int:
         known = self._known_on(key[1], capacity_bytes)
-        if gpus > 1:  # who asks for several GPUs has found one of them too small
+        if gpus > 1:  # a job on several GPUs has probably found one too small
             floor = max(floor, int(capacity_bytes * profiling.GANG_SHARE))
         return profiling.guess_bytes(known, floor, capacity_bytes, is_ranked=True)
 
@@ -440,7 +440,7 @@ class TypeProfiles:
         return self._ranked[slot]
 
     def _shown(self, key: Key, capacity_bytes: int) -> int | None:
-        """Return the most that runs of a type have used; a first run that is flat counts, too."""
+        """Return the largest peak of a type; a flat first run counts, too."""
         estimate, running = self.estimate(*key, capacity_bytes), self._running.get(key)
         if estimate is not None:
             return min(capacity_bytes, estimate.largest_bytes)
@@ -448,7 +448,7 @@ class TypeProfiles:
 
     @staticmethod
     def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:
-        """Give a job that ran out of memory more room than was believed enough."""
+        """Raise the need of a job that ran out of memory above its estimate."""
         if not request.attempt or need.need_bytes > capacity_bytes:
             return need
         more = profiling.after_out_of_memory(need.need_bytes, request.attempt, capacity_bytes)
@@ -467,7 +467,7 @@ class TypeProfiles:
 
 
 def _cut(needs: Mapping[str, Need], sizes: Mapping[str, Size]) -> dict[str, Need]:
-    """Return needs that are nowhere more than a GPU of the model has."""
+    """Cap each need to the memory of its GPU model."""
     return {
         model: replace(need, need_bytes=min(need.need_bytes, sizes[model].capacity_bytes))
         for model, need in needs.items()
@@ -475,5 +475,5 @@ def _cut(needs: Mapping[str, Need], sizes: Mapping[str, Size]) -> dict[str, Need
 
 
 def _was_estimated(request: Request) -> bool:
-    """True when nothing but our own estimate said how much memory a job was given."""
+    """True when a job's reservation came from an estimate only."""
     return request.mem_bytes is None and not request.attempt and not request.is_exclusive
