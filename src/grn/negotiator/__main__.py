@@ -51,7 +51,7 @@ BANNER = r"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the negotiator until it is told to stop."""
+    """Run the negotiator until a request or a signal stops it."""
     arguments = _parse(argv)
     _log_to_stderr(arguments.log, arguments.debug)
     try:
@@ -171,7 +171,7 @@ def _announce(
 
 
 def _say(fd: int | None, line: str) -> None:
-    """Tell whoever started us in the background; they may be gone."""
+    """Report to the process that started this one in the background; it may be gone."""
     if fd is not None:
         with contextlib.suppress(OSError):
             os.write(fd, line.replace("\n", " ").encode() + b"\n")
@@ -179,10 +179,10 @@ def _say(fd: int | None, line: str) -> None:
 
 
 def _calm_collector() -> None:
-    """Keep the garbage collector from walking all who wait in the midst of a decision.
+    """Keep the garbage collector from walking all waiting requests during a decision.
 
-    A hundred thousand requests take it a tenth of a second. What lives for ever need not be walked
-    at all, young objects are looked at as usual, and the rest while nobody waits.
+    A hundred thousand requests take it a tenth of a second. Permanent objects are frozen, young
+    ones collected as usual, and the rest while the loop is idle.
     """
     gc.freeze()
     gc.set_threshold(1_000, 5, 1_000_000)
@@ -207,7 +207,7 @@ async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event
 def _log_to_stderr(path: str | None, is_debug: bool) -> None:
     capped_log.begin(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    # What no line of ours shows is not looked up for each of them.
+    # Do not look up, for each log line, facts that the format does not show.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
 

@@ -1,4 +1,4 @@
-"""Audit log: who changed, or tried to change, what belongs to others; lines are only added.
+"""Audit log: changes, and attempts to change, what belongs to other users; append-only.
 
 A user's own requests are not logged here. A full disk never blocks the action itself.
 """
@@ -15,14 +15,14 @@ import msgspec
 
 log = logging.getLogger(__name__)
 FILE_NAME = "audit.jsonl"
-MAX_BYTES = 4 << 20  # of one file; the one before is kept as well
+MAX_BYTES = 4 << 20  # of one file; one older file is kept
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Audit:
-    """The file, in the folder of whoever runs the negotiator."""
+    """The file, in the folder of the user who runs the negotiator."""
 
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, FILE_NAME)
@@ -45,7 +45,7 @@ class Audit:
             log.warning("action=audit result=failed reason=%r", str(error))
 
     def last(self, most: int) -> list[dict[str, Any]]:
-        """Return the last lines, oldest first; one that was cut off is left out."""
+        """Return the last lines, oldest first; an incomplete line is left out."""
         rows: list[dict[str, Any]] = []
         for path in (self._before, self._path):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Change feed: the snapshot that subscribers have, and what differs from it now.
+"""Change feed: the snapshot that subscribers have, and the changes since.
 
 Made of the same rows as `status`, but with points in time instead of durations and sort keys
 instead of positions, so that nothing changes by itself.
@@ -20,17 +20,17 @@ from grn.negotiator.schedule.order import Group, Waiting
 
 Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
-FIRST_GROUPS = 16  # of those who wait, so many are asked for their reason each time,
-NEXT_GROUPS = 24  # and so many of the others in turn, since each answer takes its time
-MAX_NEW_ROWS = 100  # of leases and of requests that are taken in at once
-MAX_SAID_ROWS = 1000  # that are told of a new reason at once
+FIRST_GROUPS = 16  # the first waiting groups, whose reasons are computed each time,
+NEXT_GROUPS = 24  # and of the others this many in turn, since each answer takes time
+MAX_NEW_ROWS = 100  # new leases and requests per update
+MAX_SAID_ROWS = 1000  # rows with a new reason per update
 ENDS_SHOWN = 200
-ORIGIN_DIGITS = 16  # of a key: those of the queue that made it, where one did
+ORIGIN_DIGITS = 16  # of a key: they name the queue that made it, where one did
 _UNSAID: Said = (None, "")
 
 
 class ChangeFeed:
-    """The machine as followers know it."""
+    """The machine as subscribers last received it."""
 
     def __init__(self, view: EngineView, history: History, wall_offset_s: float) -> None:
         self._view = view
@@ -39,8 +39,8 @@ class ChangeFeed:
         self._gpus: dict[str, Row] = {}
         self._leases: dict[str, tuple[Lease, Row]] = {}
         self._waiting: dict[str, tuple[Waiting, Row]] = {}
-        self._ids: dict[str, str] = {}  # of those who wait: key -> id
-        self.is_behind = False  # more has changed than was taken in at once
+        self._ids: dict[str, str] = {}  # waiting requests: key -> id
+        self.is_behind = False  # changes are left for the next update
         self._changed = dict.fromkeys(one.request.key for one in view.waitlist.ordered())
         view.follow(self._changed)
         self._said: dict[object, Said] = {}  # kind of request -> why it waits
@@ -48,15 +48,15 @@ class ChangeFeed:
         self._last_end = history.ends[-1].number if history.ends else 0
 
     def close(self) -> None:
-        """Follow the view no more."""
+        """Stop following the view."""
         self._view.unfollow(self._changed)
 
     def whole(self) -> Row:
-        """Return all of it, as it was when `changes` was last called."""
+        """Return the whole snapshot as of the last call of `changes`."""
         return {**self.frame(), **self.rows([*self._leases, *self._waiting])}
 
     def frame(self) -> Row:
-        """Return all but leases and requests."""
+        """Return the snapshot without leases and requests."""
         ends = [end for end in self._history.ends if end.number <= self._last_end]
         return {
             "gpus": self.gpus(),
@@ -73,7 +73,7 @@ class ChangeFeed:
         return [*self._leases, *self._waiting]
 
     def rows(self, ids: Iterable[str]) -> Row:
-        """Return the leases and the requests with these ids, as far as there are any."""
+        """Return the leases and requests that exist with these ids."""
         ids = list(ids)
         return {
             "leases": [self._leases[one][1] for one in ids if one in self._leases],
@@ -81,9 +81,9 @@ class ChangeFeed:
         }
 
     def changes(self, at: float, with_reasons: bool = True) -> Row:
-        """Look at the engine and return what is new; keys with nothing in them are left out.
+        """Read the engine and return the changes; empty keys are left out.
 
-        To ask for reasons takes longer than all else.
+        Computing reasons takes longer than all else.
         """
         gone: set[str] = set()
         found: dict[str, list[Any]] = {
@@ -153,7 +153,7 @@ class ChangeFeed:
         return changed.values()
 
     def _ask_some(self, at: float, changed: dict[str, Row]) -> None:
-        """Ask some groups for their reason and note whose rows change."""
+        """Compute the reasons of some groups and note the rows that change."""
         for group in self._groups_to_ask():
             if len(changed) < MAX_SAID_ROWS:
                 for row in self._ask(group, at, MAX_SAID_ROWS - len(changed)):
@@ -175,7 +175,7 @@ class ChangeFeed:
         return row
 
     def _groups_to_ask(self) -> list[Group]:
-        """Return the first in turn, some of the others, and never so many that it takes long."""
+        """Return the first groups in turn and some of the others, a bounded number."""
         groups = list(self._view.waitlist.in_turn())
         first, others = groups[:FIRST_GROUPS], groups[FIRST_GROUPS:]
         if len(others) <= NEXT_GROUPS:
@@ -185,7 +185,7 @@ class ChangeFeed:
         return first + (others + others)[begin : begin + NEXT_GROUPS]
 
     def _ask(self, group: Group, at: float, most: int) -> Iterable[Row]:
-        """Return how the rows of a group change; of very many the rest at the next times."""
+        """Return the changed rows of a group, at most `most`; the rest follow later."""
         rows = [
             (one, self._waiting[one.request.lease][1])
             for one in group.in_line()
@@ -196,7 +196,7 @@ class ChangeFeed:
         wait = self._view.why(group.head.request.key, at)
         said: Said = (wait.reason.value, harmless(wait.text)) if wait else _UNSAID
         self._said[group.kind] = said
-        # When one has moved all of them have; they are told in order.
+        # When one row has moved all of them have; they are sent in order.
         has_moved = any(
             row["turn"] != list(self._view.turn(one)) for one, row in (rows[0], rows[-1])
         )

@@ -35,7 +35,7 @@ class Endings:
         self._gone.pop(lease_id, None)
 
     def forget(self, lease_id: str) -> None:
-        """Drop everything known of a lease."""
+        """Drop all records of a lease."""
         self._reported.discard(lease_id)
         self._overflowed.discard(lease_id)
         self._gone.pop(lease_id, None)
@@ -74,7 +74,7 @@ class Endings:
                 yield lease
 
     def overflow(self, reading: Reading) -> Iterator[KillProcesses]:
-        """Return what to kill on a virtual GPU; call it before the reading is taken in."""
+        """Return what to kill on a virtual GPU; call it before the reading is applied."""
         book = self._holdings.books[reading.uuid]
         for lease_id in overflowing(book.gpu, reading, book.reading, self._overflowed):
             self._overflowed.add(lease_id)

@@ -1,6 +1,6 @@
 """The state of the negotiator; events enter through `handle(event) -> actions`.
 
-Decides who gets which GPU and when. It never touches the machine: time comes in with the events.
+Decides which request gets which GPU, and when. Does no I/O: time comes with the events.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Engine:
         self._leases = self._holdings.leases
         self._endings = Endings(self._holdings)
         self._sequence = 0
-        self._saved: set[str] = set()  # keys that are written down as waiting
+        self._saved: set[str] = set()  # keys saved as waiting
         self._returning = Returning(self._waitlist)
         self._grace_until = _NEVER
         self._residue_until = _NEVER
@@ -106,7 +106,7 @@ class Engine:
             self._memory.quota.dropped,
         )
 
-    # --- the door ------------------------------------------------------------------------
+    # --- entry ------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
@@ -188,7 +188,7 @@ class Engine:
         self._memory.load(profiles, dict(event.numbers).get(CHANCE))
         self._loads.load(profiles)
         self._holdings.set_caps()
-        self._memory.woken.clear()  # nobody waits yet
+        self._memory.woken.clear()  # no request waits yet
         for lease in event.leases:
             if all(uuid in self._books for uuid in lease.gpus):
                 self._holdings.put(lease, event.at)
@@ -198,12 +198,12 @@ class Engine:
             else:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
         for book in self._books.values():
-            book.read(book.reading)  # again, now that it is known whose memory it shows
+            book.read(book.reading)  # again, now that its memory can be attributed
         self._returning.expect(event.waiting)
         self._sequence = max((place + 1 for _, place in event.waiting), default=0)
         self._saved = {key for key, _ in event.waiting}
         if self._books:
-            self._granter.guess()  # drawn from all profiles: not while somebody waits for an answer
+            self._granter.guess()  # needs all profiles: compute it before the first request
         if event.waiting:
             self._grace_until = event.at + self._rules.grace_s
 
@@ -263,7 +263,7 @@ class Engine:
         return waiting
 
     def _placed(self, request: Request, sequence: int, at: float) -> Waiting:
-        """Give a new request its place among those of its user, and that among those of others."""
+        """Give a new request its place in its user's line, and the user its place among users."""
         usual = [self._memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
         usual_s = min((each for each in usual if each is not None), default=None)
         is_short = self._granter.is_short(request)
@@ -277,11 +277,11 @@ class Engine:
         waiting = self._shares.join(waiting, at, self._returning.place_before(waiting))
         self._returning.came(waiting)
         if self._shares.are_several() and not were_several:
-            self._move_users(at)  # until now nobody had to know where the first stood
+            self._move_users(at)  # the first user had no position until now
         return waiting
 
     def _judged(self, waiting: Waiting) -> Waiting:
-        """Let one that turns out to be short, or not to be, stand with its like."""
+        """Move a request that turned out to be short, or not, to its class."""
         is_short = self._granter.is_short(waiting.request)
         return waiting if is_short is waiting.is_short else self._shares.becomes(waiting, is_short)
 
@@ -295,7 +295,7 @@ class Engine:
         waiting = self._waitlist.pop(event.key)
         if waiting is not None:
             self._shares.gave_up(waiting)
-            yield from self._schedule(event.at)  # it may have kept GPUs closed to others
+            yield from self._schedule(event.at)  # GPUs may have been reserved for it
 
     def _holder_changed(self, event: HolderChanged) -> Iterator[Action]:
         lease = self._leases.get(event.lease)
@@ -341,7 +341,7 @@ class Engine:
         yield from self._runs.drop(lease)
         yield from self._drop_types()
         if not is_virtual:
-            # The process lives on and may keep its memory a moment longer than its lease.
+            # The process still runs and may keep its memory a moment longer than its lease.
             self._residue_until = event.at + _RESIDUE_S
         yield from self._schedule(event.at)
         if self._wants_look(event.at):
@@ -404,7 +404,7 @@ class Engine:
             yield from self._schedule(event.at)
 
     def _drop_types(self) -> Iterator[Action]:
-        """Forget types that are too many, but none that runs or waits."""
+        """Evict types above the quota, but none that runs or waits."""
         if not self._memory.quota.is_over():
             return
         in_use = {lease.request.job_type for lease in self._leases.values()}
@@ -414,7 +414,7 @@ class Engine:
             self._memory.drop(job_type)
             yield DropProfile(job_type)
 
-    # --- what users have had -------------------------------------------------------------
+    # --- usage of users -------------------------------------------------------------
 
     def _resume(self, lease: Lease, at: float) -> None:
         if lease.state is LeaseState.HELD:
@@ -431,10 +431,10 @@ class Engine:
         self._waitlist.sort(_MAX_MOVED)
         yield from self._usage.to_save(at)
 
-    # --- what follows from an event ------------------------------------------------------
+    # --- consequences of events ------------------------------------------------------
 
     def _schedule(self, at: float) -> Iterator[Action]:
-        """Grant what is free to waiting requests."""
+        """Grant free GPUs to waiting requests."""
         if at >= self._grace_until and len(self._waitlist):
             for lease in self._granter.to_all(at):
                 yield from self._given(lease)

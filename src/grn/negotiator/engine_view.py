@@ -1,4 +1,4 @@
-"""What may be read of an engine. Reading changes no decision; events change the engine.
+"""Read-only view of an engine. Reading changes no decision; events change the engine.
 
 The protocols name the reading methods of the parts, so that mypy refuses the changing ones.
 """
@@ -59,7 +59,7 @@ class KnownLoads(Protocol):
 
 
 class UserUsage(Protocol):
-    """What users have had of the GPUs, to read."""
+    """The GPU usage of users, to read."""
 
     def users(self) -> Iterable[int]: ...
     def level(self, user: int, at: float) -> float: ...
@@ -107,15 +107,15 @@ class EngineView:
         return self._shares.turn(waiting)
 
     def users_before(self, user: int, at: float) -> int:
-        """Return how many waiting users go first because they have had less."""
+        """Return how many waiting users precede this one by lower usage."""
         return self._shares.before(user, at)
 
     def watch(self, lease_id: str) -> RunWatch:
-        """Return what samples have shown of a running job."""
+        """Return the samples of a running job."""
         return self._holdings.watches[lease_id]
 
     def needs_last_look(self, lease_id: str, keeps_peaks: bool) -> bool:
-        """True when the peak of a lease is known only after one more look at its GPUs."""
+        """True when the peak of a lease is known only after one more sample of its GPUs."""
         lease = self.leases[lease_id]
         if self.books[lease.gpus[0]].gpu.kind is GpuKind.VIRTUAL:
             return False
@@ -130,6 +130,6 @@ class EngineView:
         self._waitlist.changed = keys
 
     def unfollow(self, keys: dict[str, None]) -> None:
-        """Note no more in `keys`."""
+        """Stop noting requests in `keys`."""
         if self._waitlist.changed is keys:
             self._waitlist.changed = None

@@ -12,7 +12,7 @@ from grn.model.gpu import Gpu, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.profile import Profile, Run
 
-# --- the words both sides share ------------------------------------------------------------
+# --- shared by events and actions ------------------------------------------------------------
 
 
 class LeaseState(Enum):
@@ -39,7 +39,7 @@ class WaitReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A `not yet`, with its reason for programs and its sentence for people."""
+    """A request has to wait: the reason for programs and the sentence for people."""
 
     reason: WaitReason
     text: str
@@ -52,7 +52,7 @@ class Lease:
     request: Request
     gpus: tuple[str, ...]  # uuids
     reserved: tuple[int, ...]  # bytes on each of them, in the same order
-    is_probe: bool  # the first run of its type: nobody knows yet what it needs
+    is_probe: bool  # the first run of its type: its need is unknown
     granted_at: float
     state: LeaseState = LeaseState.HELD
     outcome: Outcome = Outcome.KILLED  # what a draining lease ended with
@@ -67,19 +67,19 @@ class Lease:
         return max(self.reserved, default=0)
 
     def reserved_on(self, uuid: str) -> int:
-        """Return what is reserved on one GPU."""
+        """Return the reservation on one GPU."""
         return self.reserved[self.gpus.index(uuid)] if uuid in self.gpus else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettled:
-    """How a lease ended as the negotiator sees it; without an outcome it knows no such lease."""
+    """How a lease ended; without an outcome there is no such lease."""
 
     outcome: Outcome | None
     was_alone: bool = True
     peak_bytes: int | None = None
-    is_victim: bool = False  # it ran out of memory by no fault of its own
-    because: str = ""  # whose fault it was
+    is_victim: bool = False  # it ran out of memory because others took its room
+    because: str = ""  # the cause of running out of memory
     has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
 
@@ -88,7 +88,7 @@ class LeaseSettled:
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The negotiator came up: the GPUs it manages and what it remembers."""
+    """The negotiator started: its GPUs and its saved state."""
 
     at: float
     gpus: tuple[Gpu, ...]
@@ -97,8 +97,8 @@ class JobStarted:
     waiting: tuple[tuple[str, int], ...] = ()  # requests that may come back: key, place
     profiles: tuple[Profile, ...] = ()
     wall_offset_s: float = 0.0  # wall clock minus the clock of events
-    uses: tuple[SaveUse, ...] = ()  # what users had before
-    numbers: tuple[tuple[str, float], ...] = ()  # what was learned of all jobs together, by name
+    uses: tuple[SaveUse, ...] = ()  # saved usage of users
+    numbers: tuple[tuple[str, float], ...] = ()  # learned from all jobs together, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class HolderChanged:
-    """The process that runs the job took its lease over from the one that asked."""
+    """The process that runs the job took its lease over from the requesting process."""
 
     at: float
     lease: str
@@ -149,7 +149,7 @@ class Released:
     lease: str
     outcome: Outcome
     peak_bytes: int | None = None  # measured by the driver or the system
-    asked_bytes: int | None = None  # the allocation that failed, where a message tells
+    asked_bytes: int | None = None  # the allocation that failed, where a message names it
     gpu_peak_bytes: int | None = None  # reported by a framework
     resident_bytes: int | None = None  # of the command in main memory: the peak on a virtual GPU
 
@@ -248,16 +248,16 @@ class SaveRun:
 
 @dataclass(frozen=True, slots=True)
 class SaveUse:
-    """What a user has had of the GPUs, in hours of a whole one; 0 when that has faded away."""
+    """A user's usage, in hours of a whole GPU; 0 when it has decayed."""
 
     user: int
     used_h: float
-    at: float  # by the clock on the wall: it is read again after a reboot
+    at: float  # wall-clock time: it is read again after a reboot
 
 
 @dataclass(frozen=True, slots=True)
 class SaveNumber:
-    """Remember something that was learned of all jobs together."""
+    """Save a number that was learned from all jobs together."""
 
     name: str
     value: float

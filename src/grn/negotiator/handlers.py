@@ -1,6 +1,6 @@
-"""What each message of a client does: one function per message, and the table of all of them.
+"""Handlers of client messages: one function per message, and their table.
 
-Checks what the client may do and leaves every decision about GPUs to the engine.
+Checks permissions; every decision about GPUs is the engine's.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
     server.waiting[peer.uid] += 1
     server.asking[message.key] = peer
     loop.tell(Requested(loop.now(), _request(peer, message)))
-    if not message.command:  # a command has a process to start before it is over
+    if not message.command:  # a command lease first has a process to start
         server.stay_awake()
 
 
 def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
-    """Bind a lease to the process that says so, or to a relative of it."""
+    """Bind a lease to the requesting process, or to a relative of it."""
     lease, loop = peer.own(message.lease, "hold"), peer.loop
     if lease.state is not LeaseState.HELD:
         raise UnknownJob(f"lease {lease.id} has ended: its process is gone.")
@@ -73,14 +73,14 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
     if holder != before and loop.holders.watch(holder):
         if before is not None:
             loop.holders.unwatch(before)
-        # The parent that speaks for it will know how it ended.
+        # The parent that sent this message will know how it ended.
         is_reported = lease.id not in peer.granted or message.pid is not None
         loop.tell(HolderChanged(loop.now(), lease.id, holder, is_reported))
     peer.send(message.id, {"ok": True})
 
 
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
-    """End a lease, and say what the negotiator saw of it."""
+    """End a lease, and answer with its outcome."""
     loop = peer.loop
     ended = loop.history.end_of(message.lease)
     if ended is not None or message.lease not in loop.view.leases:
@@ -106,7 +106,7 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
 
 
 def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
-    """Promise to say how a lease ends that another process holds."""
+    """Register the client as the reporter of a lease that another process holds."""
     lease = peer.own(message.lease, "watch")
     peer.granted.add(lease.id)
     peer.loop.tell(ReporterJoined(peer.loop.now(), lease.id))
@@ -114,7 +114,7 @@ def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
 
 
 def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
-    """Take a request back, granted or not."""
+    """Withdraw a request, granted or not."""
     if peer.owner_of(message.key) not in (None, peer.uid):
         if not peer.is_root:
             raise NotAllowed("this request belongs to another user.")
@@ -135,7 +135,7 @@ def status(peer: Peer, message: negotiator_requests.StatusRequest) -> None:
 
 
 def follow(peer: Peer, message: negotiator_requests.FollowRequest) -> None:
-    """Tell all there is, and from then on what changes."""
+    """Send a snapshot, then changes."""
     if peer.follows:
         raise UsageError("this connection follows already.")
     peer.server.followers.add(peer, peer.uid, message.id)
@@ -166,7 +166,7 @@ def why(peer: Peer, message: negotiator_requests.WhyRequest) -> None:
 
 
 def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> None:
-    """Say why requests of this user wait; those that do not wait are left out."""
+    """Return why requests of this user wait; requests that do not wait are left out."""
     found = views.reasons(peer.loop.view, peer.uid, message.keys, peer.loop.now())
     peer.send(message.id, {"reasons": found})
 
@@ -178,7 +178,7 @@ def profiles(peer: Peer, message: negotiator_requests.ProfilesRequest) -> None:
 
 
 def audit(peer: Peer, message: negotiator_requests.AuditRequest) -> None:
-    """Show who changed what belongs to others, or tried to."""
+    """Show the audit log."""
     if not peer.is_keeper:
         raise NotAllowed(f"only {KEEPERS} may read this.")
     peer.send(message.id, {"audit": peer.server.audit.last(message.most)})
@@ -208,7 +208,7 @@ def forget(peer: Peer, message: negotiator_requests.ForgetRequest) -> None:
 
 
 def stop(peer: Peer, message: negotiator_requests.StopRequest) -> None:
-    """Leave; all leases go on."""
+    """Stop the negotiator; all leases stay."""
     if not peer.is_keeper:
         raise NotAllowed(f"only {KEEPERS} can stop it.")
     peer.note("stop", "")

@@ -16,7 +16,7 @@ from grn.negotiator.events import Lease, LeaseSettled, LeaseState
 
 STEP_S = 1.0  # from one kept sample to the next
 RECENT = 120  # samples of a GPU that are kept one by one
-MINUTES = 1440  # a day of them, of each GPU
+MINUTES = 1440  # a day, of each GPU
 MAX_POINTS = 128  # of one curve: when it is full, every two points become one
 MAX_CURVES = 4096
 MAX_ENDS = 1000
@@ -26,7 +26,7 @@ Point = tuple[int | None, float | None]  # memory in use, load
 
 
 class Curve:
-    """The memory of one lease over all its life: the longer it runs, the further its points."""
+    """The memory of one lease since its grant; the interval of points grows with its age."""
 
     __slots__ = ("began_at", "step_s", "values")
 
@@ -36,14 +36,14 @@ class Curve:
         self.values: list[int | None] = []
 
     def add(self, at: float, used_bytes: int | None) -> None:
-        """Add one sample; a point is the highest of all samples in its time."""
+        """Add a sample; a point is the highest sample of its interval."""
         place = max(0, int((at - self.began_at) / self.step_s))
         while place >= MAX_POINTS:
             self._halve()
             place //= 2
         values = self.values
         if len(values) <= place:
-            values += [None] * (place - len(values))  # nobody looked meanwhile
+            values += [None] * (place - len(values))  # no samples meanwhile
             values.append(used_bytes)
         elif used_bytes is not None:
             values[place] = max(values[place] or 0, used_bytes)
@@ -91,7 +91,7 @@ class LeaseEnd(NamedTuple):
 
 
 class History:
-    """All that is remembered of the recent past."""
+    """Samples, curves and ends of the recent past."""
 
     def __init__(self) -> None:
         self.gpus: dict[str, GpuPast] = {}
@@ -146,7 +146,7 @@ class History:
         return self._lost.get(lease_id)
 
     def outcomes(self) -> dict[str, int]:
-        """Return how many leases have ended how since the negotiator started."""
+        """Return the number of ended leases by outcome since the negotiator started."""
         for end in islice(reversed(self.ends), self._uncounted):
             self._counted[end.outcome] += 1
         self._uncounted = 0

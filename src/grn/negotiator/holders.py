@@ -1,4 +1,4 @@
-"""Proof of life: one pidfd for each process that holds a lease or is connected.
+"""Process liveness: one pidfd for each process that holds a lease or is connected.
 
 Reports when a process has ended; draws no conclusions.
 """
@@ -16,7 +16,7 @@ from grn.proc.watch import Watches
 
 
 class Holders:
-    """Watches processes until they end or every `watch` is taken back."""
+    """Watches processes until they end or every `watch` has its `unwatch`."""
 
     def __init__(self, on_gone: Callable[[Holder], None]) -> None:
         self._on_gone = on_gone
@@ -27,13 +27,13 @@ class Holders:
         return len(self._watches)
 
     def watch(self, holder: Holder, fd: int | None = None) -> bool:
-        """Begin to watch a process, or do so once more; False when it is gone already."""
+        """Watch a process, or count one more watch of it; False when it has ended."""
         if holder not in self._watches:
             if fd is None:
                 fd = pidfd.open_pidfd(holder)
             if fd is None:
                 return False
-            if not is_alive(holder):  # looked at after opening: a reused pid shows
+            if not is_alive(holder):  # checked after opening: a reused pid shows
                 os.close(fd)
                 return False
         self._references[holder] = self._references.get(holder, 0) + 1
@@ -42,7 +42,7 @@ class Holders:
         return True
 
     def unwatch(self, holder: Holder) -> None:
-        """Take back one `watch`."""
+        """Undo one `watch`."""
         if holder not in self._references:
             return
         self._references[holder] -= 1
@@ -63,7 +63,7 @@ class Holders:
 def peer_of(connection: socket.socket) -> tuple[Holder | None, int, int | None]:
     """Return process, user and pidfd of the peer, as the kernel reports them.
 
-    No process when it has ended, or is in a pid namespace that we cannot see.
+    No process when it has ended, or is in a pid namespace that is not visible here.
     """
     pid, uid = pidfd.credentials(connection)
     try:
@@ -71,7 +71,7 @@ def peer_of(connection: socket.socket) -> tuple[Holder | None, int, int | None]:
     except ConnectionError:
         return None, uid, None
     holder = holder_of(pid) if pid > 0 else None
-    if holder is None or pidfd.has_ended(fd):  # asked after looking: the pid was this process's
+    if holder is None or pidfd.has_ended(fd):  # checked last: the pid was this process's
         os.close(fd)
         return None, uid, None
     return holder, uid, fd

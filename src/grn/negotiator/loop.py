@@ -1,4 +1,4 @@
-"""The negotiator's event loop: facts in, actions out; the only caller of `Engine.handle`.
+"""The negotiator's event loop, the only caller of `Engine.handle`.
 
 Turns samples, ends and messages into events, persists the engine's actions, then carries them out.
 """
@@ -64,20 +64,20 @@ class Loop:
         self.deliver: Callable[[ClientAction], None] = _undelivered  # to clients; set by the server
         self._probe = probe
         self._sample_s = sample_s
-        self._absent: frozenset[str] = frozenset()  # GPUs enumerated in this boot, but not by us
+        self._absent: frozenset[str] = frozenset()  # GPUs enumerated in this boot, but not now
         self._told_of_dropped: set[int] = set()  # users
         self._not_ours: dict[str, int] = {}  # leases that we may not kill, and their GPU
-        self._searched: set[str] = set()  # draining leases whose processes were looked for
+        self._searched: set[str] = set()  # draining leases whose processes were searched for
         self._survivors: dict[str, tuple[Holder, ...]] = {}  # processes that dead holders left
-        self._lines: set[str] = set()  # leases whose holder asked itself, over a line still open
-        self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last look
+        self._lines: set[str] = set()  # leases whose holder's connection is open
+        self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last sample
         self._look = asyncio.Event()
         self._rest_until = 0.0
 
     # --- facts from the server -----------------------------------------------------------
 
     def start(self, inventory: Inventory) -> None:
-        """Start the engine from the store; holders that are gone free their leases."""
+        """Start the engine from the store; release leases whose holders are gone."""
         saved = self.store.load()
         gone = {row.key for row in saved.waiting if row.holder and not is_alive(row.holder)}
         self.store.write([DropWaiting(key) for key in gone])
@@ -120,7 +120,7 @@ class Loop:
         return no_process_list(blind) if blind else None
 
     def now(self) -> float:
-        """Return the time events carry: it never jumps."""
+        """Return the time for events, by a monotonic clock."""
         return time.monotonic()
 
     def tell(self, event: Event) -> None:
@@ -131,16 +131,17 @@ class Loop:
             self._carry_out(action)
 
     def line_open(self, lease_id: str) -> None:
-        """The holder itself asked for a lease: its connection is open while it or a fork lives."""
+        """Note that a holder requested its lease itself: its connection stays open while it or a
+        fork lives."""
         self._lines.add(lease_id)
 
     def line_lost(self, lease_id: str) -> None:
-        """That connection is closed, also in all processes forked under the lease."""
+        """Note that this connection is closed, also in all processes forked under the lease."""
         self._lines.discard(lease_id)
         self._look.set()
 
     def release(self, event: Released) -> None:
-        """End a lease, at once where its peak is known, else after a last look at its GPUs."""
+        """End a lease: at once where its peak is known, else after a last sample of its GPUs."""
         lease = self.view.leases[event.lease]
         if lease.id in self._releasing:
             return
@@ -152,7 +153,7 @@ class Loop:
         self.tell(event if peak is None else replace(event, peak_bytes=peak))
 
     async def _release_later(self, lease: Lease, event: Released) -> None:
-        """Look once more before the end: a job shorter than the sampling interval has no sample."""
+        """Sample once more before the end: a job shorter than the interval has no sample."""
         peak = None
         try:
             if lease.id in self.view.leases and self.view.is_unseen(lease.id):
@@ -163,16 +164,16 @@ class Loop:
             self.tell(replace(event, at=self.now(), peak_bytes=peak))
 
     async def finish(self) -> None:
-        """Stop watching processes and see the ends through that wait for a last look."""
+        """Stop watching processes and complete the releases that wait for a last sample."""
         self.holders.close()
         if self._releasing:
             await asyncio.wait(self._releasing.values())
         self.tell(Stopping(self.now()))
 
-    # --- looking -------------------------------------------------------------------------
+    # --- sampling -------------------------------------------------------------------------
 
     async def observe(self) -> None:
-        """Look at the GPUs for ever: at the usual pace, faster when the engine asks."""
+        """Sample the GPUs for ever: at the usual interval, sooner when the engine asks."""
         while True:
             try:
                 await asyncio.wait_for(self._look.wait(), self._sample_s)
@@ -182,8 +183,7 @@ class Loop:
             try:
                 await self.look()
             except Exception:
-                # One look that fails must not end the looking: leases and clients are unharmed
-                # by it, and the next look starts afresh.
+                # One failed sample must not end sampling: it harms neither leases nor clients.
                 log.exception("action=look result=failed")
             self.store.keep_in_place()
 
@@ -197,15 +197,15 @@ class Loop:
         self._note_health(readings)
         self.tell(Sampled(self.now(), readings, self._survived()))
         self.history.sampled(self.view, self.now())
-        # What it did not show yet will not show in an instant; a new death is looked at at once,
-        # but never so often that looking is all we do.
+        # Memory that is still in use will not be free in an instant. The end of a process is
+        # sampled at once, but not so often that the loop does nothing else.
         is_to_repeat = self._look.is_set()
         self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
 
     def _survived(self) -> frozenset[str]:
-        """Return the leases whose holder is gone while processes that it started live on.
+        """Return the leases whose holder is gone while processes that it started are alive.
 
-        One look at all processes for all holders that are gone since the last time. A forked
+        One scan of all processes serves all holders gone since the last one. A forked
         process has no tag in its environment; it holds the connection of its parent.
         """
         leases = self.view.leases
@@ -262,7 +262,7 @@ class Loop:
         log.info("action=%s lease=%s outcome=%s", what, lease.id, outcome)
 
     def _note_dropped_types(self) -> None:
-        """Log once for each user that types are forgotten since there are too many."""
+        """Log once per user that types above the quota are evicted."""
         for user in self.view.types_dropped.keys() - self._told_of_dropped:
             self._told_of_dropped.add(user)
             log.warning("action=drop-types uid=%d reason=too-many", user)
@@ -303,10 +303,10 @@ class Loop:
 
 
 def _undelivered(_action: ClientAction) -> None:
-    """Drop what no server takes."""
+    """Drop an action: there is no server yet."""
 
 
 def placement_of(lease: Lease) -> Placement:
-    """Return a lease as the hardware side knows it; one still to be taken over has no process."""
+    """Return a lease as the GPU backends know it; one not yet bound has no process."""
     holder = None if lease.request.is_command else lease.request.holder
     return Placement(lease.id, holder, lease.gpus, lease.request.user)

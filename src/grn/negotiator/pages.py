@@ -18,7 +18,7 @@ PAGE_ROWS = 50  # some 70 us each
 PROFILE_ROWS = 25  # each has twenty runs
 MAX_ORDERS = 4
 
-Entry = tuple[int, str]  # 0 and the id of a lease, or the place and the key of one who waits
+Entry = tuple[int, str]  # 0 and a lease's id, or the place and the key of a waiting request
 Cursor = str
 
 
@@ -31,7 +31,7 @@ class Pages:
         self._latest = 0
 
     def status(self, at: float, after: Cursor | None) -> tuple[Row, Cursor | None]:
-        """Return a page of `status`, and where the next one begins."""
+        """Return a page of `status`, and the cursor of the next."""
         if after is not None:
             return self._following(at, *_parts(after))
         view = self._view
@@ -40,7 +40,7 @@ class Pages:
         return row, None if is_whole else f"{self._latest + 1}.0"
 
     def why(self, name: str, at: float, after: Cursor | None) -> tuple[list[Row], Cursor | None]:
-        """Return a page of all that a name may mean."""
+        """Return a page of the jobs that a name matches."""
         begin = _parts(after)[1] if after else 0
         end = begin + PAGE_ROWS
         found = views.all_meant(self._view, name)
@@ -51,7 +51,7 @@ class Pages:
     def profiles(
         self, job_type: str | None, after: Cursor | None
     ) -> tuple[list[Row], Cursor | None]:
-        """Return a page of what was learned."""
+        """Return a page of profiles."""
         begin = _parts(after)[1] if after else 0
         end = begin + PROFILE_ROWS
         found = views.profiles_of(self._view, job_type)
@@ -87,7 +87,7 @@ class Pages:
                 yield views.waiting(self._view, one, place, at)
 
     def _order(self, number: int) -> tuple[int, list[Entry]]:
-        """Return an order by its number; one to come is made now, one forgotten is the latest."""
+        """Return an order by its number; make a new one; a forgotten one is the latest."""
         if number not in self._orders:
             if number > self._latest or not self._orders:
                 self._make_order()

@@ -46,7 +46,7 @@ def is_good(row: Sequence[Any]) -> bool:
 
 
 def fill_checksums(db: sqlite3.Connection) -> None:
-    """Give all rows of a file from before there were checksums their own."""
+    """Add checksums to all rows of a file of an older version."""
     for table, columns in (("leases", LEASE), ("runs", RUN)):
         found = db.execute(f"SELECT id, {columns} FROM {table}").fetchall()
         db.executemany(
@@ -56,7 +56,7 @@ def fill_checksums(db: sqlite3.Connection) -> None:
 
 
 def _real(value: float | None) -> float | None:
-    """Return a number as SQLite gives it back from a column of such."""
+    """Return a number as SQLite reads it from a REAL column."""
     return None if value is None else float(value)
 
 

@@ -54,20 +54,20 @@ MAX_WITHDRAWN_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one user may take up, and what a context adds to a framework's own figure."""
+    """Bounds per user and in total, and what a context adds to a framework's own figure."""
 
     connections_per_user: int = 4096
     waiting_per_user: int = 10000
     context_bytes: int = 512 << 20
     connections: int = 1 << 20  # of all users together
-    policy: Policy | None = None  # for all jobs, whatever they ask
-    deadline_s: float = 10.0  # to end a frame once begun, and to read what was answered
+    policy: Policy | None = None  # for all jobs, overriding theirs
+    deadline_s: float = 10.0  # to complete a frame, and to read answers
     kept_bytes_per_user: int = MAX_KEPT_BYTES_PER_USER  # of unfinished frames and unread answers,
     kept_bytes: int = MAX_KEPT_BYTES  # and of all users together
 
 
 class Server:
-    """What all clients share."""
+    """The state that all clients share."""
 
     def __init__(
         self, loop: Loop, limits: ServerLimits, verbs: Verbs, version: str, stop: Callable[[], None]
@@ -100,22 +100,22 @@ class Server:
         return self._service.talk()
 
     def close(self) -> None:
-        """Hear nobody any more: what clients do now is for the next negotiator to hear."""
+        """Close all connections; clients reconnect to the next negotiator."""
         self._service.is_closed = True
 
     @property
     def kept_bytes(self) -> int:
-        """Return how much is kept of unfinished frames and unread answers."""
+        """Return the size of unfinished frames and unread answers."""
         return self._service.kept.in_all
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing is leased and nobody is connected but to look on."""
+        """True when no lease is held and all connected clients only read."""
         others = self.connections.total() - len(self.followers)
         return not others and not self.loop.view.leases
 
     def facts(self) -> dict[str, Any]:
-        """Return who we are and what troubles us."""
+        """Return version, process, user and warnings of the negotiator."""
         return {
             "version": self.version,
             "pid": os.getpid(),
@@ -125,7 +125,7 @@ class Server:
         }
 
     def facts_to_follow(self) -> dict[str, Any]:
-        """Return these and how many leases have ended how, for those who count."""
+        """Return these facts and the number of ended leases by outcome."""
         outcomes = self.loop.history.outcomes()
         return {**self.facts(), "started_at": self.started_at, "outcomes": outcomes}
 
@@ -142,9 +142,9 @@ class Server:
             asking.answer(action)
 
     def stay_awake(self) -> None:
-        """Listen on for a moment without falling asleep: who has asked often asks again at once.
+        """Poll for a moment instead of sleeping: a client that asked often asks again at once.
 
-        A short lease is two messages, and to wake up takes as long as to answer.
+        A short lease is two messages, and waking up takes as long as an answer.
         """
         self._awake_until = self.loop.now() + AWAKE_S
         if not self._is_awake:
@@ -154,12 +154,12 @@ class Server:
     def _linger(self) -> None:
         self._is_awake = self.loop.now() < self._awake_until
         if self._is_awake:
-            os.sched_yield()  # others first
+            os.sched_yield()  # let other processes run first
             asyncio.get_running_loop().call_soon(self._linger)
 
 
 class Peer:
-    """One client: who it is, what it waits for, and what it was granted."""
+    """One client: its identity, its waiting requests, and its leases."""
 
     def __init__(self, server: Server, talk: Talk, connection: socket.socket) -> None:
         self.server = server
@@ -185,11 +185,11 @@ class Peer:
 
     @property
     def is_stuffed(self) -> bool:
-        """True while there are more answers than are read."""
+        """True while the client reads too few of its answers."""
         return self._talk.is_stuffed
 
     def lost(self) -> None:
-        """Withdraw what it waits for; what it holds lives on with its process."""
+        """Withdraw the client's requests; its leases stay with their processes."""
         if self.follows:
             self.server.followers.remove(self)
         self.server.connections[self.uid] -= 1
@@ -206,32 +206,32 @@ class Peer:
             self.loop.holders.unwatch(self.holder)
 
     def _withdraw_all(self) -> None:
-        """Withdraw what it waits for; of very many the rest after the turn of others."""
+        """Withdraw the client's requests, a limited number per turn of the loop."""
         for key in list(islice(self.asked, MAX_WITHDRAWN_AT_ONCE)):
             self._answered(key)
-            if self.server.asking.get(key) is self:  # else another connection asks by now
+            if self.server.asking.get(key) is self:  # else another connection has taken it over
                 del self.server.asking[key]
                 self.loop.tell(Withdrawn(self.loop.now(), key))
         if self.asked:
             asyncio.get_running_loop().call_soon(self._withdraw_all)
 
     def refused(self, message: Any, error: GrnError) -> None:
-        """Note who wanted to change what belongs to others."""
+        """Log an attempt to change what belongs to others."""
         refusals = self.server.refusals
         if isinstance(error, NotAllowed) and refusals[self.uid] < MAX_REFUSALS_NOTED:
-            refusals[self.uid] += 1  # nobody shall wash away what others did
+            refusals[self.uid] += 1  # a flood must not displace other users' lines
             verb = message.__struct_config__.tag
             names = (getattr(message, name, "") for name in ("lease", "key", "type"))
             thing = next(filter(None, names), "")
             self.note(verb, thing, "refused")
 
     def note(self, verb: str, thing: str, result: str = "done") -> None:
-        """Note what this client has done that concerns others."""
+        """Log an action of this client that concerns others."""
         pid = self.holder.pid if self.holder is not None else None
         self.server.audit.note(self.uid, pid, verb, thing, result)
 
     def answer(self, action: Grant | Refuse | TellWaiting) -> None:
-        """Pass on what the engine says to a request."""
+        """Send the engine's answer to a request."""
         message_id = self.asked.get(action.key)
         if message_id is None:
             return
@@ -251,7 +251,7 @@ class Peer:
             self.loop.line_open(action.lease.id)
 
     def tell_end(self, message_id: int, settled: LeaseSettled) -> None:
-        """Say how a lease ended that this client has ended."""
+        """Answer with the outcome of a lease that this client ended."""
         ended = settled.outcome.lease_word if settled.outcome else None
         facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
         if settled.because:
@@ -264,7 +264,7 @@ class Peer:
             self.server.waiting[self.uid] -= 1
 
     def own(self, lease_id: str, verb: str) -> Lease:
-        """Return a lease that this client may change; note when it is not its own."""
+        """Return a lease that this client may change; log it when it is another user's."""
         lease = self.loop.view.leases.get(lease_id)
         if lease is None:
             raise UnknownJob(f"there is no lease {lease_id}.", "See `grn ps`.")
@@ -279,7 +279,7 @@ class Peer:
         return self.loop.view.held_by_key(key)
 
     def owner_of(self, key: str) -> int | None:
-        """Return whose lease or request this is, None when there is none."""
+        """Return the owner of a lease or request, None when there is none."""
         lease = self.held_by_key(key)
         if lease is not None:
             return lease.request.user
@@ -288,7 +288,7 @@ class Peer:
 
     @property
     def is_contained(self) -> bool:
-        """True in a pid namespace below ours, or where the kernel does not show the process."""
+        """True in a child pid namespace, or where the kernel does not show the process."""
         if self._is_contained is None:
             pids = inner_pids(self.holder.pid) if self.holder else []
             self._is_contained = not pids or len(pids) > self.server.namespaces
@@ -296,12 +296,12 @@ class Peer:
 
     @property
     def is_root(self) -> bool:
-        """True for root of the machine; root of a container may do what any user may."""
+        """True for root of the machine; root of a container has no more rights than any user."""
         return self.uid == 0 and not self.is_contained
 
     @property
     def is_keeper(self) -> bool:
-        """True for root and for whoever runs the negotiator, outside of containers."""
+        """True for root and the user who runs the negotiator, outside of containers."""
         return self.uid in (0, os.getuid()) and not self.is_contained
 
     def indices_hold(self) -> bool:

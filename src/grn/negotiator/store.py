@@ -45,7 +45,7 @@ RETRY_S = 0.5
 LOCK_PATIENCE_S = 2.0
 IN_PLACE_S = 2.0
 
-_SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to look at
+_SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to inspect
 _USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
 _GPUS = "CREATE TABLE gpus (uuid TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;"
 _SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS}
@@ -68,7 +68,7 @@ CREATE INDEX runs_by_type ON runs (job_type, model);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
 
-_CHANGES = {  # what leads from a version to the next
+_CHANGES = {  # migrations from one version to the next
     1: "ALTER TABLE runs ADD COLUMN load REAL;",
     2: "ALTER TABLE runs ADD COLUMN crowd REAL; ALTER TABLE runs ADD COLUMN beside TEXT;",
     3: _USES,
@@ -89,13 +89,13 @@ _decode_lease = msgspec.json.Decoder(Lease).decode
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What was saved: leases of this boot, who waited where, profiles, what users have had."""
+    """Saved state: leases of this boot, waiting requests, profiles, usage of users."""
 
     leases: tuple[Lease, ...]
     waiting: tuple[SaveWaiting, ...]
     profiles: tuple[Profile, ...]
     uses: tuple[SaveUse, ...] = ()
-    numbers: tuple[tuple[str, float], ...] = ()  # what was learned of all jobs together
+    numbers: tuple[tuple[str, float], ...] = ()  # learned from all jobs together
     gpus: frozenset[str] = frozenset()  # UUIDs that were enumerated in this boot
 
 
@@ -105,7 +105,7 @@ class Store:
     def __init__(self, folder: str, boot: str) -> None:
         self.path = os.path.join(folder, FILE_NAME)
         self._boot = boot
-        self._unwritten: list[Action] = []  # kept while the disk does not take them
+        self._unwritten: list[Action] = []  # kept while writing fails
         self._retry_at = 0.0
         self._on_disk: set[Row] = set()
         self._failure: str | None = None  # of the latest write
@@ -125,11 +125,11 @@ class Store:
 
     @property
     def trouble(self) -> str | None:
-        """Return why what is remembered would be lost with us, None when it would not."""
+        """Return why the state is not on disk, None when it is."""
         return self._failure or self._displaced
 
     def keep_in_place(self) -> None:
-        """Every few seconds, see that the file is the one at its path; write it anew if removed."""
+        """Every few seconds, check that the file is still at its path; write it again if not."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + IN_PLACE_S
@@ -192,10 +192,10 @@ class Store:
         )
 
     def write(self, actions: Iterable[Action]) -> None:
-        """Write down what must be remembered, in one transaction.
+        """Persist actions in one transaction.
 
-        When the disk does not take it the negotiator goes on from memory and says so: GPUs need
-        not stand idle because a disk is full. All is written as soon as it goes again.
+        When writing fails the negotiator continues from memory and reports the failure: GPUs need
+        not be idle because a disk is full. The rest is written as soon as writing works again.
         """
         todo = [action for action in actions if type(action) in WRITERS]
         if not todo and not self._unwritten:
@@ -227,11 +227,11 @@ class Store:
 
     @property
     def unwritten(self) -> int:
-        """Return how many actions the disk has not taken yet."""
+        """Return how many actions are not on disk yet."""
         return len(self._unwritten)
 
     def close(self) -> None:
-        """Try once more what was not written, fold the log into the file and let go."""
+        """Retry what was not written, checkpoint the log and close the file."""
         self._retry_at = 0.0
         self.write(())
         self._db.close()
@@ -248,14 +248,14 @@ class Store:
                 self._on_disk.discard(_row_of(action))
 
     def _tidy(self, sql: str, value: object) -> None:
-        """Remove rows nobody reads; on a full disk they stay for the next time."""
+        """Remove unused rows; on a full disk they stay for the next time."""
         try:
             self._db.execute(sql, (value,))
         except sqlite3.OperationalError as error:
             log.warning("action=tidy result=failed reason=%r", str(error))
 
     def _set_aside(self, table: str, key: object, row: Sequence[object]) -> None:
-        """Put a row that cannot be used where people may look at it."""
+        """Move an unusable row to the `set_aside` table, for people to inspect."""
         values = (table, repr((key, *row)), time.time())
         try:
             self._db.execute("INSERT INTO set_aside VALUES (?, ?, ?)", values)
@@ -270,7 +270,7 @@ class Store:
         return tuple(SaveUse(int(user), float(used_h), float(at)) for user, used_h, at in good)
 
     def _numbers(self) -> tuple[tuple[str, float], ...]:
-        """Return what can be read as a finite number; the rest is learned anew."""
+        """Return the finite numbers; the others are learned again."""
         rows = self._db.execute("SELECT name, value FROM numbers").fetchall()
         return tuple(
             (name, float(value))
@@ -298,12 +298,12 @@ class Store:
 
 
 def _are_numbers(*values: object) -> bool:
-    """True for whole numbers; what is damaged costs a client its place and nobody anything else."""
+    """True for whole numbers; a damaged row costs a client its place and no more."""
     return all(isinstance(value, int) for value in values)
 
 
 def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[Action]:
-    """Leave out what a later action undoes, so that a long trouble does not fill the memory."""
+    """Drop actions that a later action undoes, so that a long failure does not fill the memory."""
     kept: list[Action] = []
     settled: set[Row] = set()
     forgotten: set[str] = set()
@@ -350,7 +350,7 @@ def _open(path: str) -> sqlite3.Connection:
         os.umask(old_mask)
     try:
         _prepare(db, path)
-    except BaseException:  # whatever it was, the file is not to stay open and locked
+    except BaseException:  # the file must not stay open and locked
         db.close()
         raise
     return db

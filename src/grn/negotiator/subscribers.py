@@ -22,7 +22,7 @@ MAX_PARTS_S = 0.005  # at once, for all subscribers
 
 @dataclass(slots=True)
 class _Joining(Position):
-    """How far one subscriber is; at first it gets the snapshot in parts."""
+    """The position of one subscriber; at first it gets the snapshot in parts."""
 
     rest: list[str] = field(default_factory=list)  # ids that are still to be sent, the last first
     missed: dict[str, None] = field(default_factory=dict)  # ids that changed meanwhile
@@ -34,7 +34,7 @@ class _Joining(Position):
         return bool(self.rest or self.missed or self.ended or self.gone)
 
     def miss(self, news: dict[str, Any]) -> None:
-        """Note what is to be sent after the rest."""
+        """Note changes to be sent after the snapshot."""
         for name in ("leases", "waiting"):
             self.missed.update((row["id"], None) for row in news.get(name, ()))
         self.ended += news.get("ended", ())
@@ -53,7 +53,7 @@ class Subscribers:
 
     def __init__(self, loop: Loop, facts: Callable[[], dict[str, Any]]) -> None:
         self._loop = loop
-        self._facts = facts  # who speaks, and what troubles it
+        self._facts = facts  # identity and warnings of the daemon
         self._told: dict[str, Any] = {}
         self.publisher: Publisher[_Joining] = Publisher(self._tick)
         self.feed: ChangeFeed | None = None
@@ -63,7 +63,7 @@ class Subscribers:
         return len(self.publisher)
 
     def add(self, subscriber: Subscriber, uid: int, message_id: int) -> None:
-        """Serve one more, beginning with a snapshot."""
+        """Add a subscriber, beginning with a snapshot."""
         position = _Joining(message_id, uid)
         self.publisher.join(subscriber, position)
         if self.feed is None:
@@ -76,7 +76,7 @@ class Subscribers:
         self.publisher.tick_in(self._pause_s)
 
     def remove(self, subscriber: Subscriber) -> None:
-        """Serve one no more; without any, nothing is kept."""
+        """Remove a subscriber; without any, drop the feed."""
         if self.publisher.leave(subscriber) and self.feed is not None:
             self.feed.close()
             self.feed = None
@@ -109,7 +109,7 @@ class Subscribers:
         self.publisher.tick_in(self._pause_s)
 
     def _tell(self, news: dict[str, Any]) -> None:
-        """Send changes to all, and the next part to those who join, in rotation."""
+        """Send changes to all, and the next part to joining subscribers, in rotation."""
         body = self._message("changes", news)
         ends_at = time.monotonic() + MAX_PARTS_S
         positions = self.publisher.positions
@@ -142,7 +142,7 @@ class Subscribers:
         self.publisher.push(subscriber, self._message("changes", part, position))
 
     def _message(self, ev: str, rows: dict[str, Any], position: _Joining | None = None) -> bytes:
-        """Return a message; `more` says that a subscriber does not have everything yet."""
+        """Return a message; `more` marks an incomplete snapshot."""
         assert self.feed is not None
         is_joining = position is not None and position.is_joining
         more = {"more": True} if is_joining or self.feed.is_behind else {}

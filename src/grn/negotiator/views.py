@@ -21,11 +21,11 @@ from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.order import Turn, Waiting
 
 Row = dict[str, Any]
-Meant = Lease | tuple[int, Waiting]  # a lease, or a place and who waits there
+Meant = Lease | tuple[int, Waiting]  # a lease, or a waiting request and its place
 
 
 def status(view: EngineView, at: float, most: int | None = None) -> Row:
-    """Return GPUs, leases and who waits, in turn; of each at most so many, if a number is given."""
+    """Return GPUs, leases and waiting requests, in turn; at most `most` of each, if given."""
     return {
         "gpus": [gpu(book) for book in view.books.values()],
         "leases": [lease(view, one, at) for one in islice(view.leases.values(), most)],
@@ -35,7 +35,7 @@ def status(view: EngineView, at: float, most: int | None = None) -> Row:
 
 
 def shares(view: EngineView, at: float) -> list[Row]:
-    """Return what each user has had of the GPUs, who has had the least for its weight first."""
+    """Return the usage of each user, the lowest weighted usage first."""
     waiting = view.waitlist.count_by_user()
     users = sorted({*view.usage.users(), *waiting}, key=lambda user: view.usage.level(user, at))
     return [
@@ -51,7 +51,7 @@ def shares(view: EngineView, at: float) -> list[Row]:
 
 
 def profiles(view: EngineView, job_type: str | None) -> list[Row]:
-    """Return what was learned, of one type (by its full name or its label) or of all."""
+    """Return the profiles of one type (by its full name or its label) or of all."""
     return [profile(view, one) for one in profiles_of(view, job_type)]
 
 
@@ -65,7 +65,7 @@ def profiles_of(view: EngineView, job_type: str | None) -> list[Profile]:
 
 
 def granted(grant: Grant, indices_hold: bool) -> Row:
-    """Return what a client needs to know of its lease.
+    """Return a lease as its client needs it.
 
     CUDA_VISIBLE_DEVICES takes the UUIDs of physical GPUs: they name the same GPU whatever happens
     to the others, before the job starts or while it runs.
@@ -88,12 +88,12 @@ def granted(grant: Grant, indices_hold: bool) -> Row:
 
 
 def explain(view: EngineView, name: str, at: float) -> list[Row]:
-    """Return all that `name` may mean: the beginning of an id, a pid, a job type, a label."""
+    """Return the jobs that `name` matches: the beginning of an id, a pid, a type, a label."""
     return [meant(view, one, at) for one in all_meant(view, name)]
 
 
 def all_meant(view: EngineView, name: str) -> list[Meant]:
-    """Find all that `name` may mean, the leases first."""
+    """Find the jobs that `name` matches, the leases first."""
     leases: list[Meant] = [
         one for one in view.leases.values() if _is_meant(name, one.request, one.id)
     ]
@@ -105,7 +105,7 @@ def all_meant(view: EngineView, name: str) -> list[Meant]:
 
 
 def reasons(view: EngineView, user: int, keys: Iterable[str], at: float) -> Row:
-    """Return by key why requests of a user wait; one answer serves all that wait alike."""
+    """Return by key why requests of a user wait; requests of one group share the answer."""
     found: Row = {}
     said: dict[int, Row] = {}
     for key in keys:
@@ -127,7 +127,7 @@ def _reason(view: EngineView, key: str, at: float) -> Row:
 
 
 def meant(view: EngineView, one: Meant, at: float) -> Row:
-    """Return a lease, or one who waits."""
+    """Return a lease or a waiting request."""
     if isinstance(one, Lease):
         return lease(view, one, at)
     return waiting(view, one[1], one[0], at)
@@ -165,7 +165,7 @@ def gpu(book: Book) -> Row:
 
 
 def request(request: Request) -> Row:
-    """Return what was asked for."""
+    """Return a request."""
     return {
         "id": request.lease,
         "type": harmless(request.job_type),
@@ -182,7 +182,7 @@ def request(request: Request) -> Row:
 
 
 def used_by(view: EngineView, lease: Lease) -> int | None:
-    """Return what a lease uses now on its fullest GPU."""
+    """Return the present use of a lease on its fullest GPU."""
     used = [view.books[uuid].measured.get(lease.id) for uuid in lease.gpus]
     return max((size for size in used if size is not None), default=None)
 
@@ -193,7 +193,7 @@ def lease(view: EngineView, lease: Lease, at: float) -> Row:
 
 
 def granted_lease(view: EngineView, lease: Lease) -> Row:
-    """Return what stays as it is while a lease is held."""
+    """Return the constant fields of a lease."""
     indices = [view.books[uuid].gpu.index for uuid in lease.gpus]
     held = lease.state is LeaseState.HELD
     return request(lease.request) | {
@@ -207,7 +207,7 @@ def granted_lease(view: EngineView, lease: Lease) -> Row:
 
 
 def moving_parts(view: EngineView, lease: Lease) -> Row:
-    """Return what of a lease changes from sample to sample."""
+    """Return the fields of a lease that change from sample to sample."""
     peak = view.watch(lease.id).peak_bytes or None
     return {"used_bytes": used_by(view, lease), "peak_bytes": peak}
 
@@ -222,10 +222,10 @@ def _why_running(lease: Lease, indices: list[int]) -> str:
 
 
 def in_turn(view: EngineView) -> Iterator[tuple[int, Waiting]]:
-    """Go through those who wait, the next first, each with its place.
+    """Yield the waiting requests, the next first, each with its place.
 
-    The first few cost little, however many there are: groups are in turn already, and so are the
-    members of each, so a group is looked at when its head may be next.
+    The first few cost little, however many there are: groups and their members are in turn already,
+    so a group is read only when its head may be next.
     """
     groups = view.waitlist.in_turn()
     group = next(groups, None)
@@ -246,7 +246,7 @@ def in_turn(view: EngineView) -> Iterator[tuple[int, Waiting]]:
 
 
 def waiting(view: EngineView, waiting: Waiting, place: int, at: float) -> Row:
-    """Return one who waits."""
+    """Return a waiting request."""
     return request(waiting.request) | {
         "state": "waiting",
         "place": place,
@@ -258,7 +258,7 @@ def waiting(view: EngineView, waiting: Waiting, place: int, at: float) -> Row:
 
 
 def profile(view: EngineView, profile: Profile) -> Row:
-    """Return what was learned of one type on one GPU model."""
+    """Return the profile of one type on one GPU model."""
     book = next((b for b in view.books.values() if b.gpu.model == profile.model), None)
     known, margin = view.memory.known(profile.job_type, profile.model), view.memory.margin
     estimate = known.estimate(book.capacity_bytes, margin) if known and book else None
@@ -303,7 +303,7 @@ def _run(run: Run, is_telling: bool) -> Row:
 
 
 def _slower_beside(view: EngineView, profile: Profile) -> Row:
-    """Return how many times as long it takes beside other types than their load tells."""
+    """Return the slowdown beside other types beyond that of their load."""
     beside = view.loads.slower_beside(profile.job_type, profile.model) or {}
     return {harmless(other): slower for other, slower in beside.items()}
 
