@@ -15,6 +15,7 @@ from typing import Any
 
 from grn.queue.local import attempt_files as folders
 from grn.queue.local.channel import HEADER, MAX_SAID
+from grn.queue.local.order import StartOrder, StopOrder
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
 FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue.local import forker; forker.main()"
@@ -29,9 +30,9 @@ class Channel:
         self.said = b""  # of the last order
         sock.settimeout(DEADLINE_S)
 
-    def send(self, *orders: dict[str, Any]) -> None:
+    def send(self, *orders: StartOrder | StopOrder) -> None:
         """Send orders in one piece."""
-        bodies = [json.dumps(order).encode() for order in orders]
+        bodies = [json.dumps(order.to_json()).encode() for order in orders]
         self.sock.sendall(b"".join(HEADER.pack(len(body)) + body for body in bodies))
 
     def is_done(self) -> bool:
@@ -46,13 +47,13 @@ class Channel:
 class Run:
     """One attempt that a shim was given."""
 
-    def __init__(self, channel: Channel, order: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, order: StartOrder) -> None:
         self.channel = channel
         self.order = order
-        self.folder = Path(order["folder"])
+        self.folder = Path(order.folder)
 
     def stop(self, *, now: bool = False) -> None:
-        self.channel.send({"stop": str(self.folder), "now": now})
+        self.channel.send(StopOrder(str(self.folder), now))
 
     def ended(self) -> dict[str, Any]:
         """Wait for the end and return the exit record."""
@@ -109,29 +110,27 @@ class Shims:
         self._channels.append(Channel(ours))
         return self._channels[-1]
 
-    def order(self, *argv: str, **changes: Any) -> dict[str, Any]:
+    def order(self, *argv: str, **changes: Any) -> StartOrder:
         """Return an order without a lease; `env` is the environment of the command."""
         self._count += 1
         number = self._count
         (self.root / f"cwd{number}").mkdir()
-        env = changes.pop("env", PLAIN)
-        return {
+        usual: dict[str, Any] = {
             "folder": str(self.root / f"{number}.1"),
-            "argv": list(argv),
+            "argv": argv,
             "cwd": str(self.root / f"cwd{number}"),
-            "new": {"1": env},
-            "base": 1,
+            "environment_id": 1,
+            "new_environment": changes.pop("env", PLAIN),
             "extra": {},
             "umask": 0o022,
-            "spare": "",
             "lease": "",
             "visible": "0",
             "grace_s": 5.0,
             "log_bytes": 1 << 20,
-            "time_limit_s": None,
             "queue_lock": str(self.root / "no-queue"),
             "begun": str(self.root / "begun"),
-        } | changes
+        }
+        return StartOrder(**usual | changes)
 
     def start(self, *argv: str, channel: Channel | None = None, **changes: Any) -> Run:
         """Give a command to a new shim, or to one that has nothing to do."""

@@ -138,7 +138,7 @@ def trust_pids() -> None:
             fd = os.pidfd_open(int((claim or "").split(" ")[0]))
         except (OSError, ValueError):
             return real(self, attempt, is_same_boot)
-        self._adopted.add(attempt, fd)
+        self._recovery.adopted.add(attempt, fd)
         return Found(AttemptFate.ALIVE)
 
     launcher.Launcher.find = find  # type: ignore[method-assign]
@@ -203,8 +203,8 @@ def end_group() -> None:
 
     real, groups = command.start, [0]
 
-    def start(order: dict[str, Any]) -> command.StartedCommand:
-        started = real(order)
+    def start(*given: Any) -> command.StartedCommand:
+        started = real(*given)
         groups[0] = started.pid
         return started
 

@@ -31,7 +31,8 @@ from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.lease_window import WindowLimits
-from grn.queue.local.launcher import Launcher, LaunchSettings
+from grn.queue.local.launcher import Launcher
+from grn.queue.local.workers import LaunchSettings
 from grn.queue.loop import QueueLoop
 from grn.queue.notifications import Hooks
 from grn.queue.server import QueueServer
@@ -68,7 +69,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         log.warning(note)
     _check_locks(folder)
     journal = Journal(folder, boot_id(), time.time)
-    manners = LaunchSettings(
+    launch = LaunchSettings(
         root=os.path.join(folder, "jobs", journal.identity),
         queue_id=journal.identity,
         queue_lock=ground.lock_path,
@@ -78,7 +79,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     loop = QueueLoop(
         QueueEngine(WindowLimits(running=chosen.queue_running)),
         journal,
-        functools.partial(Launcher, manners),
+        functools.partial(Launcher, launch),
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )

@@ -18,6 +18,7 @@ import pytest
 from grn.proc.spawn import oom_score
 from grn.queue.local import attempt_files as folders
 from grn.queue.local.channel import MAX_SAID
+from grn.queue.local.order import StopOrder
 from tests.harness import is_running, wait_for
 from tests.queue.live import PLAIN, Shims, gone, pids_in
 
@@ -229,7 +230,7 @@ def test_a_command_is_found_by_its_own_path(shims: Shims, tmp_path: Path) -> Non
 @pytest.mark.parametrize("mask", [0o077, 0o002])
 def test_a_command_runs_in_its_folder_with_its_mask(shims: Shims, mask: int) -> None:
     run, _ = shims.ran("pwd; umask; touch made", umask=mask)
-    cwd = Path(run.order["cwd"])
+    cwd = Path(run.order.cwd)
     assert run.log == f"{cwd}\n{mask:04o}\n"
     assert stat.S_IMODE((cwd / "made").stat().st_mode) == 0o666 & ~mask
 
@@ -307,9 +308,9 @@ def test_a_cancel_that_comes_with_the_order_is_heard(shims: Shims) -> None:
     """Both are there when the shim first looks: the order is not the last it reads."""
     channel = shims.channel()
     order = shims.order("sleep", "600")
-    channel.send(order, {"stop": order["folder"], "now": False})
+    channel.send(order, StopOrder(order.folder, False))
     assert channel.is_done()
-    record = folders.read_exit(order["folder"])
+    record = folders.read_exit(order.folder)
     assert record is not None
     assert (record["status"], record["because"]) == (None, "cancelled")
 
@@ -357,7 +358,7 @@ def test_a_cancel_ends_the_whole_tree(shims: Shims) -> None:
 def test_a_time_limit_ends_a_command(shims: Shims) -> None:
     run, record = shims.ran("exec sleep 600", time_limit_s=0.05)
     assert (record["signal"], record["because"]) == (signal.SIGTERM, "timed-out")
-    assert run.order["time_limit_s"] <= record["ran_s"] < 60
+    assert run.order.time_limit_s <= record["ran_s"] < 60
 
 
 def test_a_command_that_outstays_its_limit_is_killed_after_the_grace(shims: Shims) -> None:
@@ -391,7 +392,7 @@ def test_what_a_command_leaves_behind_may_end_by_itself(shims: Shims) -> None:
     left = "trap 'echo no > ended; exit' TERM; sleep 0.05; echo yes > ended"
     run, record = shims.ran(f"({left}) & exit 0")
     assert record["status"] == 0
-    assert (Path(run.order["cwd"]) / "ended").read_text() == "yes\n"
+    assert (Path(run.order.cwd) / "ended").read_text() == "yes\n"
 
 
 def test_what_is_left_behind_cannot_write_for_ever(shims: Shims) -> None:
@@ -456,17 +457,17 @@ def test_an_attempt_is_begun_once(shims: Shims) -> None:
         channel = shims.channel()
         channel.send(order)
         assert channel.is_done()
-    assert (Path(order["cwd"]) / "count").read_text() == "ran\n"
+    assert (Path(order.cwd) / "count").read_text() == "ran\n"
 
 
 def test_an_attempt_that_was_forbidden_does_not_begin(shims: Shims) -> None:
     order = shims.order("/bin/sh", "-c", "echo ran > count")
-    assert folders.forbid(order["folder"])
+    assert folders.forbid(order.folder)
     channel = shims.channel()
     channel.send(order)
     assert channel.is_done()
-    assert folders.read_exit(order["folder"]) is None
-    assert os.listdir(order["cwd"]) == []
+    assert folders.read_exit(order.folder) is None
+    assert os.listdir(order.cwd) == []
 
 
 def test_the_record_of_another_attempt_is_used_again(shims: Shims) -> None:
@@ -502,9 +503,9 @@ def test_a_shim_serves_one_command_after_the_other(shims: Shims) -> None:
     channel = shims.channel()
     first = shims.sh("echo $A $B", channel=channel, env={**PLAIN, "A": "1"}, extra={"B": "2"})
     first.ended()
-    second = shims.sh("echo $A $B", channel=channel, new={}, extra={"B": "3"})
+    second = shims.sh("echo $A $B", channel=channel, new_environment=None, extra={"B": "3"})
     second.ended()
-    third = shims.sh("echo $A $B", channel=channel, new={"2": {**PLAIN, "A": "9"}}, base=2)
+    third = shims.sh("echo $A $B", channel=channel, env={**PLAIN, "A": "9"}, environment_id=2)
     third.ended()
     assert [run.log for run in (first, second, third)] == ["1 2\n", "1 3\n", "9\n"]
     assert first.shim_pid == third.shim_pid

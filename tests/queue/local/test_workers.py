@@ -8,6 +8,7 @@ import threading
 
 from grn.queue.journal.rows import Command
 from grn.queue.local.channel import HEADER
+from grn.queue.local.order import StopOrder
 from grn.queue.local.workers import MAX_SPARES, SPARE_S, LaunchTask, Postponed, Spares, Worker
 from grn.queue.site import Attempt
 
@@ -52,11 +53,11 @@ def test_only_some_records_are_kept_spare() -> None:
 def test_an_order_larger_than_the_line_arrives_whole() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    order = {"argv": ["x" * 5_000_000]}
+    order = StopOrder("x" * 5_000_000, False)
     got = bytearray()
 
     def read() -> None:
-        while len(got) < HEADER.size + len(json.dumps(order)):
+        while len(got) < HEADER.size + len(json.dumps(order.to_json())):
             got.extend(theirs.recv(1 << 20))
 
     reader = threading.Thread(target=read)
@@ -64,7 +65,7 @@ def test_an_order_larger_than_the_line_arrives_whole() -> None:
     assert Worker(ours).order(order)
     assert not ours.getblocking()
     reader.join()
-    assert json.loads(got[HEADER.size :]) == order
+    assert json.loads(got[HEADER.size :]) == order.to_json()
     ours.close()
     theirs.close()
 
@@ -79,7 +80,7 @@ def test_a_line_that_is_full_is_not_gone() -> None:
             break
     reader = threading.Timer(0.05, theirs.recv, [1 << 24])
     reader.start()
-    assert Worker(ours).order({"stop": "x"})
+    assert Worker(ours).order(StopOrder("x", False))
     reader.join()
     ours.close()
     theirs.close()
@@ -88,7 +89,7 @@ def test_a_line_that_is_full_is_not_gone() -> None:
 def test_a_worker_that_is_gone_takes_no_order() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
-    assert not Worker(ours).order({})
+    assert not Worker(ours).order(StopOrder("x", False))
     ours.close()
 
 

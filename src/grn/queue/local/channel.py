@@ -9,10 +9,7 @@ import signal
 import struct
 
 from grn.proc import terminate
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from grn.queue.local import order
 
 HEADER = struct.Struct(">I")
 MAX_SAID = 16 << 10  # of a record; so much is read as it was written, in one piece
@@ -27,7 +24,7 @@ class Channel:
         self._buffer = b""
         os.set_blocking(fd, False)
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self) -> order.StartOrder | order.StopOrder | None:
         """Return the next order that has come in whole; notes when the queue is gone."""
         while self.is_open and (data := read_some(self.fd)) is not None:
             self.is_open = bool(data)
@@ -37,9 +34,9 @@ class Channel:
         end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
         if len(self._buffer) < end:
             return None
-        order: dict[str, Any] = json.loads(self._buffer[HEADER.size : end])
+        message = json.loads(self._buffer[HEADER.size : end])
         self._buffer = self._buffer[end:]
-        return order
+        return order.from_json(message)
 
     def wait(self) -> None:
         """Wait for something to read."""

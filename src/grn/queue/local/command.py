@@ -8,6 +8,7 @@ import signal
 from grn import wire
 from grn.client import gpu_environment
 from grn.proc import spawn
+from grn.queue.local.order import StartOrder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,19 +31,19 @@ def meant(environment: dict[str, str]) -> dict[str, str]:
     return {wire.meant(name): wire.meant(value) for name, value in environment.items()}
 
 
-def start(order: dict[str, Any]) -> StartedCommand:
-    """Start the command of an order; raise NotStarted."""
-    argv = [wire.meant(word) for word in order["argv"]]
+def start(order: StartOrder, environment: dict[str, str]) -> StartedCommand:
+    """Start the command of an order in this environment; raise NotStarted."""
+    argv = [wire.meant(word) for word in order.argv]
     opened: list[int] = []
-    mask = os.umask(order["umask"])
+    mask = os.umask(order.umask)
     try:
-        os.chdir(wire.meant(order["cwd"]))
+        os.chdir(wire.meant(order.cwd))
         opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         pipes: tuple[int, ...] = ()
         log_start = 0
-        if order.get("log"):
+        if order.log:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            opened.append(out_end := os.open(wire.meant(order["log"]), flags, 0o666))
+            opened.append(out_end := os.open(wire.meant(order.log), flags, 0o666))
             err_end, log_start = out_end, os.fstat(out_end).st_size
         else:
             out, out_end = os.pipe()
@@ -50,7 +51,7 @@ def start(order: dict[str, Any]) -> StartedCommand:
             err, err_end = os.pipe()
             opened += (err, err_end)
             pipes = (out, err)
-        environment = gpu_environment.for_command(order["lease"], order["visible"], order["env"])
+        environment = gpu_environment.for_command(order.lease, order.visible, environment)
         files = (null, out_end, err_end)
         pid = spawn.command(argv, environment, files, _SHIM_SIGNALS, setsid=True)
         opened = [fd for fd in opened if fd not in pipes]

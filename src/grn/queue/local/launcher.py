@@ -1,35 +1,25 @@
-"""Start and watch attempts, and find them again after a restart of the queue.
-
-Starts shims through the forker and learns of their end by pidfd. Decides nothing.
-"""
+"""Start and watch attempts: shims come from the forker and report each end. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grn.errors import MachineError
 from grn.interpreter import SERVICE
-from grn.model.job import Holder
-from grn.proc import pidfd, services, spawn, terminate
-from grn.proc.watch import Watches
-from grn.queue import finish
-from grn.queue.job import AttemptFate, EndReason, Exit
+from grn.proc import services, spawn, terminate
+from grn.queue.job import EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders
-from grn.queue.local import evidence
 from grn.queue.local.channel import MAX_SAID
-from grn.queue.local.evidence import Evidence
-from grn.queue.local.workers import LaunchTask, Postponed, Record, Spares, Worker
+from grn.queue.local.order import StartOrder, StopOrder
+from grn.queue.local.recovery import Recovery
+from grn.queue.local.workers import LaunchSettings, LaunchTask, Postponed, Record, Spares, Worker
 from grn.queue.site import Attempt, Found, SiteListener
 
 if TYPE_CHECKING:
@@ -38,24 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 IDLE_S = 2.0
 START_AGAIN_S = 0.5
-LOOK_AGAIN_S = 0.001
 MAX_NOTED = 10_000
-
-
-_OF_ITS_FILES = {  # errors that concern one attempt; the others concern the disk
-    errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchSettings:
-    """How commands are run: where their files go, how long they get to end, how much they log."""
-
-    root: str  # of all attempts' folders
-    queue_id: str
-    queue_lock: str
-    grace_s: float = 10.0
-    log_bytes: int = 64 << 20
 
 
 class Launcher:
@@ -63,10 +36,10 @@ class Launcher:
 
     def __init__(
         self,
-        manners: LaunchSettings,
+        settings: LaunchSettings,
         listener: SiteListener,
     ) -> None:
-        self._manners = manners
+        self._settings = settings
         self._listener = listener
         self._forker: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -76,11 +49,8 @@ class Launcher:
         self._postponed = Postponed()
         self._is_postponing = False
         self._is_sweeping = False
-        # Shims of earlier queues; they exit when their attempt has ended.
-        self._adopted = Watches[Attempt](self.report)
-        self._begun = evidence.path_beside(manners.queue_lock)
-        self._noted = 0  # attempts given to shims since that file was shortened
-        self._evidence: Evidence | None = None
+        self._recovery = Recovery(settings, self.report)
+        self._noted = 0  # attempts given to shims since the list of begun ones was shortened
 
     # --- starting ------------------------------------------------------------------------
 
@@ -101,7 +71,7 @@ class Launcher:
         for worker in [*self._idle, *self._busy.values()]:
             loop.remove_reader(worker.channel)
             worker.channel.close()
-        self._adopted.close()
+        self._recovery.adopted.close()
         if self._line is not None:
             self._line.close()
 
@@ -139,31 +109,31 @@ class Launcher:
         self._postpone()
 
     def _give(self, worker: Worker, task: LaunchTask) -> bool:
-        manners, attempt, command = self._manners, task.attempt, task.command
+        settings, attempt, command = self._settings, task.attempt, task.command
         base = command.environment_id
-        order = {
-            "folder": self.folder(attempt),
-            "argv": command.argv,
-            "cwd": command.cwd,
-            "log": command.log,
-            "new": {} if base in worker.knows else {base: command.environment},
-            "base": base,
-            "extra": {
+        order = StartOrder(
+            folder=settings.folder(attempt),
+            argv=command.argv,
+            cwd=command.cwd,
+            environment_id=base,
+            new_environment=None if base in worker.knows else command.environment,
+            extra={
                 **command.extra,
                 "GRN_JOB_ID": str(attempt.job),
                 "GRN_ATTEMPT": str(attempt.number),
-                services.TAG: self.tag(attempt),
+                services.TAG: settings.tag(attempt),
             },
-            "umask": command.umask,
-            "spare": self._spares.take(),
-            "lease": task.lease,
-            "visible": task.visible,
-            "grace_s": manners.grace_s,
-            "log_bytes": manners.log_bytes,
-            "time_limit_s": command.time_limit_s,
-            "queue_lock": manners.queue_lock,
-            "begun": self._begun,
-        }
+            umask=command.umask,
+            lease=task.lease,
+            visible=task.visible,
+            grace_s=settings.grace_s,
+            log_bytes=settings.log_bytes,
+            queue_lock=settings.queue_lock,
+            begun=settings.begun,
+            time_limit_s=command.time_limit_s,
+            log=command.log,
+            spare=self._spares.take(),
+        )
         if not worker.order(order):
             self._drop(worker)
             return False
@@ -223,11 +193,9 @@ class Launcher:
         if task is None:
             return
         self._busy.pop(task.attempt, None)
-        if not said and folders.read_claim(self.folder(task.attempt)) is None:
-            self._evidence = None  # of earlier moments
-            if not self._has_begun(task.attempt):
-                self._start_later(task)
-                return
+        if not said and not self._recovery.has_begun_by_now(task.attempt):
+            self._start_later(task)
+            return
         record = folders.exit_in(said)
         if record is not None:
             self._spares.ended(task.attempt, record)
@@ -262,114 +230,24 @@ class Launcher:
         """Ask the shim to end its command's whole tree."""
         worker = self._busy.get(attempt)
         if worker is not None:
-            worker.order({"stop": self.folder(attempt), "now": is_now})
+            worker.order(StopOrder(self.folder(attempt), is_now))
             return
-        self._adopted.send(attempt, signal.SIGUSR1 if is_now else signal.SIGTERM)
+        self._recovery.adopted.send(attempt, signal.SIGUSR1 if is_now else signal.SIGTERM)
 
-    # --- finding -------------------------------------------------------------------------
+    # --- ends and files ------------------------------------------------------------------
 
     def folder(self, attempt: Attempt) -> str:
         """Return where an attempt's files are."""
-        return folders.folder_of(self._manners.root, attempt.job, attempt.number)
-
-    def tag(self, attempt: Attempt) -> str:
-        """Return the mark that all processes of an attempt carry in their environment."""
-        return f"{self._manners.queue_id}.{attempt.job}.{attempt.number}"
+        return self._settings.folder(attempt)
 
     def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
-        """Find what became of an attempt that was begun before a restart; watch it if it lives.
-
-        Where its files cannot be used, its processes alone tell whether it lives.
-        """
-        try:
-            while (fate := self._look(attempt, is_same_boot)) is None:
-                time.sleep(LOOK_AGAIN_S)
-        except OSError as error:
-            folder = self.folder(attempt)
-            if error.errno not in _OF_ITS_FILES:
-                raise MachineError(
-                    f"the folder {folder} cannot be used: {error.strerror}.",
-                    "Make room on that disk, or make it writable; nothing is lost.",
-                ) from error
-            fault = f"its files {folder}* cannot be used: {error.strerror}: it is not run again"
-            log.error("action=set-aside job=%d reason=%r", attempt.job, fault)
-            fate = AttemptFate.ALIVE if self._adopt_by_lock(attempt) else AttemptFate.LOST
-            return Found(fate, fault)
-        return Found(fate)
-
-    def _look(self, attempt: Attempt, is_same_boot: bool) -> AttemptFate | None:
-        """Look at an attempt once; None when it changed while we looked."""
-        folder = self.folder(attempt)
-        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
-        is_locked = folders.is_locked(folder)
-        claim = folders.read_claim(folder)
-        if not claim and is_same_boot:
-            return self._look_without_claim(attempt, claim, is_locked)
-        result = finish.found(
-            has_claim=bool(claim) and claim != folders.FORBIDDEN,
-            is_locked=is_locked and claim != folders.FORBIDDEN,
-            has_exit=folders.read_exit(folder, is_same_boot=is_same_boot) is not None,
-            is_same_boot=is_same_boot,
-        )
-        if result is AttemptFate.ALIVE and not self._adopt(attempt, claim or ""):
-            return None
-        return result
-
-    def _look_without_claim(
-        self, attempt: Attempt, claim: str | None, is_locked: bool
-    ) -> AttemptFate | None:
-        """Look at an attempt whose record is not there, or is empty."""
-        if self._adopt_by_lock(attempt):
-            return AttemptFate.ALIVE
-        if self._has_begun(attempt):
-            log.error("action=recover job=%d reason='its record is gone'", attempt.job)
-            return AttemptFate.LOST
-        if claim is None:  # whoever makes the record decides, also a shim that is about to
-            return AttemptFate.NOT_BEGUN if folders.forbid(self.folder(attempt)) else None
-        return None if is_locked else AttemptFate.NOT_BEGUN
-
-    def _look_around(self) -> Evidence:
-        if self._evidence is None:
-            self._evidence = Evidence(self._begun)
-        return self._evidence
-
-    def _has_begun(self, attempt: Attempt) -> bool:
-        return self._look_around().has_begun(self.folder(attempt), self.tag(attempt))
-
-    def _adopt(self, attempt: Attempt, claim: str) -> bool:
-        """Watch a shim of an earlier queue; False when it ended while we looked."""
-        try:
-            pid, ticks = map(int, claim.split(" "))
-        except ValueError:  # damaged
-            return self._adopt_by_lock(attempt)
-        fd = pidfd.open_pidfd(Holder(pid, ticks))
-        return self._adopt_if(attempt, fd, lambda: folders.is_locked(self.folder(attempt)))
-
-    def _adopt_by_lock(self, attempt: Attempt) -> bool:
-        """Watch the shim that holds the lock of a damaged record; False when there is none."""
-        folder = self.folder(attempt)
-        shim = self._look_around().shim_of(folder)
-        if shim is None:
-            return False
-        pid, record = shim.pid, os.path.realpath(folder)
-        fd = pidfd.open_pidfd(shim)
-        return self._adopt_if(attempt, fd, lambda: record in services.attempts_of(pid))
-
-    def _adopt_if(self, attempt: Attempt, fd: int | None, is_it: Callable[[], bool]) -> bool:
-        """Watch the shim of a pidfd if a look after opening shows that it runs this attempt."""
-        if fd is None:
-            return False
-        if not is_it():
-            os.close(fd)
-            return False
-        self._adopted.add(attempt, fd)
-        return True
+        """Find an attempt of before a restart; report its end if it lives."""
+        return self._recovery.find(attempt, is_same_boot)
 
     def tidy(self) -> None:
-        """Keep what shims noted of attempts that are under way only."""
-        self._evidence = None
+        """Shorten the list of begun attempts to those that are under way."""
         self._noted = 0
-        evidence.keep_only(self._begun, map(self.tag, [*self._busy, *self._adopted]))
+        self._recovery.keep_only(self._busy)
 
     def report(self, attempt: Attempt, said: Record | None = None) -> None:
         """Report how an attempt ended; end what a killed shim left behind first."""
@@ -394,7 +272,7 @@ class Launcher:
 
     def end_leftovers(self, attempt: Attempt) -> int:
         """Kill what a killed shim left behind; return how many processes that were."""
-        return terminate.end_marked(self.tag(attempt))
+        return terminate.end_marked(self._settings.tag(attempt))
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the folders of jobs, given how often each was tried."""

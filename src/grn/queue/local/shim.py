@@ -20,9 +20,10 @@ from grn import wire
 from grn.client import frameworks, logs
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
-from grn.proc import processes, services, spawn, terminate
+from grn.proc import processes, spawn, terminate
 from grn.queue.local import attempt_files, command, evidence, output_log
 from grn.queue.local.channel import Channel, listen_for_signals, read_some
+from grn.queue.local.order import StartOrder
 from grn.queue.local.termination import Termination
 
 TYPE_CHECKING = False
@@ -39,11 +40,14 @@ PIPE_READS = 16  # so many empty the largest pipe there is
 class Shim:
     """One attempt at one command."""
 
-    def __init__(self, order: dict[str, Any], wake: int, channel: Channel | None = None) -> None:
+    def __init__(
+        self, order: StartOrder, environment: dict[str, str], wake: int, channel: Channel
+    ) -> None:
         self._order = order
+        self._environment = environment  # of the command
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
-        self._folder: str = order["folder"]
+        self._folder = order.folder
         self._stopping = Termination(order, wake, channel)
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
@@ -52,11 +56,11 @@ class Shim:
 
     def run(self) -> bytes:
         """Do all of it; return the exit record when it is written."""
-        record = attempt_files.begin(self._folder, _identity(os.getpid()), self._order["spare"])
+        record = attempt_files.begin(self._folder, _identity(os.getpid()), self._order.spare)
         if record is None:
             return b"\n"  # somebody else has begun it, or a queue has forbidden it
         self._file = record
-        evidence.note(self._order["begun"], self._order["extra"].get(services.TAG, ""))
+        evidence.note(self._order.begun, self._order.tag)
         try:
             return self._run_claimed()
         finally:
@@ -71,7 +75,7 @@ class Shim:
         self._hold_at = began + HOLD_AFTER_S
         status, usage = self._wait(started.pipes)
         if not started.pipes:
-            log = wire.meant(self._order["log"])
+            log = wire.meant(self._order.log)
             self._error_tail = logs.tail(log, TAIL_BYTES, started.log_start)
         self._stopping.end_leftovers(self._ended_main)
         return self._write_exit(self._record(status), began, usage)
@@ -88,7 +92,7 @@ class Shim:
             if not is_leased:
                 return command.not_yet("its lease ended with its queue before it began")
             try:
-                return command.start(self._order)
+                return command.start(self._order, self._environment)
             except spawn.NotStarted as error:
                 if not error.is_passing:
                     return command.not_started(error)
@@ -103,7 +107,7 @@ class Shim:
         Without a queue the lease ends within seconds, so it is taken over before the command
         begins. A command that has not begun can be given back; one that runs cannot.
         """
-        if self._channel is None or self._stopping.hear_queue() or not self._order["lease"]:
+        if self._stopping.hear_queue() or not self._order.lease:
             return True
         while not self._stopping.why:
             is_bound = self._bind(None)
@@ -126,7 +130,7 @@ class Shim:
         A command that is over by now never needs it: until then the queue holds the lease.
         """
         self._hold_at = None
-        if self._order["lease"] and self._bind(self._main) is None:
+        if self._order.lease and self._bind(self._main) is None:
             self._hold_at = time.monotonic() + HOLD_AGAIN_S
 
     def _bind(self, pid: int | None) -> bool | None:
@@ -136,7 +140,7 @@ class Shim:
         except GrnError:
             return None
         try:
-            message = {"op": "hold", "lease": self._order["lease"]}
+            message: dict[str, Any] = {"op": "hold", "lease": self._order.lease}
             if pid is not None:
                 message["pid"] = pid
             drive(connection.ask(message, HOLD_ANSWER_S))
@@ -152,7 +156,7 @@ class Shim:
 
     def _wait(self, ends: tuple[int, ...]) -> tuple[int, Any]:
         """Carry the output into files until the command ends; keep to its time limit."""
-        cap = self._order["log_bytes"]
+        cap = self._order.log_bytes
         log = output_log.CappedLog(os.path.join(self._folder, "log"), cap)
         errors = output_log.CappedLog(os.path.join(self._folder, "err"), cap)
         pipes = dict(zip(ends, ((log,), (log, errors)), strict=False))
@@ -162,7 +166,7 @@ class Shim:
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
         stopping = self._stopping
-        if stopping.hear_queue() and self._channel is not None:  # it may have spoken already
+        if stopping.hear_queue():  # an order may have come in already
             poll.register(self._channel.fd, select.POLLIN)
         ended = None
         while ended is None:
@@ -237,7 +241,7 @@ class Shim:
         if usage is not None:
             record["resident"] = usage.ru_maxrss * 1024
         while True:
-            is_synced = not _is_held(self._order["queue_lock"])
+            is_synced = not _is_held(self._order.queue_lock)
             try:
                 return attempt_files.write_exit(
                     self._file, self._folder, record, is_synced=is_synced
@@ -260,25 +264,25 @@ def serve(fd: int) -> None:
             if not channel.is_open:
                 os._exit(0)
             channel.wait()
-        elif "folder" in order:
-            for name, new in order["new"].items():
-                environments[int(name)] = command.meant(new)
-            order["env"] = {**environments[order["base"]], **command.meant(order["extra"])}
-            channel.say_done(run(order, wake, channel))
+        elif isinstance(order, StartOrder):
+            if order.new_environment is not None:
+                environments[order.environment_id] = command.meant(order.new_environment)
+            environment = environments[order.environment_id] | command.meant(order.extra)
+            channel.say_done(run(order, environment, wake, channel))
             if terminate.has_children():  # a daemon that the command has started: not our tree
                 os._exit(0)
 
 
-def run(order: dict[str, Any], wake: int, channel: Channel | None = None) -> bytes:
+def run(order: StartOrder, environment: dict[str, str], wake: int, channel: Channel) -> bytes:
     """Be the shim of one attempt; return its exit record."""
     try:
-        return Shim(order, wake, channel).run()
+        return Shim(order, environment, wake, channel).run()
     except Exception:
         # The last edge of this process: say beside the record what broke; the queue sees a free
         # lock without an end and calls the attempt lost.
         import traceback
 
-        with open(attempt_files.trouble_of(order["folder"]), "w") as file:
+        with open(attempt_files.trouble_of(order.folder), "w") as file:
             traceback.print_exc(file=file)
         os._exit(1)
 

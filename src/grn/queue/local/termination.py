@@ -12,11 +12,11 @@ import time
 from grn.proc import processes, services, terminate
 from grn.proc.tree import Escalation
 from grn.queue.local.channel import Channel, read_some
+from grn.queue.local.order import StartOrder, StopOrder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 LEFTOVER_S = 1.0  # for how long what the command leaves behind may end by itself
 KILL_AGAIN_S = 0.2
@@ -25,12 +25,12 @@ KILL_AGAIN_S = 0.2
 class Termination:
     """Whether a command is being ended, why, and what comes next."""
 
-    def __init__(self, order: dict[str, Any], wake: int, channel: Channel | None) -> None:
+    def __init__(self, order: StartOrder, wake: int, channel: Channel) -> None:
         self.why = ""  # cancelled, timed-out
-        self._folder: str = order["folder"]
-        self._tag: str = order["extra"].get(services.TAG, "")
-        self._steps = Escalation(order["grace_s"], again_s=KILL_AGAIN_S)
-        self._limit_s: float | None = order["time_limit_s"]
+        self._folder = order.folder
+        self._tag = order.tag
+        self._steps = Escalation(order.grace_s, again_s=KILL_AGAIN_S)
+        self._limit_s = order.time_limit_s
         self._began = time.monotonic()
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
@@ -48,11 +48,9 @@ class Termination:
 
     def hear_queue(self) -> bool:
         """Hear the queue ask for the end; False when it is gone, and we go on without it."""
-        if self._channel is None:
-            return False
         while (order := self._channel.next()) is not None:
-            if order.get("stop") == self._folder:
-                if order["now"]:
+            if isinstance(order, StopOrder) and order.folder == self._folder:
+                if order.is_now:
                     self._kill_now()
                 else:
                     self._begin("cancelled")

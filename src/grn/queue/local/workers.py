@@ -9,12 +9,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.queue.journal.rows import Command
+from grn.queue.local import attempt_files, evidence
 from grn.queue.local.channel import HEADER
+from grn.queue.local.order import StartOrder, StopOrder
 from grn.queue.site import Attempt
 
 SEND_S = 5.0
 SPARE_S, MAX_SPARES = 10.0, 64
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """How commands are run: where their files go, how long they get to end, how much they log."""
+
+    root: str  # of all attempts' folders
+    queue_id: str
+    queue_lock: str
+    grace_s: float = 10.0
+    log_bytes: int = 64 << 20
+
+    @property
+    def begun(self) -> str:
+        """The file that lists attempts that began."""
+        return evidence.path_beside(self.queue_lock)
+
+    def folder(self, attempt: Attempt) -> str:
+        """Return the folder of an attempt's files."""
+        return attempt_files.folder_of(self.root, attempt.job, attempt.number)
+
+    def tag(self, attempt: Attempt) -> str:
+        """Return the mark that all processes of an attempt carry in their environment."""
+        return f"{self.queue_id}.{attempt.job}.{attempt.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +62,9 @@ class Worker:
         self.knows: set[int] = set()  # environments it has been given
         self.idle_since = 0.0
 
-    def order(self, order: dict[str, Any]) -> bool:
+    def order(self, order: StartOrder | StopOrder) -> bool:
         """Send an order; False when the worker is gone."""
-        body = json.dumps(order).encode()
+        body = json.dumps(order.to_json()).encode()
         data = HEADER.pack(len(body)) + body
         try:
             sent = self._send_some(data)

@@ -1,0 +1,94 @@
+"""Orders of the queue to a shim: start the command of an attempt, or stop it.
+
+Paths, words and variables are spelled as in the journal (`wire.meant` gives the bytes). Plain
+classes: importing dataclasses would take half as long again as the start of the forker.
+"""
+
+from __future__ import annotations
+
+from grn.proc import services
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+
+class StartOrder:
+    """Everything that a shim must know of one attempt."""
+
+    __slots__ = (
+        "argv", "begun", "cwd", "environment_id", "extra", "folder", "grace_s", "lease", "log",
+        "log_bytes", "new_environment", "queue_lock", "spare", "time_limit_s", "umask", "visible",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        folder: str,
+        argv: tuple[str, ...],
+        cwd: str,
+        environment_id: int,
+        new_environment: dict[str, str] | None,
+        extra: dict[str, str],
+        umask: int,
+        lease: str,
+        visible: str,
+        grace_s: float,
+        log_bytes: int,
+        queue_lock: str,
+        begun: str,
+        time_limit_s: float | None = None,
+        log: str = "",
+        spare: str = "",
+    ) -> None:
+        self.folder: Final = folder  # of the attempt's files
+        self.argv: Final = argv
+        self.cwd: Final = cwd
+        self.environment_id: Final = environment_id  # environments are shared by many jobs
+        self.new_environment: Final = new_environment  # None when this shim was sent it before
+        self.extra: Final = extra  # variables of this attempt alone
+        self.umask: Final = umask
+        self.lease: Final = lease
+        self.visible: Final = visible  # the GPUs of the lease
+        self.grace_s: Final = grace_s  # between the request to end and the kill
+        self.log_bytes: Final = log_bytes  # the size at which a log is cut
+        self.queue_lock: Final = queue_lock  # held while the queue lives
+        self.begun: Final = begun  # the file that lists attempts that began
+        self.time_limit_s: Final = time_limit_s
+        self.log: Final = log  # a file of the user for all output, instead of the attempt's log
+        self.spare: Final = spare  # folder of an attempt whose record can be reused
+
+    @property
+    def tag(self) -> str:
+        """The mark that all processes of the attempt carry in their environment."""
+        return self.extra.get(services.TAG, "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message of this order."""
+        message = {name: getattr(self, name) for name in self.__slots__}
+        base, new = message.pop("environment_id"), message.pop("new_environment")
+        return {**message, "base": base, "new": {} if new is None else {base: new}}
+
+
+class StopOrder:
+    """End the command of an attempt: with a grace period, or at once."""
+
+    __slots__ = ("folder", "is_now")
+
+    def __init__(self, folder: str, is_now: bool) -> None:
+        self.folder: Final = folder
+        self.is_now: Final = is_now
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message of this order."""
+        return {"stop": self.folder, "now": self.is_now}
+
+
+def from_json(message: dict[str, Any]) -> StartOrder | StopOrder:
+    """Read an order; fields that a newer queue added are left out."""
+    if "stop" in message:
+        return StopOrder(message["stop"], message["now"])
+    known = {name: message[name] for name in StartOrder.__slots__ if name in message}
+    known["argv"] = tuple(known["argv"])
+    base = message["base"]
+    return StartOrder(**known, environment_id=base, new_environment=message["new"].get(str(base)))
