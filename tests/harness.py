@@ -27,7 +27,8 @@ import pytest
 
 import grn
 from grn.client import pages, queue
-from grn.client.connection import IDLE, ask_once
+from grn.client.connection import ask_once
+from grn.client.lease import IDLE
 from grn.errors import DaemonError, GrnError
 from tests import warm
 

@@ -12,8 +12,8 @@ import shutil
 import tempfile
 
 from grn.client import queue
-from grn.client.connection import IDLE
 from grn.client.daemons import DaemonProcess, negotiator_argv, start_aside
+from grn.client.lease import IDLE
 from grn.errors import GrnError
 
 TYPE_CHECKING = False

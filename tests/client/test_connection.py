@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from grn import wire
-from grn.client.connection import IDLE, Connection, ask_once, connect, drive
+from grn.client.connection import Connection, ask_once, connect, drive
+from grn.client.lease import IDLE, LeaseConnection
 from grn.errors import DaemonNotRunning, NeverFits
 from tests.harness import Story
 
@@ -128,10 +129,10 @@ def test_a_forked_child_lets_go_of_the_kept_connection(story: Story) -> None:
     story.run_script(
         """
         import os, socket
-        from grn.client.connection import IDLE, Connection
+        from grn.client.lease import IDLE, LeaseConnection
 
         ours, theirs = socket.socketpair()
-        IDLE.give(Connection(ours))
+        IDLE.give(LeaseConnection(ours))
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -148,8 +149,8 @@ def test_a_forked_child_lets_go_of_the_kept_connection(story: Story) -> None:
 
 def test_at_most_one_connection_is_kept() -> None:
     first, second = socket.socketpair()
-    IDLE.give(Connection(first))
-    IDLE.give(Connection(second))
+    IDLE.give(LeaseConnection(first))
+    IDLE.give(LeaseConnection(second))
 
     kept = IDLE.take()
     assert kept is not None

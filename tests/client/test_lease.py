@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import grn
-from grn.client.lease import Lease, type_and_label, wish
+from grn.client.job_request import lease_request, type_and_label
+from grn.client.lease import Lease
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
 
@@ -122,7 +123,7 @@ def test_a_size_that_makes_no_sense_is_refused_at_once() -> None:
 
 def test_whoever_waits_hears_why(here: Negotiator) -> None:
     heard: list[str] = []
-    second = Lease(wish("second", "second", mem="64MiB"), heard.append)
+    second = Lease(lease_request("second", "second", mem="64MiB"), heard.append)
     with ThreadPoolExecutor(1) as pool:
         with grn.lease(exclusive=True, type="first"):
             asked = pool.submit(second.acquire)

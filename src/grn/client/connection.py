@@ -1,7 +1,7 @@
-"""Frames to and from the negotiator, for programs that block and for those on an event loop.
+"""Connections to the negotiator, for programs that block and for programs on an event loop.
 
-The steps of a conversation are generators that say what to do next (send, receive, sleep); one
-driver does them blocking, the other awaits them. One idle connection is kept for the next call.
+The steps of a conversation are generators that yield what to do next (send, receive, sleep):
+`drive` does them blocking, `drive_async` awaits them.
 """
 
 from __future__ import annotations
@@ -9,19 +9,11 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 import time
 
 from grn import paths, wire
 from grn.client import trust
-from grn.errors import (
-    DaemonError,
-    DaemonNotRunning,
-    GrnError,
-    NotTrusted,
-    ProtocolError,
-    from_code,
-)
+from grn.errors import DaemonError, DaemonNotRunning, NotTrusted, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,91 +31,46 @@ EAGER_S = 0.0003
 
 
 class Connection:
-    """One socket to the negotiator, with the messages received but not read yet."""
+    """One socket to a daemon, for questions and their answers."""
 
     def __init__(
         self, sock: socket.socket, decode: Callable[[bytes], Message] = wire.decode_reply
     ) -> None:
         self.sock = sock
-        self.decode = decode
-        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
-        self._ready: list[bytes] = []
-        self._last_id = 0
+        self.exchange = wire.Exchange(decode)
+        self._received: list[Message] = []
 
     def close(self) -> None:
-        """Let the socket go."""
+        """Close the socket."""
         self.sock.close()
 
     def send(self, message: Message) -> Steps[int]:
         """Send one message and return the id its answers will carry."""
-        self._last_id += 1
-        message["id"], message["v"] = self._last_id, wire.PROTOCOL
-        yield ("send", self.sock, wire.encode(message))
-        return self._last_id
+        number = self.exchange.say(message)
+        yield ("send", self.sock, self.exchange.data_to_send())
+        return number
 
-    def receive(self, timeout_s: float | None, *, is_eager: bool = False) -> Steps[Message]:
-        """Wait for the next message; an error the negotiator sent is raised.
-
-        Be eager where the answer is expected at once: see `_receive`.
-        """
-        while not self._ready:
-            data = yield ("recv eagerly" if is_eager else "recv", self.sock, timeout_s)
+    def receive(self, timeout_s: float | None) -> Steps[Message]:
+        """Wait for the next message; raise the error that it carries."""
+        while not self._received:
+            data = yield ("recv", self.sock, timeout_s)
             if not data:
-                raise ConnectionResetError("the negotiator closed the connection")
-            self._ready = self._frames.feed(data)
-        message = self.decode(self._ready.pop(0))
-        error = message.get("error")
+                raise ConnectionResetError("the daemon closed the connection")
+            self._received = self.exchange.receive_data(data)
+        message = self._received.pop(0)
+        error = wire.error_in(message)
         if error is not None:
-            raise told(error)
+            raise error
         return message
 
-    def ask(
-        self, message: Message, timeout_s: float | None = ANSWER_S, *, is_eager: bool = False
-    ) -> Steps[Message]:
+    def ask(self, message: Message, timeout_s: float | None = ANSWER_S) -> Steps[Message]:
         """Send one message and return its answer."""
         yield from self.send(message)
-        answer = yield from self.receive(timeout_s, is_eager=is_eager)
+        answer = yield from self.receive(timeout_s)
         return answer
 
 
-class _Idle:
-    """The idle connections of this process, at most one; forked children start with none."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: Connection | None = None
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def take(self) -> Connection | None:
-        with self._lock:
-            kept, self._kept = self._kept, None
-        return kept
-
-    def give(self, connection: Connection) -> None:
-        with self._lock:
-            if self._kept is None:
-                self._kept = connection
-                return
-        connection.close()
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-        if self._kept is not None:
-            self._kept.close()  # else the negotiator would take our life for our parent's
-            self._kept = None
-
-
-IDLE = _Idle()
-
-
-def told(error: object) -> GrnError:
-    """Return the error that a reply tells of."""
-    if not isinstance(error, dict):
-        return ProtocolError("a reply tells of an error in no form of grn's.")
-    return from_code(*(str(error.get(name, "")) for name in ("code", "message", "hint")))
-
-
-# What a reply without its fields leads to, in whoever reads it.
+# Raised by code that reads a reply without its fields.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _others: list[tuple[str, int]] = []  # the last negotiator that is another user's: where, whose
 
@@ -217,7 +164,7 @@ async def drive_async(steps: Steps[Result]) -> Result:
 
 
 def ask_once(message: Message) -> Message:
-    """Ask the negotiator one question over a connection of its own."""
+    """Ask the negotiator one question over a new connection, once."""
     return drive(_ask_once(message))
 
 
@@ -259,13 +206,13 @@ def _send(sock: socket.socket, data: bytes) -> None:
 
 
 def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> bytes:
-    """Receive something, with as few system calls as can be: the socket has no deadline itself."""
+    """Receive bytes; the socket itself has no timeout, which saves system calls."""
     if sock.gettimeout() is not None:
         sock.settimeout(None)
     if sock.fileno() < 0:
         raise ConnectionResetError("the connection was closed on this side")
-    # An answer that needs no waiting is there sooner than we would fall asleep and wake again; we
-    # let others go first, so that on a busy machine this costs nobody anything.
+    # A grant that needs no waiting arrives sooner than a sleeping process wakes up
+    # (benchmarks/round_trip.py); between two looks the processor is yielded to other processes.
     until = time.perf_counter() + EAGER_S if is_eager else 0.0
     while is_eager:
         try:
@@ -274,7 +221,7 @@ def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> by
             if time.perf_counter() >= until:
                 break
             os.sched_yield()
-    # Who sleeps in `recv` is woken already when the other side takes our question off the socket.
+    # A process that sleeps in `recv` is woken when the other side reads the request; `poll` is not.
     ready = select.poll()
     ready.register(sock, select.POLLIN)
     if not ready.poll(None if timeout_s is None else timeout_s * 1000):

@@ -1,7 +1,7 @@
 """`@grn.job()`: a function that runs when a GPU has room for it.
 
-Turns a call into a wish, holds a lease around it and reports how it went. Arguments travel only as
-short facts to learn from; the function itself never leaves its process.
+Turns a call into a lease request, holds the lease around it and reports how it went. Arguments
+travel only as short facts to learn from; the function itself never leaves its process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from grn.client.lease import Lease
     from grn.model.oom_retry import Had
+    from grn.protocol.lease import LeaseRequest
 
     Arguments = ParamSpec("Arguments")
     Result = TypeVar("Result", covariant=True)
@@ -110,8 +111,8 @@ class _Managed:
         self._asked = asked
         self._may_run_unmanaged = may_run_unmanaged
         self._retry_oom = retry_oom
-        self._wished_as: tuple[str, str] | None = None
-        self._wish: dict[str, Any] = {}
+        self._requested_as: tuple[str, str] | None = None
+        self._request: LeaseRequest | None = None
         inner = getattr(function, "__func__", function)
         self._code = getattr(inner, "__code__", None)
 
@@ -195,27 +196,25 @@ class _Managed:
     ) -> Iterator[_Attempt]:
         """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
         from grn.client.fingerprint import of_function
-        from grn.client.lease import wish
+        from grn.client.job_request import lease_request
         from grn.model.oom_retry import Had
 
         names = self._names()
-        if names != self._wished_as:  # the same at nearly every call
-            self._wished_as, self._wish = names, wish(*names, **self._asked)
-            code = of_function(self.function)
-            if code:
-                self._wish["code"] = code
-        message = dict(self._wish)
-        message["args"] = _facts(self._code, args, kwargs)
+        if self._request is None or names != self._requested_as:  # the same at nearly every call
+            request = lease_request(*names, **self._asked)
+            self._request = request.but(code=of_function(self.function) or None)
+            self._requested_as = names
+        facts = _facts(self._code, args, kwargs)
         most = self._retry_oom if may_retry else 0
         profiler, had = self.profiler, Had()
         while True:
-            message |= had.told()
+            request = self._request.but(args=facts, **had.told())
             retries = _Retries(had, most)
-            attempt = _Attempt(self.function, message, self._may_run_unmanaged, profiler, retries)
+            attempt = _Attempt(self.function, request, self._may_run_unmanaged, profiler, retries)
             yield attempt
             if attempt.is_profile:
                 attempt.warn_if_failed()
-                attempt = _Attempt(self.function, message, self._may_run_unmanaged, None, retries)
+                attempt = _Attempt(self.function, request, self._may_run_unmanaged, None, retries)
                 yield attempt
             profiler = None
             if retries.next is None:
@@ -223,7 +222,7 @@ class _Managed:
             had = retries.next
 
     def _names(self) -> tuple[str, str]:
-        from grn.client.lease import type_and_label
+        from grn.client.job_request import type_and_label
 
         if self._jobstr is not None:
             return str(self._jobstr), str(self._jobstr)
@@ -256,7 +255,7 @@ class _Attempt:
     def __init__(
         self,
         function: Callable[..., Any],
-        message: dict[str, Any],
+        request: LeaseRequest,
         may_run_unmanaged: bool,
         profiler: Callable[..., Any] | None,
         retries: _Retries,
@@ -267,8 +266,8 @@ class _Attempt:
         self._profiler = profiler
         self._may_run_unmanaged = may_run_unmanaged
         self._retries = retries
-        # Who may run without a negotiator does so at once.
-        self._lease: Lease = Lease(dict(message), None, False if may_run_unmanaged else None)
+        # A call that may run without a negotiator does not wait for one.
+        self._lease: Lease = Lease(request, None, False if may_run_unmanaged else None)
         self._failure: BaseException | None = None
         self.is_profile = False
 

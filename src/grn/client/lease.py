@@ -1,57 +1,136 @@
 """Acquire, hold, release: the primitive under every way to use a GPU through grn.
 
-One lease is one conversation with the negotiator. It starts no thread and never polls; when the
-negotiator restarts, a waiting lease asks again with the same key and keeps its place.
+Carries the lease conversation (`protocol/lease.py`) over a socket, blocking or on an event loop. It
+starts no thread and never polls; while the negotiator restarts, a waiting lease keeps its place.
 """
 
 from __future__ import annotations
 
 import contextvars
-import functools
 import os
 import sys
+import threading
 
-from grn.client import frameworks
-from grn.client.connection import IDLE, Connection, connect, drive, drive_async, garbled
+from grn.client import frameworks, retry
+from grn.client.connection import ANSWER_S, call, drive, drive_async, garbled
 from grn.client.gpu_environment import SURROUNDINGS
-from grn.client.retry import Retry, through_restarts
-from grn.errors import DaemonNotRunning, GrnError, ProtocolError, UsageError
-from grn.model import MAX_GPUS, MAX_PRIORITY
+from grn.client.job_request import lease_request, type_and_label
+from grn.errors import DaemonNotRunning, GrnError, UsageError
+from grn.protocol.lease import (
+    Garbled,
+    Grant,
+    Granted,
+    LeaseConversation,
+    Refused,
+    Settled,
+    Waiting,
+    bind_message,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from types import TracebackType
     from typing import Any
 
     from grn.client.connection import Steps
-    from grn.wire import Message
+    from grn.protocol.lease import LeaseEvent, LeaseRequest
 
 RELEASE_RECONNECT_S = 2.0
 
 _current: contextvars.ContextVar[Lease | None] = contextvars.ContextVar("grn_lease", default=None)
-_unsaid: list[Message] = []  # ends that no negotiator has heard of yet
-_last_gpus: list[str] = []  # where this process was last, in case it cannot leave
+_last_gpus: list[str] = []  # the GPUs of the last lease, in case this process cannot leave them
+
+
+class LeaseConnection:
+    """A lease conversation, and the socket that carries it while there is one."""
+
+    __slots__ = ("conversation", "sock")
+
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        self.conversation = LeaseConversation()
+        self.sock = sock
+
+    def open(self) -> None:
+        """Connect, unless the connection is open."""
+        if self.sock is None:
+            self.sock = call()
+            self.conversation.connection_made()
+
+    def close(self) -> None:
+        """Close the socket; the conversation can go on over another one."""
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+    def sending(self) -> tuple[str, Any, Any]:
+        """Return the step that sends what the conversation has to say."""
+        return ("send", self.sock, self.conversation.data_to_send())
+
+    def events(self, data: bytes) -> list[LeaseEvent]:
+        """Return the events in received bytes."""
+        if not data:
+            raise ConnectionResetError("the negotiator closed the connection")
+        events = self.conversation.receive_data(data)
+        if events and type(events[-1]) is Garbled:
+            raise garbled() or events[-1].error
+        return events
+
+
+class _Idle:
+    """The connection kept for the next lease of this process, at most one.
+
+    A kept conversation may have no socket: then it has something to say that was not heard.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: LeaseConnection | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def take(self) -> LeaseConnection | None:
+        with self._lock:
+            kept, self._kept = self._kept, None
+        return kept
+
+    def give(self, connection: LeaseConnection) -> None:
+        with self._lock:
+            if self._kept is None:
+                self._kept = connection
+                return
+            self._kept.conversation.adopt(connection.conversation)
+        connection.close()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        if self._kept is not None:
+            self._kept.close()  # an open copy would let the parent's connection outlive the parent
+            self._kept = None
+
+
+IDLE = _Idle()
 
 
 class Lease:
     """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`.
 
-    `is_expected` says whether a negotiator that does not answer is waited for; if not given,
-    whether this process has reached one before.
+    `is_expected` says whether to wait for a negotiator that does not answer; by default that
+    depends on whether this process has reached one before.
     """
 
     def __init__(
         self,
-        wish: Message,
+        request: LeaseRequest,
         on_wait: Callable[[str], None] | None = None,
         is_expected: bool | None = None,
+        key: str = "",
     ) -> None:
-        self._wish = wish
-        self._retry = Retry(is_expected)
-        self._on_wait = on_wait  # hears why there is no GPU yet
-        self._key = os.urandom(12).hex()
-        self._connection: Connection | None = None
+        self._request = request
+        self._retry = retry.Retry(is_expected)
+        self._on_wait = on_wait  # called with the reason while there is no GPU yet
+        self._key = key or os.urandom(12).hex()
+        self._connection: LeaseConnection | None = None
         self._owner_pid = 0
         self._token: contextvars.Token[Lease | None] | None = None
         self.id = ""
@@ -62,9 +141,7 @@ class Lease:
         self.is_first_run = False
         self.is_nested = False
         self.outcome = "ok"  # what `release` reports unless an exception says otherwise
-        self.has_larger = False  # after `release`: it was alone, and a larger GPU is managed here
-        self.is_victim = False  # after `release`: memory ran out, and others had taken too much
-        self.because = ""  # after `release`: whose fault it was, if memory ran out
+        self.settled: Settled | None = None  # after `release`: how the negotiator saw it end
 
     def __repr__(self) -> str:
         return f"<grn lease {self.id or 'not held'} on GPU {self.visible_devices or '-'}>"
@@ -81,9 +158,13 @@ class Lease:
         return self
 
     def release(self, error: BaseException | None = None, **said: Any) -> str | None:
-        """Give the GPUs back and say how the job went; return how the negotiator saw it end."""
-        ending = self._end(error) if self.is_held else None
-        return None if ending is None else drive(self._tell({**ending, **said}))
+        """Give the GPUs back and report how the job went; return how the negotiator saw it end."""
+        return drive(self._report(error, said)) if self.is_held else None
+
+    @property
+    def is_victim(self) -> bool:
+        """True after `release` when memory ran out and other jobs had taken too much."""
+        return self.settled is not None and self.settled.is_victim
 
     def __enter__(self) -> Lease:
         return self.acquire()
@@ -107,151 +188,154 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        ending = self._end(error) if self.is_held else None
-        if ending is not None:
-            await drive_async(self._tell(ending))
+        if self.is_held:
+            await drive_async(self._report(error, {}))
 
     # --- the conversation ----------------------------------------------------------------
 
-    def _ask(self) -> Steps[Message]:
-        """Ask until there is an answer, through restarts of the negotiator."""
-        message = {"op": "lease", "key": self._key, **self._wish}
+    def _ask(self) -> Steps[Grant]:
+        """Wait for the lease, through restarts of the negotiator."""
+        request = self._request
         inherited = SURROUNDINGS.inherited_lease()
         if inherited:
-            message["within"] = inherited
+            request = request.but(within=inherited)
         if frameworks.has_touched_gpu():
             if _last_gpus:
-                message["stay"] = list(_last_gpus)
-            elif message["gpus"] == 1 and "," not in _running_on():
-                message["slots"] = [_running_on()]
+                request = request.but(stay=list(_last_gpus))
+            elif "gpus" not in request.fields and "," not in _running_on():
+                request = request.but(slots=[_running_on()])
+        connection = IDLE.take() or LeaseConnection()
 
-        def attempt() -> Steps[Message]:
+        def attempt() -> Steps[Grant]:
             try:
-                answer = yield from self._ask_here(message)
+                grant = yield from self._wait(connection, request)
             except DaemonNotRunning:
                 if not inherited or self._retry.waited_s:
                     raise
-                # A job that runs under a lease goes on when the negotiator is away.
-                return {"lease": inherited, "nested": True, "gpus": [], "visible": ""}
-            return answer
+                # A job that runs under a lease goes on while the negotiator is away.
+                return Grant(inherited, is_nested=True)
+            return grant
 
-        answer = yield from through_restarts(attempt, self._retry)
-        return answer
-
-    def _ask_here(self, message: Message) -> Steps[Message]:
-        idle = IDLE.take()
-        connection = idle or connect()
-        is_heard = False
         try:
-            yield from _say_unsaid(connection)
-            yield from connection.send(dict(message))
-            answer = yield from connection.receive(None, is_eager=True)
-            is_heard = True
-            self._retry.reached()
-            while answer.get("ev") == "waiting":
-                if self._on_wait is not None:
-                    self._on_wait(str(answer.get("text")))
-                answer = yield from connection.receive(None)
-            if not _is_grant(answer):
-                raise garbled() or ProtocolError("the negotiator granted nothing in its reply.")
-        except ConnectionError:
-            connection.close()
-            if idle is None or is_heard:
-                raise
-            answer = yield from self._ask_here(message)  # the kept one was stale: a new one
-            return answer
-        except ProtocolError:
-            connection.close()
-            raise
-        except GrnError:
-            IDLE.give(connection)
-            raise
-        except BaseException:  # Ctrl-C while it waits, above all: nobody is to hold its place
-            connection.close()
-            self._give_up()
+            grant = yield from retry.through_restarts(attempt, self._retry)
+        except BaseException as error:
+            self._abandon(connection, is_interrupted=not isinstance(error, GrnError))
             raise
         self._connection = connection
-        return answer
+        return grant
 
-    def _give_up(self) -> None:
-        """Interrupted while waiting: the grant may have crossed with us, so take it back."""
+    def _wait(self, connection: LeaseConnection, request: LeaseRequest) -> Steps[Grant]:
+        """Carry the conversation over one connection until the lease is granted."""
+        may_be_stale = connection.sock is not None  # its negotiator may have been restarted
+        is_answered = False
         try:
-            connection = connect()
-        except DaemonNotRunning:
-            return
-        try:
-            drive(connection.ask({"op": "cancel", "key": self._key}))
-        except (OSError, GrnError):
-            pass  # the negotiator is gone or does not know the key: nothing to take back
-        finally:
+            connection.open()
+            connection.conversation.request(self._key, request)
+            yield connection.sending()
+            while True:
+                data = yield ("recv" if is_answered else "recv eagerly", connection.sock, None)
+                events = connection.events(data)
+                is_answered = True
+                self._retry.reached()
+                for event in events:
+                    if type(event) is Granted:
+                        return event.grant
+                    if type(event) is Refused:
+                        raise event.error
+                    if type(event) is Waiting and self._on_wait is not None:
+                        self._on_wait(event.text)
+        except OSError:
             connection.close()
+            if not may_be_stale or is_answered:
+                raise
+        grant = yield from self._wait(connection, request)
+        return grant
 
-    def _tell(self, ending: Message) -> Steps[str | None]:
-        """Say that the lease is over; if nobody hears it, it is said at the next chance."""
-        connection = self._connection
-        self._connection = None
+    def _abandon(self, connection: LeaseConnection, is_interrupted: bool) -> None:
+        """Take the request back unless it was refused; it may be granted at this moment."""
+        conversation = connection.conversation
+        if is_interrupted or conversation.has_open(self._key):
+            connection.close()
+            conversation.cancel(self._key)
+        if is_interrupted:
+            try:
+                drive(_say_all(connection))
+            except (OSError, GrnError):
+                connection.close()  # the negotiator is away: said with the next request
+        IDLE.give(connection)
+
+    def _report(self, error: BaseException | None, said: dict[str, Any]) -> Steps[str | None]:
+        """Leave the GPUs and report the end of the lease."""
+        lease_id = self._leave()
+        if self.is_nested:
+            return None
+        outcome = yield from self._settle(lease_id, {**self._ending(error), **said})
+        return outcome
+
+    def _settle(self, lease_id: str, ending: dict[str, Any]) -> Steps[str | None]:
+        """Report the end of a lease; a report that is not heard is repeated with the next request.
+
+        Return how the negotiator saw it end, None if it does not say.
+        """
+        connection, self._connection = self._connection or LeaseConnection(), None
+        connection.conversation.done(lease_id, **ending)
         waited_s = 0.0
         while True:
             try:
-                connection = connection or connect()
-                answer = yield from connection.ask(dict(ending), is_eager=True)
-                IDLE.give(connection)
-                self.is_victim = bool(answer.get("victim"))
-                self.has_larger = bool(answer.get("larger"))
-                self.because = str(answer.get("because", ""))
-                ended = answer.get("ended")
-                return ended if isinstance(ended, str) else None
+                connection.open()
+                yield connection.sending()
+                while self.settled is None:
+                    data = yield ("recv eagerly", connection.sock, ANSWER_S)
+                    for event in connection.events(data):
+                        if type(event) is Settled and event.lease == lease_id:
+                            self.settled = event
+                break
             except (OSError, GrnError) as error:
-                if connection is not None:
-                    connection.close()
-                connection = None
-                if isinstance(error, UsageError) and ending["outcome"] == "cancelled":
-                    ending = {**ending, "outcome": "failed"}  # an older negotiator
-                    continue
-                if isinstance(error, GrnError) and not isinstance(error, ConnectionError):
-                    return None  # it answered: the lease is not ours any more
-                if waited_s >= RELEASE_RECONNECT_S or isinstance(error, TimeoutError):
-                    _unsaid.append(ending)
-                    return None
+                connection.close()
+                if waited_s >= RELEASE_RECONNECT_S or not isinstance(error, ConnectionError):
+                    break
             waited_s += 0.1
             yield ("sleep", None, 0.1)
+        IDLE.give(connection)
+        return None if self.settled is None else self.settled.outcome
 
     # --- this process --------------------------------------------------------------------
 
     def _use_outer(self) -> bool:
-        """Inside a call that holds a lease already, that lease serves."""
+        """Use the lease of an outer call in this process; False when there is none."""
         outer = _current.get()
-        if outer is None or not outer.is_held:  # a forked child asks: it may outlive the call
+        if outer is None or not outer.is_held:  # a forked child requests: it may outlive the call
             return False
         self.id, self.gpus, self.visible_devices = outer.id, outer.gpus, outer.visible_devices
         self.indices = outer.indices
         self.is_nested, self._owner_pid = True, os.getpid()
         return True
 
-    def _begin(self, answer: Message) -> None:
-        self.id = answer["lease"]
+    def _begin(self, grant: Grant) -> None:
+        self.id = grant.lease
         self._owner_pid = os.getpid()
-        self.is_nested = answer["nested"]
-        self.gpus = tuple(gpu["index"] for gpu in answer["gpus"])
-        self.visible_devices = answer["visible"]
-        self.indices = answer.get("indices")
-        self.reserved_bytes = answer.get("reserved", 0)
-        self.is_first_run = answer.get("probe", False)
+        self.is_nested = grant.is_nested
+        self.gpus = grant.gpus
+        self.visible_devices = grant.visible
+        self.indices = grant.indices
+        self.reserved_bytes = grant.reserved_bytes
+        self.is_first_run = grant.is_first_run
+        self.settled = None
         if self.is_nested:
             if self._connection is not None:
                 IDLE.give(self._connection)
                 self._connection = None
         else:
-            self._check_gpus([gpu["uuid"] for gpu in answer["gpus"]])
+            self._check_gpus(grant.uuids)
             SURROUNDINGS.enter(self.id, self.visible_devices)
         self._token = _current.set(self)
 
-    def _check_gpus(self, uuids: list[str]) -> None:
+    def _check_gpus(self, uuids: tuple[str, ...]) -> None:
         """Refuse a GPU that this process cannot reach any more."""
         if not _last_gpus and frameworks.has_touched_gpu():
             running_on = _running_on()
             if running_on not in (self.visible_devices, self.indices):
-                drive(self._tell({"op": "done", "lease": self.id, "outcome": "failed"}))
+                drive(self._settle(self.id, {"outcome": "failed"}))
                 self.id = ""
                 raise UsageError(
                     f"CUDA already runs in this process on GPU {running_on}"
@@ -260,7 +344,8 @@ class Lease:
                 )
         _last_gpus[:] = uuids
 
-    def _end(self, error: BaseException | None) -> Message | None:
+    def _leave(self) -> str:
+        """Put this process back as it was before the lease, and return the lease's id."""
         lease_id, self.id = self.id, ""
         if self._token is not None:
             try:
@@ -268,10 +353,9 @@ class Lease:
             except ValueError:  # released in another context than acquired in
                 _current.set(None)
             self._token = None
-        if self.is_nested:
-            return None
-        SURROUNDINGS.leave()
-        return {"op": "done", "lease": lease_id, **self._ending(error)}
+        if not self.is_nested:
+            SURROUNDINGS.leave()
+        return lease_id
 
     def _ending(self, error: BaseException | None) -> dict[str, Any]:
         peak = frameworks.peak_bytes()
@@ -301,69 +385,15 @@ def lease(
         type, label = type_and_label(caller.f_code.co_filename, caller.f_code.co_name)
     else:
         label = type
-    return Lease(
-        wish(type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy)
+    request = lease_request(
+        type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy
     )
+    return Lease(request)
 
 
-POLICIES = {"spread": "spread", "spreading": "spread", "pack": "pack", "packing": "pack"}
-
-
-def wish(job_type: str, label: str, **asked: Any) -> Message:
-    """Return the message for a request, checked so far as it can be without the negotiator."""
-    policy = asked.get("policy", "spread")
-    if policy not in POLICIES:
-        raise ValueError(f"policy is '{policy}' and must be 'spread' or 'pack'")
-    gpus = asked.get("gpus", 1)
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAX_GPUS:
-        raise ValueError(f"gpus is {gpus!r} and must be a whole number from 1 up")
-    priority = asked.get("priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
-        raise ValueError(
-            f"priority is {priority!r} and must be a whole number up to {MAX_PRIORITY}"
-        )
-    message: Message = {
-        "type": _text(job_type, 1024),
-        "label": _text(label, 256),
-        "gpus": gpus,
-        "policy": POLICIES[policy],
-        "priority": priority,
-        "exclusive": bool(asked.get("exclusive", False)),
-    }
-    if asked.get("mem") is not None:
-        from grn.model.units import parse_size
-
-        message["mem"] = parse_size(asked["mem"])
-    return message
-
-
-def type_and_label(file: str, name: str) -> tuple[str, str]:
-    """Return the unambiguous name of a job type and the short one for people."""
-    return _type_and_label(file, name, os.getcwd())
-
-
-@functools.lru_cache(maxsize=1024)  # paths are slow to follow, and the same at every call
-def _type_and_label(file: str, name: str, folder: str) -> tuple[str, str]:
-    if "ipykernel" in file or file.startswith("<"):  # a notebook's files have new names each time
-        return f"notebook in {folder}::{name}", f"notebook::{name}"
-    full = os.path.realpath(file)
-    short = os.path.relpath(os.path.abspath(file))
-    shown = full if short.startswith("..") else short
-    return f"{full}::{name}", f"{shown}::{name}"
-
-
-def _is_grant(answer: Message) -> bool:
-    """True when a reply has all that a lease is made of."""
-    gpus = answer.get("gpus")
-    texts = (answer.get("lease"), answer.get("visible"))
-    if not isinstance(gpus, list) or not all(isinstance(text, str) for text in texts):
-        return False
-    return isinstance(answer.get("nested"), bool) and all(
-        isinstance(gpu, dict)
-        and isinstance(gpu.get("index"), int)
-        and isinstance(gpu.get("uuid"), str)
-        for gpu in gpus
-    )
+def bind(lease_id: str, pid: int | None = None) -> None:
+    """Bind a lease to this process, or to its relative `pid`, through restarts."""
+    retry.ask(bind_message(lease_id, pid))
 
 
 def _running_on() -> str:
@@ -371,27 +401,10 @@ def _running_on() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0")
 
 
-def _say_unsaid(connection: Connection) -> Steps[None]:
-    while _unsaid:
-        ending = _unsaid.pop()
-        try:
-            yield from connection.ask(dict(ending))
-        except (ConnectionError, TimeoutError):
-            _unsaid.append(ending)
-            raise
-        except GrnError:
-            pass  # the negotiator does not know that lease: it has ended it itself
-
-
-def _text(text: str, most: int) -> str:
-    """Return a text that JSON can carry, the end kept when it is too long."""
-    clean = text.encode("utf-8", "backslashreplace").decode()
-    return clean if len(clean) <= most else "…" + clean[1 - most :]
-
-
-def _after_fork() -> None:
-    """A child holds no lease of its own and has said nothing yet."""
-    _unsaid.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+def _say_all(connection: LeaseConnection) -> Steps[None]:
+    """Send all that the conversation has to say, until the negotiator has acknowledged it."""
+    connection.open()
+    yield connection.sending()
+    while not connection.conversation.is_acknowledged:
+        data = yield ("recv", connection.sock, ANSWER_S)
+        connection.events(data)

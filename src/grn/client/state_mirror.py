@@ -217,8 +217,7 @@ class _Line:
         self.sock: socket.socket | None = None
         self.heard_at = 0.0
         self._connect = connect
-        self._decode: Callable[[bytes], Row] = wire.decode_reply
-        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
+        self._exchange = wire.Exchange()
         self.try_at = 0.0
 
     def open(self, now: float) -> str:
@@ -228,15 +227,15 @@ class _Line:
             line = self._connect()
         except GrnError as error:
             return error.message
-        sock, self._decode = line.sock, line.decode
+        sock, self._exchange = line.sock, line.exchange
+        self._exchange.say({"op": "follow"})
         try:
             sock.settimeout(connection.ANSWER_S)
-            sock.sendall(wire.encode({"op": "follow", "id": 1, "v": wire.PROTOCOL}))
+            sock.sendall(self._exchange.data_to_send())
             sock.setblocking(False)
         except OSError:
             sock.close()
             return f"the {self.name} closed the connection."
-        self._frames = wire.Frames(wire.MAX_REPLY_BYTES)
         self.sock, self.heard_at = sock, now
         return ""
 
@@ -247,10 +246,10 @@ class _Line:
         try:
             while data := self.sock.recv(1 << 18):
                 self.heard_at = now
-                messages += map(self._decode, self._frames.feed(data))
-                refused = next((m["error"] for m in messages if "error" in m), None)
+                messages += self._exchange.receive_data(data)
+                refused = next(filter(None, map(wire.error_in, messages)), None)
                 if refused is not None:
-                    return connection.told(refused).message
+                    return refused.message
         except BlockingIOError:
             return messages
         except (OSError, ProtocolError) as error:

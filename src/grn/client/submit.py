@@ -227,7 +227,7 @@ def _checked_option(name: str, value: Any) -> Any:
     if not least <= value <= most:
         raise UsageError(f"{name} is {value} and must be a number from {least} to {most}.")
     if name == "policy":
-        from grn.client.lease import POLICIES
+        from grn.client.job_request import POLICIES
 
         if value not in POLICIES:
             raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")

@@ -1,7 +1,7 @@
-"""Keeps others off the GPUs of fixed slots, where a negotiator knows these GPUs.
+"""Leases on the GPUs of fixed slots, where a negotiator manages these GPUs.
 
-One exclusive lease for slots that share GPUs, taken when one of them is first used and held to the
-end. Without a negotiator, or when it does not know a GPU, the slot is simply used.
+One exclusive lease for slots that share GPUs, requested when one of them is first used and held to
+the end. Without a negotiator, or when it does not know a GPU, the slot is used without a lease.
 """
 
 from __future__ import annotations
@@ -10,14 +10,23 @@ import os
 import time
 from enum import Enum
 
-from grn.client.connection import ask_once
-from grn.client.conversation import Conversation
+from grn.client.connection import ask_once, call, connect, drive
+from grn.client.polled import PolledConnection
 from grn.errors import GrnError
+from grn.protocol.lease import (
+    Garbled,
+    Granted,
+    LeaseConversation,
+    LeaseRequest,
+    Refused,
+    Waiting,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grn.protocol.lease import LeaseEvent
     from grn.wire import Message
 
 ANSWER_S = 2.0
@@ -26,12 +35,12 @@ GIVE_UP_S = 5.0  # after so long without a negotiator there is none
 
 
 class SlotState(Enum):
-    """How far we are with the GPUs of a slot."""
+    """State of the GPUs of a slot."""
 
-    UNUSED = "nobody has asked for them yet"
-    ASKED = "there is no answer yet"
-    WAITING = "somebody else uses them"
-    READY = "they may be used"
+    UNUSED = "not requested yet"
+    ASKED = "requested, no answer yet"
+    WAITING = "in use by another job"
+    READY = "may be used"
 
 
 class SlotShare:
@@ -45,7 +54,7 @@ class SlotShare:
 
 
 def shares(slots: Sequence[str], known: Sequence[Message]) -> dict[str, SlotShare]:
-    """Return for each slot whose GPUs are known what is to be leased for it."""
+    """Return the GPUs to lease for each slot whose GPUs are all known."""
     found: dict[str, frozenset[str]] = {}
     for slot in slots:
         gpus = [_resolve(name.strip(), known) for name in slot.split(",")]
@@ -82,25 +91,28 @@ class Hold:
     """The leases on the GPUs of fixed slots."""
 
     def __init__(self, slots: Sequence[str], owner: str, say: Callable[[str], None]) -> None:
-        self._owner = owner  # what others see of us
+        self._owner = owner  # the job type that others see
         self._say = say
-        self._line = Conversation()
-        self._questions: dict[int, SlotShare] = {}
+        self._conversation = LeaseConversation()
+        self._connection = PolledConnection(call, self._conversation)
         self._told: set[str] = set()
         self._lost_at: float | None = None
         self.wake_at: float | None = None
         known = self._known_gpus()
         self._shares = shares(slots, known)
+        self._by_key = {share.key: share for share in self._shares.values()}
         physical = [gpu for gpu in known if gpu["kind"] != "virtual"]
         self._uuids = {slot: _uuids(slot, physical) for slot in self._shares}
 
     def state(self, slot: str) -> SlotState:
-        """Tell whether a slot may be used; ask for it if nobody has."""
+        """Return whether a slot may be used; request its lease at the first call."""
         share = self._shares.get(slot)
         if share is None:
             return SlotState.READY
         if share.state is SlotState.UNUSED:
-            self._ask(share)
+            share.state = SlotState.ASKED
+            self._conversation.request(share.key, self._request(share))
+            self._carry_on()
         return share.state
 
     def lease_of(self, slot: str) -> str:
@@ -109,9 +121,9 @@ class Hold:
         return share.lease if share is not None else ""
 
     def visible(self, slot: str) -> str:
-        """Return what CUDA_VISIBLE_DEVICES takes for a slot now.
+        """Return the value of CUDA_VISIBLE_DEVICES for a slot now.
 
-        That is the slot as it was written while the negotiator says that indices hold, and else
+        The slot as it was written while the negotiator says that indices can be trusted, otherwise
         its UUIDs: a GPU may have been lost since the last command began.
         """
         uuids = self._uuids.get(slot)
@@ -124,102 +136,104 @@ class Hold:
         return slot if are_sure else uuids
 
     def fileno(self) -> int | None:
-        """Return the line."""
-        return self._line.fileno()
+        """Return the file to poll, None without a connection."""
+        return self._connection.fileno()
 
     def hear(self) -> None:
-        """Hear what was said; call again when the line is lost while something waits."""
-        for message in self._line.hear():
-            share = self._questions.get(message.get("id", 0))
-            if share is not None:
-                self._understand(share, message)
-        self.wake_at = None
-        if not self._line.is_open and self._open_questions():
-            self._call_again(time.monotonic())
+        """Handle what the negotiator has sent; connect again while a request is open."""
+        for event in self._connection.receive():
+            self._handle(event)
+        self._carry_on()
 
     def close(self) -> None:
-        """Let all go, also what is being granted to us right now."""
-        mine = set(self._shares.values())
-        held = [share for share in mine if share.lease]
-        asked = [share for share in mine if share.state in (SlotState.ASKED, SlotState.WAITING)]
-        if (held or asked) and (self._line.is_open or self._line.open()):
-            said = [self._line.say("done", lease=share.lease, outcome="ok") for share in held]
-            said += [self._line.say("cancel", key=share.key) for share in asked]
-            self._line.wait_for(said[-1], ANSWER_S)
-        self._line.close()
+        """End all leases, also one that is being granted."""
+        held = [share for share in self._by_key.values() if share.lease]
+        requested = self._open_requests()
+        if (held or requested) and (self._connection.is_open or self._connection.open()):
+            for share in held:
+                self._conversation.done(share.lease, "ok")
+            for share in requested:
+                self._conversation.cancel(share.key)
+            self._connection.flush()
+            until = time.monotonic() + ANSWER_S
+            # To close before all is acknowledged would drop what the negotiator has not read.
+            while not self._conversation.is_acknowledged and self._connection.is_open:
+                if time.monotonic() >= until:
+                    break
+                self._connection.wait(until - time.monotonic())
+                self._connection.flush()
+        self._connection.close()
 
-    # --- the line ------------------------------------------------------------------------
+    # --- the conversation ----------------------------------------------------------------
 
     def _known_gpus(self) -> Sequence[Message]:
-        """Ask which GPUs there are; none when nobody answers in time."""
-        if not self._line.open():
+        """Ask which GPUs there are; none when the negotiator does not answer in time."""
+        try:
+            connection = connect()
+        except GrnError:
             return ()
-        answer = self._line.wait_for(self._line.say("status"), ANSWER_S)
-        if answer is not None and "status" in answer:
-            gpus: Sequence[Message] = answer["status"]["gpus"]
-            return gpus
-        self._say("the negotiator does not answer: the GPUs are used without asking it")
-        self._line.close()
-        return ()
+        try:
+            gpus: Sequence[Message] = drive(connection.ask({"op": "status"}, ANSWER_S))["status"][
+                "gpus"
+            ]
+        except (OSError, GrnError):
+            self._say("the negotiator does not answer: the GPUs are used without asking it")
+            return ()
+        finally:
+            connection.close()
+        return gpus
 
-    def _ask(self, share: SlotShare) -> None:
-        share.state = SlotState.ASKED
-        message: Message = {
-            "key": share.key,
-            "type": self._owner,
-            "label": self._owner,
-            "gpus": len(share.gpus),
-            "slots": sorted(share.gpus),
-            "exclusive": True,
-            "command": True,
-        }
-        outer = os.environ.get("GRN_LEASE")
-        if outer:
-            message["within"] = outer
-        self._questions[self._line.say("lease", **message)] = share
+    def _request(self, share: SlotShare) -> LeaseRequest:
+        return LeaseRequest(
+            self._owner, self._owner, gpus=len(share.gpus), slots=sorted(share.gpus),
+            exclusive=True, command=True, within=os.environ.get("GRN_LEASE") or None,
+        )  # fmt: skip
 
-    def _open_questions(self) -> list[SlotShare]:
-        return [
-            share
-            for share in set(self._shares.values())
-            if share.state in (SlotState.ASKED, SlotState.WAITING)
-        ]
+    def _open_requests(self) -> list[SlotShare]:
+        return [share for share in self._by_key.values() if self._conversation.has_open(share.key)]
 
-    def _understand(self, share: SlotShare, message: Message) -> None:
-        error = message.get("error")
-        if message.get("ev") == "waiting":
+    def _handle(self, event: LeaseEvent) -> None:
+        if isinstance(event, Garbled):
+            self._connection.close()
+        elif isinstance(event, Waiting):
+            share = self._by_key[event.key]
             share.state = SlotState.WAITING
-            self._tell_once(f"waiting for {_names(self._shares, share)}: {message['text']}")
-            return
-        if error is not None:
-            self._tell_once(
-                f"{_names(self._shares, share)} used without a lease: {error['message']}"
-            )
-        elif message.get("ev") == "granted" and not message["nested"]:
-            share.lease = message["lease"]
-            self._line.say("hold", lease=share.lease)  # by us, who live as long as the commands
-        elif message.get("ev") != "granted":
-            return
-        share.state = SlotState.READY
+            self._tell_once(f"waiting for {_names(self._shares, share)}: {event.text}")
+        elif isinstance(event, Granted):
+            share = self._by_key[event.key]
+            share.state = SlotState.READY
+            if not event.grant.is_nested:
+                share.lease = event.grant.lease
+                self._conversation.bind(share.lease)  # to this process, which outlives the commands
+        elif isinstance(event, Refused) and event.name in self._by_key:
+            share = self._by_key[event.name]
+            share.state = SlotState.READY
+            message = event.error.message
+            self._tell_once(f"{_names(self._shares, share)} used without a lease: {message}")
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
             self._say(text)
 
-    def _call_again(self, now: float) -> None:
-        self._questions.clear()
+    def _carry_on(self) -> None:
+        """Send what is to be said; connect if need be, and give up after a while."""
+        self._connection.flush()
+        self.wake_at = None
+        requested = self._open_requests()
+        if self._connection.is_open or not requested:
+            return
+        now = time.monotonic()
         if self._lost_at is None:
             self._lost_at = now
-        if self._line.open():
+        if self._connection.open():
             self._lost_at = None
-            for share in self._open_questions():
-                self._ask(share)
         elif now < self._lost_at + GIVE_UP_S:
             self.wake_at = now + CALL_AGAIN_S
         else:
-            for share in self._open_questions():
+            for share in requested:
                 share.state = SlotState.READY
+                self._conversation.cancel(share.key)
 
 
 def _names(all_shares: dict[str, SlotShare], share: SlotShare) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from grn import wire
 from grn.client import daemons, queue
-from grn.client.conversation import Conversation
+from grn.client.polled import PolledConnection
 from grn.client.submit import request
 from grn.errors import GrnError
 from grn.group.job_messages import NOWHERE, TERMINATED, SentTask, attempt_end, job_of
@@ -58,7 +58,8 @@ class GroupRunner:
         self._on_wait = on_wait or (lambda task, reason: None)
         self._on_submit = on_submit or (lambda task, job: None)
         self._ahead = ahead
-        self._line = Conversation(lambda: queue.connect().sock, wire.decode)
+        self._exchange = wire.Exchange(wire.decode)
+        self._line = PolledConnection(lambda: queue.connect().sock, self._exchange)
         self._jobs: dict[int, SentTask] = {}  # that have not ended
         self._unanswered: dict[int, tuple[Message, list[Task]]] = {}  # by number of the message
         self._refused: list[tuple[Message, list[Task]]] = []  # to be sent again
@@ -91,18 +92,18 @@ class GroupRunner:
         if not is_queued_only:
             self._cancelled.update(numbers)  # sent again to the next queue if this one ends
         if jobs:
-            self._line.say("cancel", jobs=jobs, queued=is_queued_only)
+            self._tell({"op": "cancel", "jobs": jobs, "queued": is_queued_only})
 
     def drain(self) -> None:
         """Start nothing more and let what runs finish."""
         self.is_draining = True
-        self._line.say("cancel", jobs=list(self._jobs), queued=True)
+        self._tell({"op": "cancel", "jobs": list(self._jobs), "queued": True})
 
     def stop(self) -> None:
         """End all that runs, kindly first; at once when asked a second time."""
         is_second = self.is_stopping
         self.is_draining = self.is_stopping = True
-        self._line.say("cancel", jobs=list(self._jobs), now=is_second)
+        self._tell({"op": "cancel", "jobs": list(self._jobs), "now": is_second})
         if is_second and not self._line.is_open:
             for open_tasks in (self._jobs, self._unanswered, self._refused):
                 open_tasks.clear()  # the next queue cancels them
@@ -130,7 +131,7 @@ class GroupRunner:
                 return
             self._keep_line()
             self._listen(signals)
-            for message in self._line.hear():
+            for message in self._line.receive():
                 self._understand(message)
             self._ask_for_reason()
 
@@ -175,7 +176,13 @@ class GroupRunner:
         finally:
             deaf.close()
 
-    # --- the line ------------------------------------------------------------------------
+    # --- the connection ------------------------------------------------------------------
+
+    def _tell(self, message: Message) -> int:
+        """Send a message and return its number; one that cannot be sent loses the connection."""
+        number = self._exchange.say(message)
+        self._line.flush()
+        return number
 
     def _keep_line(self) -> None:
         """Connect while there are open tasks, starting the queue if none answers."""
@@ -193,13 +200,13 @@ class GroupRunner:
             self._tell_trouble(str(error))
             return
         self._reason_asked = 0
-        self._watch = self._line.say("watch", jobs=list(self._jobs))
+        self._watch = self._tell({"op": "watch", "jobs": list(self._jobs)})
         unanswered, self._unanswered = self._unanswered, {}
         for message, tasks in unanswered.values():
             self._say(message, tasks)
         self.cancel(self._cancelled)
         if self.is_stopping:
-            self._line.say("cancel", jobs=list(self._jobs))
+            self._tell({"op": "cancel", "jobs": list(self._jobs)})
 
     def _tell_trouble(self, trouble: str) -> None:
         waiting = [sent.task for sent in self._jobs.values() if not sent.is_running]
@@ -264,7 +271,7 @@ class GroupRunner:
 
     def _say(self, message: Message, tasks: list[Task]) -> None:
         message.setdefault("key", os.urandom(12).hex())
-        self._unanswered[self._line.say(**message)] = (message, tasks)
+        self._unanswered[self._tell(message)] = (message, tasks)
 
     def _tries_left(self, task: Task) -> int:
         return self._retries - self._failures.get(task.number, 0)
@@ -305,7 +312,7 @@ class GroupRunner:
         self._reason_at = time.monotonic() + REASON_S
         if self.is_draining:
             jobs = list(range(first, first + len(tasks)))
-            self._line.say("cancel", jobs=jobs, queued=not self.is_stopping)
+            self._tell({"op": "cancel", "jobs": jobs, "queued": not self.is_stopping})
 
     def _not_accepted(self, error: Message, submitted: Message, tasks: list[Task]) -> None:
         """Try again what may be accepted later; of what never will be, find out which it is."""
@@ -358,9 +365,9 @@ class GroupRunner:
                 del self._jobs[row["id"]]
             self._listener.ended(self, ended)
         if self.is_draining:
-            self._line.say("cancel", jobs=[row["id"]])
+            self._tell({"op": "cancel", "jobs": [row["id"]]})
         elif sent.task.number not in self._cancelled:
-            self._line.say("hold", jobs=[row["id"]], held=False)
+            self._tell({"op": "hold", "jobs": [row["id"]], "held": False})
 
     def _ended(self, sent: SentTask, row: Message) -> None:
         was_running = sent.is_running
@@ -387,9 +394,8 @@ class GroupRunner:
         is_idle = bool(self._jobs) and not self._running and not self._reason_asked
         if is_idle and self._line.is_open and now >= self._reason_at:
             self._reason_at = now + REASON_AGAIN_S
-            self._reason_asked = self._line.say(
-                "list", which="alive", states=["queued"], group=self._group, most=100
-            )
+            asked = {"which": "alive", "states": ["queued"], "group": self._group, "most": 100}
+            self._reason_asked = self._tell({"op": "list", **asked})
 
 
 class _Deaf:

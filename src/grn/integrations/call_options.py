@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.client.fingerprint import of_function
-from grn.client.lease import type_and_label, wish
+from grn.client.job_request import lease_request, type_and_label
 from grn.client.remote_call import name_of
 from grn.errors import UsageError
 from grn.group.call_table import Kind
@@ -23,7 +23,7 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         text = f"there is no option {', '.join(sorted(unknown))} for jobs of grn."
         raise UsageError(text, f"There are {', '.join(OPTIONS)}.")
-    wish("?", "?", **options)
+    lease_request("?", "?", **options)
     kept = dict(options)
     return {
         "oom_retries": kept.pop("retry_oom", 0),

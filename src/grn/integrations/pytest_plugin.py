@@ -67,10 +67,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 def _acquire(request: pytest.FixtureRequest) -> Lease:
     from grn.client.daemons import ensure_negotiator
-    from grn.client.lease import Lease, wish
     from grn.errors import DaemonError, MachineError, NeverFits
 
-    message = _wish(request.node, wish)
+    lease = _lease_for(request.node)
     stash, is_required = request.config.stash, request.config.getoption("--grn-required")
     if TROUBLE in stash:
         pytest.skip(stash[TROUBLE])
@@ -82,15 +81,18 @@ def _acquire(request: pytest.FixtureRequest) -> Lease:
         stash[TROUBLE] = f"no GPU negotiator runs, and none can be started: {error}"
         pytest.skip(stash[TROUBLE])
     try:
-        return Lease(message).acquire()
+        return lease.acquire()
     except NeverFits as error:
         if is_required:
             raise
         pytest.skip(f"this machine has no GPU for this test: {error}")
 
 
-def _wish(node: Any, wish: Any) -> dict[str, Any]:
+def _lease_for(node: Any) -> Lease:
     """Read the marks of a test and those around it; the nearest counts."""
+    from grn.client.job_request import lease_request
+    from grn.client.lease import Lease
+
     options: dict[str, Any] = {}
     for mark in reversed(list(node.iter_markers("grn_gpu"))):
         if mark.args:
@@ -102,5 +104,4 @@ def _wish(node: Any, wish: Any) -> dict[str, Any]:
     label = node.nodeid.partition("[")[0]
     full = f"{node.path}::{label.partition('::')[2]}"
     name = options.pop("type", None)
-    message: dict[str, Any] = wish(name or full, name or label, **options)
-    return message
+    return Lease(lease_request(name or full, name or label, **options))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.client import job_features
-from grn.client.lease import type_and_label
+from grn.client.job_request import type_and_label
 from grn.client.remote_call import name_of
 from grn.errors import UsageError
 from grn.group.task import Needs

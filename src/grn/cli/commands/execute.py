@@ -14,14 +14,16 @@ import click
 
 from grn.cli import options
 from grn.cli.app import say_error
-from grn.client import fingerprint, frameworks, job_features, retry
+from grn.client import fingerprint, frameworks, job_features
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
-from grn.client.lease import Lease, wish
+from grn.client.job_request import lease_request
+from grn.client.lease import Lease, bind
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again
 from grn.model.text import harmless
 from grn.proc import pidfd, spawn, terminate
+from grn.protocol.lease import LeaseRequest
 
 OWN_TROUBLE = 125
 IDLE_EXIT_S = 300.0
@@ -59,30 +61,30 @@ def execute(
     """
     try:
         full, label = job_features.command_type(command)
-        message = wish(
+        request = lease_request(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
         ensure_negotiator(IDLE_EXIT_S)
-        message["args"] = job_features.of_command(command)
-        message |= fingerprint.told(command)
-        message["command"] = True
-        return _run(command, message, retry_oom, quiet)
+        facts, code = job_features.of_command(command), fingerprint.of_command(command)
+        request = request.but(args=facts, code=code or None, command=True)
+        return _run(command, request, retry_oom, quiet)
     except GrnError as error:
         say_error(error)
         return OWN_TROUBLE
 
 
-def _run(command: tuple[str, ...], message: dict[str, object], retry_oom: int, quiet: bool) -> int:
-    """Run the command, and again where memory ran out and that was asked for."""
+def _run(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, quiet: bool) -> int:
+    """Run the command, and again after memory ran out if retries were requested."""
     had = Had()
     while True:
-        lease = Lease({**message, **had.told()}, None if quiet else _say_why)
-        status, ended = _run_once(command, lease)
-        if ended != "oom":
+        lease = Lease(request.but(**had.told()), None if quiet else _say_why)
+        status = _run_once(command, lease)
+        settled = lease.settled
+        if settled is None or settled.outcome != "oom":
             return status
-        said = f"grn: the command {harmless(lease.because or 'ran out of GPU memory')}"
-        following = again(had, lease.is_victim, retry_oom, lease.has_larger)
+        said = f"grn: the command {harmless(settled.because or 'ran out of GPU memory')}"
+        following = again(had, settled.is_victim, retry_oom, settled.has_larger)
         if following is None:
             click.echo(said, err=True)
             return status
@@ -91,11 +93,11 @@ def _run(command: tuple[str, ...], message: dict[str, object], retry_oom: int, q
         had = following
 
 
-def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
-    """Run the command under one lease; return its status and how the lease ended."""
+def _run_once(command: tuple[str, ...], lease: Lease) -> int:
+    """Run the command under one lease and return its status."""
     lease.acquire()
     environment = dict(os.environ)
-    if not lease.is_nested:  # else all is set as the outer job has it
+    if not lease.is_nested:  # otherwise the outer job has set all of it
         environment = for_command(lease.id, lease.visible_devices, environment)
     is_scanned = not _is_same_file(1, 2) and not os.isatty(2)
     reader, writer = os.pipe() if is_scanned else (-1, -1)
@@ -116,8 +118,8 @@ def _run_once(command: tuple[str, ...], lease: Lease) -> tuple[int, str | None]:
     said: dict[str, Any] = {"outcome": outcome, "resident": max(1, usage.ru_maxrss * 1024)}
     if is_oom and (asked := frameworks.asked_bytes(text)):
         said["asked"] = asked
-    ended = lease.release(None, **said)
-    return (status if status >= 0 else 128 - status), ended
+    lease.release(None, **said)
+    return status if status >= 0 else 128 - status
 
 
 def _say_why(text: str) -> None:
@@ -133,7 +135,7 @@ def _become(
             os.dup2(writer, 2)
         if not lease.is_nested:  # an outer lease stays with the outer job
             _end_by_ctrl_c()
-            retry.ask({"op": "hold", "lease": lease.id})
+            bind(lease.id)
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs expect them
             signal.signal(signum, signal.SIG_DFL)
         if not lease.is_nested:

@@ -1,6 +1,6 @@
-"""`grn select`: GPUs for a script that wants nothing but their numbers.
+"""`grn select`: GPUs for a script that needs only their numbers.
 
-Somebody has to hold the lease: it is the process that called, and the lease ends with it.
+The calling process holds the lease, and the lease ends with that process.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, retry
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
-from grn.client.lease import Lease, wish
+from grn.client.job_request import lease_request
+from grn.client.lease import Lease, bind
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
+from grn.protocol.lease import LeaseRequest
 
 IDLE_EXIT_S = 300.0
 NOT_NOW = 1
 
 
 class _TooLong(Exception):
-    """It has waited as long as it was told to."""
+    """The timeout has passed."""
 
 
 @click.command()
@@ -67,13 +69,13 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
     if release:
         return 0 if _give_back(mark) else NOT_NOW
     ensure_negotiator(IDLE_EXIT_S)
-    message = {**_message(holder, options), "key": mark}
+    request = _request(holder, options)
     former = _leases()
     try:
-        lease = _wait(message, timeout, options["quiet"])
+        lease = _wait(mark, request, timeout, options["quiet"])
         if lease.id in former and not lease.is_nested:  # of the same key: selected before
             lease.release(None, outcome="ok")
-            lease = _wait(message, timeout, options["quiet"])
+            lease = _wait(mark, request, timeout, options["quiet"])
     except _TooLong:
         return NOT_NOW
     if options["naming"] == "index" and lease.indices is None:
@@ -89,24 +91,24 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
     return _show(lease, holder, options)
 
 
-def _message(holder: int, options: dict[str, Any]) -> dict[str, Any]:
+def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
     full, label = parent_process.name_of(holder)
     job_type, mem = options["job_type"], options["mem"]
-    message = wish(
+    request = lease_request(
         job_type or full,
         job_type or label,
         gpus=options["gpus"],
         mem=mem,
-        # How it went is not known in the end, so nothing can be learned of it.
+        # The end of the work is not reported, so nothing can be learned from it.
         exclusive=mem is None and job_type is None,
         priority=options["priority"],
         policy="pack" if options["pack"] else "spread",
     )
-    return {**message, "command": True}
+    return request.but(command=True)
 
 
-def _wait(message: dict[str, Any], timeout_s: float | None, is_quiet: bool) -> Lease:
-    """Wait for the GPUs, as long as that may take."""
+def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: bool) -> Lease:
+    """Wait for the GPUs, for ever without a timeout."""
 
     def hear(text: str) -> None:
         if not is_quiet:
@@ -120,27 +122,27 @@ def _wait(message: dict[str, Any], timeout_s: float | None, is_quiet: bool) -> L
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
     try:
-        return Lease(message, hear).acquire()
+        return Lease(request, hear, key=mark).acquire()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _bind(lease: Lease, holder: int) -> None:
-    """Hand the lease over to the process it is for; if that fails nobody has it."""
+    """Bind the lease to the process it is for; end it if that fails."""
     try:
-        retry.ask({"op": "hold", "lease": lease.id, "pid": holder})
-    except BaseException:  # Ctrl-C as well: nobody knows of this GPU yet
+        bind(lease.id, holder)
+    except BaseException:  # Ctrl-C as well: the numbers of these GPUs are not printed yet
         lease.release(None, outcome="failed")
         raise
 
 
 def _give_back(mark: str) -> bool:
-    """Give back what the process of a mark holds; True when there was something."""
+    """End the lease of the process of a mark; False when it has none."""
     os.environ.pop("GRN_LEASE", None)  # perhaps the very one, exported
     former = _leases()
-    message = {**wish("grn select", "grn select", mem=1), "key": mark, "command": True}
+    request = lease_request("grn select", "grn select", mem=1).but(command=True)
     try:
-        lease = _wait(message, 0, is_quiet=True) if former else None
+        lease = _wait(mark, request, 0, is_quiet=True) if former else None
     except _TooLong:
         return False
     if lease is None:
@@ -151,7 +153,7 @@ def _give_back(mark: str) -> bool:
 
 
 def _leases() -> set[str]:
-    """Return the ids of all leases that are held now; none when nobody answers."""
+    """Return the ids of all leases that are held now; none without a negotiator."""
     try:
         return {row["id"] for row in pages.status(retry.ask)["leases"]}
     except DaemonNotRunning:
