@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from grn import wire
+from grn.protocol.lease import Grant
 from grn.queue.events import AskLease
 from grn.queue.job import Settled
 from grn.queue.leases import Leases
 from tests.harness import DEADLINE_S
 from tests.queue.builders import a_spec
 
-GRANT = {"ev": "granted", "visible": "0", "gpus": [{"index": 0}], "reserved": 1, "probe": False}
+GRANT = {
+    "ev": "granted",
+    "visible": "0",
+    "gpus": [{"index": 0, "uuid": "GPU-0"}],
+    "reserved": 1,
+    "probe": False,
+    "nested": False,
+}
 
 
 class Negotiator(asyncio.Protocol):
@@ -47,7 +55,7 @@ class Negotiator(asyncio.Protocol):
             await asyncio.wait_for(self._more.wait(), DEADLINE_S)
         return found[place]
 
-    def say(self, message_id: int, **message: Any) -> None:
+    def say(self, message_id: int | None, **message: Any) -> None:
         assert self.transport is not None
         self.transport.write(wire.encode({"id": message_id, **message}))
 
@@ -72,8 +80,8 @@ class Queue:
     def disconnected(self) -> None:
         self.told.put_nowait(("disconnected",))
 
-    def granted(self, job: int, answer: dict[str, Any]) -> None:
-        self.told.put_nowait(("granted", job, answer["lease"]))
+    def granted(self, job: int, grant: Grant) -> None:
+        self.told.put_nowait(("granted", job, grant.lease))
 
     def awaited(self, job: int, text: str) -> None:
         self.told.put_nowait(("awaited", job, text))
@@ -189,10 +197,11 @@ def test_what_was_asked_for_one_serves_another(tell: Callable[[Story], None]) ->
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
         leases.ask(AskLease(a_spec(7), 1, 0), {})
         asked = await negotiator.hears("lease")
-        assert leases.pass_on(7, 8)
+        assert leases.pass_on(7, AskLease(a_spec(8), 1, 0), {})
         negotiator.say(asked["id"], **GRANT, lease="L")
         await queue.hears("granted", 8, "L")
-        assert not leases.pass_on(8, 9), "it was granted: there is nothing to pass on"
+        passed = leases.pass_on(8, AskLease(a_spec(9), 1, 0), {})
+        assert not passed, "it was granted: there is nothing to pass on"
 
     tell(story)
 
@@ -204,7 +213,6 @@ def test_what_was_asked_is_asked_again_under_the_same_name(tell: Callable[[Story
         negotiator.hang_up()
         await queue.hears("disconnected")
         await queue.hears("connected")
-        leases.ask(AskLease(a_spec(7), 1, 0), {})
         assert (await negotiator.hears("lease"))["key"] == first["key"]
 
     tell(story)
@@ -277,7 +285,7 @@ def test_reasons_are_asked_for_once_and_heard_before_those_who_wait(
         leases.refresh(lambda: fresh.put_nowait("second"))
         asked = await negotiator.hears("reasons")
         assert asked["keys"] == [seven["key"], eight["key"]]
-        assert leases.pass_on(8, 9)
+        assert leases.pass_on(8, AskLease(a_spec(9), 1, 0), {})
         said = {seven["key"]: "no room", eight["key"]: "no GPU", "0" * 8: "?"}
         negotiator.say(asked["id"], reasons={key: {"why": text} for key, text in said.items()})
         await queue.hears("reasons", {7: "no room", 9: "no GPU"})

@@ -233,6 +233,7 @@ class Leases:
         self.negotiator = negotiator
         self.jobs: dict[int, int] = {}  # message -> job it asks for
         self.keys: dict[int, str] = {}  # job -> the key it is asked for under
+        self.can_be: dict[str, bool] = {}  # by key
         self.taken_back: Counter[int] = Counter()
         self.settling: dict[int, Callable[[Settled], None]] = {}
         self.unheard: dict[int, tuple[Any, ...]] = {}
@@ -254,7 +255,12 @@ class Leases:
         job = action.spec.id
         if job not in self.keys:
             self.keys[job] = f"{job}.{action.attempt}.{self.taken_back[job]}"
-        self.jobs[self.send("lease", self.keys[job], action.spec.gpus < 9)] = job
+        self.can_be[self.keys[job]] = action.spec.gpus < 9
+        self._request(job)
+
+    def _request(self, job: int) -> None:
+        key = self.keys[job]
+        self.jobs[self.send("lease", key, self.can_be[key])] = job
 
     def drop(self, job: int) -> None:
         for number in [number for number, asked in self.jobs.items() if asked == job]:
@@ -287,6 +293,8 @@ class Leases:
         unheard, self.unheard = self.unheard, {}
         for message in unheard.values():
             self.insist(*message)
+        for job in self.keys:
+            self._request(job)
 
     def lost(self) -> None:
         self.is_connected = False

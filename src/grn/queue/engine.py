@@ -215,12 +215,8 @@ class QueueEngine:
         yield from ()
 
     def _negotiator_found(self, event: NegotiatorFound) -> Iterator[Action]:
-        """Ask again for all that was asked: the same keys keep their places."""
+        """Request more leases; the lease conversation repeats the open requests."""
         self._window.has_negotiator = True
-        for job in self._table.jobs.values():
-            if job.lease:
-                yield WatchLease(job.lease)
-        yield from self._window.again()
         yield from self._window.more()
 
     # --- attempts ------------------------------------------------------------------------
@@ -301,11 +297,7 @@ class QueueEngine:
     def _settle_found(self, kept: Kept) -> Iterator[Action]:
         """Go on from what recovery found of an attempt; exits come as events of their own."""
         job = self._table.jobs[kept.spec.id]
-        if kept.found is AttemptFate.ALIVE:
-            self._table.step(job, Step.RUN)
-            if job.state is JobState.STOPPING:
-                yield Stop(job.spec.id, job.attempt, is_now=False)
-        elif kept.found in (AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED):
+        if kept.found in (AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED):
             is_stopping = job.state is JobState.STOPPING
             text, verdict = finish.after_restart(kept.found, job.spec.may_requeue, is_stopping)
             exit = Exit(None, text=text)
@@ -313,6 +305,13 @@ class QueueEngine:
             if job.lease:
                 yield ReturnLease(job.lease)
             yield from self._conclude(job, verdict, None)
+            return
+        if kept.found is AttemptFate.ALIVE:
+            self._table.step(job, Step.RUN)
+            if job.state is JobState.STOPPING:
+                yield Stop(job.spec.id, job.attempt, is_now=False)
+        if job.lease:
+            yield WatchLease(job.lease)
 
 
 class JobViews(Mapping[int, JobView]):

@@ -62,11 +62,6 @@ class LeaseWindow:
             self._ready.ask(job)
             yield _ask(job)
 
-    def again(self) -> Iterator[Action]:
-        """Ask once more for all that was asked: the same keys keep their places."""
-        for job in self._ready.all_asked():
-            yield _ask(job)
-
     @property
     def open(self) -> int:
         """Return for how many jobs a lease is asked."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from grn.protocol.lease import Grant
 from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
@@ -196,8 +197,9 @@ class QueueLoop:
         self.leases.drop(action.job)
 
     def _pass_ask(self, action: PassAsk) -> None:
-        if not self.leases.pass_on(action.job, action.heir.spec.id):  # it was granted just now
-            self._ask_lease(action.heir)
+        facts, code = self.journal.told(action.heir.spec.id)
+        if not self.leases.pass_on(action.job, action.heir, facts, code):  # it was granted just now
+            self.leases.ask(action.heir, facts, code)
 
     def _return_lease(self, action: ReturnLease) -> None:
         ending = finish.told_to_negotiator(action.exit)
@@ -268,19 +270,11 @@ class QueueLoop:
     def disconnected(self) -> None:
         self.tell(NegotiatorLost(self.now()))
 
-    def granted(self, job: int, answer: dict[str, Any]) -> None:
-        gpus = tuple(gpu["index"] for gpu in answer["gpus"])
-        self.tell(
-            LeaseGranted(
-                self.now(),
-                job,
-                answer["lease"],
-                answer["visible"],
-                gpus,
-                answer["reserved"],
-                not answer["probe"],
-            )
-        )
+    def granted(self, job: int, grant: Grant) -> None:
+        self.tell(LeaseGranted(
+            self.now(), job, grant.lease, grant.visible, grant.gpus, grant.reserved_bytes,
+            not grant.is_first_run,
+        ))  # fmt: skip
 
     def awaited(self, job: int, text: str) -> None:
         self.tell(LeaseAwaited(self.now(), job, text))

@@ -21,6 +21,7 @@ from grn.client import frameworks, logs
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
 from grn.proc import processes, spawn, terminate
+from grn.protocol.lease import bind_message
 from grn.queue.local import attempt_files, command, evidence, output_log
 from grn.queue.local.channel import Channel, listen_for_signals, read_some
 from grn.queue.local.order import StartOrder
@@ -134,16 +135,13 @@ class Shim:
             self._hold_at = time.monotonic() + HOLD_AGAIN_S
 
     def _bind(self, pid: int | None) -> bool | None:
-        """Bind the lease to a child, or to us; False when it has ended, None to try again."""
+        """Bind the lease to a child or to this shim; False when it has ended, None to try again."""
         try:
             connection = connect()
         except GrnError:
             return None
         try:
-            message: dict[str, Any] = {"op": "hold", "lease": self._order.lease}
-            if pid is not None:
-                message["pid"] = pid
-            drive(connection.ask(message, HOLD_ANSWER_S))
+            drive(connection.ask(bind_message(self._order.lease, pid), HOLD_ANSWER_S))
         except OSError:
             return None
         except GrnError:
