@@ -10,7 +10,9 @@ import os
 import sys
 
 SERVICE = "GRN_SERVICE"  # marks daemons and shims for whoever adds up the memory of jobs
-_JOB = ("GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT")
+_JOB = (
+    "GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT", "GRN_PEAK_FILE",
+)  # fmt: skip
 _LEASED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # a lease sets them too
 _OLD = (
     "import sys; del sys.path[0]; import runpy; "

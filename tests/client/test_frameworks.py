@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,20 @@ def test_the_largest_peak_on_one_gpu_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
     a_jax(monkeypatch, is_up=True)
     assert frameworks.peak_bytes() == 3 * MiB
+
+
+def test_a_peak_is_reported_to_the_queue_when_it_has_grown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "peak"
+    monkeypatch.setitem(sys.modules, "torch", a_torch((MiB, 2 * MiB)))
+    assert frameworks.report_peak(0) == 0, "this is not a job of the queue"
+    monkeypatch.setenv(frameworks.PEAK_FILE, str(file))
+    assert frameworks.report_peak(0) == 2 * MiB
+    assert frameworks.report_peak(2 * MiB) == 2 * MiB
+    assert file.read_text() == f"{2 * MiB}\n"
+    monkeypatch.setenv(frameworks.PEAK_FILE, str(tmp_path / "no" / "folder"))
+    assert frameworks.report_peak(0) == 0
 
 
 def test_a_framework_that_has_not_touched_the_gpu_is_not_asked(

@@ -17,6 +17,7 @@ from grn.queue.finish import (
     found,
     past,
     reason_of,
+    told_to_negotiator,
 )
 from grn.queue.job import (
     AttemptFate,
@@ -205,3 +206,8 @@ def test_an_attempt_that_may_have_begun_never_begins_again() -> None:
     for (has_claim, is_locked, _, is_same_boot), seen in FINDS.items():
         if has_claim or is_locked or not is_same_boot:
             assert seen is not AttemptFate.NOT_BEGUN
+
+
+def test_the_negotiator_gets_the_peak_that_a_command_reported() -> None:
+    assert told_to_negotiator(Exit(0, gpu_peak_bytes=5)) == {"outcome": "ok", "peak": 5}
+    assert told_to_negotiator(Exit(0, gpu_peak_bytes=0)) == {"outcome": "ok"}

@@ -5,6 +5,7 @@ Asks only what is loaded and initialised already; a question a framework does no
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+PEAK_FILE = "GRN_PEAK_FILE"  # names the file in which a job of the queue reports its peak
 _MODULES = ("torch", "jax", "tensorflow.python.eager.context")  # what says that one is in use
 _OOM_NAMES = {"OutOfMemoryError", "ResourceExhaustedError"}
 _OOM_TEXT = re.compile(
@@ -69,6 +71,23 @@ def peak_bytes() -> int | None:
         return None
     peaks = [peak for ask in (_torch_peak, _jax_peak, _tensorflow_peak) if (peak := _safely(ask))]
     return max(peaks, default=None)
+
+
+def report_peak(reported: int) -> int:
+    """Report the peak of this process to the queue if it exceeds what was reported; return it.
+
+    Each process of a job adds lines; the queue takes the largest.
+    """
+    path = os.environ.get(PEAK_FILE)
+    peak = peak_bytes() if path else None
+    if path is None or peak is None or peak <= reported:
+        return reported
+    try:
+        with open(path, "ab", buffering=0) as file:
+            file.write(b"%d\n" % peak)
+    except OSError:  # the negotiator's samples remain
+        return reported
+    return peak
 
 
 def has_touched_gpu() -> bool:

@@ -176,8 +176,9 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 def _serve(address: str, number: int) -> int:
     """Run calls until the submitter has none; return the exit status."""
-    from grn.client import trust
+    from grn.client import frameworks, trust
 
+    peak_bytes = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.connect(f"\0{address}")
@@ -188,6 +189,7 @@ def _serve(address: str, number: int) -> int:
         send(sock, HELLO.pack(number))
         while message := receive(sock):
             reply = run(message[1:])
+            peak_bytes = frameworks.report_peak(peak_bytes)
             sys.stdout.flush()
             sys.stderr.flush()
             try:
@@ -224,8 +226,11 @@ def take_reply(folder: str) -> Any:
 
 
 def _run_folder(folder: str) -> int:
+    from grn.client import frameworks
+
     with open(os.path.join(folder, CALL_FILE), "rb") as file:
         reply = run(file.read())
+    frameworks.report_peak(0)
     temporary = os.path.join(folder, f"{REPLY_FILE}.tmp")
     with open(temporary, "wb") as file:
         file.write(reply)

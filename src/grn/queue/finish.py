@@ -127,6 +127,8 @@ def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
     said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settled()), "failed")}
     if exit.resident_bytes:
         said["resident"] = exit.resident_bytes
+    if exit.gpu_peak_bytes:
+        said["peak"] = exit.gpu_peak_bytes
     if exit.asked_bytes:
         said["asked"] = exit.asked_bytes
     return said

@@ -49,6 +49,7 @@ class Exit:
     text: str = ""
     resident_bytes: int | None = None
     asked_bytes: int | None = None  # the GPU allocation that failed
+    gpu_peak_bytes: int | None = None  # as a framework in the command reported it
     ran_s: float = 0.0
     ended_at: float = 0.0  # wall clock, for display
 

@@ -194,7 +194,7 @@ def test_a_spare_record_does_not_lift_a_ban(folder: str) -> None:
 def test_nothing_is_left_of_what_is_removed(folder: str) -> None:
     ended(folder, status=0)
     os.mkdir(folder)
-    for path in (f"{folder}/log", f"{folder}.new", attempt_files.trouble_of(folder)):
+    for path in (f"{folder}/log", f"{folder}.new", f"{folder}.trouble", f"{folder}.peak"):
         Path(path).touch()
     attempt_files.remove(folder)
     assert os.listdir(os.path.dirname(folder)) == []
@@ -211,3 +211,38 @@ def test_links_are_not_followed(tmp_path: Path, name: str) -> None:
     if fd is not None:
         os.close(fd)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "peak"),
+    [
+        ("5\n", 5),
+        ("5\n17\n3\n", 17),
+        ("0\n", 0),
+        (f"{1 << 50}\n", 1 << 50),
+        (f"{(1 << 50) + 1}\n", None),
+        ("9" * 5000, None),
+        ("", None),
+        ("-1\n", None),
+        ("5\nmany\n", None),
+        ("1e9\n", None),
+    ],
+)
+def test_the_largest_reported_peak_is_taken_once(folder: str, text: str, peak: int | None) -> None:
+    path = Path(attempt_files.peak_file_of(folder))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert attempt_files.take_peak(folder) == peak
+    assert not path.exists()
+    assert attempt_files.take_peak(folder) is None
+
+
+def test_a_peak_behind_a_link_or_a_pipe_is_not_known(folder: str, tmp_path: Path) -> None:
+    path = Path(attempt_files.peak_file_of(folder))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "other").write_text("5\n")
+    path.symlink_to(tmp_path / "other")
+    assert attempt_files.take_peak(folder) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert attempt_files.take_peak(folder) is None

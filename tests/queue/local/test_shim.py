@@ -83,6 +83,16 @@ def test_an_exit_record_is_whole(shims: Shims) -> None:
     assert stat.S_IMODE(os.stat(folders.record_of(str(run.folder))).st_mode) == 0o600
 
 
+def test_a_peak_that_a_command_reports_is_in_its_record(shims: Shims) -> None:
+    folder = str(shims.root / "reports.1")
+    extra = {"GRN_PEAK_FILE": folders.peak_file_of(folder)}
+    _, record = shims.ran("echo 7 >> $GRN_PEAK_FILE; exit 3", folder=folder, extra=extra)
+    assert (record["status"], record["gpu_peak"]) == (3, 7)
+    assert not os.path.exists(folders.peak_file_of(folder))
+    _, record = shims.ran("exit 3")
+    assert "gpu_peak" not in record
+
+
 # --- what cannot be run --------------------------------------------------------------------
 
 

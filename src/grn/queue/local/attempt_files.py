@@ -3,6 +3,7 @@
 41.2.run    made once, whole, by the shim that begins, which holds its lock for as long as it lives:
             a line that says who, then one that says how it ended. Made by a queue, with one
             word, to forbid the attempt to begin.
+41.2.peak   GPU memory that processes of the command report, a number a line; moved to the end
 41.2/log    what the command printed; err its standard error alone; *.tail the end of a long one
 
 To make files is the dearest part of a short job: there is a folder only for what is printed, and
@@ -12,7 +13,8 @@ The end carries the number of its form. Shims of an older grn go on after an upd
 are read (`older_attempt_files.py`):
 1   files `lock`, `claim` and `exit` in the folder of the attempt
 2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
-3   as now
+3   as now, but no end has `gpu_peak`
+4   as now
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import shutil
 
 from grn.queue.local import older_attempt_files
 
-FORMAT = 3
+FORMAT = 4
+MAX_PEAK, MAX_PEAK_FILE = 1 << 50, 1 << 20
 FORBIDDEN = "forbidden"  # the claim of a queue
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 TYPE_CHECKING = False
@@ -163,10 +166,35 @@ def exit_in(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def peak_file_of(folder: str) -> str:
+    """Return the file in which processes of an attempt report their peak of GPU memory."""
+    return f"{folder}.peak"
+
+
+def take_peak(folder: str) -> int | None:
+    """Return the largest peak that was reported, and remove the file; None: not known."""
+    path = peak_file_of(folder)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        lines = os.read(fd, MAX_PEAK_FILE).split()
+        os.unlink(path)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    if not all(line.isdigit() and len(line) <= len(str(MAX_PEAK)) for line in lines):
+        return None
+    peak = max(map(int, lines), default=MAX_PEAK + 1)
+    return peak if peak <= MAX_PEAK else None
+
+
 def remove(folder: str) -> None:
     """Delete all files of an attempt."""
     shutil.rmtree(folder, ignore_errors=True)
-    for path in (record_of(folder), f"{folder}.new", trouble_of(folder)):
+    for path in (record_of(folder), f"{folder}.new", trouble_of(folder), peak_file_of(folder)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

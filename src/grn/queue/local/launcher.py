@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from grn import wire
+from grn.client import frameworks
 from grn.interpreter import SERVICE
 from grn.proc import services, spawn, terminate
 from grn.queue.job import EndReason, Exit
@@ -122,6 +124,7 @@ class Launcher:
                 "GRN_JOB_ID": str(attempt.job),
                 "GRN_ATTEMPT": str(attempt.number),
                 services.TAG: settings.tag(attempt),
+                frameworks.PEAK_FILE: wire.spelled(folders.peak_file_of(settings.folder(attempt))),
             },
             umask=command.umask,
             lease=task.lease,
@@ -295,6 +298,7 @@ def _exit(record: dict[str, Any]) -> Exit:
         text=record.get("text", ""),
         resident_bytes=record.get("resident"),
         asked_bytes=record.get("asked"),
+        gpu_peak_bytes=record.get("gpu_peak"),
         ran_s=record.get("ran_s", 0.0),
         ended_at=record.get("ended_at", 0.0),
     )

@@ -79,7 +79,10 @@ class Shim:
             log = wire.meant(self._order.log)
             self._error_tail = logs.tail(log, TAIL_BYTES, started.log_start)
         self._stopping.end_leftovers(self._ended_main)
-        return self._write_exit(self._record(status), began, usage)
+        record = self._record(status)
+        if (peak_bytes := attempt_files.take_peak(self._folder)) is not None:
+            record["gpu_peak"] = peak_bytes
+        return self._write_exit(record, began, usage)
 
     # --- starting ------------------------------------------------------------------------
 
