@@ -43,13 +43,13 @@ _IN_PLACE_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the queue until it is told to stop."""
+    """Run the queue until a request or a signal stops it."""
     parser = argparse.ArgumentParser(prog="python -m grn.queue")
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
     parser.add_argument("--log", help="the file that standard error is, to be kept small")
     arguments = parser.parse_args(argv)
     capped_log.begin(arguments.log)
-    os.environ.pop(SERVICE, None)  # what our hooks start is no service
+    os.environ.pop(SERVICE, None)  # processes that hooks start are no services
     try:
         chosen = settings.load()
         with DaemonLock(paths.queue_socket(), is_private=True) as ground:
@@ -89,7 +89,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     _raise_limits()
     await loop.start()
-    gc.freeze()  # what lives for ever need not be walked at every collection
+    gc.freeze()  # permanent objects need not be walked at every collection
     await ground.serve(server.connection)
     tasks = [
         asyncio.create_task(loop.leases.keep_connected()),
@@ -111,7 +111,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
 
 def _check_locks(folder: str) -> None:
     """Refuse a folder without locks: the record of an attempt is locked while its shim lives."""
-    with contextlib.suppress(OSError):  # a full disk is not the question here
+    with contextlib.suppress(OSError):  # a full disk is reported elsewhere
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             lock(file.fileno(), folder, "GRN_STATE_DIR")
@@ -125,10 +125,10 @@ async def _keep_copies(journal: Journal) -> None:
 
 
 async def _keep_in_place(journal: Journal) -> None:
-    """Write the journal anew soon after it was removed, also while nobody submits."""
+    """Write a removed journal again soon, also while no client submits."""
     while True:
         await asyncio.sleep(_IN_PLACE_S)
-        with contextlib.suppress(NotWritten):  # logged; whoever submits is told
+        with contextlib.suppress(NotWritten):  # logged; the next submit is refused
             journal.keep_in_place()
 
 

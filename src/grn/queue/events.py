@@ -15,7 +15,7 @@ from grn.queue.lifecycle import JobState
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The queue came up: all jobs that have not ended, and how those ended they come after."""
+    """The queue started: all jobs that have not ended, and the ends of jobs they depend on."""
 
     at: float
     jobs: tuple[Kept, ...]
@@ -39,12 +39,12 @@ class LeaseGranted:
     visible: str
     gpus: tuple[int, ...]
     reserved_bytes: int
-    may_pass_on: bool = True  # False for the first run of a type: its end must be told
+    may_pass_on: bool = True  # False for the first run of a type: its end must be reported
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAwaited:
-    """The negotiator says why there is no GPU yet."""
+    """The negotiator gave the reason why there is no GPU yet."""
 
     at: float
     job: int
@@ -53,7 +53,7 @@ class LeaseAwaited:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRefused:
-    """The negotiator says that there never will be one."""
+    """The negotiator refused the request for good."""
 
     at: float
     job: int
@@ -79,7 +79,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """An attempt is over; told again with the negotiator's word after `SettleLease`."""
+    """An attempt is over; sent again with the negotiator's answer after `SettleLease`."""
 
     at: float
     job: int
@@ -90,7 +90,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class ShimLost:
-    """The shim is gone without an exit record; what it left was ended."""
+    """The shim is gone without an exit record; its leftover processes were ended."""
 
     at: float
     job: int
@@ -112,7 +112,7 @@ class CancelAsked:
     at: float
     jobs: tuple[int, ...]
     is_now: bool = False
-    text: str = ""  # why, where nobody has asked for it
+    text: str = ""  # the reason, where no client requested the cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True)
 class MoveAsked:
-    """Give jobs another priority, or the first or last place among their like."""
+    """Give jobs another priority, or the first or last place of their priority."""
 
     at: float
     jobs: tuple[int, ...]
@@ -170,7 +170,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Write down where a job is now."""
+    """Persist the state of a job."""
 
     job: int
     state: JobState
@@ -185,7 +185,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class SaveBegin:
-    """Write down that an attempt begins, before it does."""
+    """Persist that an attempt begins, before it does."""
 
     job: int
     attempt: int
@@ -196,19 +196,19 @@ class SaveBegin:
 
 @dataclass(frozen=True, slots=True)
 class SaveAttemptEnd:
-    """Write down how one attempt ended."""
+    """Persist how an attempt ended."""
 
     job: int
     attempt: int
     reason: EndReason
     exit: Exit
     peak_bytes: int | None
-    text: str = ""  # why, where that is not plain
+    text: str = ""  # the reason, where it is not obvious
 
 
 @dataclass(frozen=True, slots=True)
 class SaveEnd:
-    """Write down how a job ended, for good."""
+    """Persist how a job ended."""
 
     job: int
     reason: EndReason
@@ -226,19 +226,19 @@ class AskLease:
     spec: JobSpec
     attempt: int
     memory_attempt: int
-    is_spared: bool = False  # it ran out of memory before by no fault of its own
+    is_spared: bool = False  # it ran out of memory before because others took its room
 
 
 @dataclass(frozen=True, slots=True)
 class DropAsk:
-    """Take back a request for a lease."""
+    """Withdraw a request for a lease."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class PassAsk:
-    """Let another job of the same kind have what was asked for; ask anew if that was granted."""
+    """Pass a lease request on to another job of the same kind; request again if it was granted."""
 
     job: int
     heir: AskLease
@@ -249,12 +249,12 @@ class ReturnLease:
     """Give back a lease."""
 
     lease: str
-    exit: Exit | None = None  # of the last that ran under it, None when nothing did
+    exit: Exit | None = None  # of the last attempt under it, None without one
 
 
 @dataclass(frozen=True, slots=True)
 class SettleLease:
-    """Say how an attempt ended, then tell `Exited` again with what the negotiator answers."""
+    """Report how an attempt ended, then send `Exited` again with the negotiator's answer."""
 
     job: int
     attempt: int
@@ -264,7 +264,7 @@ class SettleLease:
 
 @dataclass(frozen=True, slots=True)
 class WatchLease:
-    """Promise the negotiator to say how a lease ends."""
+    """Register with the negotiator as the reporter of a lease's end."""
 
     lease: str
 
@@ -279,7 +279,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask a job's shim to end its process tree."""
+    """Make a job's shim end its process tree."""
 
     job: int
     attempt: int
@@ -288,7 +288,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class TellEnded:
-    """Tell the clients that wait for a job, and run its hooks."""
+    """Notify the clients that wait for a job, and run its hooks."""
 
     job: int
     reason: EndReason

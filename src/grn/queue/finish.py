@@ -1,6 +1,6 @@
-"""What the end of an attempt means: the end of the job, or another attempt.
+"""Decide what follows the end of an attempt: the end of the job, or another attempt.
 
-Also what recovery concludes from the files on disk. Plain functions of plain values.
+Also interprets, for recovery, the files on disk. Pure functions of plain values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """What a job has had and has left: retries, tries with more room, tries as a victim."""
+    """Used and remaining attempts: retries, attempts with more memory, attempts as a victim."""
 
     left: int = 0
     memory: int = 0
@@ -37,9 +37,9 @@ class RunAgain:
     """The job goes back into the queue."""
 
     reason: EndReason  # of the attempt that was not enough
-    is_counted: bool  # against the retries asked for
+    is_counted: bool  # against the requested retries
     needs_more_memory: bool = False
-    is_spared: bool = False  # it was no fault of its own: as it is
+    is_spared: bool = False  # others took its memory: repeat it unchanged
     has_begun: bool = True
 
 
@@ -78,14 +78,14 @@ def reason_of(exit: Exit, settled: Settled) -> EndReason:
 
 
 def past(reason: EndReason, settled: Settled, text: str = "") -> str:
-    """Say why an attempt was not enough where that was not its own doing; empty where it was."""
+    """Explain a failed attempt where the job is not to blame; empty where it is."""
     if reason is EndReason.NOT_STARTED:
         return text
     return settled.because if reason is EndReason.OUT_OF_MEMORY else ""
 
 
 def describe(exit: Exit, reason: EndReason) -> str:
-    """Say in a few words how an attempt ended."""
+    """Describe in a few words how an attempt ended."""
     if reason is EndReason.OUT_OF_MEMORY:
         return "ran out of GPU memory although it was alone on its GPU"
     if exit.signal is not None:
@@ -105,7 +105,7 @@ def after_loss(tries_left: int, is_stopping: bool) -> AttemptEnd | RunAgain:
 def after_restart(
     fate: AttemptFate, may_requeue: bool, is_stopping: bool
 ) -> tuple[str, AttemptEnd | RunAgain]:
-    """Decide what follows an attempt that did not survive a restart; return also what happened."""
+    """Decide what follows an attempt that did not survive a restart; also describe it."""
     again = RunAgain(EndReason.INTERRUPTED, is_counted=False)
     if fate is AttemptFate.NOT_BEGUN:
         end = AttemptEnd(EndReason.CANCELLED)
@@ -121,7 +121,7 @@ def may_pass_on(exit: Exit) -> bool:
 
 
 def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
-    """Return what the negotiator is told at the end of a lease; None: nothing ran to its end."""
+    """Return the report to the negotiator at the end of a lease; None: no attempt ended."""
     if exit is None:
         return {"outcome": "failed"}
     said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settled()), "failed")}
@@ -135,11 +135,11 @@ def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
 
 
 def found(*, has_claim: bool, is_locked: bool, has_exit: bool, is_same_boot: bool) -> AttemptFate:
-    """Conclude what became of an attempt from what is on disk.
+    """Conclude from the files on disk what became of an attempt.
 
-    A lock that is held proves a living shim, whatever else is there; an exit record is the truth
-    once the shim is gone. Without a claim the attempt never began, and after another boot whatever
-    was begun was interrupted.
+    A held lock proves a living shim, whatever else is there; an exit record counts once the shim is
+    gone. Without a claim the attempt never began, and after another boot every attempt that began
+    was interrupted.
     """
     if is_locked and is_same_boot:
         return AttemptFate.ALIVE

@@ -1,4 +1,4 @@
-"""What each message of a client does to jobs and the queue, and the table of all messages.
+"""Handlers of client messages, and their table.
 
 New jobs are accepted in submit_handlers.py; every decision about jobs is the engine's.
 """
@@ -34,7 +34,7 @@ _BEGIN_S = 0.05
 _STATES = {
     "queued": "(state = 'queued' AND NOT is_held)",
     "held": "(state = 'queued' AND is_held)",
-    # The journal does not tell these apart: a start is not worth a write.
+    # The journal does not distinguish these: a start is not worth a write.
     "starting": "state IN ('starting','running')",
     "running": "state IN ('starting','running')",
     "stopping": "state = 'stopping'",
@@ -49,24 +49,24 @@ def wait(peer: QueuePeer, message: queue_requests.WaitRequest) -> None:
     ends = Ends(peer, message.id)
     for job_id in message.jobs:
         if job_id in peer.loop.engine.jobs or not _end_of(peer, job_id)["reason"]:
-            # The disk may not have taken its end yet.
+            # Its end may not be on disk yet.
             peer.wait_for(job_id, ends.tell)
         else:
             ends.tell(job_id)
 
 
 def watch(peer: QueuePeer, message: queue_requests.WatchJobsRequest) -> None:
-    """Tell how far jobs are, from now on; also those that this connection submits later."""
+    """Report changes of jobs from now on, also of jobs that this connection submits later."""
     peer.changes = Changes(peer, message.id)
     peer.watch(message.jobs)
 
 
 def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
-    """End jobs, or take them out of the line."""
+    """Cancel jobs, running or queued."""
     loop = peer.loop
     for job_id in message.jobs:
         if job_id not in loop.engine.jobs:
-            peer.row(job_id)  # for the error, if nobody knows it
+            peer.row(job_id)  # raises when there is no such job
     alive = [job for job in message.jobs if job in loop.engine.jobs]
     if message.queued:
         alive = [job for job in alive if loop.engine.jobs[job].state is JobState.QUEUED]
@@ -76,7 +76,7 @@ def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
 
 
 def hold(peer: QueuePeer, message: queue_requests.HoldRequest) -> None:
-    """Keep jobs back, or let them go."""
+    """Hold jobs, or release them."""
     _check_queued(peer, message.jobs)
     _note(peer, "hold" if message.held else "release", message.jobs)
     peer.loop.tell_now(HoldAsked(peer.loop.now(), tuple(message.jobs), message.held))
@@ -84,7 +84,7 @@ def hold(peer: QueuePeer, message: queue_requests.HoldRequest) -> None:
 
 
 def move(peer: QueuePeer, message: queue_requests.MoveRequest) -> None:
-    """Give jobs another place in the line."""
+    """Give jobs another position in the queue."""
     _check_queued(peer, message.jobs)
     _note(peer, "move", message.jobs)
     now, jobs = peer.loop.now(), tuple(message.jobs)
@@ -93,7 +93,7 @@ def move(peer: QueuePeer, message: queue_requests.MoveRequest) -> None:
 
 
 def drain(peer: QueuePeer, message: queue_requests.DrainRequest) -> None:
-    """Start no more jobs, or go on."""
+    """Stop starting jobs, or resume."""
     _note(peer, "drain" if message.drained else "drain-off")
     peer.loop.tell_now(DrainAsked(peer.loop.now(), message.drained))
     peer.send(message.id, {"running": peer.loop.engine.counts()["running"]})
@@ -102,24 +102,24 @@ def drain(peer: QueuePeer, message: queue_requests.DrainRequest) -> None:
 def clean(peer: QueuePeer, message: queue_requests.CleanRequest) -> None:
     """Forget jobs that have ended, with their files."""
     loop = peer.loop
-    if loop.trouble:  # the end of what comes after them may not be written yet
+    if loop.trouble:  # the ends of their dependents may not be written yet
         raise UsageError(f"not now: {loop.trouble}")
     _note(peer, "clean")
     gone = loop.journal.clean(time.time() - message.older_than_s)
-    # Many folders take their time: the queue goes on meanwhile.
+    # Removing many folders takes time: do it in a thread.
     asyncio.get_running_loop().run_in_executor(None, loop.site.remove, gone)
     peer.send(message.id, {"cleaned": len(gone)})
 
 
 def stop(peer: QueuePeer, message: queue_requests.StopQueueRequest) -> None:
-    """Leave; what runs goes on."""
+    """Stop the queue; running jobs continue."""
     _note(peer, "stop")
     peer.send(message.id, peer.loop.engine.counts())
     peer.server.stop()
 
 
 def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
-    """List jobs: those that run, then those in line, then those that ended."""
+    """List jobs: running, then queued, then ended."""
     rows: list[dict[str, Any]] = []
     where, values = _where(message)
     journal = peer.loop.journal
@@ -139,7 +139,7 @@ def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
 
 
 def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
-    """Show all of one job, with its attempts; of its environment the names alone."""
+    """Show one job with its attempts; of its environment only the names."""
     row = peer.server.shown(peer.row(message.job))
     row["attempts"] = peer.loop.journal.attempts(message.job)
     for one in row["attempts"]:
@@ -154,7 +154,7 @@ def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
 
 
 def follow(peer: QueuePeer, message: queue_requests.FollowQueueRequest) -> None:
-    """Tell all there is, and from then on what changes."""
+    """Send a snapshot, then changes."""
     if peer.follows:
         raise UsageError("this connection follows already.")
     peer.server.followers.add(peer.talk, peer.uid, message.id)
@@ -162,12 +162,12 @@ def follow(peer: QueuePeer, message: queue_requests.FollowQueueRequest) -> None:
 
 
 def names(peer: QueuePeer, message: queue_requests.NamesRequest) -> None:
-    """Say which jobs are meant by ids that may be cut short."""
+    """Resolve ids that may be abbreviated."""
     peer.send(message.id, {"jobs": [_meant(peer, name) for name in message.names]})
 
 
 def count(peer: QueuePeer, message: queue_requests.CountRequest) -> None:
-    """Say how many jobs there are."""
+    """Answer with the number of jobs."""
     peer.send(message.id, {"counts": peer.server.counts()})
 
 
@@ -178,7 +178,7 @@ def ping(peer: QueuePeer, message: queue_requests.PingQueueRequest) -> None:
 
 
 def _fresh(verb: Callable[[QueuePeer, Any], None]) -> Callable[[QueuePeer, Any], None]:
-    """Let a verb that shows why jobs wait answer with the reasons of this moment."""
+    """Make a handler answer with up-to-date waiting reasons."""
     return lambda peer, message: peer.when_fresh(message.id, lambda: verb(peer, message))
 
 
@@ -209,9 +209,9 @@ def _note(peer: QueuePeer, verb: str, jobs: Sequence[int] = ()) -> None:
 
 
 class Ends:
-    """The ends that one client waits for: the first is told at once, what follows closely in one.
+    """The ends that one client waits for: the first is sent at once, close ones together.
 
-    Many short jobs would else wake the client for each, at the expense of the next job.
+    Otherwise many short jobs would wake the client for each, at the expense of the next job.
     """
 
     def __init__(self, peer: QueuePeer, message_id: int) -> None:
@@ -221,7 +221,7 @@ class Ends:
         self._is_pausing = False
 
     def tell(self, job_id: int) -> None:
-        """Tell of the end of a job, now or in a moment."""
+        """Send the end of a job, now or in a moment."""
         self._untold.append({"ended": _end_of(self._peer, job_id)})
         if not self._is_pausing:
             self._tell_all()
@@ -235,17 +235,17 @@ class Ends:
 
 
 class Changes:
-    """How far jobs are that one client watches: what changes closely is told in one message."""
+    """Changes of the jobs that one client watches: close changes are sent in one message."""
 
     def __init__(self, peer: QueuePeer, message_id: int) -> None:
         self._peer = peer
         self._message_id = message_id
-        self._untold: dict[int, float] = {}  # jobs, and when to tell of each
+        self._untold: dict[int, float] = {}  # job -> when to send its change
 
     def tell(self, job_id: int) -> None:
-        """Tell how far a job is, in a moment; of several changes until then the latest counts.
+        """Send a job's state in a moment; of several changes until then the latest counts.
 
-        That it has begun can wait a little longer: a short one has ended by then.
+        A start can wait a little longer: a short job has ended by then.
         """
         job = self._peer.loop.engine.jobs.get(job_id)
         has_begun = job is not None and job.state is not JobState.QUEUED
@@ -285,7 +285,7 @@ def _check_queued(peer: QueuePeer, jobs: list[int]) -> None:
 
 
 def _meant(peer: QueuePeer, name: str) -> int:
-    """Return the job of that id, else the only one not ended whose id begins so."""
+    """Return the job of that id, else the only unended job whose id begins so."""
     jobs = peer.loop.engine.jobs
     if int(name) in jobs or peer.loop.journal.end_of(int(name)):
         return int(name)

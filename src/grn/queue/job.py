@@ -1,4 +1,4 @@
-"""A job and its attempts as values: what was asked for, what became of it, what others may see."""
+"""A job and its attempts as values: specification, end, and view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What the engine needs to know of a job; command and environment stay in the journal."""
+    """The part of a job that the engine needs; command and environment stay in the journal."""
 
     id: int
     job_type: str
@@ -35,13 +35,13 @@ class JobSpec:
     may_requeue: bool = False
     group: str = ""  # the name of the batch or sweep it belongs to
     submitter: str = ""  # the process it is tied to: the job is cancelled when that ends
-    is_fail_fast: bool = False  # its failure cancels what is queued of its group
+    is_fail_fast: bool = False  # its failure cancels the queued jobs of its group
     policy: str = ""  # how it is placed: "pack", or spread
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a shim wrote down of the end of one attempt."""
+    """The exit record that a shim wrote for one attempt."""
 
     status: int | None  # exit status of the command, None when a signal ended it
     signal: int | None = None
@@ -56,13 +56,13 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the negotiator says of a lease that is over."""
+    """The negotiator's answer to the end of a lease."""
 
     outcome: str | None = None
     was_alone: bool = True
     peak_bytes: int | None = None
-    is_victim: bool = False  # it ran out of memory though it stayed within what it was given
-    because: str = ""  # whose fault that was
+    is_victim: bool = False  # it ran out of memory within its reservation
+    because: str = ""  # the cause of that
     has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
 
@@ -90,13 +90,13 @@ class Kept:
     found: AttemptFate | None = None
     lease: str = ""  # of an attempt of this boot
     spared: int = 0
-    fault: str = ""  # its row is damaged: what runs goes on, nothing is run from it again
+    fault: str = ""  # its row is damaged: a running attempt continues, no other begins
     is_same_boot: bool = True  # the attempt was begun since the machine started
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job that has not ended, as it is at one moment; changing the queue does not change it."""
+    """A job that has not ended, at one moment; later changes of the queue do not change it."""
 
     id: int
     state: JobState
@@ -109,4 +109,4 @@ class JobView:
     memory_attempt: int
     spared: int
     waits_for: frozenset[int]
-    why: str  # why it does not run yet, or what it does
+    why: str  # why it does not run yet, or its state

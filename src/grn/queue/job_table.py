@@ -1,6 +1,6 @@
 """All jobs that have not ended: dependencies between them, counts, and how each one ends.
 
-Keeps the ready queue in step. Does not decide for which job a lease is requested.
+Keeps the ready queue consistent. Does not decide for which job a lease is requested.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JobTable:
         return job
 
     def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
-        """Note which jobs a queued one comes after; one of these that ended badly ends it."""
+        """Note the dependencies of a queued job; one that failed ends it."""
         if job.state is not JobState.QUEUED:
             return
         for after in job.spec.after:
@@ -57,7 +57,7 @@ class JobTable:
                 job.waits_for.add(after.job)
                 self._followers.setdefault(after.job, []).append(job.spec.id)
             elif after.must_be_ok and not ends.get(after.job, True):
-                # One that is not known any more ended well: else this job had ended with it.
+                # One that is not known any more succeeded: else this job had ended with it.
                 yield from self.end(job, EndReason.SKIPPED, _skipped(after.job), None)
                 ends[job.spec.id] = False
                 return
@@ -72,13 +72,13 @@ class JobTable:
     def end(
         self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
     ) -> Iterator[Action]:
-        """End a job, and all that must not run without it; chains of them may be long."""
+        """End a job and its dependents; chains of them may be long."""
         todo = deque([(job, reason, text, exit)])
         while todo:
             job, reason, text, exit = todo.popleft()
             job_id = job.spec.id
             if self.jobs.pop(job_id, None) is None:
-                continue  # it came after two of them
+                continue  # it depends on two of them
             yield from self.unask(job)
             self.step(job, Step.END)
             yield SaveEnd(job_id, reason, text, exit)
@@ -94,13 +94,13 @@ class JobTable:
                     self.ready.add(follower)
 
     def unask(self, job: QueuedJob) -> Iterator[Action]:
-        """Take back the request for a job's lease, if there is one."""
+        """Withdraw the request for a job's lease, if there is one."""
         if job.is_asked:
             self.ready.unask(job)
             yield DropAsk(job.spec.id)
 
     def reorder(self, job: QueuedJob) -> Iterator[Action]:
-        """Take back the request for a job's lease, and put the job into its present place."""
+        """Withdraw the request for a job's lease, and move the job to its present place."""
         yield from self.unask(job)
         self.ready.add(job)
 
@@ -121,7 +121,7 @@ class JobTable:
 
 
 def saved(job: QueuedJob) -> SaveState:
-    """Return how a job is to be written down now."""
+    """Return the action that persists a job's state."""
     return SaveState(
         job.spec.id, job.state, job.attempt, job.tries_left, job.memory_attempt, job.is_held,
         job.priority, job.place, job.spared,

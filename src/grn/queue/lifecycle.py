@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class JobState(Enum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -20,7 +20,7 @@ class JobState(Enum):
 
 
 class Step(Enum):
-    """What moves a job; the engine translates events into steps."""
+    """A change of state; the engine translates events into steps."""
 
     BEGIN = "begin"  # an attempt, under a granted lease or one that another job passed on
     RUN = "run"  # a shim has the attempt, or was found alive after a restart

@@ -1,4 +1,4 @@
-"""The queue's event loop: facts in, actions out; the only caller of the engine.
+"""The queue's event loop, the only caller of the engine.
 
 All facts of one turn are handled together and written in one transaction before any action. While
 the disk refuses the write, no action is carried out. Decides nothing about jobs.
@@ -82,7 +82,7 @@ class QueueLoop:
     # --- facts in ------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Return the time events carry: it never jumps."""
+        """Return the time for events, by a monotonic clock."""
         return time.monotonic()
 
     def tell(self, event: Event) -> None:
@@ -93,8 +93,8 @@ class QueueLoop:
     def tell_lazily(self, event: Event) -> None:
         """Note a fact that can wait for the next one: both then cost the disk one write.
 
-        The end of an attempt is such a one: its record is on disk already, and the grant for the
-        next job is on its way. So is its start, which is not written down at all.
+        For example the end of an attempt: its record is on disk already, and the grant for the next
+        job is on its way. Or its start, which is not persisted at all.
         """
         asyncio.get_running_loop().call_later(LAZY_S, self._turn)
         self._inbox.append(event)
@@ -105,14 +105,14 @@ class QueueLoop:
         self._turn()
 
     def catch_up(self) -> None:
-        """Handle all facts that were noted, and what follows from them at once."""
+        """Handle all noted facts and their consequences at once."""
         while self._inbox:
             self._turn()
 
     # --- the start -----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find what became of every attempt, then go on."""
+        """Recover every attempt, then continue."""
         self.site.open()
         kept = [self._found(one) for one in self.journal.kept()]
         self.site.tidy()
@@ -152,7 +152,7 @@ class QueueLoop:
             self.leases.want()
 
     def _write_and_act(self) -> None:
-        """Remember first, then act."""
+        """Persist first, then act."""
         try:
             self.journal.write(self._unwritten)
         except NotWritten as error:
@@ -172,8 +172,8 @@ class QueueLoop:
         try:
             act(self, action)
         except Exception as error:
-            # Going on is safe: what the engine decided is written down, the other actions of this
-            # turn belong to other jobs, and the engine hears of the job that this one was for.
+            # Continuing is safe: the engine's decisions are persisted, the other actions of this
+            # turn belong to other jobs, and the engine gets an event for the job of this action.
             asked = action.heir if isinstance(action, PassAsk) else action
             log.exception("action=%s result=failed for=%r", type(action).__name__, asked)
             if isinstance(asked, AskLease | Launch):
@@ -246,7 +246,7 @@ class QueueLoop:
         self.site.tidy()
         self.notifications.empty()
 
-    # --- what sites, submitters and the negotiator say -----------------------------------
+    # --- reports of sites, submitters and the negotiator -----------------------------------
 
     def attempt_started(self, attempt: Attempt) -> None:
         self.tell_lazily(AttemptStarted(self.now(), attempt.job, attempt.number))

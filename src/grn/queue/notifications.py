@@ -1,4 +1,4 @@
-"""Who hears what becomes of jobs: clients that wait or watch, and the user's hooks."""
+"""Notify clients that wait for jobs or watch them, and run the user's hooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Waiter = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Commands of the user's to run when something has happened; empty for none."""
+    """The user's commands to run on events; empty for none."""
 
     on_end: str = ""
     on_failure: str = ""
@@ -42,7 +42,7 @@ class Notifications:
         self._watchers[job].append(watcher)
 
     def forget(self, job: int, waiter: Waiter) -> None:
-        """Call `waiter` no more."""
+        """Stop calling `waiter`."""
         for known in (self._waiters, self._watchers):
             if waiter in known.get(job, []):
                 known[job].remove(waiter)
@@ -52,7 +52,7 @@ class Notifications:
             watcher(job)
 
     def ended(self, job: int, reason: EndReason, own_hook: str) -> None:
-        """Tell all that wait for a job, and run the hooks; `own_hook` is this job's."""
+        """Notify all that wait for a job, and run the hooks; `own_hook` is this job's."""
         for known in (self._waiters, self._watchers):
             for waiter in known.pop(job, []):
                 waiter(job)
@@ -74,7 +74,7 @@ class Notifications:
 
 
 async def _run_hook(hook: str, facts: dict[str, str]) -> None:
-    """Run a notification; one that fails is logged and does no more harm."""
+    """Run a hook; log one that fails."""
     process = await asyncio.create_subprocess_exec(
         "/bin/sh", "-c", hook,
         stdin=asyncio.subprocess.DEVNULL,

@@ -32,22 +32,22 @@ class QueuedJob:
     tries_left: int
     attempt: int = 0
     memory_attempt: int = 0
-    spared: int = 0  # how often it ran out of memory through another job's fault
+    spared: int = 0  # how often it ran out of memory because others took its room
     is_held: bool = False
-    is_asked: bool = False  # the negotiator has been asked for a lease
+    is_asked: bool = False  # a lease has been requested
     lease: str = ""
     grant: LeaseGranted | None = None  # how the lease came
     waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
-    said: str = ""  # why it waits, in the negotiator's latest words
+    said: str = ""  # why it waits, by the negotiator's latest answer
     fault: str = ""  # its row is damaged: it is not run again
-    past: str = ""  # why its latest attempt was not enough, where the job is not to blame
+    past: str = ""  # why its latest attempt failed, where the job is not to blame
 
     @property
     def state(self) -> JobState:
         return self._state
 
     def step(self, step: Step) -> None:
-        """Move on as the lifecycle's table says; a job that is not busy holds no lease."""
+        """Change the state by the lifecycle's table; a job that is not busy holds no lease."""
         self._state = lifecycle.after(self._state, step)
         if self._state not in BUSY:
             self.lease, self.grant = "", None
@@ -72,35 +72,35 @@ class QueuedJob:
         return self._state is JobState.QUEUED and not self.is_held and not self.waits_for
 
 
-Entry = tuple[Rank, int, int, QueuedJob]  # the third number differs: jobs are never compared
+Entry = tuple[Rank, int, int, QueuedJob]  # the third number is unique: jobs are never compared
 
 
 class ReadyQueue:
-    """The ready jobs, in their order; jobs with an open request stand apart."""
+    """The ready jobs, in order; jobs with an open request are kept apart."""
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []  # ready and not asked; stale entries are skipped
         self._asked: dict[int, QueuedJob] = {}
         self._asked_heap: list[Entry] = []  # likewise
-        self._levels: Counter[Level] = Counter()  # of the jobs asked for
+        self._levels: Counter[Level] = Counter()  # of the requested jobs
         self._serial = itertools.count()
 
     @property
     def asked(self) -> int:
-        """Return for how many jobs a lease has been asked."""
+        """Return for how many jobs a lease is requested."""
         return len(self._asked)
 
     def add(self, job: QueuedJob) -> None:
-        """Put a job into its place, if it is ready and not asked for."""
+        """Insert a job, if it is ready and not requested."""
         if job.is_ready and not job.is_asked:
             heapq.heappush(self._heap, self._entry(job))
 
     def first(self) -> QueuedJob | None:
-        """Return the first that is not asked for."""
+        """Return the first job without a request."""
         return _first_of(self._heap, is_asked=False)
 
     def ask(self, job: QueuedJob) -> None:
-        """Note that a lease is asked for; the job must be the first."""
+        """Note that a lease is requested; the job must be the first."""
         heapq.heappop(self._heap)
         job.is_asked = True
         self._asked[job.spec.id] = job
@@ -119,15 +119,15 @@ class ReadyQueue:
             del self._levels[level]
 
     def all_asked(self) -> list[QueuedJob]:
-        """Return the jobs asked for, in their order."""
+        """Return the requested jobs, in order."""
         return sorted(self._asked.values(), key=lambda job: job.rank)
 
     def first_asked(self) -> QueuedJob | None:
-        """Return the first of the jobs asked for."""
+        """Return the first requested job."""
         return _first_of(self._asked_heap, is_asked=True)
 
     def outranked(self) -> QueuedJob | None:
-        """Return the last asked for, when a job that is not asked for has a better level."""
+        """Return the last requested job, when a job without a request has a better level."""
         best = self.first() if self._asked else None
         if best is None or best.rank[:2] >= max(self._levels):
             return None

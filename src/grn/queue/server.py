@@ -28,7 +28,7 @@ MAX_REQUEST_BYTES = 32 << 20
 
 
 class QueueServer:
-    """What all clients share."""
+    """The state that all clients share."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class QueueServer:
         self.loop = loop
         self.version = version
         self.stop = stop
-        self.hold = hold  # raises when another process is this user's queue now
+        self.hold = hold  # raises when another process is this user's queue
         self.followers = QueueSubscribers(loop, self)
         self.connections = 0
         most = 8 * MAX_REQUEST_BYTES  # its one client is the user who runs it
@@ -56,15 +56,15 @@ class QueueServer:
 
     @property
     def is_idle(self) -> bool:
-        """True when no job is left and nobody is connected but to look on."""
+        """True when no job is left and all connected clients only read."""
         return self.connections == len(self.followers) and not self.loop.engine.jobs
 
     def rows(self, where: str, values: list[Any], order: str, most: int) -> list[dict[str, Any]]:
-        """Return jobs of the journal as they are shown to people."""
+        """Return jobs of the journal as rows for people."""
         return [self.shown(row) for row in self.loop.journal.rows(where, values, order, most)]
 
     def shown(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of the journal as it is shown to people."""
+        """Return a row of the journal for people."""
         job = self.loop.engine.jobs.get(row["id"])
         row["argv"] = _listed(row["argv"], [row["argv"]])
         row["after"] = _listed(row["after"], []) if row["after"] else []
@@ -81,7 +81,7 @@ class QueueServer:
         return row
 
     def why(self, job: JobView) -> str:
-        """Say why a job does not run yet, or what it does."""
+        """Return why a job does not run yet, or its state."""
         trouble = self.loop.leases.trouble
         is_it = trouble and job.why == "no negotiator answers"
         return f"{job.why}: {trouble}" if is_it else job.why
@@ -92,7 +92,7 @@ class QueueServer:
 
     @property
     def trouble(self) -> str:
-        """Return what keeps the queue from its work, or nothing."""
+        """Return the current problem of the queue, or an empty text."""
         return self.loop.trouble or self.loop.leases.trouble or self.loop.journal.trouble
 
     def facts(self) -> dict[str, Any]:
@@ -109,13 +109,13 @@ class QueueServer:
 
 
 class ChangeTeller(Protocol):
-    """Who tells a client how far a job is."""
+    """Sends a client the changes of jobs."""
 
     def tell(self, job_id: int) -> None: ...
 
 
 class QueuePeer:
-    """One client of this user's, and the jobs whose ends it waits for."""
+    """One client of this user, and the jobs whose ends it waits for."""
 
     def __init__(self, server: QueueServer, talk: Talk, connection: socket.socket) -> None:
         self.server = server
@@ -134,7 +134,7 @@ class QueuePeer:
             talk.turn_away(doubt)
 
     def when_fresh(self, message_id: int, answer: Callable[[], None]) -> None:
-        """Answer a message once it is known why each job waits now."""
+        """Answer a message once the waiting reasons are up to date."""
 
         def answer_now() -> None:
             try:
@@ -150,7 +150,7 @@ class QueuePeer:
         self.loop.leases.refresh(answer_now)
 
     def lost(self) -> None:
-        """Forget what it waited for; jobs do not notice."""
+        """Drop the client's waits; its jobs are unaffected."""
         self._is_lost = True
         self.server.connections -= 1
         if self.follows:
@@ -159,15 +159,15 @@ class QueuePeer:
             self.loop.notifications.forget(job, waiter)
 
     def refused(self, message: Any, error: GrnError) -> None:
-        """Make nothing of it: all that is here is this user's own."""
+        """Ignore a refusal: all jobs here are this user's own."""
 
     def wait_for(self, job: int, waiter: Callable[[int], None]) -> None:
-        """Call when a job has ended, unless the client is gone by then."""
+        """Call `waiter` when a job has ended, unless the client is gone by then."""
         self._waits.append((job, waiter))
         self.loop.notifications.when_ended(job, waiter)
 
     def watch(self, jobs: Iterable[int], *, is_new: bool = False) -> None:
-        """Tell how far jobs are, at each change and unless they are new now, if it watches any."""
+        """Report jobs at each change, and now unless they are new, if the client watches any."""
         if self.changes is None:
             return
         tell = self.changes.tell
@@ -194,7 +194,7 @@ class QueuePeer:
 
 
 def _doubt(uid: int, connection: socket.socket) -> GrnError | None:
-    """Return why a client is not heard, or None."""
+    """Return why a client is refused, or None."""
     if uid != os.getuid():
         return NotAllowed("this queue belongs to another user.")
     try:
@@ -209,7 +209,7 @@ def numbers(text: str | None) -> list[int]:
 
 
 def _listed(text: str, otherwise: list[Any]) -> list[Any]:
-    """Read a list of the journal; a damaged one is shown as what stands for it."""
+    """Read a list of the journal; `otherwise` replaces a damaged one."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The role of a place where attempts run. `local/` fills it for this machine.
+"""The interface of a place where attempts run; `local/` implements it for this machine.
 
 A site starts attempts, ends them on request, reports each end, and finds after a restart of the
 queue what became of each attempt. It decides nothing about jobs.
@@ -30,12 +30,12 @@ class Found:
 
 
 class SiteListener(Protocol):
-    """What the queue hears from a site."""
+    """Receives the reports of a site."""
 
     def attempt_started(self, attempt: Attempt) -> None: ...
 
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
-        """Hear how an attempt ended; None: nobody knows, and nothing of it runs any more."""
+        """Take the end of an attempt; None: its exit is unknown, and none of its processes runs."""
 
 
 class Site(Protocol):
@@ -44,20 +44,20 @@ class Site(Protocol):
     def open(self) -> None: ...
 
     def close(self) -> None:
-        """Let go of all attempts; they run on."""
+        """Stop watching attempts; they continue to run."""
 
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None: ...
 
     def stop(self, attempt: Attempt, is_now: bool) -> None: ...
 
     def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
-        """Find an attempt of before a restart, and report its end if it lives."""
+        """Find an attempt from before a restart; if it lives, report its end later."""
 
     def report(self, attempt: Attempt) -> None:
         """Report the end of an attempt that was found ended or lost."""
 
     def tidy(self) -> None:
-        """Forget what only attempts that are over needed."""
+        """Drop data of attempts that are over."""
 
     def written(self, attempt: Attempt) -> None:
         """Note that the end of an attempt is in the journal."""

@@ -23,7 +23,7 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     if _is_known(peer, message.id, message.key, len(message.jobs)):
         return
     queue_requests.check_words(message)
-    peer.loop.catch_up()  # one it comes after may have ended just now
+    peer.loop.catch_up()  # a job it depends on may have ended just now
     _check_disk(peer.loop)
     after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
     ends = _ends_of(peer.loop, after)
@@ -34,7 +34,7 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
 
 
 def retry(peer: QueuePeer, message: queue_requests.RetryRequest) -> None:
-    """Accept jobs once more that have ended."""
+    """Submit ended jobs again."""
     peer.server.hold()
     if _is_known(peer, message.id, message.key, len(message.jobs)):
         return
@@ -49,7 +49,7 @@ def retry(peer: QueuePeer, message: queue_requests.RetryRequest) -> None:
 
 
 def _is_known(peer: QueuePeer, message_id: int, key: str, count: int) -> bool:
-    """Answer a submit that was sent again, whatever has changed since it was accepted."""
+    """Answer a repeated submit as accepted, whatever has changed since."""
     first = peer.loop.journal.first_of(key)
     if first is not None:
         _tell_accepted(peer, message_id, first, count)
@@ -67,7 +67,7 @@ def _tell_accepted(
 def _accept(
     loop: QueueLoop, key: str, jobs: list[NewJob], ends: dict[int, bool], is_held: bool = False
 ) -> int:
-    """Write jobs down and tell the engine; return the id of the first."""
+    """Persist jobs and pass them to the engine; return the id of the first."""
     _check_disk(loop)
     if len(loop.engine.jobs) + len(jobs) > MAX_QUEUED:
         raise UsageError(f"not accepted: {MAX_QUEUED} jobs are queued at the most.")
@@ -89,7 +89,7 @@ def _check_disk(loop: QueueLoop) -> None:
 
 
 def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
-    """Refuse what this machine can never give; the negotiator would, when its turn has come."""
+    """Refuse a job that this machine can never run; the negotiator would refuse it only later."""
     if not gpu_bytes:
         return
     if spec.gpus > len(gpu_bytes):
@@ -103,7 +103,7 @@ def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
 
 
 def _ends_of(loop: QueueLoop, after: tuple[After, ...]) -> dict[int, bool]:
-    """Return of those to come after that have ended whether they ended well."""
+    """Return whether each ended dependency succeeded."""
     asked = {one.job for one in after}
     alive = asked & loop.engine.jobs.keys()
     ends = loop.journal.ended_well(asked - alive)

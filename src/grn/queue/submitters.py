@@ -1,6 +1,6 @@
 """The processes that jobs are tied to: known by pid and start time, watched by pidfd.
 
-Not by their connection: a child that was forked from one may keep that open for ever.
+Their connection is no evidence: a forked child may keep it open for ever.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Submitters:
         self._watches = Watches(on_gone)
 
     def watch_peer(self, connection: socket.socket) -> str:
-        """Watch the process that has made a connection; return its name.
+        """Watch the process that opened a connection; return its name.
 
         Raise ConnectionError when it has ended.
         """
         pid, _ = pidfd.credentials(connection)
         fd = pidfd.of_peer(connection, pid)
         found = processes.look(pid)
-        if found is None or pidfd.has_ended(fd):  # asked after looking: the pid was this process's
+        if found is None or pidfd.has_ended(fd):  # checked last: the pid was this process's
             os.close(fd)
             raise ConnectionResetError("the process at the other end has ended")
         name = f"{self._boot} {pid} {found.started_ticks}"
@@ -38,7 +38,7 @@ class Submitters:
         return name
 
     def watch(self, name: str) -> None:
-        """Watch a process of before a restart of the queue; report at once if it is gone."""
+        """Watch a process from before a restart of the queue; report at once if it is gone."""
         boot, pid, ticks = name.split(" ")
         fd = pidfd.open_pidfd(Holder(int(pid), int(ticks))) if boot == self._boot else None
         if fd is None:
@@ -47,5 +47,5 @@ class Submitters:
             self._watches.add(name, fd)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching all."""
         self._watches.close()

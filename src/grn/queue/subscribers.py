@@ -21,7 +21,7 @@ Seen = tuple[object, ...]
 
 
 class SubscriberTeller(Protocol):
-    """What makes rows for people out of jobs."""
+    """Turns jobs into rows for people."""
 
     def rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]: ...
 
@@ -37,22 +37,22 @@ class QueueSubscribers:
         self._loop = loop
         self._teller = teller
         self._publisher: Publisher[Position] = Publisher(self._tick)
-        self._told: dict[int, Seen] = {}  # job that has not ended -> what was told of it
-        self._newest = 0  # id of the latest job that was looked at
-        self._ended = 0  # how many had ended when we last looked
+        self._told: dict[int, Seen] = {}  # job that has not ended -> its last sent state
+        self._newest = 0  # id of the latest job that was read
+        self._ended = 0  # number of ended jobs at the last update
         self._facts: Row = {}
 
     def __len__(self) -> int:
         return len(self._publisher)
 
     def add(self, subscriber: Subscriber, uid: int, message_id: int) -> None:
-        """Serve one more; a new snapshot for all keeps what they have alike."""
+        """Add a subscriber; all get a new snapshot, so that they share one state."""
         self._publisher.join(subscriber, Position(message_id, uid))
         self._publisher.tick_in()
         self._push(self._snapshot(), is_whole=True)
 
     def remove(self, subscriber: Subscriber) -> None:
-        """Serve one no more."""
+        """Remove a subscriber."""
         if self._publisher.leave(subscriber):
             self._told.clear()
 
@@ -61,9 +61,9 @@ class QueueSubscribers:
         self._loop.leases.refresh(self._tell)
 
     def _tell(self) -> None:
-        """Send changes; the reasons of jobs that wait are those of this moment."""
+        """Send changes, with up-to-date waiting reasons."""
         positions = self._publisher.positions
-        if not positions:  # the last has left meanwhile
+        if not positions:  # the last one left meanwhile
             return
         is_late = any(one.is_behind and not who.is_stuffed for who, one in positions.items())
         news = self._news()
@@ -79,7 +79,7 @@ class QueueSubscribers:
                 position.is_behind = False
                 self._publisher.push(subscriber, body)
 
-    # --- what there is -------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------
 
     def _snapshot(self) -> bytes:
         jobs = self._loop.engine.jobs
@@ -96,7 +96,7 @@ class QueueSubscribers:
         return message("snapshot", {**self._facts, "jobs": rows, "ended": ended[::-1]})
 
     def _rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]:
-        """Return jobs that have not ended, each with the tag of what it asks the negotiator for."""
+        """Return jobs that have not ended, each with the tag of its lease request."""
         rows = self._teller.rows(where, values, order, most)
         for row in rows:
             row["tag"] = self._tag(row["id"])
@@ -109,7 +109,7 @@ class QueueSubscribers:
         return None if key is None else tag_of(key)
 
     def _is_short(self) -> bool:
-        """True when there are more jobs than were told of, and room for them."""
+        """True when there are more jobs than were sent, and room for them."""
         return len(self._told) < MAX_JOBS // 2 and len(self._loop.engine.jobs) > len(self._told)
 
     def _news(self) -> Row:
@@ -132,7 +132,7 @@ class QueueSubscribers:
         ended = self._loop.journal.ended - self._ended
         self._ended += ended
         if ended > 0:
-            # Not by the time of their ends: a job can be written down after a later one.
+            # Not by the time of their ends: a job can be persisted after a later one.
             last = list(self._loop.journal.last_ended)[-ended:]
             marks = ",".join("?" * len(last))
             news["ended"] = self._teller.rows(
@@ -145,7 +145,7 @@ class QueueSubscribers:
         return news
 
     def _new_ids(self) -> list[int]:
-        """Return jobs that were submitted since, as far as there is room for them."""
+        """Return jobs submitted since the last update, as many as there is room for."""
         found: list[int] = []
         for job_id in reversed(self._loop.engine.jobs):
             if job_id <= self._newest:

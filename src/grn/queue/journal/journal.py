@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_AT_HAND = 64
 MAX_LAST = 100
 _TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
-MAX_ID = 1 << 53  # a higher one is damage: numbers of JSON end there
+MAX_ID = 1 << 53  # a higher one is damage: exact integers of JSON end there
 
 
 class Journal:
@@ -42,26 +42,26 @@ class Journal:
         self._environments: dict[int, dict[str, str]] = {}
         self._disk = Disk(folder)
         self.path = self._disk.path
-        # A journal made anew numbers its jobs anew: this keeps old jobs' files apart from them.
+        # A new journal numbers its jobs from 1: the identity keeps old jobs' files apart.
         self.identity = self._identity(os.path.join(folder, "jobs"))
         self._last_id = self._highest_id()
         count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
-        self.ended = int(count.fetchone()[0])  # kept up to date: counting takes long with many
+        self.ended = int(count.fetchone()[0])  # kept up to date: counting many rows is slow
         self.last_ended: deque[int] = deque(maxlen=MAX_LAST)  # in the order of their writes
 
     @property
     def _db(self) -> sqlite3.Connection:
-        return self._disk.db  # another one after the file was written anew
+        return self._disk.db  # replaced when the file was written again
 
     @property
     def trouble(self) -> str:
-        """Return a warning for the users of this journal, or nothing."""
+        """Return a warning about this journal, or an empty text."""
         return self._disk.trouble
 
     # --- writing -------------------------------------------------------------------------
 
     def submit(self, key: str, jobs: Sequence[NewJob], is_held: bool = False) -> tuple[int, bool]:
-        """Write new jobs down; return the first id, and False when this key was known already."""
+        """Persist new jobs; return the first id, and False when this key was known already."""
         known = self.first_of(key)
         if known is not None:
             return known, False
@@ -90,20 +90,20 @@ class Journal:
         return first_id, True
 
     def _take_back(self, key: str, first_id: int) -> None:
-        """Forget a submit that is about to be refused: its key would be answered as accepted."""
+        """Remove a submit that is about to be refused: its key would be answered as accepted."""
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("DELETE FROM submits WHERE key = ?", (key,))
             self._db.execute("DELETE FROM jobs WHERE id >= ?", (first_id,))
 
     def _highest_id(self) -> int:
-        """Return the highest id that was ever given."""
+        """Return the highest id ever assigned."""
         counted = self._disk.read("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
         ((highest,),) = self._disk.read("SELECT max(id) FROM jobs WHERE id < ?", (MAX_ID,))
         known = [one for (one,) in [*counted, (highest,)] if isinstance(one, int)]
         return max((one for one in known if one < MAX_ID), default=0)
 
     def write(self, actions: Iterable[Action]) -> None:
-        """Write down what the engine says, in one transaction; raise NotWritten when it fails."""
+        """Persist the engine's actions in one transaction; raise NotWritten when it fails."""
         todo = [
             (writer, action) for action in actions if (writer := rows.WRITERS.get(type(action)))
         ]
@@ -117,7 +117,7 @@ class Journal:
         self.last_ended.extend(ended)
 
     def clean(self, before: float) -> list[tuple[int, int]]:
-        """Forget jobs that ended before a time; return their ids and how often each was tried."""
+        """Remove jobs that ended before a time; return their ids and numbers of attempts."""
         ended = "state = 'ended' AND ended_at <= ?"
         now = self._wall()
         with self._disk.transaction():
@@ -143,7 +143,7 @@ class Journal:
     # --- reading -------------------------------------------------------------------------
 
     def kept(self) -> list[Kept]:
-        """Return all jobs that have not ended; a damaged one says so and harms no other."""
+        """Return all jobs that have not ended; a damaged one carries its fault."""
         found = self._disk.read(
             f"SELECT {rows.KEPT} FROM jobs"
             " WHERE typeof(state) <> 'text' OR state <> 'ended' ORDER BY id"
@@ -166,8 +166,8 @@ class Journal:
     def _with_begin(self, kept: Kept) -> Kept:
         """Add how the latest attempt was begun.
 
-        Its row is written together with the state, so a missing one is damage. That it was begun in
-        this boot is then the safe guess: a shim that lives is found, and nothing is run again.
+        Its row is written together with the state, so a missing one is damage. Assuming this boot
+        is then safe: a living shim is found, and the attempt is not run again.
         """
         lease, boot = self.lease_of(kept.spec.id, kept.attempt)
         fault = kept.fault if boot else kept.fault or rows.RUN_NO_MORE
@@ -179,13 +179,13 @@ class Journal:
         return self._disk.read(sql, (job_id,))[0][0]
 
     def _mend_times(self) -> None:
-        """Let jobs that ended at no time have ended now: they would not be listed."""
+        """Set the missing end times of ended jobs to now: they would not be listed."""
         if self._disk.read(f"SELECT id FROM jobs WHERE {_TIMELESS} LIMIT 1"):
             with self._disk.transaction():
                 self._db.execute(f"UPDATE jobs SET ended_at = ? WHERE {_TIMELESS}", (self._wall(),))
 
     def _mend_state(self, job_id: int) -> None:
-        """Write down once more that a job has ended: its outcome is there, its state is not."""
+        """Restore the state of an ended job: its outcome is there, its state is not."""
         log.error("action=mend-state job=%d", job_id)
         with self._disk.transaction():
             self._db.execute("UPDATE jobs SET state = 'ended' WHERE id = ?", (job_id,))
@@ -209,7 +209,7 @@ class Journal:
         return bool(found and found[0][0])
 
     def ended_well(self, ids: Iterable[int]) -> dict[int, bool]:
-        """Return of each job that has ended whether it ended well."""
+        """Return whether each ended job succeeded."""
         found: dict[int, bool] = {}
         for job_id in ids:
             for (reason,) in self._disk.read(
@@ -251,7 +251,7 @@ class Journal:
         return row
 
     def progress_of(self, job_id: int) -> dict[str, Any] | None:
-        """Return how far a job is and how its latest attempt ended, None when there is no such."""
+        """Return the state of a job and the end of its latest attempt, None without such a job."""
         found = self._disk.read(
             f"SELECT {rows.PROGRESS} FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id"
             " AND attempts.attempt = jobs.attempt WHERE jobs.id = ?",
@@ -260,7 +260,7 @@ class Journal:
         return rows.readable(rows.PROGRESS_NAMES, found[0]) if found else None
 
     def _environment(self, environment_id: int) -> dict[str, str]:
-        """Return an environment; the last few used are kept at hand."""
+        """Return an environment; the last few are cached."""
         if environment_id not in self._environments:
             found = self._disk.read(
                 "SELECT body, digest FROM environments WHERE id = ?", (environment_id,)
@@ -274,9 +274,9 @@ class Journal:
         return self._environments[environment_id]
 
     def told(self, job_id: int) -> tuple[dict[str, Any], str]:
-        """Return what there is to learn from: facts of a job's arguments, and its code.
+        """Return the job's features for learning: facts of its arguments, and its code.
 
-        Not compared with the checksum: it is before anything is run.
+        Without a checksum test: `command` does that before the job runs.
         """
         found = self._disk.read("SELECT arguments, code FROM jobs WHERE id = ?", (job_id,))
         try:
@@ -298,7 +298,7 @@ class Journal:
     def rows(
         self, where: str, values: Sequence[Any], order: str, most: int
     ) -> list[dict[str, Any]]:
-        """Return jobs as rows for people; `where` and `order` are texts of ours, never a user's."""
+        """Return jobs as rows for people; `where` and `order` never come from users."""
         found = self._disk.read(
             f"SELECT {rows.SHOWN} FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id"
             f" AND attempts.attempt = jobs.attempt WHERE {where} ORDER BY {order} LIMIT ?",
@@ -318,15 +318,15 @@ class Journal:
         return [rows.readable(names, row) for row in found]
 
     def keep_in_place(self) -> None:
-        """Write the file anew where it was removed; raise NotWritten when that fails."""
+        """Write a removed file again; raise NotWritten when that fails."""
         self._disk.keep_in_place()
 
     def keep_copy(self, older_than_s: float) -> bool:
-        """Copy all of it into a file beside, unless there is a copy that is not older than this."""
+        """Copy the journal into a file beside it, unless the copy is recent."""
         return self._disk.keep_copy(older_than_s)
 
     def close(self) -> None:
-        """Fold the log into the file and let go."""
+        """Checkpoint the log and close the file."""
         self._disk.close()
 
     def _environment_id(self, environment: dict[str, str]) -> int:
@@ -346,9 +346,9 @@ class Journal:
         return int(row[0])
 
     def _identity(self, folder: str) -> str:
-        """Return the name of this journal; a damaged one is found again by its jobs' folder.
+        """Return the identity of this journal; a damaged one is restored from its jobs' folder.
 
-        Under a wrong name all that runs would be taken for never begun, and be run twice.
+        Under a wrong identity running attempts would count as never begun, and run twice.
         """
         name, stored = (*self._disk.read("SELECT name, checksum FROM identity"), ("", None))[0]
         if is_intact(stored, (name,)):

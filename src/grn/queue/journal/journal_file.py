@@ -2,7 +2,7 @@
 
 `synchronous=FULL`: a job is on the disk before its client gets the id. One connection, one thread.
 Before a submit is answered, and every few seconds, the file is checked to be the one at its path; a
-removed file is written anew from the open connection (docs/decisions/0033-damaged-records.md).
+removed file is written again from the open connection (docs/decisions/0033-damaged-records.md).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CREATE TABLE identity (name TEXT NOT NULL, checksum INTEGER);
 CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
-_CHANGES = {  # what leads from a version to the next
+_CHANGES = {  # migrations from one version to the next
     1: "ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT '';",
     2: "ALTER TABLE jobs ADD COLUMN spared INTEGER NOT NULL DEFAULT 0;"
     " ALTER TABLE attempts ADD COLUMN text TEXT NOT NULL DEFAULT '';",
@@ -91,15 +91,15 @@ SCHEMA = database.Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {0: _give_name, 3: r
 
 
 class NotWritten(MachineError):
-    """The disk did not take it: nothing of it counts."""
+    """A write failed and was undone as a whole."""
 
 
 class Disk:
-    """The open file, and its ballast: some room that is let go when the disk is full."""
+    """The open file, and its ballast: disk space that is freed when the disk is full."""
 
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, FILE_NAME)
-        self.trouble = ""  # what is to be told to whoever uses this journal
+        self.trouble = ""  # a warning for the users of this journal
         self._folder = folder
         self._copy = os.path.join(folder, COPY_NAME)
         self._ballast = os.path.join(folder, BALLAST_NAME)
@@ -122,9 +122,9 @@ class Disk:
         self._fill_ballast()
 
     def keep_in_place(self) -> None:
-        """See that the file is still the one at its path, and write it anew where it was removed.
+        """Check that the file is still the one at its path; write it again where it was removed.
 
-        Raise NotWritten when that is not possible: what is written now would be lost with us.
+        Raise NotWritten when that fails: further writes would be lost with this process.
         """
         if self._in_place.is_whole:
             return
@@ -141,7 +141,7 @@ class Disk:
                     "Running jobs go on. Put the journal back, or end this queue with"
                     " `grn queue stop` to go on with the other file.",
                 )
-            # Closing folds the log into the file, also a log that was removed.
+            # Closing checkpoints the log, also a removed one.
             self.db.close()
             self.db = open_file(self.path)
         except (OSError, sqlite3.Error) as error:
@@ -155,19 +155,19 @@ class Disk:
         log.warning("action=journal-written-anew path=%s", self.path)
 
     def read(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of a query; raise MachineError when the disk does not give them."""
+        """Return all rows of a query; raise MachineError when reading fails."""
         try:
             return database.read(self.db, sql, tuple(values))
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
 
     def transaction(self, *, may_use_ballast: bool = True) -> Transaction:
-        """Begin what is written whole or not at all."""
+        """Begin a transaction."""
         make_room = self._drop_ballast if may_use_ballast else _make_no_room
         return Transaction(self.db, self.path, make_room)
 
     def keep_copy(self, older_than_s: float) -> bool:
-        """Copy the file, if the copy is old; it is replaced whole, or stays as it is."""
+        """Replace the copy atomically, if it is old."""
         if not self._is_copy_old(older_than_s) or not self._has_room():
             return False
         try:
@@ -183,16 +183,16 @@ class Disk:
         return written_at >= made_at and not 0 <= time.time() - made_at < older_than_s
 
     def _has_room(self) -> bool:
-        """True when a copy leaves room for what matters more."""
+        """True when a copy leaves enough room for other writes."""
         needed = os.path.getsize(self.path) + SPARED_BYTES
         return shutil.disk_usage(os.path.dirname(self.path)).free > needed
 
     def close(self) -> None:
-        """Fold the log into the file and let go."""
+        """Checkpoint the log and close the file."""
         self.db.close()
 
     def _open_or_begin_anew(self) -> sqlite3.Connection:
-        """Open the file; one that is no journal is kept for whoever can mend it."""
+        """Open the file; set aside one that is no journal, so that it can be repaired."""
         db, aside = database.open_or_set_aside(self.path, open_file)
         if aside:
             self.trouble = (
@@ -200,12 +200,12 @@ class Disk:
             )
             if os.path.exists(self._copy):
                 kept = f"{self._copy}.kept-{aside.rpartition('-')[2]}"
-                os.rename(self._copy, kept)  # else the next copy would take its place
+                os.rename(self._copy, kept)  # else the next copy would replace it
                 self.trouble += f"; a copy, an hour older at most, is {kept}"
         return db
 
     def _fill_ballast(self) -> None:
-        """Keep some disk back, to be let go when it fills up, so that ends can still be written."""
+        """Reserve disk space, to be freed when the disk is full, so that ends can be written."""
         with contextlib.suppress(OSError):
             if not os.path.exists(self._ballast):
                 with open(self._ballast, "wb") as file:
@@ -223,7 +223,7 @@ def open_file(path: str) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None)
         try:
             _prepare(db, path)
-        except BaseException:  # whatever it was, the file is not to stay open and locked
+        except BaseException:  # the file must not stay open and locked
             db.close()
             raise
     finally:
@@ -257,7 +257,7 @@ def _make_no_room() -> None:
 
 
 class Transaction:
-    """One transaction; a failure of the disk undoes it whole and says so."""
+    """One transaction; a failed write undoes it and raises NotWritten."""
 
     def __init__(self, db: sqlite3.Connection, path: str, make_room: Callable[[], None]) -> None:
         self._db = db

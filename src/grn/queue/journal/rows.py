@@ -1,8 +1,8 @@
 """Jobs and attempts as rows of the journal: one writer and one reader for each.
 
-Values and SQL; the journal owns transactions. A job's row has two checksums: of what was submitted,
-which never changes, and of its state, written with each change. A row that does not match is never
-run.
+Values and SQL; the journal owns transactions. A job's row has two checksums: of the submitted
+columns, which never change, and of its state, written with each change. A job whose row does not
+match is never run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ RUN_NO_MORE = "the journal's record of it is damaged: it is kept there and is no
 
 _REASONS = {reason.value for reason in EndReason}
 _NUMBER = (int, float)
-_SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what stands for others
+_SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what replaces damage
     "id": (int, 0), "name": (str, ""), "argv": (str, "[]"), "cwd": (str, ""), "label": (str, ""),
     "job_type": (str, ""), "gpus_asked": (int, 0), "mem_bytes": (int, None),
     "is_exclusive": (int, 0), "after": (str, ""), "retries": (int, 0), "may_requeue": (int, 0),
@@ -91,16 +91,16 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
 }  # fmt: skip
 
 
-_GOOD_SHAPES: set[tuple[object, ...]] = set()  # types of rows that were found to be right: few
+_GOOD_SHAPES: set[tuple[object, ...]] = set()  # a cache: few shapes occur
 
 
 class BadRow(ValueError):
-    """A row that is not as it was written."""
+    """A row that does not match its checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """All of a job that only its launch needs."""
+    """The part of a job that only its launch needs."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -110,8 +110,8 @@ class Command:
     notify: str = ""
     time_limit_s: float | None = None
     extra: dict[str, str] = field(default_factory=dict)  # variables of this job alone
-    environment_id: int = 0  # what the journal calls the environment
-    log: str = ""  # the file that both outputs are added to, instead of one of the attempt
+    environment_id: int = 0  # the environment's id in the journal
+    log: str = ""  # the file that both outputs are appended to, instead of the attempt's
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class NewJob:
 def of_job(
     job_id: int, job: NewJob, environment: int, now: float, is_held: bool
 ) -> tuple[Any, ...]:
-    """Return the columns of a new job, as SQLite will give them back, with their checksums."""
+    """Return the columns of a new job, as SQLite returns them, with their checksums."""
     command, spec = job.command, job.spec
     after = json.dumps([[one.job, one.must_be_ok] for one in spec.after]) if spec.after else ""
     limit_s = command.time_limit_s
@@ -145,13 +145,13 @@ def of_job(
 
 
 def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what a checksum covers of the columns of a group."""
+    """Return the columns of a group that a checksum covers."""
     group = group if group[-1] else group[:-1]  # version 5 had no policy
     return group if group != ("", "", "", 0) else ()
 
 
 def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what was submitted, by the names of columns; raise BadRow when it is damaged."""
+    """Return the submitted columns by name; raise BadRow when they are damaged."""
     values, count = row[:-1], len(_SUBMITTED)
     if not is_intact(row[-1], values[:count] + _told(values[count:])):
         raise BadRow(NEVER_RUN)
@@ -161,7 +161,7 @@ def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
 def kept(
     row: tuple[Any, ...], texts: dict[str, str], latest_attempt: Callable[[int], object]
 ) -> Kept:
-    """Return a job that has not ended; of a damaged one what recovery needs, and the fault."""
+    """Return a job that has not ended; a damaged one with its fault."""
     count = len(_SUBMITTED) + len(_GROUP) + 1
     state, state_sum = row[count:-2], row[-2]
     try:
@@ -216,13 +216,13 @@ def _damaged(job_id: int, state: tuple[Any, ...], is_state_good: bool, last: obj
 
 
 def lease_and_boot(row: tuple[Any, ...]) -> tuple[str, str]:
-    """Return the lease and the boot of an attempt's row, nothing when it is damaged."""
+    """Return the lease and the boot of an attempt's row, empty when it is damaged."""
     *begun, stored = row
     return (begun[2], begun[4]) if is_intact(stored, tuple(begun)) else ("", "")
 
 
 def readable(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a row for people, with a blank for each value of the wrong type and a word of it."""
+    """Return a row for people; name damaged values and leave them blank."""
     row = dict(zip(names, values, strict=True))
     shape = (names, *map(type, values))
     if shape in _GOOD_SHAPES:
@@ -244,8 +244,8 @@ def _is_kind(name: str, value: object) -> bool:
 
 
 def fill_checksums(db: sqlite3.Connection) -> None:
-    """Give all rows of a journal from before there were checksums their own."""
-    lenient, db.text_factory = db.text_factory, _undecoded  # what is no text will not match
+    """Add checksums to all rows of a journal of an older version."""
+    lenient, db.text_factory = db.text_factory, _undecoded  # undecodable text will not match
     for table, columns, target in (
         ("jobs", _SUBMITTED, "checksum"),
         ("jobs", _STATE, "state_checksum"),

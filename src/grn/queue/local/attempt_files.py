@@ -1,15 +1,15 @@
-"""The files of one attempt: what a shim writes and what a queue reads, across restarts.
+"""The files of one attempt: written by a shim, read by any later queue.
 
 41.2.run    made once, whole, by the shim that begins, which holds its lock for as long as it lives:
-            a line that says who, then one that says how it ended. Made by a queue, with one
+            a line that names the shim, then one with the end. Made by a queue, with one
             word, to forbid the attempt to begin.
 41.2.peak   GPU memory that processes of the command report, a number a line; moved to the end
 41.2/log    what the command printed; err its standard error alone; *.tail the end of a long one
 
-To make files is the dearest part of a short job: there is a folder only for what is printed, and
-the record of a short attempt whose end is in the journal is used again for another.
+Creating files is the most expensive part of a short job: a folder is made only for output, and the
+record of a short attempt whose end is in the journal is reused for another.
 
-The end carries the number of its form. Shims of an older grn go on after an update, so all forms
+The end carries the number of its form. Shims of an older grn outlive an update, so all forms
 are read (`older_attempt_files.py`):
 1   files `lock`, `claim` and `exit` in the folder of the attempt
 2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 
 def folder_of(root: str, job: int, attempt: int) -> str:
-    """Return the folder of what one attempt prints; its record stands beside."""
+    """Return the folder of an attempt's output; its record is beside it."""
     return f"{root}/{job // 1000}/{job}.{attempt}"
 
 
 def record_of(folder: str) -> str:
-    """Return the file that tells of an attempt."""
+    """Return the record of an attempt."""
     return f"{folder}.run"
 
 
 def begin(folder: str, claim: str, spare: str = "") -> int | None:
-    """Make the record with a claim and its lock; None when somebody was first.
+    """Make the record with a claim and its lock; None when there is one already.
 
-    It gets its name when it is whole and locked, so whoever sees it can believe it. `spare` names
-    an attempt whose record nobody needs any more.
+    It gets its name when it is complete and locked, so a reader can trust it. `spare` names an
+    attempt whose record can be reused.
     """
     unfinished = f"{folder}.new"
     fd = _reuse(spare, unfinished) if spare else None
@@ -88,7 +88,7 @@ def forbid(folder: str) -> bool:
 
 
 def is_locked(folder: str) -> bool:
-    """True while a shim lives for this attempt."""
+    """True while the shim of this attempt lives."""
     return _is_locked(record_of(folder)) or _is_locked(older_attempt_files.lock_of(folder))
 
 
@@ -107,7 +107,7 @@ def _is_locked(path: str) -> bool:
 
 
 def read_claim(folder: str) -> str | None:
-    """Return who has begun it, FORBIDDEN when nobody may, None when nobody has.
+    """Return the shim that began the attempt, FORBIDDEN, or None when it has not begun.
 
     It is empty where a queue of form 2 forbade the attempt, or where the file was damaged.
     """
@@ -120,14 +120,14 @@ def read_claim(folder: str) -> str | None:
 
 
 def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool) -> bytes:
-    """Add how it ended, whole or not at all, and return it as it is written.
+    """Append the end, atomically, and return the line as written.
 
-    It is synced when nobody else will keep it.
+    It is synced when no queue will persist it.
     """
     whole = {"format": FORMAT, "of": os.path.basename(folder), **record}
     line = f"{json.dumps(whole)}\n".encode()
     _write_whole(fd, line)
-    if os.fstat(fd).st_nlink == 0:  # somebody has removed it
+    if os.fstat(fd).st_nlink == 0:  # the record was removed
         fd = _write_anew(fd, record_of(folder))
     if is_synced:
         os.fsync(fd)
@@ -139,10 +139,10 @@ def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool)
 
 
 def read_exit(folder: str, *, is_same_boot: bool = True) -> dict[str, Any] | None:
-    """Return how it ended, None when that is not there, not whole, or of another attempt.
+    """Return how it ended, None when that is missing, incomplete, or of another attempt.
 
-    A power cut may bring back what stood in a file that was used again; an end of form 2 that does
-    not name its attempt is believed only without one.
+    A power cut may restore the old content of a reused file; an end of form 2 that does not name
+    its attempt counts only without one.
     """
     try:
         with open(record_of(folder), "rb") as file:
@@ -158,7 +158,7 @@ def read_exit(folder: str, *, is_same_boot: bool = True) -> dict[str, Any] | Non
 
 
 def exit_in(line: bytes) -> dict[str, Any] | None:
-    """Return how it ended from the line that tells it, None when that is not whole."""
+    """Parse the line of an end, None when it is incomplete."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
@@ -200,23 +200,23 @@ def remove(folder: str) -> None:
 
 
 def trouble_of(folder: str) -> str:
-    """Return the file in which a shim that broke says why."""
+    """Return the file in which a failed shim leaves its traceback."""
     return f"{folder}.trouble"
 
 
 def _write_anew(fd: int, path: str) -> int:
-    """Copy a record that has lost its name to where it was; return its file, or the one given."""
+    """Restore a removed record from its open file; return the new descriptor, or the given one."""
     with contextlib.suppress(OSError):
         anew = os.open(path, _CREATE, 0o600)
         fcntl.flock(anew, fcntl.LOCK_EX)
         _write_whole(anew, os.pread(fd, os.fstat(fd).st_size, 0))
-        os.dup2(anew, fd, inheritable=False)  # the lock goes on as it was
+        os.dup2(anew, fd, inheritable=False)  # the lock stays held
         os.close(anew)
     return fd
 
 
 def _reuse(spare: str, path: str) -> int | None:
-    """Use the record of another attempt again; None when that is not possible."""
+    """Reuse the record of another attempt; None when that is not possible."""
     try:
         os.rename(record_of(spare), path)
         return os.open(path, os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -225,7 +225,7 @@ def _reuse(spare: str, path: str) -> int | None:
 
 
 def _create(path: str) -> int:
-    """Create a file anew: one that was left by a shim that was killed is nobody's."""
+    """Create a file, replacing one that a killed shim left."""
     try:
         return os.open(path, _CREATE, 0o600)
     except FileNotFoundError:
@@ -236,7 +236,7 @@ def _create(path: str) -> int:
 
 
 def _write_whole(fd: int, data: bytes) -> None:
-    """Write all of it at the end, or nothing."""
+    """Append all of the data, or nothing."""
     size = os.fstat(fd).st_size
     try:
         if os.pwrite(fd, data, size) < len(data):

@@ -18,7 +18,7 @@ _SHIM_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, s
 
 
 class StartedCommand:
-    """A command that runs, and the pipes its output comes from; no pipes if it has its own log."""
+    """A running command and its output pipes; no pipes if it has its own log."""
 
     def __init__(self, pid: int, pipes: tuple[int, ...], log_start: int = 0) -> None:
         self.pid = pid
@@ -27,7 +27,7 @@ class StartedCommand:
 
 
 def meant(environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment that was spelled."""
+    """Decode an environment."""
     return {wire.meant(name): wire.meant(value) for name, value in environment.items()}
 
 
@@ -65,11 +65,11 @@ def start(order: StartOrder, environment: dict[str, str]) -> StartedCommand:
 
 
 def not_started(error: spawn.NotStarted) -> dict[str, Any]:
-    """Say for the exit record why a command did not start, with the status a shell would give."""
+    """Return the exit record of a command that could not start, with a shell's status."""
     plain = error.trouble.encode("utf-8", "backslashreplace").decode()
     return {"status": error.status, "because": "not-runnable", "text": plain}
 
 
 def not_yet(why: str) -> dict[str, Any]:
-    """Say for the exit record that a command did not begin, and should, later."""
+    """Return the exit record of a command that is to start later."""
     return {"status": None, "because": "not-started", "text": why}

@@ -24,12 +24,12 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def path_beside(queue_lock: str) -> str:
-    """Return the file in which shims say what they begin."""
+    """Return the file in which shims note the attempts they begin."""
     return os.path.join(os.path.dirname(queue_lock), "begun")
 
 
 def note(path: str, tag: str) -> None:
-    """Note that an attempt begins; without room for it the record alone must tell."""
+    """Note that an attempt begins; on a full disk the record is the only evidence."""
     with contextlib.suppress(OSError):
         os.write(_opened(path), f"{tag}\n".encode())
 
@@ -40,7 +40,7 @@ def _opened(path: str) -> int:
 
 
 def keep_only(path: str, tags: Iterable[str]) -> None:
-    """Forget all attempts but these: the others' ends are in the journal."""
+    """Drop all attempts but these: the others' ends are in the journal."""
     with contextlib.suppress(OSError):
         fd = os.open(path, _FLAGS, 0o600)
         try:
@@ -51,7 +51,7 @@ def keep_only(path: str, tags: Iterable[str]) -> None:
 
 
 class Evidence:
-    """What can be seen of attempts at one moment."""
+    """The evidence of attempts at one moment."""
 
     def __init__(self, path: str) -> None:
         self._noted = _lines(path)

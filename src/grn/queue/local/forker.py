@@ -21,7 +21,7 @@ def main() -> None:
     """Fork one shim for each channel until no more come."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shims are reaped by the system
-    gc.disable()  # nothing here makes cycles worth a walk, and shims share our pages
+    gc.disable()  # no cycles are made here, and shims share these pages
     gc.freeze()
     orders = socket.socket(fileno=0)
     while True:

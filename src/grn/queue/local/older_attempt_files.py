@@ -17,7 +17,7 @@ FORBIDDEN = "queue"  # the claim of a queue
 
 
 def lock_of(folder: str) -> str:
-    """Return the file that a shim locked for as long as it lived."""
+    """Return the file that a shim locked while it lived."""
     return os.path.join(folder, "lock")
 
 

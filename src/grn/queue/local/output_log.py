@@ -25,7 +25,7 @@ class CappedLog:
         self.dropped_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Add output; a disk that is full loses it rather than blocks the command."""
+        """Append output; on a full disk it is lost, so that the command is not blocked."""
         view = memoryview(data)
         while view:
             try:
@@ -38,7 +38,7 @@ class CappedLog:
             view = view[written:]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -69,7 +69,7 @@ class CappedLog:
 
 
 def _open(path: str) -> int:
-    """Open a file to add to it; its folder is made for the first one."""
+    """Open a file for appending; the first one creates the folder."""
     try:
         return os.open(path, _FLAGS, 0o600)
     except FileNotFoundError:

@@ -45,7 +45,7 @@ class LaunchSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTask:
-    """An attempt and all that a shim must know of it."""
+    """An attempt and the data that its shim needs."""
 
     attempt: Attempt
     command: Command
@@ -77,10 +77,10 @@ class Worker:
         return True
 
     def _send_some(self, data: bytes) -> int:
-        """Send what the line takes at once: all, but for very long orders."""
+        """Send what the socket takes at once: all, but for very long orders."""
         try:
             return self.channel.send(data)
-        except BlockingIOError:  # it is full, and not gone
+        except BlockingIOError:  # full, not closed
             return 0
 
 
@@ -108,24 +108,24 @@ class Postponed:
 
 
 class Spares:
-    """Records that can be used again: of short attempts that we saw end, once that is written."""
+    """Reusable records: of short attempts whose ends this queue saw and persisted."""
 
     def __init__(self) -> None:
         self._ended: set[Attempt] = set()
         self._folders: list[str] = []
 
     def ended(self, attempt: Attempt, record: Record) -> None:
-        """Note that an attempt has ended under our eyes; of long ones the record is kept."""
+        """Note that this queue saw an attempt end; the records of long ones are kept."""
         if record["ran_s"] < SPARE_S:
             self._ended.add(attempt)
 
     def settled(self, attempt: Attempt, folder: str) -> None:
-        """Note that its end is in the journal: its record tells nothing new any more."""
+        """Note that an end is in the journal: its record is not needed any more."""
         if attempt in self._ended:
             self._ended.remove(attempt)
             if len(self._folders) < MAX_SPARES:
                 self._folders.append(folder)
 
     def take(self) -> str:
-        """Return the folder of a record to be used again, or nothing."""
+        """Return the folder of a reusable record, or an empty text."""
         return self._folders.pop() if self._folders else ""
