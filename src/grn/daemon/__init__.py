@@ -1,1 +1,1 @@
-"""What both daemons stand on: lock, socket, connections, databases."""
+"""Shared by both daemons: lock, socket, connections, databases."""

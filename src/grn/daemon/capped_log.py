@@ -14,14 +14,14 @@ import sys
 
 from grn.proc.processes import open_again
 
-MAX_LOG_BYTES = 8 << 20  # of one file; the one before is kept as well
+MAX_LOG_BYTES = 8 << 20  # of one file; one older file is kept
 MAX_LINE_CHARS = 2000
 _STDERR = 2
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def begin(path: str | None, level: int = logging.INFO, datefmt: str | None = None) -> None:
-    """Log to standard error; `path` names the file that it is, to be kept below the cap."""
+    """Log to standard error; `path` names the file behind it, to be kept below the cap."""
     handler = CappedHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt))
     logging.basicConfig(level=level, handlers=[handler])

@@ -33,37 +33,37 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class Speaker(Protocol):
-    """Whom a service takes one client for."""
+    """One client as its service identifies it."""
 
     @property
     def uid(self) -> int: ...
 
     def lost(self) -> None:
-        """Hear that the connection is gone."""
+        """Handle the loss of the connection."""
 
     def refused(self, message: Any, error: GrnError) -> None:
-        """Hear that what was said is answered by an error."""
+        """Note that a message was answered by an error."""
 
 
 Verbs = Mapping[type, Callable[[Any, Any], None]]
-"""What may be said: for each kind of message what is done with a speaker and the message."""
+"""The handler of each kind of message; it gets the speaker and the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """What a service is called, what it understands, and how much of a client it bears."""
+    """The name of a service, its messages, and its limits for a client."""
 
     name: str
     read: Callable[[bytes], Any]
     verbs: Verbs
     most_bytes: int  # of one request
-    deadline_s: float  # to end a frame once begun, and to read what was answered
+    deadline_s: float  # to complete a frame, and to read answers
     kept_bytes_per_user: int = MAX_KEPT_BYTES_PER_USER
     kept_bytes: int = MAX_KEPT_BYTES
 
 
 class BufferBudget:
-    """How many bytes a service keeps for connections: unfinished frames and unread answers."""
+    """The bytes that a service buffers for connections: unfinished frames and unread answers."""
 
     def __init__(self, max_per_user: int, max_in_all: int) -> None:
         self._max_per_user = max_per_user
@@ -72,19 +72,19 @@ class BufferBudget:
         self.in_all = 0
 
     def change(self, uid: int, by: int) -> None:
-        """Keep so much more for a user, or less."""
+        """Add to the buffered bytes of a user, or subtract."""
         self.by_user[uid] += by
         self.in_all += by
         if not self.by_user[uid]:
             del self.by_user[uid]
 
     def is_over(self, uid: int, of_connection: int) -> bool:
-        """True when a connection must go: its user has too much, and not by this one alone.
+        """True when a connection must be closed: its user is over the limit, not by it alone.
 
-        When all users together have too much, only those with more than an equal part are over.
+        When all users together exceed the total, only users above an equal share are over.
         """
         of_user = self.by_user[uid]
-        if of_user == of_connection:  # one frame of any allowed size always comes through
+        if of_user == of_connection:  # one frame of any allowed size always passes
             return False
         is_crowded = self.in_all > self._max_in_all
         equal_part = self._max_in_all // max(1, len(self.by_user))
@@ -92,11 +92,11 @@ class BufferBudget:
 
 
 class Turns:
-    """Whose requests are answered next: users in rotation, and the connections of each.
+    """The order of answers: users in rotation, and the connections of each.
 
-    While little is asked, every request is answered as it arrives. What arrives when a turn of the
-    event loop has lasted long enough waits in line, so that one user with many connections delays
-    others by about one turn.
+    Under little load every request is answered as it arrives. Requests that arrive when a turn of
+    the event loop has lasted long enough wait in line, so that one user with many connections
+    delays others by about one turn.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Turns:
         return took_s <= TURN_S and uid not in self._lines
 
     def has_answered(self) -> None:
-        """Note when something was last done."""
+        """Note the time of the last answer."""
         self._ended_at = time.monotonic()
 
     def join(self, uid: int, talk: Talk) -> None:
@@ -128,12 +128,12 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._serve)
 
     def _begin(self) -> None:
-        """Hear that a new turn of the event loop has begun."""
+        """Begin a new turn of the event loop."""
         self._is_ending = False
         self._began_at = time.monotonic()
 
     def _serve(self) -> None:
-        """Let one connection of the next users answer, for a turn in all; then hear all others."""
+        """Answer one connection of each of the next users, for one turn; then read all others."""
         self._is_due = False
         ends_at = time.monotonic() + TURN_S
         while self._lines and time.monotonic() < ends_at:
@@ -149,7 +149,7 @@ class Turns:
 
 
 class Service:
-    """What all connections of one service share."""
+    """The state that all connections of one service share."""
 
     def __init__(
         self, manners: ConnectionSettings, meet: Callable[[Talk, socket.socket], Speaker]
@@ -158,10 +158,10 @@ class Service:
         self.meet = meet
         self.turns = Turns()
         self.kept = BufferBudget(manners.kept_bytes_per_user, manners.kept_bytes)
-        # What a client sent, until it is cut into frames at once. One for all: asyncio's own way
-        # is a new block of 256 KiB for each message, which the system maps and unmaps.
+        # Received bytes, cut into frames at once. One buffer for all: asyncio would allocate a
+        # block of 256 KiB for each message, which the system maps and unmaps.
         self.arrived = bytearray(1 << 16)
-        self.is_closed = False  # what clients do from now on is for the next service to hear
+        self.is_closed = False  # clients reconnect to the next service
 
     def talk(self) -> Talk:
         """Make the protocol of one new connection."""
@@ -169,7 +169,7 @@ class Service:
 
 
 class Talk(asyncio.BufferedProtocol):
-    """One connection: each message goes to its verb, with whom the service takes it for."""
+    """One connection: each message goes to its handler, with the identified client."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -182,8 +182,8 @@ class Talk(asyncio.BufferedProtocol):
         self._frame_deadline: asyncio.TimerHandle | None = None
         self._read_deadline: asyncio.TimerHandle | None = None
         self._is_in_line = False
-        self._kept_bytes = 0  # as the service has counted them
-        self.is_stuffed = False  # it has more answers than it reads
+        self._kept_bytes = 0  # as counted in the service's budget
+        self.is_stuffed = False  # the client reads too few of its answers
 
     # --- answers -------------------------------------------------------------------------
 
@@ -194,29 +194,29 @@ class Talk(asyncio.BufferedProtocol):
             self._transport.write(wire.HEADER.pack(len(body)) + body)
 
     def send_all(self, message_id: int | None, many: Sequence[dict[str, Any]]) -> None:
-        """Answer one message by several, in one piece."""
+        """Answer one message by several, in one write."""
         if self._transport is not None:
             bodies = [_encode_json({"id": message_id, **message}) for message in many]
             self._transport.write(b"".join(wire.HEADER.pack(len(one)) + one for one in bodies))
 
     def push(self, body: bytes) -> None:
-        """Send what is a message already."""
+        """Send an encoded message."""
         if self._transport is not None:
             self._transport.write(wire.HEADER.pack(len(body)) + body)
 
     def refuse(self, message_id: int | None, error: GrnError) -> None:
-        """Answer one message by an error, under a name that clients know."""
+        """Answer one message by an error, under its code in the protocol."""
         code = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BY_CODE)
         text = {"code": code, "message": harmless(error.message), "hint": harmless(error.hint)}
         self.send(message_id, {"error": text})
 
     def turn_away(self, error: GrnError) -> None:
-        """Say why, and hang up."""
+        """Send an error and close the connection."""
         self.refuse(None, error)
         if self._transport is not None:
             self._transport.close()
 
-    # --- the life of a connection --------------------------------------------------------
+    # --- opening and closing --------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -252,7 +252,7 @@ class Talk(asyncio.BufferedProtocol):
         self._work()
 
     def pause_writing(self) -> None:
-        """Hear a client no further until it reads its answers; drop one that never does."""
+        """Stop reading from a client until it reads its answers; drop one that never does."""
         self.is_stuffed = True
         self._read_deadline = self._drop_later("not-reading")
         self._bound_kept()
@@ -271,10 +271,10 @@ class Talk(asyncio.BufferedProtocol):
 
         return asyncio.get_running_loop().call_later(self._service.manners.deadline_s, drop)
 
-    # --- one message after the other -----------------------------------------------------
+    # --- messages in order -----------------------------------------------------
 
     def _work(self) -> None:
-        """Answer what was asked, now or in turn, and see to it that not too much is left over."""
+        """Answer received requests, now or in turn, and bound the buffered bytes."""
         turns, speaker = self._service.turns, self._speaker
         if not self._todo:
             self._listen()
@@ -287,7 +287,7 @@ class Talk(asyncio.BufferedProtocol):
         self._count()
 
     def answer_until(self, ends_at: float) -> None:
-        """Answer when it is this connection's turn; the rest comes after the turn of all others."""
+        """Answer until a time; the rest follows after the turns of all others."""
         self._is_in_line = False
         self._answer_some(ends_at)
         if self._todo:
@@ -295,7 +295,7 @@ class Talk(asyncio.BufferedProtocol):
         self._count()
 
     def _stand_in_line(self) -> None:
-        """Hear no more until what was asked is answered."""
+        """Stop reading until the received requests are answered."""
         transport, speaker = self._transport, self._speaker
         if transport is None or speaker is None or transport.is_closing():
             return
@@ -309,7 +309,7 @@ class Talk(asyncio.BufferedProtocol):
             self._bound_kept()
 
     def _bound_kept(self) -> None:
-        """Count what is kept for this client; hang up when its user has too much of that."""
+        """Count the buffered bytes; close the connection when its user is over the limit."""
         transport, speaker = self._transport, self._speaker
         if transport is None or speaker is None or transport.is_closing():
             return
@@ -344,12 +344,12 @@ class Talk(asyncio.BufferedProtocol):
         self._listen()
 
     def _listen(self) -> None:
-        """Hear what else is asked."""
+        """Resume reading."""
         if self._transport is not None and not self.is_stuffed:
             self._transport.resume_reading()
             if self._frames.is_mid_frame and self._frame_deadline is None:
-                # So long from its first byte to its last, however slowly they drip; but it does
-                # not count while we do not listen.
+                # The deadline runs from a frame's first byte to its last, but not while reading
+                # is paused.
                 self._frame_deadline = self._drop_later("half-a-frame")
 
     def _answer(self, body: bytes) -> None:
@@ -366,8 +366,8 @@ class Talk(asyncio.BufferedProtocol):
             if self._speaker is not None:
                 self._speaker.refused(message, error)
         except Exception:
-            # A request that breaks something must not end the service for all others; the client
-            # is told and the traceback is kept.
+            # A failing request must not end the service for all others; the client gets an error
+            # and the log the traceback.
             log.exception("action=answer result=failed")
             name = self._service.manners.name
             self.refuse(message_id, GrnError(f"the {name} failed on this request; see its log."))

@@ -1,7 +1,7 @@
-"""SQLite files of both daemons: version, sound pages, checksums, a file that is in its place.
+"""SQLite files of both daemons: versions, integrity, checksums, files removed while open.
 
-A damaged file is set aside and never keeps a daemon from starting; a file of a newer grn does, and
-so does a folder that cannot be used. Knows no table; schemas and rows are the daemons' own.
+A damaged file is set aside, so that the daemon starts; a file of a newer grn or an unusable folder
+keeps it from starting. Schemas and rows belong to the daemons.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Identity = tuple[int, int]  # device and inode
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of a file, and what leads from each version to the next.
+    """The tables of a file, and the migrations from each version to the next.
 
     Each version adds a column and drops none, so that a damaged number is not taken for a newer
     version.
@@ -61,7 +61,7 @@ def open_or_set_aside(
 
 
 def _is_damage(error: Exception, path: str) -> bool:
-    """True when an error is of what stands in the file, not of the disk or of rights."""
+    """True when an error is of the file's content, not of the disk or of permissions."""
     if not isinstance(error, sqlite3.OperationalError):
         return True
     if "readonly" in str(error):  # also by a format that SQLite may not write
@@ -75,7 +75,7 @@ def _set_aside(path: str) -> str:
     while os.path.lexists(f"{path}.broken-{number}"):
         number += 1
     aside = f"{path}.broken-{number}"
-    for part in ("-wal", "-shm", "-journal", ""):  # what is left of it must not meet the next one
+    for part in ("-wal", "-shm", "-journal", ""):  # leftovers must not meet the next file
         with contextlib.suppress(FileNotFoundError):
             os.rename(path + part, aside + part)
     return aside
@@ -113,7 +113,7 @@ def _change(
     fill: Callable[[sqlite3.Connection], None] | None,
     version: int,
 ) -> None:
-    """Lead to a version, whole or not at all."""
+    """Migrate to a version in one transaction."""
     db.executescript(f"BEGIN IMMEDIATE; {sql}")
     if fill is not None:
         fill(db)
@@ -122,7 +122,7 @@ def _change(
 
 
 def checksum(*values: Any) -> int:
-    """Return the CRC-32 of some columns as SQLite gives them back; the same on every Python."""
+    """Return the CRC-32 of columns as SQLite returns them; the same on every Python."""
     return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
 
 
@@ -132,9 +132,9 @@ def is_intact(stored: object, values: tuple[Any, ...]) -> bool:
 
 
 def read(db: sqlite3.Connection, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return all rows of a query; a text that is none is for its checksum to find, and stops none.
+    """Return all rows of a query; text that is not UTF-8 is left to its checksum to find.
 
-    The other way is for damaged files only: it takes a call for each text.
+    Lenient decoding is for damaged files only: it costs a call for each text.
     """
     try:
         return db.execute(sql, values).fetchall()
@@ -153,9 +153,9 @@ def _lenient_text(raw: bytes) -> str:
 
 
 def check(db: sqlite3.Connection) -> None:
-    """Raise DatabaseError when pages are broken; broken indexes are made anew.
+    """Raise DatabaseError when pages are broken; rebuild broken indexes.
 
-    A value of the wrong type in one row is not a broken file: rows are looked at one by one.
+    A value of the wrong type in one row is not a broken file: rows are checked one by one.
     """
     complaints: list[str] = []
     for _ in range(2):
@@ -186,7 +186,7 @@ def _columns(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 def identity(path: str) -> Identity | None:
-    """Return which file is at a path, None when there is none."""
+    """Return the identity of the file at a path, None when there is none."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -195,7 +195,7 @@ def identity(path: str) -> Identity | None:
 
 
 def copy_whole(db: sqlite3.Connection, path: str, *, may_replace: bool) -> None:
-    """Write all that a connection knows into one synced file; raise OSError or sqlite3.Error.
+    """Copy a database into one synced file; raise OSError or sqlite3.Error.
 
     The connection may be to a file that has been removed: it still reads what it wrote.
     """
@@ -238,7 +238,7 @@ class InPlace:
 
     @property
     def is_whole(self) -> bool:
-        """True when what is written through the connection will be found at the path."""
+        """True when writes of the connection reach the file at the path."""
         if not self.is_same_file:
             return False
         wal = identity(f"{self.path}-wal")

@@ -2,8 +2,8 @@
 
 Two locks decide which process is the negotiator of a machine, or the queue of a user: an abstract
 socket, which no file operation can remove, and a lock file. Both are taken before the socket is
-touched and held for life, so a stale socket never belongs to a live daemon. Removed files are made
-again.
+touched and held until the daemon ends, so a stale socket never belongs to a live daemon. Removed
+files are made again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from grn.proc.processes import mount_namespace
 
 log = logging.getLogger(__name__)
 LOCK_PATIENCE_S = 2.0
-RELOCK_PATIENCE_S = 0.2  # a shim that asks whether its queue lives shares the lock for a moment
+RELOCK_PATIENCE_S = 0.2  # a shim that checks for its queue shares the lock for a moment
 LOOK_S = 2.0
 FRESH_S = 3600.0
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel spells blanks in names
@@ -86,7 +86,7 @@ class DaemonLock:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.socket_path)  # the lock is ours, so nobody listens there
+                os.unlink(self.socket_path)  # the lock is ours, so no process listens there
             listener.bind(self.socket_path)
             os.chmod(self.socket_path, 0o600 if self._is_private else 0o666)
         except OSError as error:
@@ -113,7 +113,7 @@ class DaemonLock:
         if self._server is not None:
             self._server.close()
 
-    # --- looking after the files ---------------------------------------------------------
+    # --- upkeep of the files ---------------------------------------------------------
 
     async def look_after(self, leave: Callable[[], None]) -> None:
         """Make a removed lock or socket again; leave when another process holds the lock.
@@ -132,7 +132,7 @@ class DaemonLock:
                 log.error("action=leave reason=%r", error.message)
                 leave()
                 return
-            except (MachineError, OSError) as error:  # a full disk: the next look tries again
+            except (MachineError, OSError) as error:  # a full disk: the next round tries again
                 if str(error) != trouble:
                     log.error("action=look-after result=failed reason=%r", str(error))
                 trouble = str(error)
@@ -190,21 +190,21 @@ class DaemonLock:
             os.close(fd)
             raise
         locked = _file_id(os.fstat(fd))
-        if _file_at(self.lock_path) != locked:  # removed before we had it: nobody else sees it
+        if _file_at(self.lock_path) != locked:  # removed meanwhile: no other process sees it
             os.close(fd)
             return False
         self._lock_fd, self._lock_file = fd, locked
         return True
 
     def _take_name(self) -> socket.socket | None:
-        """Bind an abstract socket: nobody can remove it, and it is seen from every /tmp."""
+        """Bind an abstract socket: it cannot be removed, and is visible from every /tmp."""
         deadline = time.monotonic() + LOCK_PATIENCE_S
         name_lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name_lock.setblocking(False)
         while True:
             try:
                 name_lock.bind(self._name())
-                name_lock.listen(8)  # the kernel tells who connects who we are
+                name_lock.listen(8)  # a process that connects gets our credentials from the kernel
                 return name_lock
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:  # a sandbox forbids it: the file has to do
@@ -234,7 +234,7 @@ class DaemonLock:
                 self._name_lock.accept()[0].close()
 
     def _holder(self) -> tuple[int, int] | None:
-        """Return pid and user of the holder of the name, None when the kernel does not say."""
+        """Return pid and user of the holder of the name, None when the kernel hides them."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             try:
@@ -257,8 +257,8 @@ class DaemonLock:
             fd = os.open(path, flags)
         except FileNotFoundError:
             fd = os.open(path, flags | os.O_CREAT, 0o644)
-            with contextlib.suppress(OSError):  # somebody else may just have made it
-                os.fchmod(fd, 0o644)  # all may lock it, whatever our umask says
+            with contextlib.suppress(OSError):  # another process may just have made it
+                os.fchmod(fd, 0o644)  # all may lock it, whatever the umask
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(0, f"{path} is not a file", path)
@@ -281,7 +281,7 @@ def _file_id(found: os.stat_result) -> FileId:
 
 
 def _file_at(path: str) -> FileId | None:
-    """Return which file a path names, None when it names none."""
+    """Return the identity of the file at a path, None when there is none."""
     try:
         return _file_id(os.lstat(path))
     except OSError:
@@ -289,7 +289,7 @@ def _file_at(path: str) -> FileId | None:
 
 
 def lock(fd: int, folder: str, variable: str) -> None:
-    """Lock a file, or raise BlockingIOError; say so where the file system has no locks."""
+    """Lock a file, or raise BlockingIOError; MachineError where the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -302,14 +302,14 @@ def lock(fd: int, folder: str, variable: str) -> None:
 
 
 def _make_shared(folder: str) -> None:
-    """Make a folder like /tmp itself: anyone may serve there, nobody removes another's files."""
+    """Make a folder like /tmp: any user may serve there, but not remove another's files."""
     _refuse_distrusted(folder)
     try:
         os.makedirs(folder)
         is_new = True
     except FileExistsError:
         is_new = False
-        _refuse_distrusted(folder)  # it may be there since a moment only
+        _refuse_distrusted(folder)  # another process may just have made it
     fd = os.open(os.path.realpath(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(fd)
@@ -345,7 +345,7 @@ def state_folder(mounted: str, local_base: str = "/var/tmp") -> tuple[str, str]:
 
 
 def make_own(folder: str, what: str = "state", variable: str = "GRN_STATE_DIR") -> None:
-    """Make a folder where everybody may: what another has put there is not trusted."""
+    """Make a folder in a place open to all users; distrust one that another user made."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)

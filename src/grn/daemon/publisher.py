@@ -17,7 +17,7 @@ import msgspec
 from grn.errors import UsageError
 
 PACE_S = 0.5
-BEAT_S = 5.0  # even when nothing changes: a subscriber can tell silence from trouble
+BEAT_S = 5.0  # even without changes, so that a subscriber notices a dead daemon
 MAX_PER_USER = 64
 
 _encode_json = msgspec.json.Encoder().encode
@@ -34,7 +34,7 @@ class Subscriber(Protocol):
 
 @dataclass(slots=True)
 class Position:
-    """How far one subscriber is."""
+    """The position of one subscriber."""
 
     message_id: int  # of its question
     uid: int
@@ -80,7 +80,7 @@ class Publisher(Generic[P]):
         self._timer = loop.call_later(pause_s, self._fire)
 
     def is_due(self, now: float, has_news: bool) -> bool:
-        """True when there is news, or the last message was long ago; then it counts as sent."""
+        """True when there is news, or the last message was long ago; counts it as sent."""
         if not has_news and now - self._spoke_at < BEAT_S:
             return False
         self._spoke_at = now
