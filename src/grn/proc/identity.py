@@ -1,4 +1,4 @@
-"""Processes as the negotiator names them: the holder of a lease, and who works for one."""
+"""Identities of processes: the holder of a lease, and the processes that work for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SERVICE = SERVICE.encode() + b"="
 
 
 def holder_of(pid: int) -> Holder | None:
-    """Name a live process so that a later one with the same pid is told apart."""
+    """Return the identity of a live process: pid and start time, so that a reused pid differs."""
     process = processes.living(pid)
     return Holder(pid, process.started_ticks) if process else None
 
 
 def is_alive(holder: Holder) -> bool:
-    """True while that very process runs."""
+    """True while this process runs, not another with its pid."""
     return processes.is_running(holder.pid, holder.started_ticks)
 
 
@@ -43,9 +43,9 @@ def ancestor_of(child: int, pid: int, user: int) -> Holder | None:
 
 
 def tag_of(pid: int) -> tuple[str, int] | None:
-    """Return the lease that a process's environment names, if any, and its user; None of a daemon.
+    """Return the lease that a process's environment names, if any, and its user; None: a daemon.
 
-    The environment of another user's process may be hidden from us.
+    The environment of another user's process may be hidden.
     """
     entries, user = processes.environment(pid)
     if any(entry.startswith(_SERVICE) for entry in entries):

@@ -1,4 +1,4 @@
-"""Signals and proof of life by pidfd: never of a later process with the same pid."""
+"""Signals and liveness by pidfd: never of a later process with the same pid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 SO_PEERPIDFD = 77
-_SOL_SOCKET, _SO_PEERCRED = 1, 17  # as in `socket`, which is not cheap
+_SOL_SOCKET, _SO_PEERCRED = 1, 17  # as in `socket`, which is slow to import
 _INT_BYTES = 4
 
 
@@ -37,7 +37,7 @@ def open_pidfd(process: Named) -> int | None:
         fd = os.pidfd_open(process.pid)
     except OSError:
         return None
-    found = processes.look(process.pid)  # after opening: from here on no other can be meant
+    found = processes.look(process.pid)  # after opening: the pidfd cannot change its process
     if found is None or found.started_ticks != process.started_ticks:
         os.close(fd)
         return None
@@ -45,12 +45,12 @@ def open_pidfd(process: Named) -> int | None:
 
 
 def open_child(pid: int) -> int:
-    """Return a pidfd of our own child, whose pid is its own until we have waited for it."""
+    """Return a pidfd of a child, whose pid is not reused until it is waited for."""
     return os.pidfd_open(pid)
 
 
 def send(process: Named, *signums: int) -> bool:
-    """Signal a process if it is still the same; False when it is gone or not ours to signal."""
+    """Signal a process if it is still the same; False when it is gone or not permitted."""
     fd = open_pidfd(process)
     if fd is None:
         return False
@@ -61,7 +61,7 @@ def send(process: Named, *signums: int) -> bool:
 
 
 def send_to(pidfd: int, signum: int) -> bool:
-    """Signal the process of a pidfd; False when it is gone or not ours to signal."""
+    """Signal the process of a pidfd; False when it is gone or not permitted."""
     try:
         signal.pidfd_send_signal(pidfd, signum)
     except OSError:
@@ -91,13 +91,13 @@ def of_peer(sock: socket.socket, pid: int) -> int:
         if error.errno != errno.ENOPROTOOPT:
             raise ConnectionResetError("the process at the other end has ended") from error
     try:
-        return os.pidfd_open(pid)  # a kernel before 6.5: its pid is all there is
+        return os.pidfd_open(pid)  # a kernel before 6.5 offers only the pid
     except OSError as error:
         raise ConnectionResetError("the process at the other end has ended") from error
 
 
 def why_unusable() -> str:
-    """Say what this system lacks to watch processes by pidfd; nothing where it can."""
+    """Return what this system lacks to watch processes by pidfd; empty where it can."""
     if not hasattr(os, "pidfd_open"):
         return "there is no pidfd_open"
     try:

@@ -1,7 +1,7 @@
 """Processes as /proc shows them: the only file that reads what belongs to one process.
 
-Each reader opens as few files as possible: the negotiator looks at all processes several times a
-second. A process that is gone, or not shown to this user, gives None or nothing.
+Each reader opens as few files as possible: the negotiator reads all processes several times a
+second. A process that is gone, or hidden from this user, gives None or an empty result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 1 << 12
-_STATUS_BYTES = 1 << 16  # a long list of groups comes before what we look for
+_STATUS_BYTES = 1 << 16  # a long list of groups precedes the wanted lines
 _WORLD = ("ns/mnt", "ns/user", "root")
 _DELETED = " (deleted)"
 
@@ -47,12 +47,12 @@ def living(pid: int) -> Process | None:
 
 
 def pids() -> Iterator[int]:
-    """Yield the pids of all processes that are shown to us."""
+    """Yield the pids of all visible processes."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def everyone() -> list[Process]:
-    """Return all processes that are shown to us."""
+    """Return all visible processes."""
     return [found for pid in pids() if (found := look(pid)) is not None]
 
 
@@ -62,7 +62,7 @@ def all_below(root: int) -> list[Process]:
 
 
 def with_ancestors(some: Iterable[int]) -> dict[int, Process]:
-    """Return some living processes with all their ancestors: far fewer than all there are."""
+    """Return living processes with all their ancestors: far fewer than all processes."""
     found: dict[int, Process] = {}
     for pid in some:
         while pid > 1 and pid not in found:
@@ -75,7 +75,7 @@ def with_ancestors(some: Iterable[int]) -> dict[int, Process]:
 
 
 def children() -> list[int]:
-    """Return the pids of our own children, in a fraction of the time that `all_below` takes."""
+    """Return the pids of this process's children, much faster than `all_below`."""
     own = os.getpid()
     listed = listed_children(own)
     if listed is None:
@@ -92,7 +92,7 @@ def listed_children(parent: int) -> set[int] | None:
         return None
 
 
-# --- what a process was started with -------------------------------------------------------
+# --- fixed at the start of a process -------------------------------------------------------
 
 
 def environment(pid: int) -> tuple[list[bytes], int]:
@@ -122,7 +122,7 @@ def words(pid: int) -> list[str]:
         return []
 
 
-# --- what a process has now ----------------------------------------------------------------
+# --- present state of a process ----------------------------------------------------------------
 
 
 def folder(pid: int) -> str | None:
@@ -165,7 +165,7 @@ def has_locked(pid: int, number: str) -> bool:
 
 
 def open_again(fd: int) -> int:
-    """Open a file of our own once more, for reading, and return the new descriptor."""
+    """Open an own file once more, for reading, and return the new descriptor."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -178,7 +178,7 @@ def user(pid: int) -> int | None:
 
 
 def inner_pids(pid: int) -> list[int]:
-    """Return a process's numbers in its pid namespaces, ours first; several mean a container."""
+    """Return a process's pids in its pid namespaces, ours first; several mean a container."""
     text = _read(f"/proc/{pid}/status", _STATUS_BYTES)
     start = text.find(b"\nNSpid:")
     if start < 0:
@@ -188,12 +188,12 @@ def inner_pids(pid: int) -> list[int]:
 
 
 def pid_namespace() -> int:
-    """Return the number of our pid namespace."""
+    """Return the number of this process's pid namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def mount_namespace() -> str:
-    """Return the name of our mount namespace."""
+    """Return the name of this process's mount namespace."""
     return _link("/proc/self/ns/mnt") or ""
 
 
@@ -204,12 +204,12 @@ def world(pid: int | str) -> list[tuple[int, int]]:
 
 
 def maps_all_users() -> bool:
-    """True when we are in no user namespace of our own."""
+    """True when the user namespace maps all users, as the initial one does."""
     return _read("/proc/self/uid_map", _STATUS_BYTES).split() == [b"0", b"0", b"4294967295"]
 
 
 class MemoryFiles:
-    """Memory sizes of processes that are asked about repeatedly.
+    """Memory sizes of processes that are read repeatedly.
 
     The files of a few processes stay open. An open file stays with its process and never shows
     another process of the same pid.
@@ -221,7 +221,7 @@ class MemoryFiles:
         self._files: dict[tuple[int, int], int] = {}
 
     def resident_and_peak_bytes(self, pid: int, started_ticks: int) -> tuple[int, int] | None:
-        """Return what a process has now and had at most, None when it is gone."""
+        """Return the present and the peak memory of a process, None when it is gone."""
         name = (pid, started_ticks)
         fd = self._files.get(name)
         if fd is None:
@@ -242,7 +242,7 @@ class MemoryFiles:
             fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        if not is_running(pid, started_ticks):  # looked at after opening: a reused pid shows
+        if not is_running(pid, started_ticks):  # checked after opening: a reused pid shows
             os.close(fd)
             return None
         if len(self._files) >= self.MAX_OPEN:
@@ -262,13 +262,13 @@ class MemoryFiles:
 
 
 def is_running(pid: int, started_ticks: int) -> bool:
-    """True while that very process runs."""
+    """True while this process runs, not another with its pid."""
     found = living(pid)
     return found is not None and found.started_ticks == started_ticks
 
 
 def _read(path: str, most: int) -> bytes:
-    """Return a small file, nothing when it cannot be read; in as few calls as possible."""
+    """Return a small file, empty when it cannot be read; in as few calls as possible."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -305,7 +305,7 @@ def _link(path: str) -> str | None:
 
 
 def _size_in(status: bytes, name: bytes) -> int | None:
-    """Return one size of a `status` file; found by hand, as this is asked at every lease."""
+    """Return one size of a `status` file; parsed by hand, since every lease needs it."""
     start = status.find(name)
     if start < 0:
         return None

@@ -26,10 +26,10 @@ _RECORD = re.compile(r"/[^/]+/\d+/\d+\.\d+\.(new|run)")
 
 
 def spared(found: Collection[Process], tag: str = "") -> set[int]:
-    """Return which of these processes are not to be ended: services, and all below them.
+    """Return which of these processes must not be ended: services, and all below them.
 
-    `tag` names the attempt that is being ended: what another attempt of the same queue has started
-    is that queue's to end.
+    `tag` names the attempt that is being ended: the queue ends processes of its other attempts
+    itself.
     """
     places_of = _Places()
     chosen = [

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 NOT_RUNNABLE, NOT_FOUND = 126, 127
-PIPE, NO_INPUT = -1, -3  # as in `subprocess`, which is not cheap
+PIPE, NO_INPUT = -1, -3  # as in `subprocess`, which is slow to import
 # Errors that pass: the machine has no room for one more process, or the program is being written.
 _PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
-_PASSING_S = 10.0  # for how long a start that fails so is repeated
+_PASSING_S = 10.0  # for how long such a start is repeated
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # programs expect the default
 _MAX_OOM_SCORE, _COMMAND_OOM_SCORE = 1000, 500
@@ -33,13 +33,13 @@ class NotStarted(Exception):
 
     def __init__(self, status: int, trouble: str, *, is_passing: bool = False) -> None:
         super().__init__(trouble)
-        self.is_passing = is_passing  # it may well start a moment later
+        self.is_passing = is_passing  # it may start a moment later
         self.status = status
         self.trouble = trouble
 
 
 def not_started(argv: Sequence[str], error: OSError | ValueError) -> NotStarted:
-    """Say why the system did not start a command."""
+    """Return why the system did not start a command."""
     if isinstance(error, OSError):
         is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         trouble = f"{os.fsdecode(error.filename or argv[0])}: {error.strerror}"
@@ -105,7 +105,7 @@ def _fork() -> int:
 
 def child(argv: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
     """Start a process of grn's own, or of its demonstration; the options are those of Popen."""
-    import subprocess  # not at the top: it is not cheap
+    import subprocess  # not at the top: it is slow to import
 
     return subprocess.Popen(argv, **how)
 
@@ -120,7 +120,7 @@ def pauses() -> Iterator[float]:
 
 
 def patiently(start: Callable[[], int]) -> int:
-    """Start something, and try again for a while where the machine has no room at this moment."""
+    """Start a process; retry for a while where the machine has no room for one."""
     for pause in pauses():
         try:
             return start()
@@ -148,9 +148,9 @@ def find_program(program: str, path: str) -> str:
 def _first_to_end(
     program: str, argv: list[str] | tuple[str, ...], environment: Mapping[Any, Any], **how: Any
 ) -> int:
-    """Start a program as one that the kernel ends before us when memory runs out.
+    """Start a program that the kernel ends before this process when memory runs out.
 
-    Our own score is raised meanwhile: after the start the program could be quicker than we.
+    The own score is raised meanwhile: after the start the program could run before it is set.
     """
     own = _own_oom_score(os.getpid())
     has_raised = own is not None and _set_oom_score("self", own + _COMMAND_OOM_SCORE)
@@ -169,7 +169,7 @@ def become_first_to_end() -> None:
 
 
 def end_no_earlier_than_others(pid: int) -> None:
-    """Undo for a process what it has inherited from a command."""
+    """Reset the score that a process has inherited from a command."""
     score = oom_score(pid)
     if score is not None and score >= _COMMAND_OOM_SCORE:
         _set_oom_score(pid, score - _COMMAND_OOM_SCORE)
@@ -190,7 +190,7 @@ def oom_score(pid: int | str) -> int | None:
 
 
 def _set_oom_score(pid: int | str, score: int) -> bool:
-    """Set the score; False when the system does not let us."""
+    """Set the score; False when it is not permitted."""
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Commands are in the background of our terminal, where to use it would stop them, for ever. They
-# inherit that we ignore this.
+# Commands are in the background of the terminal, where using it would stop them for ever. They
+# inherit that this signal is ignored.
 _TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 class StopSignals:
-    """Signals that stop us, as bytes on a pipe; whatever is ignored already stays so."""
+    """Signals that stop this process, as bytes on a pipe; ignored signals stay ignored."""
 
     def __init__(self) -> None:
         self.fd, self._end = os.pipe()
@@ -28,7 +28,7 @@ class StopSignals:
         try:
             self._fd_before = signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)
         except ValueError:
-            return  # not in the main thread: whoever runs us there hears the signals
+            return  # only the main thread can handle signals: leave them to its code
         for signum in _STOPS:
             handler = signal.getsignal(signum)
             if handler is not signal.SIG_IGN and handler is not None:
@@ -41,14 +41,14 @@ class StopSignals:
             self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def read(self) -> list[int]:
-        """Return the signals that have come."""
+        """Return the received signals."""
         try:
             return [signum for signum in os.read(self.fd, 512) if signum in _STOPS]
         except BlockingIOError:
             return []
 
     def close(self) -> None:
-        """Put all back as it was."""
+        """Restore the previous handlers."""
         if self._before:
             signal.set_wakeup_fd(self._fd_before)
         for signum, handler in self._before.items():

@@ -1,15 +1,15 @@
-"""What /proc says of the machine as a whole."""
+"""Facts about the whole machine from /proc."""
 
 from __future__ import annotations
 
 
 def boot_id() -> str:
-    """Return the name of this boot: leases of another one are over."""
+    """Return the id of this boot: leases of another boot are over."""
     return _text("/proc/sys/kernel/random/boot_id").strip() or "unknown"
 
 
 def mounts() -> str:
-    """Return what is mounted where, a line each."""
+    """Return the mount table, a line per mount."""
     return _text("/proc/self/mounts")
 
 

@@ -1,4 +1,4 @@
-"""End process trees: find, SIGTERM, SIGCONT, wait, SIGKILL, also what escaped by a double fork.
+"""End process trees: SIGTERM, SIGCONT, wait, SIGKILL; also processes that left by a double fork.
 
 `tree.py` decides what belongs to a tree and which step is next. A reaper (`adopt_orphans`) is the
 parent of everything below it that loses its own parent, so nothing leaves its tree.
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _QUICK_LOOKS = 50
-_MARKED_S = 1.0  # the queue stands still meanwhile
+_MARKED_S = 1.0  # the queue is blocked meanwhile
 # A stopped process gets no other signal until it is continued.
 _SIGNALS = {ASK: (signal.SIGTERM, signal.SIGCONT), KILL: (signal.SIGKILL,)}
 
 
 def adopt_orphans(is_wanted: bool = True) -> None:
-    """Become the parent of all below us that lose theirs, so that none of them escapes."""
-    import ctypes  # not at the top: it is not cheap
+    """Become the parent of orphaned descendants, so that none of them leaves the tree."""
+    import ctypes  # not at the top: it is slow to import
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
 
 
 def has_children() -> bool:
-    """True while we have a child, be it one of which only the exit status is left."""
+    """True while this process has a child, also one that is not reaped yet."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -47,12 +47,12 @@ def has_children() -> bool:
 
 
 def take(step: str, some: Iterable[Process]) -> set[tuple[int, int]]:
-    """Take a step with each process; return the names of those that could be signalled."""
+    """Take a step with each process; return the identities of those that could be signalled."""
     return {(one.pid, one.started_ticks) for one in some if pidfd.send(one, *_SIGNALS[step])}
 
 
 def end(find: Callable[[], Collection[Process]], steps: Escalation, look_s: float) -> int:
-    """End what `find` returns until it returns nothing or killing has no effect; return a count."""
+    """End the processes of `find` until none is left or killing has no effect; return a count."""
     steps.begin(time.monotonic())
     signalled: set[tuple[int, int]] = set()
     while (left := find()) and not steps.has_given_up(now := time.monotonic()):
@@ -63,7 +63,7 @@ def end(find: Callable[[], Collection[Process]], steps: Escalation, look_s: floa
 
 
 def below_us(step: str, tag: str) -> None:
-    """Take a step with every process below us, except services and other attempts' processes.
+    """Take a step with every descendant, except services and other attempts' processes.
 
     For a process that is the reaper of a command and of nothing else.
     """
@@ -75,7 +75,7 @@ def below_us(step: str, tag: str) -> None:
 
 
 def _kill_children(spared: Collection[int]) -> None:
-    """Kill our children quicker than they fork: a process whose parent ends becomes our child."""
+    """Kill children faster than they fork: an orphaned descendant becomes our child."""
     killed: set[int] = set(spared)
     for _ in range(_QUICK_LOOKS):
         for pid in processes.children():
@@ -85,9 +85,9 @@ def _kill_children(spared: Collection[int]) -> None:
 
 
 def marked(tag: str) -> list[Process]:
-    """Return what a killed shim has left behind: processes with its attempt's mark and relatives.
+    """Return the leftovers of a killed shim: processes with its attempt's mark and relatives.
 
-    Daemons of grn that the job started are left out, and so are we, whom a job may have started.
+    Daemons of grn that the job started are left out, and so is this process, which may be one.
     """
     mark = f"{services.TAG}={tag}".encode()
     everyone = [one for one in processes.everyone() if one.pid != os.getpid()]
@@ -99,13 +99,13 @@ def marked(tag: str) -> list[Process]:
 
 
 def end_marked(tag: str) -> int:
-    """Kill what a killed shim has left behind, also processes forked meanwhile; return a count."""
+    """Kill the leftovers of a killed shim, also processes forked meanwhile; return a count."""
     steps = Escalation(0.0, again_s=0.0, give_up_s=_MARKED_S)
     return end(lambda: marked(tag), steps, look_s=0.0)
 
 
 def kill(some: Iterable[One]) -> list[One]:
-    """Kill exactly these processes, and return those that we may not kill."""
+    """Kill exactly these processes; return those that could not be killed for lack of rights."""
     return [
         one
         for one in some
@@ -115,7 +115,7 @@ def kill(some: Iterable[One]) -> list[One]:
 
 def end_child(child: subprocess.Popen[Any], grace_s: float) -> None:
     """End a process that `spawn.child` started, and wait for it."""
-    import subprocess  # not at the top: it is not cheap
+    import subprocess  # not at the top: it is slow to import
 
     child.terminate()
     try:
@@ -132,5 +132,5 @@ def signal_session(leader: subprocess.Popen[Any], signum: int) -> None:
 
 
 def signal_child(pid: int, signum: int) -> None:
-    """Pass a signal on to a child that we have not waited for, whose pid is its own until then."""
+    """Pass a signal on to a child that is not waited for yet, so its pid is not reused."""
     os.kill(pid, signum)

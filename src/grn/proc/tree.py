@@ -70,7 +70,7 @@ def relatives(processes: Collection[Process], marked: Collection[int]) -> list[P
     """Return the marked processes, all of the sessions they began, and all that descend from those.
 
     A child with an emptied environment carries no mark. A session whose leader lives and is not
-    marked was begun by somebody else, for instance by a login.
+    marked was begun by another program, for instance by a login.
     """
     living = {one.pid for one in processes}
     sessions = {
@@ -84,21 +84,21 @@ def relatives(processes: Collection[Process], marked: Collection[int]) -> list[P
 
 
 class Escalation:
-    """When a tree is asked to end, and when it is killed: once, then after the grace repeatedly."""
+    """The schedule of ending a tree: SIGTERM once, then after the grace SIGKILL repeatedly."""
 
     __slots__ = ("_again_s", "_give_up_s", "_grace_s", "_killed_since", "_step", "next_at")
 
     def __init__(self, grace_s: float, again_s: float = 0.1, give_up_s: float = 5.0) -> None:
         self._grace_s = grace_s
         self._again_s = again_s
-        # What survives SIGKILL for this long hangs in the kernel or belongs to another user.
+        # A process that survives SIGKILL this long hangs in the kernel or is another user's.
         self._give_up_s = give_up_s
         self._step = ""
         self._killed_since: float | None = None
         self.next_at: float | None = None  # when `due` has something to do; None before `begin`
 
     def begin(self, now: float) -> None:
-        """Begin to end the tree, or once more, for processes that have come since."""
+        """Begin to end the tree, or begin again for processes that have come since."""
         self._step = ASK if self._grace_s else KILL
         self.next_at = now
 
