@@ -48,8 +48,7 @@ from grn.negotiator.events import (
 from grn.negotiator.learn import profiling
 from grn.negotiator.learn.margin import FIRST_MARGIN
 from grn.negotiator.learn.type_profiles import CHANCE
-from grn.negotiator.schedule.ledger import Guard
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Guard, Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
 QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0}

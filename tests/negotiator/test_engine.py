@@ -23,8 +23,7 @@ from grn.negotiator.events import (
     TellWaiting,
     WaitReason,
 )
-from grn.negotiator.schedule.ledger import Guard
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.views import gpu as gpu_view
 from grn.negotiator.views import used_by
 from tests.builders import (

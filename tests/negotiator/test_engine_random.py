@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Action, Event, Grant
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Rules
 from tests.negotiator.machine import Negotiation
 
 

@@ -13,7 +13,7 @@ from grn.negotiator.events import (
     SaveWaiting,
     WaitReason,
 )
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Rules
 from tests.builders import (
     NO_GUARD,
     Story,

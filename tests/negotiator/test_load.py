@@ -13,7 +13,7 @@ from grn.model.units import GiB
 from grn.negotiator.events import SaveRun, WaitReason
 from grn.negotiator.learn.interference import slowdown
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 CAPPED = Rules(NO_GUARD, load_cap=1.4)

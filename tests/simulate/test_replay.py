@@ -6,7 +6,7 @@ import pytest
 
 from grn.errors import BadSetting, GrnError
 from grn.model.units import GiB
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Rules
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
 from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus
 

@@ -29,8 +29,7 @@ from grn.model.job import Policy
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
-from grn.negotiator.schedule.ledger import Guard
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store

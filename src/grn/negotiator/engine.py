@@ -50,13 +50,12 @@ from grn.negotiator.learn.runs import Runs
 from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.schedule.admission import refusal
 from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.fair_share import Shares, class_of
+from grn.negotiator.schedule.fair_share import Shares, Usage, class_of
 from grn.negotiator.schedule.grant import USUAL_S, Granter
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.order import Waiting
 from grn.negotiator.schedule.placement import pinned
 from grn.negotiator.schedule.reconnects import Returning
-from grn.negotiator.schedule.usage import Usage
 from grn.negotiator.schedule.wait_queue import Waitlist
 
 

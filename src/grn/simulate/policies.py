@@ -10,8 +10,7 @@ from grn.model.gpu import Gpu
 from grn.model.job import Outcome
 from grn.model.profile import Profile, Run
 from grn.negotiator.learn.interference import MAX_CAP  # no policy shares a GPU beyond this load
-from grn.negotiator.schedule.ledger import Guard
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.simulate.replay import Replayed, World
 from grn.simulate.schedulers import OfEngine, Scheduler, Simple, ToldLoads, ToldSharing, Truth
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of

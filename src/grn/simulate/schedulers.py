@@ -25,7 +25,7 @@ from grn.negotiator.events import (
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.type_profiles import TypeProfiles
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import Need, Size
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of_model
 

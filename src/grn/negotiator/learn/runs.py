@@ -23,8 +23,7 @@ from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import allowed
 
 

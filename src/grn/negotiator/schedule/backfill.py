@@ -9,8 +9,7 @@ from functools import partial
 
 from grn.model.job import Request
 from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.order import Group
 from grn.negotiator.schedule.placement import Need, allowed, to_keep
 from grn.negotiator.schedule.wait_queue import Waitlist

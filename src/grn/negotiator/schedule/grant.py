@@ -11,15 +11,12 @@ from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait, WaitReason
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
 from grn.negotiator.schedule.backfill import Keeper
-from grn.negotiator.schedule.fair_share import Shares
-from grn.negotiator.schedule.free_index import MANY, Shelf
-from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.limits import Rules
+from grn.negotiator.schedule.fair_share import Shares, Usage
+from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.order import ANYWHERE, Group, Reach, Refused, Turn, Waiting
 from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
-from grn.negotiator.schedule.usage import Usage
 from grn.negotiator.schedule.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs

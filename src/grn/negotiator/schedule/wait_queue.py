@@ -17,9 +17,19 @@ from operator import itemgetter
 
 from grn.model.job import Request
 from grn.negotiator.learn.argument_names import lasting, mattering
-from grn.negotiator.schedule.order import Group, Kind, Reach, Refused, Turn, Waiting, turn
+from grn.negotiator.schedule.order import (
+    Entry,
+    Group,
+    Kind,
+    Reach,
+    Refused,
+    Turn,
+    WaitIndex,
+    Waiting,
+    turn,
+    turn_of,
+)
 from grn.negotiator.schedule.placement import FreeSpace
-from grn.negotiator.schedule.wait_index import Entry, WaitIndex, turn_of
 
 MAX_SET_APART = 256  # requests that are moved to the group of their process per event: 30 us each
 
