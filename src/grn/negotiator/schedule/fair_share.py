@@ -240,16 +240,20 @@ class Shares:
         chain: _Chain | None = None
         weight = 1.0
         for waiting in many:
-            user, kind = waiting.request.user, class_of(waiting)
-            if (user, kind) != last:
+            request = waiting.request
+            kind = (request.attempt > 0, request.priority, waiting.is_short)
+            if last is None or kind != last[1] or request.user != last[0]:
+                user = request.user
                 last, stand, weight = (user, kind), self._stands.get(user), self._usage.weight(user)
                 chain = stand.chains.get(kind) if stand is not None else None
             if stand is None or chain is None:
                 yield turn(waiting)
                 continue
-            key = chain.base + waiting.place_h / weight
+            level = chain.base + waiting.place_h / weight
+            if level < stand.level:
+                level = stand.level
             # Rounded: equal levels with different rounding errors are decided by age.
-            yield turn(waiting, stand.is_over, round(max(stand.level, key), 9))
+            yield turn(waiting, stand.is_over, round(level, 9))
 
     def are_several(self) -> bool:
         """True when more than one user waits."""
