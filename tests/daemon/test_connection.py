@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.daemon.connection import TURN_S, BufferBudget, ConnectionSettings, Service, Talk
+from grn.daemon.connection import (
+    TURN_S,
+    BufferBudget,
+    ConnectionSettings,
+    Service,
+    Talk,
+    Turns,
+)
 
 MiB = 1 << 20
 
@@ -120,3 +127,15 @@ def test_many_busy_connections_of_one_user_do_not_come_before_another_user(tmp_p
 
     assert answered.count(BUSY) == 50
     assert answered.index(OTHER) < 10
+
+
+def test_a_long_answer_to_one_user_takes_no_time_from_another() -> None:
+    async def scene() -> None:
+        turns = Turns()
+        turns.has_answered(1, time.monotonic() - 2 * TURN_S)
+        assert not turns.may_answer_now(1), "it has used its turn"
+        assert turns.may_answer_now(2)
+        await asyncio.sleep(0)
+        assert turns.may_answer_now(1), "the next turn has begun"
+
+    asyncio.run(scene())

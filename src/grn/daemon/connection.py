@@ -92,60 +92,58 @@ class BufferBudget:
 
 
 class Turns:
-    """The order of answers: users in rotation, and the connections of each.
+    """The order in which requests are answered: users in rotation, and the connections of each.
 
-    Under little load every request is answered as it arrives. Requests that arrive when a turn of
-    the event loop has lasted long enough wait in line, so that one user with many connections
-    delays others by about one turn.
+    A request is answered as it arrives while its user has used less than `TURN_S` in this turn of
+    the event loop. Later requests of that user wait in line, so a user with many connections delays
+    others by about one answer.
     """
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[Talk]] = {}  # by user, the next one first
-        self._began_at = self._ended_at = 0.0
-        self._is_ending = False
+        self._used_s: dict[int, float] = {}  # by user, in this turn
+        self._ended_at = 0.0
         self._is_due = False
 
     def may_answer_now(self, uid: int) -> bool:
-        """True while this turn of the event loop is short, and no connection of a user in line."""
-        now = time.monotonic()
-        if now - self._ended_at > _PAUSE_S:  # the event loop had nothing to do
-            self._began_at = now
-        took_s = now - self._began_at
-        if took_s > TURN_S / 2 and not self._is_ending:
-            self._is_ending = True
-            asyncio.get_running_loop().call_soon(self._begin)
-        return took_s <= TURN_S and uid not in self._lines
+        """True while a user has time left in this turn, and none of its connections is in line."""
+        return uid not in self._lines and self._used_s.get(uid, 0.0) <= TURN_S
 
-    def has_answered(self) -> None:
-        """Note the time of the last answer."""
+    def has_answered(self, uid: int, began_at: float) -> None:
+        """Charge an answer to a user."""
+        if began_at - self._ended_at > _PAUSE_S:  # the event loop had nothing to do
+            self._used_s.clear()
         self._ended_at = time.monotonic()
+        used_s = self._used_s.get(uid, 0.0) + self._ended_at - began_at
+        self._used_s[uid] = used_s
+        if used_s > TURN_S / 2:
+            self._end_turn_soon()
 
     def join(self, uid: int, talk: Talk) -> None:
         """Put a connection last in the line of its user."""
         self._lines.setdefault(uid, deque()).append(talk)
+        self._end_turn_soon()
+
+    def _end_turn_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._serve)
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
-    def _begin(self) -> None:
-        """Begin a new turn of the event loop."""
-        self._is_ending = False
-        self._began_at = time.monotonic()
-
-    def _serve(self) -> None:
-        """Answer one connection of each of the next users, for one turn; then read all others."""
+    def _end_turn(self) -> None:
+        """Answer one connection of each user in line that has time left; begin the next turn."""
         self._is_due = False
+        used_s, self._used_s = self._used_s, {}
         ends_at = time.monotonic() + TURN_S
-        while self._lines and time.monotonic() < ends_at:
-            uid = next(iter(self._lines))
+        for uid in [uid for uid in self._lines if used_s.get(uid, 0.0) <= TURN_S]:
             line = self._lines.pop(uid)
             talk = line.popleft()
             if line:
                 self._lines[uid] = line
             talk.answer_until(ends_at)
-        if self._lines and not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._serve)
+            if time.monotonic() > ends_at:
+                break
+        if self._lines:
+            self._end_turn_soon()
 
 
 class Service:
@@ -280,8 +278,9 @@ class Talk(asyncio.BufferedProtocol):
             self._listen()
         elif not self._is_in_line:
             if speaker is not None and turns.may_answer_now(speaker.uid):
-                self._answer_some(time.monotonic() + TURN_S)
-                turns.has_answered()
+                began_at = time.monotonic()
+                self._answer_some(began_at + TURN_S)
+                turns.has_answered(speaker.uid, began_at)
             if self._todo:
                 self._stand_in_line()
         self._count()

@@ -134,8 +134,9 @@ def meant(view: EngineView, one: Meant, at: float) -> Row:
 
 
 def _is_meant(name: str, request: Request, shown_id: str) -> bool:
-    pid = str(request.holder.pid) if request.holder else None
-    return shown_id.startswith(name) or name in (pid, request.label, request.job_type)
+    if shown_id.startswith(name) or name in (request.label, request.job_type):
+        return True
+    return request.holder is not None and name == str(request.holder.pid)
 
 
 def gpu(book: Book) -> Row:
