@@ -121,7 +121,7 @@ class QueueEngine:
         yield from self._window.more()
 
     def _submitter_gone(self, event: SubmitterGone) -> Iterator[Action]:
-        """Cancel all that is tied to a process that has ended."""
+        """Cancel the jobs tied to a process that has ended."""
         tied = [
             job.spec.id
             for job in self._table.jobs.values()
@@ -133,7 +133,7 @@ class QueueEngine:
     def _end(
         self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
     ) -> Iterator[Action]:
-        """End a job for good; the failure of one that is to fail fast ends its group's line."""
+        """End a job for good; the failure of a fail-fast job cancels its group's queued jobs."""
         yield from self._table.end(job, reason, text, exit)
         spec = job.spec
         if not spec.is_fail_fast or reason in (EndReason.OK, EndReason.CANCELLED):
@@ -191,7 +191,7 @@ class QueueEngine:
     def _lease_granted(self, event: LeaseGranted) -> Iterator[Action]:
         job = self._table.jobs.get(event.job)
         if job is None or not job.is_asked:
-            yield ReturnLease(event.lease)  # it was taken back while the grant was on its way
+            yield ReturnLease(event.lease)  # withdrawn while the grant was on its way
             return
         self._table.ready.unask(job)
         yield from self._window.begin(job, event)
@@ -222,11 +222,11 @@ class QueueEngine:
     # --- attempts ------------------------------------------------------------------------
 
     def _started(self, event: AttemptStarted) -> Iterator[Action]:
-        """Note that it runs; not written down, for recovery treats starting and running alike."""
+        """Note that an attempt runs; not persisted: recovery treats starting and running alike."""
         job = self._table.at(event.job, event.attempt)
         if job is not None:
             self._table.step(job, Step.RUN)
-            if job.state is JobState.STOPPING:  # there was no shim yet to hear of the cancel
+            if job.state is JobState.STOPPING:  # there was no shim yet to pass the cancel to
                 yield Stop(event.job, event.attempt, is_now=False)
 
     def _exited(self, event: Exited) -> Iterator[Action]:
@@ -261,7 +261,7 @@ class QueueEngine:
         yield from self._conclude(job, finish.after_loss(job.tries_left, is_stopping), exit)
 
     def _action_failed(self, event: ActionFailed) -> Iterator[Action]:
-        """Set a job aside whose lease could not be asked for, or whose attempt not be launched."""
+        """End a job whose lease could not be requested or whose attempt could not be launched."""
         job = self._table.jobs.get(event.job)
         if job is not None and job.state is JobState.QUEUED and job.attempt < event.attempt:
             yield from self._end(job, EndReason.LOST, event.text, None)
@@ -295,7 +295,7 @@ class QueueEngine:
         yield from self._window.more()
 
     def _settle_found(self, kept: Kept) -> Iterator[Action]:
-        """Go on from what recovery found of an attempt; exits come as events of their own."""
+        """Continue from what recovery found of an attempt; exits follow as separate events."""
         job = self._table.jobs[kept.spec.id]
         if kept.found in (AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED):
             is_stopping = job.state is JobState.STOPPING
@@ -315,7 +315,7 @@ class QueueEngine:
 
 
 class JobViews(Mapping[int, JobView]):
-    """The jobs that have not ended, for others to read: each view is made when it is asked for."""
+    """Read-only views of the jobs that have not ended, each made on access."""
 
     def __init__(self, table: JobTable, window: LeaseWindow) -> None:
         self._table = table
@@ -342,7 +342,7 @@ class JobViews(Mapping[int, JobView]):
         return len(self._table.jobs)
 
     def _why(self, job: QueuedJob) -> str:
-        """Say why a job does not run yet, or what it does."""
+        """Return why a job does not run yet, or its state."""
         window = self._window
         if job.state is not JobState.QUEUED:
             return str(job.state.value)

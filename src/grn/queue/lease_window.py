@@ -1,4 +1,4 @@
-"""Which jobs request a lease, and which job begins under a granted one.
+"""Decide which jobs request a lease, and which job begins under a granted one.
 
 Only a window at the head of the ready queue is requested, so the negotiator's work does not grow
 with the length of the queue.
@@ -29,14 +29,14 @@ PASS_ON_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
-    """How many jobs are asked for at once, and how many may run at once (0: as GPUs allow)."""
+    """How many leases are requested at once, and how many jobs run at once (0: as GPUs allow)."""
 
     window: int = 64
     running: int = 0
 
 
 class LeaseWindow:
-    """What is asked of the negotiator."""
+    """The open lease requests."""
 
     def __init__(self, limits: WindowLimits, table: JobTable) -> None:
         self.limits = limits
@@ -46,9 +46,9 @@ class LeaseWindow:
         self._ready = table.ready
 
     def more(self) -> Iterator[Action]:
-        """Ask the negotiator for leases for those at the head of the line.
+        """Request leases for the jobs at the head of the ready queue.
 
-        When no more may be asked for, a better ranked job takes the place of the last asked.
+        When the window is full, a better ranked job replaces the last requested one.
         """
         while not self.is_drained and self.has_negotiator:
             if not self._may_ask_more():
@@ -64,12 +64,12 @@ class LeaseWindow:
 
     @property
     def open(self) -> int:
-        """Return for how many jobs a lease is asked."""
+        """Return the number of open requests."""
         return self._ready.asked
 
     @property
     def is_full(self) -> bool:
-        """True when as many jobs run as may."""
+        """True when the limit of running jobs is reached."""
         return bool(self.limits.running) and self._table.busy >= self.limits.running
 
     def _may_ask_more(self) -> bool:
@@ -92,8 +92,8 @@ class LeaseWindow:
     def pass_on(self, job: QueuedJob, event: Exited) -> Iterator[Action]:
         """Start the next job under the lease of a short one, if it is of the same kind.
 
-        Saves the way to the negotiator and back between short jobs. For fairness a lease is passed
-        on only for a moment, and only to the job whose turn it is.
+        Saves a round trip to the negotiator between short jobs. For fairness a lease is passed on
+        only for a moment, and only to the next job in order.
         """
         heir = self._heir(job, event.at)
         if heir is None or job.grant is None:

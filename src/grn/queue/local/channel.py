@@ -12,11 +12,11 @@ from grn.proc import terminate
 from grn.queue.local import order
 
 HEADER = struct.Struct(">I")
-MAX_SAID = 16 << 10  # of a record; so much is read as it was written, in one piece
+MAX_SAID = 16 << 10  # of a record; up to this size it arrives in one piece
 
 
 class Channel:
-    """The line to the queue: orders come in, a line goes out for each that is done."""
+    """The connection to the queue: orders in, a line out for each completed order."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -25,7 +25,7 @@ class Channel:
         os.set_blocking(fd, False)
 
     def next(self) -> order.StartOrder | order.StopOrder | None:
-        """Return the next order that has come in whole; notes when the queue is gone."""
+        """Return the next complete order; note when the queue is gone."""
         while self.is_open and (data := read_some(self.fd)) is not None:
             self.is_open = bool(data)
             self._buffer += data
@@ -43,7 +43,7 @@ class Channel:
         select.select([self.fd], [], [])
 
     def say_done(self, record: bytes) -> None:
-        """Tell the queue that the order is done, and how; a queue that is gone need not know."""
+        """Report to the queue that the order is done; a queue that is gone is ignored."""
         try:
             os.write(self.fd, record if len(record) <= MAX_SAID else b"\n")
         except OSError:
@@ -65,7 +65,7 @@ def listen_for_signals() -> int:
 
 
 def read_some(fd: int) -> bytes | None:
-    """Read what there is: nothing at the end, None when there is none now."""
+    """Read available bytes: empty at the end, None when there are none yet."""
     try:
         return os.read(fd, 65536)
     except BlockingIOError:

@@ -68,7 +68,7 @@ class Launcher:
             )
 
     def close(self) -> None:
-        """Hang up; shims and their commands live on."""
+        """Close the channels; shims and their commands continue."""
         loop = asyncio.get_running_loop()
         for worker in [*self._idle, *self._busy.values()]:
             loop.remove_reader(worker.channel)
@@ -154,7 +154,7 @@ class Launcher:
         with theirs:
             try:
                 self._send_channel(theirs)
-            except OSError:  # the forker was killed: shims live on, a new one makes more
+            except OSError:  # the forker was killed: its shims live, a new one forks more
                 log.error("action=restart-forker")
                 self._close_forker()
                 self.open()
@@ -177,7 +177,7 @@ class Launcher:
     # --- watching ------------------------------------------------------------------------
 
     def _hear(self, worker: Worker) -> None:
-        """A shim says that it is done, or is gone."""
+        """Handle a shim that is done, or gone."""
         try:
             said = worker.channel.recv(MAX_SAID)
         except BlockingIOError:
@@ -203,7 +203,7 @@ class Launcher:
         if record is not None:
             self._spares.ended(task.attempt, record)
         self.report(task.attempt, record)
-        if self._idle and self._postponed.tasks:  # this shim is free, and so is its command's place
+        if self._idle and self._postponed.tasks:  # a shim and a process slot are free
             self._start(self._postponed.tasks.popleft())
 
     def written(self, attempt: Attempt) -> None:
@@ -216,7 +216,7 @@ class Launcher:
             asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
 
     def _sweep(self) -> None:
-        """End shims that have had nothing to do for a while; the last used is used first."""
+        """End shims that have been idle for a while; the last used is reused first."""
         self._is_sweeping = False
         old = time.monotonic() - IDLE_S
         while self._idle and self._idle[0].idle_since <= old:
@@ -230,7 +230,7 @@ class Launcher:
             worker.channel.close()
 
     def stop(self, attempt: Attempt, is_now: bool) -> None:
-        """Ask the shim to end its command's whole tree."""
+        """Make the shim end its command's whole tree."""
         worker = self._busy.get(attempt)
         if worker is not None:
             worker.order(StopOrder(self.folder(attempt), is_now))
@@ -253,7 +253,7 @@ class Launcher:
         self._recovery.keep_only(self._busy)
 
     def report(self, attempt: Attempt, said: Record | None = None) -> None:
-        """Report how an attempt ended; end what a killed shim left behind first."""
+        """Report how an attempt ended; first end the leftovers of a killed shim."""
         exit = self.exit_of(attempt, said)
         if exit is None:
             killed = self.end_leftovers(attempt)
@@ -263,7 +263,7 @@ class Launcher:
         self._listener.attempt_ended(attempt, exit)
 
     def exit_of(self, attempt: Attempt, said: Record | None = None) -> Exit | None:
-        """Return how an attempt ended, as its shim said or left it; None: neither, or damaged."""
+        """Return an attempt's end by its shim's message or record; None without a valid one."""
         try:
             record = said or folders.read_exit(self.folder(attempt))
             return None if record is None else _exit(record)
@@ -274,11 +274,11 @@ class Launcher:
             return None
 
     def end_leftovers(self, attempt: Attempt) -> int:
-        """Kill what a killed shim left behind; return how many processes that were."""
+        """Kill the processes that a killed shim left; return their number."""
         return terminate.end_marked(self._settings.tag(attempt))
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
-        """Delete the folders of jobs, given how often each was tried."""
+        """Delete the folders of jobs, given their numbers of attempts."""
         for job, attempts in jobs:
             for number in range(1, attempts + 1):
                 folders.remove(self.folder(Attempt(job, number)))

@@ -1,4 +1,4 @@
-"""The small process around one command: proof of life, output, exit status, process tree.
+"""The process around one command: lock, output, exit status, process tree.
 
 Forked from a warm process (forker.py) and reused for the next command. It never waits for the
 queue: it records how the command ended and exits when the queue is gone. Order: create the record
@@ -35,7 +35,7 @@ HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 TAIL_BYTES = 64 << 10
 NOT_BEGUN = "ended before its command began"
 FULL_DISK_S = 0.2
-PIPE_READS = 16  # so many empty the largest pipe there is
+PIPE_READS = 16  # enough to empty the largest pipe
 
 
 class Shim:
@@ -56,10 +56,10 @@ class Shim:
         self._file = -1  # the attempt's record, and our lock
 
     def run(self) -> bytes:
-        """Do all of it; return the exit record when it is written."""
+        """Run the attempt; return the exit record when it is written."""
         record = attempt_files.begin(self._folder, _identity(os.getpid()), self._order.spare)
         if record is None:
-            return b"\n"  # somebody else has begun it, or a queue has forbidden it
+            return b"\n"  # another shim has begun it, or a queue has forbidden it
         self._file = record
         evidence.note(self._order.begun, self._order.tag)
         try:
@@ -121,7 +121,7 @@ class Shim:
         return False
 
     def _pause(self, seconds: float) -> None:
-        """Wait before the command has begun; an order to stop is heard."""
+        """Wait before the command begins; an order to stop ends the wait."""
         until = time.monotonic() + seconds
         while not self._stopping.why and (left := until - time.monotonic()) > 0:
             select.select([self._wake], [], [], left)  # a start that fails wakes us, by SIGCHLD
@@ -156,7 +156,7 @@ class Shim:
     # --- waiting -------------------------------------------------------------------------
 
     def _wait(self, ends: tuple[int, ...]) -> tuple[int, Any]:
-        """Carry the output into files until the command ends; keep to its time limit."""
+        """Copy the output into files until the command ends; enforce its time limit."""
         cap = self._order.log_bytes
         log = output_log.CappedLog(os.path.join(self._folder, "log"), cap)
         errors = output_log.CappedLog(os.path.join(self._folder, "err"), cap)
@@ -182,8 +182,8 @@ class Shim:
             if self._hold_at is not None and time.monotonic() >= self._hold_at:
                 self._hold()
             ended = self._ended_main()
-        for fd, targets in pipes.items():  # what is in the pipes already belongs to the log
-            for _ in range(PIPE_READS):  # and no more: what is left behind may write for ever
+        for fd, targets in pipes.items():  # output in the pipes belongs to the log
+            for _ in range(PIPE_READS):  # bounded: leftover processes may write for ever
                 if self._carry(fd, targets, fd == err) != 1:
                     break
             os.close(fd)
@@ -192,7 +192,7 @@ class Shim:
         return ended
 
     def _carry(self, fd: int, targets: tuple[output_log.CappedLog, ...], is_error: bool) -> int:
-        """Move one piece of output; 0 at its end, 1 when moved, 2 when there is none now."""
+        """Copy one piece of output; 0 at its end, 1 when copied, 2 when there is none yet."""
         data = read_some(fd)
         if data is None:
             return 2
@@ -203,7 +203,7 @@ class Shim:
         return 1 if data else 0
 
     def _ended_main(self) -> tuple[int, Any] | None:
-        """Reap what has ended; return the command's status when it is among it."""
+        """Reap ended children; return the command's status when it is among them."""
         found = None
         while True:
             try:
@@ -250,11 +250,11 @@ class Shim:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-            time.sleep(FULL_DISK_S)  # without the record nobody would ever know how it ended
+            time.sleep(FULL_DISK_S)  # without the record its end would be lost
 
 
 def serve(fd: int) -> None:
-    """Be a shim for one order after the other, until the queue hangs up."""
+    """Serve one order after the other, until the queue closes the channel."""
     os.setsid()
     wake = listen_for_signals()
     channel = Channel(fd)
@@ -275,12 +275,12 @@ def serve(fd: int) -> None:
 
 
 def run(order: StartOrder, environment: dict[str, str], wake: int, channel: Channel) -> bytes:
-    """Be the shim of one attempt; return its exit record."""
+    """Run one attempt; return its exit record."""
     try:
         return Shim(order, environment, wake, channel).run()
     except Exception:
-        # The last edge of this process: say beside the record what broke; the queue sees a free
-        # lock without an end and calls the attempt lost.
+        # The last resort: leave the traceback beside the record; the queue finds a free lock
+        # without an end and reports the attempt as lost.
         import traceback
 
         with open(attempt_files.trouble_of(order.folder), "w") as file:
@@ -297,7 +297,7 @@ def _identity(pid: int) -> str:
 
 
 def _is_held(lock_path: str) -> bool:
-    """True while the queue lives: then it keeps what we write and we need not wait for the disk."""
+    """True while the queue lives: it persists the end, so the shim need not sync it."""
     try:
         fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -306,7 +306,7 @@ def _is_held(lock_path: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no locks there: not known
+    except OSError:  # no locks there: unknown
         return False
     finally:
         os.close(fd)

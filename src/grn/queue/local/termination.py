@@ -18,12 +18,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LEFTOVER_S = 1.0  # for how long what the command leaves behind may end by itself
+LEFTOVER_S = 1.0  # for leftover processes to end by themselves
 KILL_AGAIN_S = 0.2
 
 
 class Termination:
-    """Whether a command is being ended, why, and what comes next."""
+    """Whether a command is being ended, why, and the next step."""
 
     def __init__(self, order: StartOrder, wake: int, channel: Channel) -> None:
         self.why = ""  # cancelled, timed-out
@@ -35,10 +35,10 @@ class Termination:
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
 
-    # --- who asks for it -----------------------------------------------------------------
+    # --- orders to end -------------------------------------------------------------------
 
     def hear_signals(self) -> bool:
-        """Hear TERM, which asks, and USR1, which does not."""
+        """Read signals: TERM ends with grace, USR1 kills."""
         signals = read_some(self._wake) or b""
         if signal.SIGUSR1 in signals:
             self._kill_now()
@@ -47,7 +47,7 @@ class Termination:
         return True
 
     def hear_queue(self) -> bool:
-        """Hear the queue ask for the end; False when it is gone, and we go on without it."""
+        """Read orders of the queue to end; False when it is gone, and the shim continues alone."""
         while (order := self._channel.next()) is not None:
             if isinstance(order, StopOrder) and order.folder == self._folder:
                 if order.is_now:
@@ -57,19 +57,19 @@ class Termination:
         return self._channel.is_open
 
     def keep_time(self) -> None:
-        """End what is over its time limit, and kill what does not end."""
+        """End a command over its time limit, and kill one that does not end."""
         now = time.monotonic()
         if self._limit_s is not None and now - self._began >= self._limit_s and not self.why:
             self._begin("timed-out")
         self._take_step()
 
     def next_at(self) -> float | None:
-        """Return when the time must be looked at again."""
+        """Return when `keep_time` must be called again."""
         if self._limit_s is None or self.why:
             return self._steps.next_at
         return self._began + self._limit_s
 
-    # --- what is done --------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------
 
     def _begin(self, why: str) -> None:
         if not self.why:
@@ -83,7 +83,7 @@ class Termination:
         self._take_step()
 
     def end_leftovers(self, reap: Callable[[], object]) -> None:
-        """End what the command left behind: orphans are our children now."""
+        """End the processes that the command left: orphans are children of the shim."""
         begin_at = time.monotonic() + LEFTOVER_S
         has_begun = False
         while terminate.has_children() and not self._are_all_spared():
@@ -104,11 +104,11 @@ class Termination:
             self.signal_all(step)
 
     def signal_all(self, step: str) -> None:
-        """Take a step with every process below us; those that fork meanwhile are met later."""
+        """Take a step with every process below the shim; later forks are met by the next step."""
         terminate.below_us(step, self._tag)
 
     def _are_all_spared(self) -> bool:
-        """True when nothing but daemons and other attempts is left below us."""
+        """True when only daemons and other attempts are left below the shim."""
         return all(
             services.is_service(pid) or services.is_of_another(pid, self._tag)
             for pid in processes.children()
