@@ -1,1 +1,1 @@
-"""The hardware: what GPUs there are and what they hold at one moment."""
+"""GPU backends: the GPUs of the machine and one reading of them."""

@@ -13,7 +13,7 @@ class Attribution:
     """Finds the leases of processes: by descent, by earlier answers, by the environment's tag."""
 
     def __init__(self, tag_of: Callable[[int], tuple[str, int] | None]) -> None:
-        """Take the function that reads tag and user of a process; None stands for a daemon."""
+        """Take the function that reads tag and user of a process; it returns None for a daemon."""
         self._tag_of = tag_of
         self._remembered: dict[Holder, tuple[str, ...]] = {}
         self._tags: dict[Holder, tuple[str, int] | None] = {}

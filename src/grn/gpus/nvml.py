@@ -1,6 +1,6 @@
-"""NVIDIA GPUs by way of NVML, which is only ever touched in a helper process.
+"""NVIDIA GPUs through NVML, which is used only in a helper process.
 
-Turns what the driver says, or fails to say, into readings; places nothing and logs nothing.
+Turns the driver's answers and failures into readings; places nothing and logs nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _REMEDY: dict[str | int, str] = {
 
 @dataclass(slots=True)
 class _Reads:
-    """The processes of one lease, and those that were on a GPU before it began."""
+    """The processes of one lease, and the processes that were on a GPU before it began."""
 
     pids: set[int]
     earlier: frozenset[int]
@@ -69,7 +69,7 @@ class _Reads:
 class NvmlProbe:
     """All NVIDIA GPUs of the machine. The set is fixed at the start, by UUID.
 
-    A GPU whose call hangs is UNKNOWN and left alone for a growing while; the others go on.
+    A GPU whose call hangs is UNKNOWN and skipped for growing times; the others are still read.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class NvmlProbe:
         return self._readings(figures, leases)
 
     def begin(self, placement: Placement) -> None:
-        """Note who was on a GPU before a lease began: only a later peak is its own."""
+        """Note the processes on a GPU before a lease began: only a later peak is its own."""
         pids = {placement.holder.pid} if placement.holder else set()
         self._runs[placement.lease] = _Reads(pids, self._on_gpus)
 
@@ -157,15 +157,15 @@ class NvmlProbe:
         return self._watch.has_accounting
 
     def peak_at_once(self, placement: Placement) -> int | None:
-        """Return None: the driver has to be asked, which takes time."""
+        """Return None: asking the driver takes time."""
         self._runs.pop(placement.lease, None)
         return None
 
     async def peak_in_time(self, placement: Placement) -> int | None:
         """Return the highest memory of one process of a lease, if the driver's accounting is on.
 
-        Exact for a job of one process. Peaks of several are not added up: a job that runs
-        its steps one after the other never had that much.
+        Exact for a job of one process. Peaks of several are not summed: a job that runs its
+        steps one after the other never had that much.
         """
         run = self._runs.pop(placement.lease, None)
         if run is None or not run.pids - run.shared:
@@ -183,7 +183,7 @@ class NvmlProbe:
         return max(own, default=None)
 
     async def close(self) -> None:
-        """Let the helper go; one that is stuck in the driver is left behind."""
+        """End the helper; one that is stuck in the driver is abandoned."""
         await self._watch.close()
 
     def _note_answers(self, figures: Mapping[str, Figures]) -> None:
@@ -230,7 +230,7 @@ def _reading(
     gpu: Gpu, said: Figures, leases: Mapping[int, tuple[str, ...]], *, some_answer: bool
 ) -> Reading:
     if said.free_bytes is None:
-        # An unknown error of all GPUs at once is the driver's trouble, not theirs.
+        # An unknown error of all GPUs at once is the driver's, not theirs.
         is_gone = said.code == _GPU_IS_LOST or (said.code == _UNKNOWN_ERROR and some_answer)
         return Reading(gpu.uuid, _health(is_gone=is_gone))
     return Reading(

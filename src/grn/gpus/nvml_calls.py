@@ -17,7 +17,7 @@ INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 UNKNOWN_ERROR = 999
-GARBAGE = -1  # ours: the driver answered, but nobody can believe it
+GARBAGE = -1  # ours: the driver's answer is impossible
 
 _LOST = (GPU_IS_LOST, UNKNOWN_ERROR)
 _LISTS = (
@@ -52,7 +52,7 @@ class Nvml:
         self.pid_limit = 1 << 22
 
     def open(self) -> None:
-        """Load the library, start a session, and look which calls this driver has."""
+        """Load the library, start a session, and find out which calls this driver has."""
         self.call("nvmlInit")
         self.list_versions = self._trusted_list_versions()
         has_version = hasattr(self._module, "nvmlMemory_v2")
@@ -71,7 +71,7 @@ class Nvml:
             raise DriverError(GARBAGE) from None
 
     def handle(self, name: str, *args: object) -> object:
-        """Call a function that gives a handle; never hand out one that points nowhere."""
+        """Call a function that returns a handle; refuse a null handle."""
         handle: object = self.call(name, *args)
         if not handle:
             raise DriverError(GPU_IS_LOST)
@@ -82,7 +82,7 @@ class Nvml:
         return self.call("nvmlDeviceGetMemoryInfo", handle, self._module.nvmlMemory_v2)
 
     def error_text(self, code: int) -> str:
-        """Return the driver's words for an error code."""
+        """Return the driver's text for an error code."""
         try:
             return printable(str(self._module.NVMLError(code)))
         except (self._error, self._mismatch, UnicodeDecodeError):
@@ -111,7 +111,7 @@ class DeviceMemory:
 
 
 def memory(nvml: Nvml, handle: object) -> DeviceMemory:
-    """Read the memory of a GPU, by the newer call where there is one that makes sense."""
+    """Read the memory of a GPU, by the newer call where its answer is possible."""
     if nvml.has_memory_v2:
         try:
             raw = nvml.memory_v2(handle)
@@ -130,18 +130,18 @@ def _checked(total_bytes: int, free_bytes: int) -> DeviceMemory:
 
 
 def load_pct(nvml: Nvml, handle: object) -> int | None:
-    """Read how busy a GPU is, or None when the driver does not say."""
+    """Read the load of a GPU, None when the driver does not report it."""
     try:
         load = int(nvml.call("nvmlDeviceGetUtilizationRates", handle).gpu)
     except DriverError as error:
         if error.code == GPU_IS_LOST:
             raise
         return None
-    return load if load <= 100 else None  # billions have been seen
+    return load if load <= 100 else None  # values of billions occur
 
 
 def processes(nvml: Nvml, handle: object, total_bytes: int) -> dict[int, int | None] | None:
-    """Return the memory of each process on a GPU; None where the driver does not say.
+    """Return the memory of each process on a GPU; None where the driver has no list.
 
     Drivers before R450 have no list that pynvml can read, and some refuse to give one. The lists
     beside that of compute processes are missing on many drivers that work.
@@ -166,7 +166,7 @@ def _larger(one: int | None, other: int | None) -> int | None:
 def _one_list(
     nvml: Nvml, handle: object, name: str, total_bytes: int
 ) -> list[tuple[int, int | None]] | None:
-    """Read one process list by the first version with believable answers, None: none answers."""
+    """Read one process list by the first version with possible answers, None without one."""
     plausible: list[tuple[int, int | None]] | None = None
     for version in nvml.list_versions:
         try:
@@ -177,7 +177,7 @@ def _one_list(
             continue
         if all(_is_sane(nvml, pid, used, total_bytes) for pid, used in entries):
             return entries
-        # One wrong entry means shifted elements: no size can be believed, possible pids may stand.
+        # One wrong entry means shifted elements: drop all sizes, keep possible pids.
         plausible = [(pid, None) for pid, _ in entries if 0 < pid < nvml.pid_limit]
     return plausible
 
@@ -203,7 +203,7 @@ def _known(value: int | None) -> int | None:
 
 
 def peaks(nvml: Nvml, handle: object, pids: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the exact peak of each of these processes that the accounting of a GPU knows."""
+    """Yield the exact peaks of these processes, where the GPU's accounting has them."""
     for pid in pids:
         try:
             value = _known(nvml.call("nvmlDeviceGetAccountingStats", handle, pid).maxMemoryUsage)
@@ -214,7 +214,7 @@ def peaks(nvml: Nvml, handle: object, pids: list[int]) -> Iterator[tuple[int, in
 
 
 def switch_accounting_on(nvml: Nvml, handle: object) -> bool:
-    """Try to have the driver keep peaks; return whether it does."""
+    """Try to switch the driver's accounting on; return whether it is on."""
     try:
         if nvml.call("nvmlDeviceGetAccountingMode", handle) == 1:
             return True
@@ -270,6 +270,6 @@ def model(nvml: Nvml, handle: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Keep what can be printed on one line."""
+    """Drop characters that cannot be printed on one line."""
     kept = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(kept.split())[:_LONGEST_NAME]

@@ -1,7 +1,7 @@
-"""The helper process around NVML: takes requests as JSON lines, answers as JSON lines.
+"""The helper process around NVML: requests and answers are JSON lines.
 
-It may hang or crash with the driver, so it decides nothing: deadlines, retries and what an error
-means are the business of the process that started it.
+It may hang or crash with the driver, so it decides nothing: deadlines, retries and the meaning of
+errors belong to the parent process.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ class CannotOpen(Exception):
 
 
 class Answers:
-    """The way back to the parent. Every line carries the number of its request."""
+    """The output to the parent. Every line carries the number of its request."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self.request = 0
 
     def say(self, kind: str, **facts: object) -> None:
-        """Put one line on its way; it may stay in the buffer until the next flush."""
+        """Write one line; it may stay in the buffer until the next flush."""
         self._out.write(json.dumps({"id": self.request, "say": kind, **facts}) + "\n")
 
     def enter(self, index: int) -> None:
-        """Tell the parent which GPU is touched next, so that it knows where a hang is."""
+        """Report the next GPU to the parent, so that it knows where a hang is."""
         self.say("at", index=index)
         self._out.flush()
 
     def finish(self, kind: str, **facts: object) -> None:
-        """Say the last line of an answer."""
+        """Write the last line of an answer."""
         self.say(kind, **facts)
         self._out.flush()
 
 
 class Session:
-    """The open GPUs and what can be asked of them."""
+    """The open GPUs, and the requests about them."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -161,7 +161,7 @@ class Session:
 
 
 def load() -> Nvml:
-    """Import pynvml, and refuse the old forks that go by the same name."""
+    """Import pynvml, and refuse old forks of the same name."""
     try:
         module = importlib.import_module("pynvml")
     except ImportError as error:
@@ -174,7 +174,7 @@ def load() -> Nvml:
 
 
 def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> DeviceSlot:
-    """Learn the fixed facts of one GPU or slice."""
+    """Read the fixed facts of one GPU or slice."""
     return DeviceSlot(
         uuid=nvml_calls.uuid(nvml, handle),
         index=index,
@@ -188,7 +188,7 @@ def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> Devi
 
 
 def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
-    """Read one GPU once: its figures, or the code of the error that kept them back."""
+    """Read one GPU once: its figures, or the code of the error."""
     try:
         memory = nvml_calls.memory(nvml, slot.handle)
         most_bytes = max(memory.total_bytes, slot.total_bytes)
@@ -217,7 +217,7 @@ def _listen(requests: queue.SimpleQueue[str]) -> None:
 
 
 def _private_output() -> TextIO:
-    """Keep the pipe to the parent for ourselves: whatever a library prints goes nowhere."""
+    """Keep the pipe to the parent private: output of libraries is dropped."""
     out = os.fdopen(os.dup(1), "w", encoding="ascii")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -226,8 +226,8 @@ def _private_output() -> TextIO:
 
 
 def main() -> None:
-    """Serve requests until the parent closes our input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
+    """Serve requests until the parent closes the input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers = Answers(_private_output())
     session = Session(answers)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -242,7 +242,7 @@ def main() -> None:
         except BrokenPipeError:
             os._exit(0)
         except Exception:
-            # One request failed; the parent hears of it and starts a new helper.
+            # One request failed; the parent gets the error and starts a new helper.
             answers.finish("failed", why="bug", code=0, text=traceback.format_exc())
 
 

@@ -1,6 +1,6 @@
-"""How the GPUs of a machine are joined, asked of NVML pair by pair.
+"""The links between the GPUs of a machine, read from NVML pair by pair.
 
-Runs only inside the helper process. What the driver does not say is left out: it is unknown.
+Runs only inside the helper process. Links that the driver does not report are left out.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import combinations
 
 from grn.gpus.nvml_calls import DriverError, Nvml
 
-MAX_CARDS = 64  # beyond, there are too many pairs to ask for
+MAX_CARDS = 64  # beyond, there are too many pairs
 _MAX_LANES = 36
-_NVLINK = 2  # what nvmlDeviceGetP2PStatus is asked about
+_NVLINK = 2  # the argument of nvmlDeviceGetP2PStatus
 _ONE_SIDE = 20  # up to here two GPUs meet in PCIe switches,
 _ONE_NODE = 40  # up to here at one processor
 
@@ -31,7 +31,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Two GPUs and what joins them: `nvlink`, `switch` or `socket`."""
+    """Two GPUs and their link: `nvlink`, `switch` or `socket`."""
 
     one: str
     other: str
@@ -67,7 +67,7 @@ def _bus(nvml: Nvml, handle: object) -> Bus | None:
 
 
 def _lanes(nvml: Nvml, handle: object) -> Counter[Bus]:
-    """Count the active NVLinks of a GPU by where they lead."""
+    """Count the active NVLinks of a GPU by their target."""
     found: Counter[Bus] = Counter()
     for lane in range(_MAX_LANES):
         try:

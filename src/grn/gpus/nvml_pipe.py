@@ -1,6 +1,6 @@
-"""The parent's end of the NVML helper: its process, its lines, and the patience with it.
+"""The parent's end of the NVML helper: its process, its lines, and its deadlines.
 
-Says what the helper said or that it is silent or gone; what that means for a GPU is not known here.
+Returns the helper's answers, or reports it as silent or gone; does not judge the GPUs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CHUNK_BYTES = 1 << 16
 
 
 class HelperLate(Exception):
-    """The caller's time is up while the helper still works."""
+    """The caller's deadline passed while the helper still works."""
 
 
 class HelperLost(Exception):
-    """The helper cannot be used any more; `helper.inside` is the GPU it was at."""
+    """The helper is unusable; `helper.inside` is the GPU it was at."""
 
     def __init__(self, helper: Helper, text: str) -> None:
         super().__init__(text)
@@ -37,11 +37,11 @@ class HelperLost(Exception):
 
 
 class HelperSilent(HelperLost):
-    """The helper said nothing for too long."""
+    """The helper wrote nothing for too long."""
 
 
 class HelperGone(HelperLost):
-    """The helper ended, or what it says makes no sense."""
+    """The helper ended, or its output is invalid."""
 
 
 class CannotOpen(Exception):
@@ -69,7 +69,7 @@ class FoundGpu:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A GPU the driver counts but does not give."""
+    """A GPU that the driver counts but does not open."""
 
     index: int
     code: int
@@ -78,7 +78,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the driver said of one GPU; `code` is not 0 when it said an error instead."""
+    """The driver's figures of one GPU; `code` is not 0 where it returned an error."""
 
     uuid: str
     code: int
@@ -124,13 +124,13 @@ class Launched:
 
 
 class Helper:
-    """One helper process. Asked one thing at a time."""
+    """One helper process; it serves one request at a time."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._last_request = 0
         self._is_killed = False
-        self._lines: deque[bytes] = deque()  # received and not looked at yet
+        self._lines: deque[bytes] = deque()  # received and not read yet
         self._half_line = b""
         self.inside: int | None = None  # index of the GPU it is at
 
@@ -147,7 +147,7 @@ class Helper:
     async def ask(
         self, request: Mapping[str, object], silence_s: float, until: float | None = None
     ) -> AsyncIterator[Fact]:
-        """Yield what the helper answers; `until` is a time of the event loop's clock."""
+        """Yield the helper's answers; `until` is a time of the event loop's clock."""
         self._last_request += 1
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         stdin.write(json.dumps({"id": self._last_request, **request}).encode() + b"\n")
@@ -158,7 +158,7 @@ class Helper:
             except (KeyError, TypeError, ValueError) as error:
                 raise HelperGone(self, f"it talks nonsense: {error!r}") from error
             if line.get("id") != self._last_request:
-                continue  # the rest of an answer nobody waited for
+                continue  # the rest of an abandoned answer
             if isinstance(fact, CannotOpen):
                 raise fact
             if line["say"] == "done":
@@ -188,7 +188,7 @@ class Helper:
         return line
 
     async def _receive(self, silence_s: float, until: float | None) -> None:
-        """Wait for whatever comes next: a deadline for each line would cost more than the lines."""
+        """Wait for the next bytes: a deadline for each line would cost more than the lines."""
         left_s = silence_s if until is None else until - asyncio.get_running_loop().time()
         stdout = cast(asyncio.StreamReader, self._process.stdout)
         try:
@@ -208,11 +208,11 @@ class Helper:
             raise HelperGone(self, "it says a line without end")
 
     def retire(self) -> None:
-        """Let a healthy helper end by itself."""
+        """Close the input of a healthy helper, which ends it."""
         cast(asyncio.StreamWriter, self._process.stdin).close()
 
     def kill(self) -> None:
-        """Kill the helper without waiting: inside a dead driver it cannot die."""
+        """Kill the helper without waiting: inside a hung driver it does not end."""
         self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -231,7 +231,7 @@ class Helper:
 
 
 async def spawn(env: Mapping[str, str]) -> Helper:
-    """Start a helper process with these variables on top of our own."""
+    """Start a helper process with these additional variables."""
     process = await asyncio.create_subprocess_exec(
         *_COMMAND,
         stdin=PIPE,
@@ -244,7 +244,7 @@ async def spawn(env: Mapping[str, str]) -> Helper:
 
 
 def _import_path() -> dict[str, str]:
-    """Let the helper import grn from where we did, and nothing from the user's folder."""
+    """Let the helper import grn from the same place, and nothing from the user's folder."""
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     root = Path(__file__).resolve().parents[2]
     if root.name not in ("site-packages", "dist-packages"):
@@ -274,9 +274,9 @@ async def launch(
         uuids = [gpu.uuid for gpu in found if wanted is None or gpu.uuid in wanted]
         figures = await read(helper, uuids, patience.read_s)
     except HelperLost:
-        helper.kill()  # it may not be able to die: do not wait
+        helper.kill()  # it may hang in the driver: do not wait
         raise
-    except BaseException:  # also when cancelled: no process is left behind
+    except BaseException:  # also when cancelled: leave no process behind
         helper.kill()
         await helper.see_off()
         raise

@@ -1,6 +1,6 @@
-"""Keeps a working NVML helper: gives up one that hangs or dies, and finds out when to try again.
+"""Keep a working NVML helper: replace one that hangs or ends, and retry with backoff.
 
-Knows which GPU a helper got stuck in and how long to leave it alone; not what that means for jobs.
+Tracks the GPU that a helper got stuck in and how long to skip it; does not decide about jobs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Backoff:
     stuck: Helper | None = None
 
     def is_due(self) -> bool:
-        """Return whether another try makes sense now."""
+        """Return whether it is time for another try."""
         # A killed helper that does not die proves that the call still hangs.
         return time.monotonic() >= self.at and (self.stuck is None or self.stuck.is_gone)
 
@@ -53,10 +53,10 @@ class Backoff:
 
 
 class NvmlWatch:
-    """The helper in use, and the one that looks whether more can be had.
+    """The helper in use, and a second one that retries lost GPUs.
 
-    Retries run in a second helper beside the first, the scout. It takes over only when it sees no
-    less, so that looking for one lost GPU never costs the others.
+    Retries run in a second helper, the scout. It takes over only when it reads at least as many
+    GPUs, so that a retry for one lost GPU never costs the others.
     """
 
     def __init__(self, patience: Patience, waits: tuple[float, float], env: Mapping[str, str]):
@@ -65,9 +65,9 @@ class NvmlWatch:
         self._env = env
         self._wanted: tuple[str, ...] | None = None
         self._helper: Helper | None = None
-        self._opened: frozenset[str] = frozenset()  # what that helper has open
+        self._opened: frozenset[str] = frozenset()  # GPUs open in that helper
         self._has_accounting = False
-        self._ok = 0  # GPUs that answered it last time
+        self._ok = 0  # GPUs that answered at the last reading
         self._hung: dict[int, Backoff] = {}  # by index
         self._driver = Backoff(*waits)
         self._recheck = Backoff(*waits)
@@ -92,7 +92,7 @@ class NvmlWatch:
         return self._helper is not None and self._has_accounting
 
     def is_missing(self, uuid: str) -> bool:
-        """Return whether the driver works and says that there is no such GPU."""
+        """Return whether the driver works and does not list this GPU."""
         is_known = uuid in self._opened or self.index_of.get(uuid) in self._hung
         return self._helper is not None and not is_known
 
@@ -105,15 +105,15 @@ class NvmlWatch:
             except HelperLost as error:
                 inside = error.helper.inside
                 self._blame(error.helper, inside)
-                # With a working helper at hand there is no need to find out more.
+                # With a working helper in use there is no need to find out more.
                 if inside is None or self._helper is not None:
                     raise
                 skip.add(inside)
 
     async def joined(self, fresh: Launched) -> tuple[Launched, list[Joined]]:
-        """Ask once which GPUs are near each other; a helper that hangs over it is replaced.
+        """Read once which GPUs are near each other; replace a helper that hangs in that.
 
-        Nobody is blamed for that: a driver may know its GPUs well and their links not at all.
+        No GPU is blamed for that: a driver may read GPUs well and fail on their links.
         """
         found: list[Joined] = []
         try:
@@ -133,7 +133,7 @@ class NvmlWatch:
         self._adopt(fresh)
 
     async def read(self) -> dict[str, Figures]:
-        """Read all GPUs that can be; after a hang go on with the rest in a new helper."""
+        """Read all readable GPUs; after a hang continue with the rest in a new helper."""
         self._take_scout()
         self._send_scout_if_due()
         until = self._until()
@@ -162,13 +162,13 @@ class NvmlWatch:
                 if isinstance(fact, Peak):
                     peaks.append(fact)
         except HelperLate:
-            pass  # what came in time counts
+            pass  # the answers in time count
         except (HelperLost, CannotOpen) as error:
             self._drop(error)
         return peaks
 
     async def close(self) -> None:
-        """End all helpers; one that is stuck in the driver is left behind."""
+        """End all helpers; one that is stuck in the driver is abandoned."""
         self._is_closed = True
         if self._scout is not None:
             self._scout.cancel()
@@ -180,7 +180,7 @@ class NvmlWatch:
         await asyncio.gather(*(helper.see_off() for helper in self._leaving))
 
     def _until(self) -> float:
-        """Return when a caller has waited enough: there is time for one hang and what follows."""
+        """Return the deadline of a caller: time for one hang and its replacement."""
         return asyncio.get_running_loop().time() + 2 * self._patience.read_s
 
     async def _read_missing(self, until: float, figures: dict[str, Figures]) -> None:
@@ -231,7 +231,7 @@ class NvmlWatch:
             return None
 
     def _take_scout(self) -> None:
-        """Use what a finished scout brought, unless the helper in use sees more."""
+        """Switch to the scout's helper when it is ready, unless the present one reads more."""
         if self._scout is None or not self._scout.done():
             return
         fresh = None if self._scout.cancelled() else self._scout.result()
@@ -269,7 +269,7 @@ class NvmlWatch:
             return
         helper.kill()
         hung_at = helper.inside if isinstance(error, HelperSilent) else None
-        # One that died is not blamed on a GPU yet: somebody may have killed it.
+        # The end of a helper is not blamed on a GPU yet: it may have been killed.
         is_worth_it = hung_at is not None or self._driver.is_due()
         self._blame(helper, hung_at)
         if is_worth_it:

@@ -1,4 +1,4 @@
-"""The role of a source of GPUs: what there is, and one reading of it all."""
+"""The interface of a GPU backend: inventory and readings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from grn.model.job import Holder
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A lease as the hardware side sees it: who uses which GPUs."""
+    """A lease as the backends know it: its process and its GPUs."""
 
     lease: str
     holder: Holder | None
     gpus: tuple[str, ...]
-    user: int | None = None  # whose processes may work for it; None for anybody's
+    user: int | None = None  # only this user's processes count for it; None: any user's
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs there are, their readings, and what is worth telling a person."""
+    """The GPUs, their readings, and notes for people."""
 
     gpus: tuple[Gpu, ...]
     readings: tuple[Reading, ...]
@@ -37,13 +37,13 @@ class GpuProbe(Protocol):
         """Open the source and list all its GPUs; raise MachineError where there are none."""
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
-        """Read every GPU once and say which processes work for which lease."""
+        """Read every GPU once and attribute its processes to leases."""
 
     def begin(self, placement: Placement) -> None:
-        """Learn that a lease begins."""
+        """Note that a lease begins."""
 
     def peak_at_once(self, placement: Placement) -> int | None:
-        """Return the peak of a lease that ends, where it can be had without waiting."""
+        """Return the peak of a lease that ends, where that needs no waiting."""
 
     @property
     def indices_hold(self) -> bool:
@@ -51,10 +51,10 @@ class GpuProbe(Protocol):
 
     @property
     def keeps_peaks(self) -> bool:
-        """True where `peak_in_time` knows more than samples do."""
+        """True where `peak_in_time` is more exact than samples."""
 
     async def peak_in_time(self, placement: Placement) -> int | None:
         """Return the exact peak of a lease that ends, on its fullest GPU."""
 
     async def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""

@@ -1,4 +1,4 @@
-"""Virtual GPUs made of host memory: what a job uses is the resident memory of its process tree.
+"""Virtual GPUs made of host memory: a job uses the resident memory of its process tree.
 
 For machines without a GPU, examples and tests.
 """
@@ -21,13 +21,13 @@ from grn.proc.tree import Process
 
 _SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*([^/]+)(?:/nvlink=(\d{1,4}))?\s*", re.IGNORECASE)
 MAX_GPUS = 1024
-ALL_AGAIN_S = 10.0  # a pid may come to name another process
+ALL_AGAIN_S = 10.0  # a pid may be reused
 
 
 def parse_virtual(spec: str) -> list[Gpu]:
     """Read `4x8GiB`, or `2x8GiB+1x4GiB` for GPUs of different sizes.
 
-    `4x8GiB/nvlink=2` joins each two in a row, for trying how gangs are placed.
+    `4x8GiB/nvlink=2` links each two in a row, to try the placement of gangs.
     """
     gpus: list[Gpu] = []
     for part in spec.split("+"):
@@ -74,31 +74,31 @@ class VirtualProbe:
         return Inventory(self._gpus, empty)
 
     async def close(self) -> None:
-        """Let go of open files."""
+        """Close open files."""
         self._memory.close()
 
     def begin(self, placement: Placement) -> None:
-        """Note the highest memory before a job starts, to tell its own peak apart."""
+        """Note the peak memory before a job starts, to separate its own peak."""
         if placement.holder is not None:
             found = self._resident_and_peak_bytes(placement.holder)
             self._baseline[placement.lease] = found[1] if found else 0
 
     @property
     def indices_hold(self) -> bool:
-        """True: virtual GPUs stay where they are."""
+        """True: virtual GPUs keep their indices."""
         return True
 
     @property
     def keeps_peaks(self) -> bool:
-        """False: all there is to know is known at once."""
+        """False: `peak_at_once` returns all."""
         return False
 
     async def peak_in_time(self, placement: Placement) -> int | None:
-        """Return the same as at once."""
+        """Return the result of `peak_at_once`."""
         return self.peak_at_once(placement)
 
     def peak_at_once(self, placement: Placement) -> int | None:
-        """Return the holder's own peak when it was reached under this lease, else what it has."""
+        """Return the holder's peak if it was reached under this lease, else its present memory."""
         before = self._baseline.pop(placement.lease, None)
         if placement.holder is None or before is None:
             return None
@@ -112,20 +112,20 @@ class VirtualProbe:
         return self._memory.resident_and_peak_bytes(holder.pid, holder.started_ticks)
 
     async def sample(self, placements: Sequence[Placement]) -> tuple[Reading, ...]:
-        """Add up the memory and the CPU time of each lease's process tree."""
+        """Sum the memory and the CPU time of each lease's process tree."""
         live = {placement.lease for placement in placements}
         self._baseline = {name: peak for name, peak in self._baseline.items() if name in live}
         processes, members = self._look_around(placements) if placements else ({}, {})
         loads = self._loads(processes, members)
         homes = {placement.lease: placement.gpus for placement in placements}
         for lease in self._baseline.keys() - homes.keys():
-            del self._baseline[lease]  # its holder was gone without a word
+            del self._baseline[lease]  # its holder ended without a release
         return tuple(self._read(gpu, processes, members, homes, loads) for gpu in self._gpus)
 
     def _look_around(
         self, placements: Sequence[Placement]
     ) -> tuple[dict[int, Process], dict[int, tuple[str, ...]]]:
-        """Read who is there and works for a lease; strangers, who are many, only now and then."""
+        """Read the processes of leases; the many other processes only now and then."""
         now = time.monotonic()
         if now - self._read_all_at >= ALL_AGAIN_S:
             self._read_all_at, self._strangers = now, {}
@@ -136,7 +136,7 @@ class VirtualProbe:
         looked = ((pid, known.get(pid) or procs.living(pid)) for pid in procs.pids())
         processes = {pid: found for pid, found in looked if found is not None}
         members = self._attribution.members(processes, placements)
-        for pid in members.keys() & self._strangers.keys():  # no stranger any more
+        for pid in members.keys() & self._strangers.keys():  # it works for a lease now
             processes[pid] = procs.living(pid) or processes[pid]
         self._strangers = {pid: who for pid, who in processes.items() if pid not in members}
         return processes, members

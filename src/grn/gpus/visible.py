@@ -1,6 +1,6 @@
-"""Which GPUs the negotiator may use: the meaning of CUDA_VISIBLE_DEVICES at its start.
+"""The GPUs that the negotiator may use, by CUDA_VISIBLE_DEVICES at its start.
 
-Takes indices in PCI bus order, as nvidia-smi shows them; does not look at the environment itself.
+Takes indices in PCI bus order, as nvidia-smi shows them; does not read the environment itself.
 """
 
 from __future__ import annotations
