@@ -1,4 +1,4 @@
-"""Which points to leave out: a small language of comparisons, read by hand and never executed.
+"""Conditions that leave points out: a small language of comparisons, parsed and never executed.
 
 `bs < 64 or lr < 1e-3`, `opt in ("sgd", "adam") and not (bs * lr > 1)`: names are parameters; texts
 that look like numbers count as numbers.
@@ -40,7 +40,7 @@ class Condition:
     _tree: ast.Expression = field(compare=False, repr=False)
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse a condition about parameters that are not there."""
+        """Refuse a condition about unknown parameters."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Name) and node.id not in names:
                 raise UsageError(
@@ -49,7 +49,7 @@ class Condition:
                 )
 
     def holds(self, point: Mapping[str, object]) -> bool:
-        """True when the point stays; parameters that it lacks yet (seeds) make it stay too."""
+        """True when the point stays, also while a parameter (a seed) has no value yet."""
         try:
             return bool(_value(self._tree.body, point))
         except _Unknown:

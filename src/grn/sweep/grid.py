@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def size(axes: Sequence[Sequence[object]]) -> int:
-    """Return how many combinations there are; one, the empty one, of no lists at all."""
+    """Return the number of combinations; 1, the empty one, without lists."""
     product = 1
     for axis in axes:
         product *= len(axis)

@@ -1,6 +1,6 @@
 """A sweep on disk: one folder with a manifest, and one folder with a manifest for each run.
 
-Files are replaced whole, so that no reader sees half of one, also after a crash.
+Files are replaced atomically, so that no reader sees half of one, also after a crash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS: dict[str, type] = {"fingerprint": str, "index": int, "params": dict, "re
 
 
 class RunState(str, Enum):
-    """Where a run stands."""
+    """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -37,7 +37,7 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """The manifest of one run: what was asked, where it ran, how it ended, its result."""
+    """The manifest of one run: its parameters, GPUs, end and result."""
 
     run: str  # the name of its folder
     fingerprint: str
@@ -48,8 +48,8 @@ class RunManifest:
     seed: Any = None
     attempt: int = 1
     status: int | None = None  # exit status, or minus the signal
-    trouble: str = ""  # why it failed, in words
-    past: str = ""  # why earlier attempts were not enough, where that was not their own doing
+    trouble: str = ""  # why it failed, as text
+    past: str = ""  # why earlier attempts failed, where the job was not to blame
     started_at: float | None = None
     ended_at: float | None = None
     duration_s: float | None = None
@@ -68,7 +68,7 @@ class About:
     is_shell: bool
     parameters: tuple[str, ...]
     created_at: float
-    metric: str = ""  # what is searched for, if anything
+    metric: str = ""  # the metric of a search, if it is one
     is_maximized: bool = False
     git: str | None = None
 
@@ -123,7 +123,7 @@ class SweepFolder:
         write_json(os.path.join(self.path, SWEEP_FILE), {"version": VERSION, **asdict(about)})
 
     def runs(self) -> list[RunManifest]:
-        """Return the manifests of all runs, in order; what cannot be read was never run.
+        """Return the manifests of all runs, in order; unreadable ones count as never run.
 
         A damaged manifest is kept beside the new one when that run is run again.
         """
@@ -155,7 +155,7 @@ class SweepFolder:
 
 
 def _keep_damaged(path: str) -> None:
-    """Keep a manifest that cannot be read for people to look at, before it is replaced."""
+    """Set an unreadable manifest aside for people to inspect, before it is replaced."""
     found = _load(path)
     try:
         if found is not None:
@@ -175,7 +175,7 @@ def write_json(path: str, value: object) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Replace a file whole."""
+    """Replace a file atomically."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -186,7 +186,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON can hold: numbers that are none become null."""
+    """Turn a value into JSON types; NaN and infinity become null."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What a sweep is to do, put together from plain options: those of a command line, file or call."""
+"""The plan of a sweep, made from the options of a command line, a file or a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grn.sweep.space import Drawn, Listed, Parameter, Space
 from grn.sweep.template import Template
 from grn.sweep.values import fingerprint, spelled, sweep_name
 
-HOME = "sweeps"  # the folder for sweeps that are not told where to be
+HOME = "sweeps"  # the default folder of sweeps
 SAMPLERS = ("optuna",)
 OPTIONS: dict[str, tuple[type, ...]] = {
     "command": (str, list), "parameters": (dict,), "name": (str,), "out": (str,),
@@ -37,7 +37,7 @@ _AT_LEAST = {"n_samples": 1, "gpus": 1, "retry": 0, "parallel": 1, "trials": 1}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is known of a sweep before it runs."""
+    """A sweep before it runs."""
 
     space: Space
     command: Template | None  # None: a function
@@ -53,7 +53,7 @@ class Plan:
     is_fail_fast: bool = False
     is_rerun: bool = False
     parallel: int | None = None
-    metric: str = ""  # what is best is told by it
+    metric: str = ""  # it ranks the runs
     is_maximized: bool = False
     trials: int | None = None  # a search that learns from results, instead of a walk
 
@@ -119,9 +119,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def identity(function: Callable[..., Any]) -> str:
-    """Name a function so that another one has another name: by its file, and what is bound to it.
+    """Return a unique name of a function: by its file, and the values bound to it.
 
-    The code itself counts only where there is no name: a function may be mended in between.
+    The code itself counts only without a name: a function may be corrected between runs.
     """
     inner = getattr(function, "func", function)
     code = getattr(inner, "__code__", None)
@@ -140,7 +140,7 @@ def _check_call(function: Callable[..., Any], names: Sequence[str]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # written in C: it does not say what it takes
+        return  # written in C: its parameters are unknown
     try:
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
@@ -150,7 +150,7 @@ def _check_call(function: Callable[..., Any], names: Sequence[str]) -> None:
 
 
 def _result_file(name: str | None) -> str | None:
-    """Check the name of a file that is cleared away before each attempt."""
+    """Check the name of a file that is removed before each attempt."""
     if name is None:
         return None
     clean = os.path.normpath(name)

@@ -1,4 +1,4 @@
-"""What runs gave: read from their output, a file or an answer, and put together in one table."""
+"""Results of runs: read from their output, a file or a reply, and joined in one table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_LETTERS = 200
 MAX_BYTES = 64 << 20
 OWN = ("run", "state")  # the first columns
 AFTER = ("duration_s", "gpu", "peak_bytes", "attempt", "status", "trouble", "past")
-# What people call that which should be large; all else should be small.
+# Names of results that should be large; all others should be small.
 _LARGE_IS_GOOD = (
     *("acc", "auc", "bleu", "f1", "iou", "map", "ndcg", "precision", "psnr", "r2", "recall"),
     *("return", "reward", "rouge", "score", "ssim", "throughput", "win"),
@@ -40,7 +40,7 @@ _LARGE_IS_GOOD = (
 
 
 class NoResult(Exception):
-    """A run was to leave a result and did not; the text says how."""
+    """A run left no result; the text is the reason."""
 
 
 def from_output(path: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def from_file(path: str) -> dict[str, Any]:
 
 
 def from_value(value: object) -> dict[str, Any]:
-    """Make a result of what a function has returned: a mapping as it is, all else as `value`."""
+    """Return a function's result: a mapping as it is, any other value as `value`."""
     if value is None:
         return {}
     found = plain(value if isinstance(value, Mapping) else {"value": value})
@@ -165,7 +165,7 @@ class Table:
 
     @property
     def finished(self) -> list[dict[str, Any]]:
-        """The rows of runs that ended well."""
+        """The rows of successful runs."""
         return [row for row in self.rows if row["state"] == RunState.FINISHED.value]
 
     @property
@@ -219,7 +219,7 @@ class Ranking:
 
     @property
     def text(self) -> str:
-        """Say how the rows are sorted."""
+        """Describe the order of the rows."""
         return f"by {self.metric}, {'highest' if self.is_maximized else 'lowest'} first"
 
 
@@ -231,7 +231,7 @@ def rank(
     if chosen is None:
         return None
     if metric is None and chosen not in table.metrics:
-        return None  # what is searched for, and no run has given it yet
+        return None  # the metric of a search, and no run has reported it yet
     if is_maximized is None:
         is_maximized = about.is_maximized if chosen == about.metric else is_large_good(chosen)
     rows = table.best(chosen, maximize=is_maximized)
@@ -262,7 +262,7 @@ def is_large_good(name: str) -> bool:
 
 
 def flat(result: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk through a result with names like `valid.loss` for what lies deeper."""
+    """Yield the values of a result, nested ones under names like `valid.loss`."""
     for name, value in result.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}.")

@@ -1,7 +1,7 @@
-"""A search by Optuna, which proposes each point and is given its result.
+"""A search by Optuna: it proposes each point and receives its result.
 
-Trials run at the same time, and end in any order. Earlier runs of the same sweep are told first, so
-a search that was interrupted goes on with all it knew.
+Trials run in parallel and end in any order. Earlier runs of the same sweep are reported first, so
+an interrupted search continues with all its results.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class OptunaFeed:
 
     @property
     def is_over(self) -> bool:
-        """True when all trials have been asked for."""
+        """True when all trials have been proposed."""
         return self._to_ask <= 0
 
     def next_point(self) -> Point | None:
-        """Ask for the next point that has not been run, None while enough are under way."""
+        """Return the next point that has not been run, None while enough are under way."""
         while not self.is_over and len(self._out) < self._parallel():
             trial, point = self._asked()
             self._to_ask -= 1
             mark = fingerprint(point)
             before = self._ended.get(mark)
-            if before is not None:  # nothing new to learn there
+            if before is not None:  # its result is known
                 self._tell(trial, before)
             elif mark in self._out:
                 self._out[mark].append(trial)
@@ -70,7 +70,7 @@ class OptunaFeed:
         return None
 
     def heard(self, run: RunManifest) -> RunManifest:
-        """Tell how a trial ended; one that gave no number for the metric has failed."""
+        """Report the end of a trial; one without a number for the metric has failed."""
         if run.state is RunState.FINISHED and self._value(run) is None:
             run = replace(
                 run, state=RunState.FAILED, trouble=f"it gave no number '{self._plan.metric}'"
@@ -84,10 +84,10 @@ class OptunaFeed:
     # --- Optuna --------------------------------------------------------------------------
 
     def _begun(self, known: Sequence[RunManifest]) -> Any:
-        """Make the study and tell it what is known."""
+        """Make the study and report the earlier runs to it."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # constant_liar: new, and made for trials in parallel
-            # Another seed each time, else a search that goes on would begin with the same points.
+            # Another seed each time, else a resumed search would propose the same points.
             sampler = self._optuna.samplers.TPESampler(
                 seed=self._plan.seed + len(known), constant_liar=True
             )
@@ -167,6 +167,6 @@ class OptunaFeed:
 
 
 def _choices(one: Listed) -> Sequence[Any]:
-    """Return the values as Optuna takes them: as they are, or their numbers in the list."""
+    """Return the values for Optuna: as they are, or their indices in the list."""
     plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in one.values)
     return one.values if plain else range(len(one.values))

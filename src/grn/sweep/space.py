@@ -1,7 +1,7 @@
 """A space of parameters and the points in it: lists, ranges, lists that go together, conditions.
 
 A point maps each parameter's name to one value, in the order of the parameters. Randomness is
-handed in, so that the same seed gives the same points, and asking for more only adds to them.
+passed in, so that the same seed gives the same points, and a larger number only adds to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grn.sweep.values import number_or_text
 
 Point = Mapping[str, object]
 KINDS = ("log", "uniform", "int")
-RESERVED = ("run_dir", "run", "index", "params")  # what a command can ask for beside parameters
+RESERVED = ("run_dir", "run", "index", "params")  # names for templates beside parameters
 MAX_TRIES = 10_000  # draws in a row that give nothing new
 MAX_LEFT_OUT = 300_000  # points in a row for which no condition holds
 DIGITS = 6  # of a drawn number: more would be noise in names and tables
@@ -115,7 +115,7 @@ class Space:
 
 
 def listed(name: str, values: Iterable[object]) -> Listed:
-    """Make a parameter of a list; empty lists and values that stand twice are refused."""
+    """Make a parameter of a list; refuse empty lists and duplicate values."""
     found = tuple(values)
     if not found:
         raise UsageError(f"parameter '{name}' has no value.", f"Write -p {name} VALUE ...")
@@ -166,7 +166,7 @@ def points(
     is_shuffled: bool = False,
     most: int | None = None,
 ) -> Iterator[dict[str, object]]:
-    """Walk through the points, lazily: the last list goes fastest, each point with all seeds.
+    """Yield the points, lazily: the last list varies fastest, each point with all seeds.
 
     With ranges, `most` draws are made; they go round the combinations of the lists.
     """
@@ -181,7 +181,7 @@ def points(
             yield point
         for seed in space.seeds:
             seeded = {**point, "seed": seed}
-            if _stays(space, seeded):  # a condition may speak of the seed
+            if _stays(space, seeded):  # a condition may use the seed
                 yield seeded
 
 
@@ -227,7 +227,7 @@ def _stays(space: Space, point: Point) -> bool:
 
 
 def _rounds(size: int, randomness: Randomness | None) -> Iterator[int]:
-    """Go round the combinations for ever, always in the order of the first time."""
+    """Repeat the combinations for ever, always in the same order."""
     taken: list[int] = []
     for number in _order(size, randomness):
         taken.append(number)
@@ -236,7 +236,7 @@ def _rounds(size: int, randomness: Randomness | None) -> Iterator[int]:
 
 
 def _order(size: int, randomness: Randomness | None) -> Iterator[int]:
-    """Number the combinations, shuffled if there is randomness, in memory of what was taken."""
+    """Yield the numbers of the combinations, shuffled with randomness; memory grows with use."""
     moved: dict[int, int] = {}
     for place in range(size):
         other = place if randomness is None else place + randomness.randrange(size - place)
@@ -270,7 +270,7 @@ def _in_order(space: Space, point: Mapping[str, object]) -> dict[str, object]:
 
 
 def looks_like_range(word: str) -> bool:
-    """True for a range, and for what can only be meant as one."""
+    """True for a range, and for a misspelt one."""
     found = _RANGE.fullmatch(word)
     if found is None:
         return False

@@ -1,4 +1,4 @@
-"""`grn.Sweep`: many runs of a command or a function from Python, one table of what they gave."""
+"""`grn.Sweep`: many runs of a command or a function from Python, and one table of results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sweep:
         parameters: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Describe it. The options are those of a sweep's file, with `when` for `if`."""
+        """Describe the sweep. The options are those of its file, with `when` for `if`."""
         given = {name: value for name, value in options.items() if value is not None}
         if "when" in given:
             given["if"] = given.pop("when")
@@ -56,7 +56,7 @@ class Sweep:
 
     @classmethod
     def from_plan(cls, plan: Plan) -> Sweep:
-        """Make one of a plan."""
+        """Make a sweep of a plan."""
         made = cls.__new__(cls)
         made.plan = plan
         return made
@@ -65,7 +65,7 @@ class Sweep:
         return f"<grn sweep {self.plan.name} of {self.plan.text} in {self.plan.out}>"
 
     def points(self) -> list[Point]:
-        """Return the points it will run, in order; a search does not know them before."""
+        """Return the points to run, in order; a search finds them while it runs."""
         if self.plan.trials is not None:
             raise UsageError("the points of a search are only known as it goes.")
         randomness = random.Random(self.plan.seed)
@@ -82,15 +82,15 @@ class Sweep:
         return found
 
     def results(self) -> Table:
-        """Return what is there so far, without running anything."""
+        """Return the results so far, without running anything."""
         study = Study(self.plan, lambda *_: None)
         return Table(study.folder.runs(), self.plan.space.names)
 
     def run(self, *, check: bool = False, on_change: Hearing | None = None) -> Table:
-        """Run what has not finished yet, on negotiated GPUs; return all results.
+        """Run the unfinished points on negotiated GPUs; return all results.
 
-        With `check` a run that failed raises JobFailed at the end. Interrupting leaves all that
-        finished; calling it again goes on from there.
+        With `check` a run that failed raises JobFailed at the end. An interruption keeps the
+        finished runs; another call continues from there.
         """
         study = self.study(on_change)
         if study.stopped_by:
@@ -106,9 +106,9 @@ class Sweep:
         on_wait: Callable[[Task, str], None] | None = None,
         slots: Slots | None = None,
     ) -> Study:
-        """Run it and return the study with all there is to know of it.
+        """Run the sweep and return its study.
 
-        `on_wait` hears why a run has no GPU yet; `slots` are others than those of the negotiator.
+        `on_wait` gets the reason why a run has no GPU yet; `slots` replace those of the negotiator.
         """
         study = Study(self.plan, on_change or (lambda *_: None))
         planned = self.points() if self.plan.trials is None else []
@@ -132,7 +132,7 @@ class Sweep:
 
 
 class _TrialsAtOnce:
-    """How many trials may be out: as many as asked for, or one on each GPU."""
+    """How many trials run in parallel: the given number, or one on each GPU."""
 
     def __init__(self, asked: int | None) -> None:
         self._known = asked or 0

@@ -1,7 +1,7 @@
-"""Runs a sweep: points become runs in folders of their own, a runner runs them, results are kept.
+"""Run a sweep: each point becomes a run in its folder, and its result is kept.
 
-What finished is never run again; what failed or was interrupted is. Which point comes next is
-decided by a feed: a walk through all of them, or a search that learns from results.
+Finished runs are never repeated; failed and interrupted ones are. A feed decides the next point: a
+walk through all of them, or a search that learns from results.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from grn.sweep.space import Point
 from grn.sweep.values import fingerprint, folder_name, spelled
 
 WRITE_EVERY_S = 2.0
-AHEAD = 64  # folders made before their turn
+AHEAD = 64  # folders made in advance
 _UNDER_WAY = (RunState.RUNNING, RunState.REQUEUED)
 
-_MARK = "GRN_SWEEP"  # by which all processes of one sweep are known
+_MARK = "GRN_SWEEP"  # marks all processes of one sweep
 
 
 class Feed(Protocol):
-    """Which points are to run."""
+    """The points to run."""
 
     @property
     def is_over(self) -> bool:
-        """True when no more points will ever come."""
+        """True when there are no more points."""
 
     def next_point(self) -> Point | None:
-        """Return the next point, None if there is none now."""
+        """Return the next point, None if there is none yet."""
 
     def heard(self, run: RunManifest) -> RunManifest:
-        """A run has ended: learn from it, and return it as it counts."""
+        """Learn from a run that has ended, and return it as it counts."""
 
 
 class Walk:
-    """A feed of points that were known before."""
+    """A feed of known points."""
 
     def __init__(self, points: Iterable[Point]) -> None:
         self._points = deque(points)
@@ -60,11 +60,11 @@ class Walk:
         return not self._points
 
     def next_point(self) -> Point | None:
-        """Return the next of them."""
+        """Return the next point."""
         return self._points.popleft() if self._points else None
 
     def heard(self, run: RunManifest) -> RunManifest:
-        """Nothing is learned."""
+        """Return the run unchanged: a walk does not learn."""
         return run
 
 
@@ -78,7 +78,7 @@ class Study:
         self.folder = SweepFolder(plan.out)
         self._on_change = on_change
         self._known: dict[str, RunManifest] = {}  # by fingerprint
-        self._names: dict[str, str] = {}  # of folders, with the fingerprint of who has it
+        self._names: dict[str, str] = {}  # folder -> fingerprint of its point
         self._in_flight: dict[int, RunManifest] = {}  # by number of the task
         self._last_index = 0
         self._git: str | None = None
@@ -90,7 +90,7 @@ class Study:
     # --- before and after ----------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the folder and read what was done before."""
+        """Lock the folder and read earlier runs."""
         self.folder.lock()
         self._git = git_commit(os.getcwd())
         about = self.folder.about()
@@ -109,7 +109,7 @@ class Study:
                 self._keep(replace(run, state=RunState.INTERRUPTED))
 
     def read(self) -> None:
-        """Read what was done before, and change nothing."""
+        """Read earlier runs, and change nothing."""
         for run in self.folder.runs():
             self._last_index = max(self._last_index, run.index)
             self._known[run.fingerprint] = run
@@ -120,11 +120,11 @@ class Study:
         self.folder.unlock()
 
     def known(self) -> list[RunManifest]:
-        """Return the runs there are, in order."""
+        """Return the runs, in order."""
         return sorted(self._known.values(), key=lambda run: run.index)
 
     def is_finished(self, point: Point) -> bool:
-        """True when a point has finished and is not to be rerun."""
+        """True when a point has finished and need not run again."""
         run = self._known.get(fingerprint(point))
         return run is not None and run.state is RunState.FINISHED and not self.plan.is_rerun
 
@@ -140,7 +140,7 @@ class Study:
         on_wait: Callable[[Task, str], None] | None = None,
         slots: Slots | None = None,
     ) -> None:
-        """Run all points of a feed; return when they have ended, or all was stopped."""
+        """Run all points of a feed; return when they have ended or were stopped."""
         self._feed = feed
         self.progress = Progress(total, skipped=skipped)
         # The mark keeps other children of the calling script out of the sweep.
@@ -153,7 +153,7 @@ class Study:
             runner.run()
         finally:
             self.stopped_by = runner.stopped_by
-            for run in self._in_flight.values():  # nothing of ours runs any more
+            for run in self._in_flight.values():  # none of the runs is alive any more
                 if run.state in _UNDER_WAY:
                     self._keep(replace(run, state=RunState.INTERRUPTED))
             self._write_table()
@@ -196,7 +196,7 @@ class Study:
     # --- the listener --------------------------------------------------------------------
 
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
-        """Say that a run runs."""
+        """Record that a run has started."""
         run = replace(
             self._in_flight[task.number],
             state=RunState.RUNNING,
@@ -208,7 +208,7 @@ class Study:
         self._change(run, running=1)
 
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
-        """Keep how a run ended, or let it run once more."""
+        """Record how a run ended, or repeat it."""
         run = self._in_flight[ended.task.number]
         was_running = run.state is RunState.RUNNING
         run = judged(self.plan, self.folder.run_dir(run.run), run, ended)
@@ -231,7 +231,7 @@ class Study:
             self._write_table()
 
     def _to_run_again(self, run: RunManifest, ended: CommandEnd) -> RunManifest:
-        """Keep how an attempt ended and clear the place for the next; return it."""
+        """Record how an attempt ended and prepare the folder for the next; return the run."""
         if ended.runs_again and not ended.is_counted:
             run = replace(run, past=ended.past(run.attempt, run.past))
         self._keep(run)
@@ -274,7 +274,7 @@ class Study:
             return (sys.executable, "-m", "grn.client.remote_call", folder)
         return self.plan.command.fill(filling(run.params, run.run, folder, run.index))
 
-    # --- telling -------------------------------------------------------------------------
+    # --- reporting -------------------------------------------------------------------------
 
     def _keep(self, run: RunManifest) -> None:
         self._known[run.fingerprint] = run
@@ -286,7 +286,7 @@ class Study:
         table.to_csv(os.path.join(self.folder.path, "results.csv"))
         table.to_json_lines(os.path.join(self.folder.path, "results.jsonl"))
         now = time.monotonic()
-        self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # a large one takes its time
+        self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # large tables are slow
 
     def _change(
         self, run: RunManifest, *, running: int = 0, finished: int = 0, failed: int = 0
@@ -318,7 +318,7 @@ class Study:
 
 
 def filling(params: Mapping[str, object], run: str, run_dir: str, index: int) -> dict[str, str]:
-    """Return all texts that the holes of a command can ask for."""
+    """Return the texts for the holes of a command."""
     texts = {name: spelled(value) for name, value in params.items()}
     own = {"run": run, "run_dir": run_dir, "index": str(index), "params": json.dumps(dict(params))}
     return {**texts, **own}

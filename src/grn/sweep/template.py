@@ -1,7 +1,7 @@
 """A command with holes: split into words first, filled second, so that no value is ever split.
 
-A value reaches the program as it was typed, byte for byte: inside one word, or, when a shell was
-asked for, quoted as the place where it stands needs it.
+A value reaches the program as it was typed, byte for byte: inside one word, or, for a shell, quoted
+for its position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPED_IN_DOUBLE = re.compile(r'([\\"$`])')
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A place for a value, and the quotes it stands in: none, `'` or `"`."""
+    """A place for a value, and the quotes around it: none, `'` or `"`."""
 
     name: str
     quotes: str = ""
@@ -45,7 +45,7 @@ class Template:
         return tuple(dict.fromkeys(hole.name for hole in holes))
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse holes that nothing fills, and parameters that the command does not use."""
+        """Refuse holes without a parameter, and parameters that the command does not use."""
         for name in self.names:
             if name not in names and name not in RESERVED:
                 raise UsageError(
@@ -111,7 +111,7 @@ def _word(text: str, quotes: Sequence[str] = ()) -> Word:
 
 
 def _pieces(text: str) -> Iterator[tuple[str | Hole, int]]:
-    """Take a text apart into what stands for itself and holes, with their places."""
+    """Split a text into literal parts and holes, with their positions."""
     last = 0
     for found in _MARK.finditer(text):
         if found.start() > last:
@@ -131,7 +131,7 @@ def _pieces(text: str) -> Iterator[tuple[str | Hole, int]]:
 
 
 def _quotes(text: str) -> list[str]:
-    """Say of each character of a shell line in which quotes it stands; "`" where it is hopeless."""
+    """Return the quotes around each character of a shell line; "`" where quoting cannot work."""
     states, state, is_escaped, inner = [], "", False, 0
     for place, letter in enumerate(text):
         states.append("`" if state == '"' and inner else state)

@@ -1,4 +1,4 @@
-"""Values of parameters: how they are read and spelled, and how a point of them is named."""
+"""Values of parameters: reading, spelling, and the names of points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fingerprint(point: Mapping[str, object]) -> str:
 
 
 def folder_name(point: Mapping[str, object]) -> str:
-    """Return a name like `lr=1e-3,bs=32`; what it cannot show whole is told by a mark at its end.
+    """Return a name like `lr=1e-3,bs=32`; a mark at its end shows that it is abridged.
 
     Two points never have the same name: a name without a mark shows all of its point.
     """
@@ -48,7 +48,7 @@ def sweep_name(text: str, program: str) -> str:
 
 
 def spelled(value: object) -> str:
-    """Spell a value as a command line gets it."""
+    """Spell a value for a command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -59,14 +59,14 @@ def spelled(value: object) -> str:
 
 
 def number_or_text(value: object) -> object:
-    """Read a text that looks like a number as one; leave all else."""
+    """Read a text that looks like a number as a number; return other values unchanged."""
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):
         return value
     return int(value) if value.lstrip("+-").isdigit() else float(value)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """True for numbers; a yes or no is none."""
+    """True for numbers, not for booleans."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
