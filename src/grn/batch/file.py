@@ -1,6 +1,6 @@
-"""The lines of a batch as jobs: joined over backslashes, without comments, options taken off.
+"""Parse the lines of a batch into jobs: continuation lines, comments, options.
 
-A line keeps its bytes; only what stands in the leading `[...]` is read here.
+A line keeps its bytes; only the leading `[...]` is parsed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPTIONS = "gpus, mem, exclusive, priority, type, name"
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """One job of a batch: where it begins in the file, what to run, and what it needs."""
+    """One job of a batch: its line in the file, its command, and its needs."""
 
     line: int  # of the file, from 1
     text: bytes  # for the shell
@@ -29,11 +29,11 @@ class BatchJob:
 
 
 class BatchParser:
-    """Takes the lines of a batch one by one and gives each job when its last line is there."""
+    """Takes the lines of a batch one by one and returns each job at its last line."""
 
     def __init__(self, needs: Needs) -> None:
-        self._needs = needs  # of a job that does not say otherwise
-        self._begun: list[bytes] = []  # lines of a job that goes on
+        self._needs = needs  # the defaults of a job
+        self._begun: list[bytes] = []  # lines of a job that continues
         self._line = 0
         self._first = 0
         self._seen: dict[bytes, int] = {}
@@ -58,7 +58,7 @@ class BatchParser:
         return self._job([*self._begun, line])
 
     def finish(self) -> BatchJob | None:
-        """There are no more lines; the last one may have ended in a backslash."""
+        """End the input; the last line may have ended in a backslash."""
         return self._job(self._begun) if self._begun else None
 
     def _job(self, lines: list[bytes]) -> BatchJob | None:
@@ -90,7 +90,7 @@ def _goes_on(line: bytes) -> bool:
 
 
 def _options(text: bytes, needs: Needs, line: int) -> tuple[Needs, str, bytes]:
-    """Take `[mem=6GiB gpus=2]` off the front. A `[` or `[[` of the shell has a blank behind it."""
+    """Strip a leading `[mem=6GiB gpus=2]`. A `[` or `[[` of the shell is followed by a blank."""
     if not text.startswith(b"[") or text[1:2] in (b" ", b"\t", b"[", b""):
         return needs, "", text
     inner, bracket, command = text[1:].partition(b"]")

@@ -1,8 +1,8 @@
-"""What a batch has done so far, beside its file: one JSON line for each job that ended.
+"""The journal of a batch, beside its file: one JSON line for each job that ended.
 
-Lines are only added, so a batch that was killed has lost at most the line it was writing; it runs
-that job again. Each run of a batch first adds a line with the version of those that follow; lines
-before any such line are of version 1, which differs in nothing else.
+Append-only: a killed batch loses at most the line it was writing, and runs that job again. Each run
+of a batch first adds a line with the version of the lines that follow; lines before any such line
+are of version 1, which differs in nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grn.errors import MachineError, UsageError
 
 VERSION = 2
 JOURNAL, REPORT, LOGS = "journal.jsonl", "report.json", "logs"
-_KINDS: dict[str, type | tuple[type, ...]] = {  # of what every version wrote
+_KINDS: dict[str, type | tuple[type, ...]] = {  # the types of fields that every version wrote
     "id": str, "line": int, "command": str, "outcome": str, "status": int, "gpu": str,
     "started_at": (int, float), "duration_s": (int, float), "attempts": int, "log": str,
 }  # fmt: skip
@@ -42,8 +42,8 @@ class Entry:
     peak_bytes: int | None
     log: str
     trouble: str = ""
-    because: str = ""  # whose fault it was that memory ran out, if it did
-    past: str = ""  # why earlier tries were not enough, where that was not its own doing
+    because: str = ""  # the cause of running out of memory, if it did
+    past: str = ""  # why earlier attempts failed, where the job was not to blame
 
     @property
     def is_ok(self) -> bool:
@@ -51,19 +51,19 @@ class Entry:
 
 
 def id_of(job: BatchJob) -> str:
-    """Return what a job is known by from one run of a batch to the next."""
+    """Return the id of a job, which is the same in the next run of the batch."""
     return hashlib.sha256(job.text).hexdigest()[:16] + (f"-{job.repeat}" if job.repeat else "")
 
 
 class BatchJournal:
-    """The folder of a batch; one batch at a time."""
+    """The folder of a batch, locked while the batch runs."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._file = -1
 
     def open(self, *, is_resumed: bool) -> dict[str, Entry]:
-        """Take the folder; return what finished before when the batch is resumed."""
+        """Lock the folder; return the finished jobs when the batch is resumed."""
         try:
             os.makedirs(os.path.join(self.folder, LOGS), exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -84,21 +84,21 @@ class BatchJournal:
         return before
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Unlock the folder."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def log_path(self, job: BatchJob) -> str:
-        """Return where the output of a job goes."""
+        """Return the log file of a job."""
         return os.path.join(self.folder, LOGS, f"{job.line:04d}.log")
 
     def add(self, entry: Entry) -> None:
-        """Write down how a job ended."""
+        """Append how a job ended."""
         self._add(asdict(entry))
 
     def write_report(self, report: dict[str, object]) -> str:
-        """Write the report, whole or not at all; return its path."""
+        """Write the report atomically; return its path."""
         path = os.path.join(self.folder, REPORT)
         with open(f"{path}.new", "w") as file:
             json.dump(report, file, indent=2)
@@ -123,7 +123,7 @@ class BatchJournal:
 
 
 def finished(folder: str) -> dict[str, Entry]:
-    """Return the jobs that ended well since the batch was last started without --resume."""
+    """Return the jobs that succeeded since the batch was last started without --resume."""
     found: dict[str, Entry] = {}
     version: object = 1
     for row in _rows(os.path.join(folder, JOURNAL)):

@@ -1,7 +1,7 @@
-"""Lines of bytes as they come in, and a line as a command of the shell, however long it is.
+"""Read lines of bytes without blocking, and turn a line of any length into a shell command.
 
-Reads only when there is something to read, so that a pipe or a FIFO never holds up the loop, and
-leaves the mode of the file as it is: others may share it.
+Reads only when data is there, so that a pipe or a FIFO never blocks the loop, and keeps the mode of
+the file: other processes may share it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 CHUNK_BYTES = 1 << 16
-# The kernel takes no single word of 128 KiB or more. A longer line is cut and put together again
-# by the shell, which then forgets how: the variables are gone before the line runs.
+# The kernel takes no single word of 128 KiB or more. A longer line is cut, and joined again by the
+# shell, which unsets the variables before the line runs.
 LONGEST_WORD_BYTES = (128 << 10) - 1
 _PIECE_BYTES = 100_000
 _PUT_TOGETHER = (
@@ -26,9 +26,9 @@ class LineReader:
         self._fd = fd
         self._buffer = bytearray()
         self._start = 0  # of the next line
-        self._seen = 0  # there is no end of a line between start and here
+        self._seen = 0  # no line ends between start and here
         self._is_at_end = False
-        self.trouble = ""  # why nothing more can be read; what was read before is still given
+        self.trouble = ""  # why reading failed; lines read before are still returned
 
     @property
     def is_over(self) -> bool:
@@ -52,7 +52,7 @@ class LineReader:
         return None if self._is_at_end else self._fd
 
     def hear(self) -> None:
-        """Read what is there."""
+        """Read the available bytes."""
         try:
             data = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:

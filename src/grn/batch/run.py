@@ -1,7 +1,7 @@
-"""Runs a batch: lines become jobs on negotiated GPUs, and a journal keeps how each ended.
+"""Run a batch: lines become jobs on negotiated GPUs, and a journal records how each ended.
 
-The source and the listener of its runner, which decides what runs again: unasked what ran out of
-memory beside others or made room for them, else as often as was asked for.
+The source and the listener of its runner. The runner repeats a job that failed because of other
+jobs without counting it, else as often as requested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from grn.group.task import CommandEnd, Needs, Slot, Task
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How a batch is to be run."""
+    """The options of a batch."""
 
     needs: Needs
     retries: int = 0
@@ -34,7 +34,7 @@ class BatchOptions:
 class RunsAgain:
     """An attempt that failed because of other jobs: the job runs again and no retry is counted."""
 
-    entry: Entry  # of that try
+    entry: Entry  # of that attempt
     has_more_room: bool
 
 
@@ -58,10 +58,10 @@ class Batch:
         self._jobs: dict[int, BatchJob] = {}  # that wait or run, by the number of their task
         self._starts: dict[int, int] = {}
         self._running: set[int] = set()
-        self._past: dict[int, str] = {}  # why earlier tries were not enough
+        self._past: dict[int, str] = {}  # why earlier attempts failed
         self._count = 0
         self._has_all = False
-        self.entries: list[Entry] = []  # of this run and of those it had not to run again
+        self.entries: list[Entry] = []  # of this run, and of jobs that had finished before
         self.progress = Progress(total)
         self.stopped_by = 0
         self.fileno = lines.fileno
@@ -69,7 +69,7 @@ class Batch:
     def run(
         self, group: str, finished: dict[str, Entry], on_wait: Callable[[Task, str], None]
     ) -> None:
-        """Run all lines; return when the last has ended, or all was stopped."""
+        """Run all lines; return when the last has ended or all were stopped."""
         self._finished = finished
         options = self._options
         runner = runner_for(
@@ -89,7 +89,7 @@ class Batch:
         return self._has_all
 
     def hear(self) -> None:
-        """There is something to read."""
+        """Read more lines."""
         self._lines.hear()
 
     def next_task(self) -> Task | None:
@@ -145,13 +145,13 @@ class Batch:
     # --- the listener --------------------------------------------------------------------
 
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
-        """A job starts."""
+        """Note that a job starts."""
         self._starts[task.number] = self._starts.get(task.number, 0) + 1
         self._running.add(task.number)
         self._change(running=1)
 
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
-        """Write down how a job ended, or note that it runs once more."""
+        """Record how a job ended, or note that it runs again."""
         number = ended.task.number
         was_running = number in self._running
         self._running.discard(number)
@@ -168,7 +168,7 @@ class Batch:
             runner.drain()
 
     def _again(self, ended: CommandEnd) -> RunsAgain | None:
-        """Note a try that is made good unasked; what else fails is told when it was the last."""
+        """Note an attempt that is repeated uncounted; of other failures the last is reported."""
         if ended.is_counted:
             return None
         number, entry = ended.task.number, self._entry(ended, is_stopping=False)
