@@ -1,1 +1,1 @@
-"""Groups of jobs tied to one process: what runs the commands of batches, sweeps and executors."""
+"""Groups of jobs tied to one process: the runners of batches, sweeps and executors."""

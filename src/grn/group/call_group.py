@@ -1,4 +1,4 @@
-"""Calls of this process as one group of jobs: what `grn.Executor`, joblib and Hydra share.
+"""Calls of this process as one group of jobs, for `grn.Executor`, joblib and Hydra.
 
 One thread runs the group, one accepts workers, and each worker that runs has a thread that hands it
 calls over a unix socket. `call_table.py` decides, the runner of the group runs. The address of the
@@ -27,7 +27,7 @@ from grn.group.task import CommandEnd, Needs, Slot, Task
 from grn.interpreter import own_module
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
 
-IDLE_S = 1.0  # an idle worker waits for the next call for so long
+IDLE_S = 1.0  # an idle worker waits this long for the next call
 MAX_WAITING_NESTED = 4
 MAX_AHEAD = 1_000_000
 _MARK = "GRN_CALLS"
@@ -100,7 +100,7 @@ class CallGroup:
         return future
 
     def shut(self, *, is_stopping: bool = False) -> None:
-        """Take no more calls; with `is_stopping` end those that are open."""
+        """Accept no more calls; with `is_stopping` end the open ones."""
         with self._lock:
             self._is_shut = True
             self._is_stopping = self._is_stopping or (is_stopping and self._table.has_open_calls)
@@ -206,7 +206,7 @@ class CallGroup:
         return self._awake
 
     def hear(self) -> None:
-        """Cancel what need not run any more."""
+        """Cancel workers that are not needed any more."""
         try:
             os.read(self._awake, 1 << 16)
         except BlockingIOError:

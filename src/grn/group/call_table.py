@@ -13,13 +13,13 @@ from typing import Any
 
 from grn.model.oom_retry import Had, again
 
-REUSE_S = 10.0  # a worker takes calls for so long, so that leases keep changing hands
+REUSE_S = 10.0  # a worker takes calls for this long, so that leases return to the negotiator
 MAX_WORKERS = 64  # that are reused, unless a number is given
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What calls share that may run in one worker: their job type."""
+    """The job type of calls that may share one worker."""
 
     type: str
     label: str
@@ -28,7 +28,7 @@ class Kind:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call: packed, with its future and what is left of its retries."""
+    """One call: packed, with its future and its remaining retries."""
 
     kind: Kind
     data: bytes
@@ -57,7 +57,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the queue reports about an attempt of a worker."""
+    """The queue's report about an attempt of a worker."""
 
     is_final: bool
     is_ok: bool = True
@@ -68,7 +68,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows: calls that are over, and whether the worker may run again."""
+    """The decision: calls that are over, and whether the worker may run again."""
 
     over: tuple[Call, ...] = ()
     may_run_again: bool = True
@@ -167,7 +167,7 @@ class CallTable:
             self.workers[number].is_done = True
 
     def is_wanted(self, kind: Kind) -> bool:
-        """True while an idle worker of a kind does not stand in the way of another kind."""
+        """True while an idle worker of a kind does not block another kind."""
         others = any(calls for other, calls in self._pending.items() if other != kind)
         return not (others and len(self.workers) >= (self.max_workers or len(self.workers) + 1))
 

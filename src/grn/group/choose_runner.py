@@ -1,4 +1,4 @@
-"""Where tasks run: in this user's queue, inside a job on its GPUs, or on slots given by hand."""
+"""Choose the runner: this user's queue, the GPUs of the surrounding job, or given slots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runner_for(
     ahead: int = AHEAD,
     mark: str = "",
 ) -> RunControl:
-    """Return what runs the tasks of a source; `mark` is as of the runner for fixed slots."""
+    """Return the runner for the tasks of a source; `mark` is that of the runner for fixed slots."""
     slots = slots or NestedSlots.here()
     if slots is not None:
         return Runner(slots, source, listener, mark=mark, retries=retries)

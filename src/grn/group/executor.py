@@ -51,7 +51,7 @@ class Executor(concurrent.futures.Executor):
         return group.submit(fn, args, kwargs, Kind(name, name[-256:]))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; wait for, or cancel, those that are open."""
+        """Accept no more calls; wait for the open ones, or cancel them."""
         with self._lock:
             self._is_shut = True
             group = self._group

@@ -74,10 +74,10 @@ class GroupRunner:
         self.is_stopping = False
         self.stopped_by = 0
 
-    # --- what a listener may ask for -----------------------------------------------------
+    # --- control by listeners -----------------------------------------------------
 
     def again(self, task: Task) -> bool:
-        """Run a task once more that failed in spite of its status; False if that was its last."""
+        """Repeat a task that failed in spite of its status; False without a remaining retry."""
         if self.is_draining or self._tries_left(task) <= 0:
             return False
         self._count_failure(task)
@@ -85,7 +85,7 @@ class GroupRunner:
         return True
 
     def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
-        """End some tasks, or of these only the ones that have not begun."""
+        """End some tasks, or only those of them that have not begun."""
         if not numbers:
             return
         jobs = [job for job, sent in self._jobs.items() if sent.task.number in numbers]
@@ -95,12 +95,12 @@ class GroupRunner:
             self._tell({"op": "cancel", "jobs": jobs, "queued": is_queued_only})
 
     def drain(self) -> None:
-        """Start nothing more and let what runs finish."""
+        """Start no more tasks and let running ones finish."""
         self.is_draining = True
         self._tell({"op": "cancel", "jobs": list(self._jobs), "queued": True})
 
     def stop(self) -> None:
-        """End all that runs, kindly first; at once when asked a second time."""
+        """End all running tasks, with SIGTERM first; kill them at the second call."""
         is_second = self.is_stopping
         self.is_draining = self.is_stopping = True
         self._tell({"op": "cancel", "jobs": list(self._jobs), "now": is_second})
@@ -111,7 +111,7 @@ class GroupRunner:
     # --- the loop ------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run all there is; return when the last has ended, or all has been stopped."""
+        """Run all tasks; return when the last has ended or all were stopped."""
         signals = StopSignals()
         self._poll = select.poll()
         self._poll.register(signals.fd, select.POLLIN)
@@ -190,7 +190,7 @@ class GroupRunner:
             return
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
-            if not self._watch:  # where there are no GPUs nothing is submitted
+            if not self._watch:  # without GPUs nothing is submitted
                 daemons.ensure_negotiator(IDLE_EXIT_S)
             if not self._line.open():
                 return
@@ -222,7 +222,7 @@ class GroupRunner:
         return self._ahead - waiting if waiting <= self._ahead // 2 else 0
 
     def _submit(self) -> None:
-        """Submit as much as there is room for, and what was refused for a passing reason."""
+        """Submit as many tasks as there is room for, and those refused for a passing reason."""
         if self._refused and (self.is_draining or time.monotonic() >= self._submit_at):
             refused, self._refused = self._refused, []
             for message, same_tasks in refused if not self.is_draining else ():
@@ -315,7 +315,7 @@ class GroupRunner:
             self._tell({"op": "cancel", "jobs": jobs, "queued": not self.is_stopping})
 
     def _not_accepted(self, error: Message, submitted: Message, tasks: list[Task]) -> None:
-        """Try again what may be accepted later; of what never will be, find out which it is."""
+        """Retry a submit that may be accepted later; else find the task that is refused."""
         text = f"{error['message']} {error['hint']}".strip()
         if error["code"] == "MachineError":
             self._refused.append((submitted, tasks))
@@ -399,7 +399,7 @@ class GroupRunner:
 
 
 class _Deaf:
-    """Hears nothing any more."""
+    """A listener that ignores everything."""
 
     def starting(self, runner: object, task: Task, slot: Slot) -> None:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""Tasks inside a job: its lease is there, and each of its GPUs is for one of them at a time.
+"""Tasks inside a job: they share its lease, one task at a time on each GPU.
 
 The memory of the lease was reserved for the job on each GPU, so no two tasks share one.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Nested:
-    """Shares out the GPUs of an outer lease, in the order in which they are asked for."""
+    """Assigns the GPUs of an outer lease, in the order of requests."""
 
     def __init__(self) -> None:
         self._waiting: deque[Task] = deque()
@@ -24,7 +24,7 @@ class Nested:
         self._free: list[str] = []
 
     def ask(self, task: Task, lease: str, visible: str) -> None:
-        """Put a task in line for GPUs of a lease, of which so many can be seen."""
+        """Queue a task for GPUs of a lease; `visible` names its GPUs."""
         if not self._all:
             self._lease = lease
             self._all = list(dict.fromkeys(name.strip() for name in visible.split(",")))
@@ -32,7 +32,7 @@ class Nested:
         self._waiting.append(task)
 
     def grants(self) -> list[SlotGrant]:
-        """Return what can start now; none is overtaken by one that asks for less."""
+        """Return the tasks that can start now; a smaller task does not overtake."""
         grants = []
         while self._waiting and len(self._free) >= self._count(self._waiting[0]):
             task = self._waiting.popleft()
@@ -47,11 +47,11 @@ class Nested:
         self._free = [name for name in self._all if name in back]
 
     def withdraw(self) -> None:
-        """Forget the line."""
+        """Drop all waiting tasks."""
         self._waiting.clear()
 
     def _count(self, task: Task) -> int:
-        """Say how many GPUs a task gets: one that asks for more than there are gets all."""
+        """Return how many GPUs a task gets: at most all of the lease."""
         return min(max(1, task.needs.gpus), len(self._all))
 
     def _slot(self, names: list[str]) -> Slot:

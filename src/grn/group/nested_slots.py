@@ -1,4 +1,4 @@
-"""Slots inside a job: the GPUs of the lease that the job has, each for one task at a time."""
+"""Slots inside a job: the GPUs of its lease, each for one task at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NestedSlots:
 
     @classmethod
     def here(cls) -> NestedSlots | None:
-        """Return the GPUs of the job that we run in, None when it has none."""
+        """Return the GPUs of the surrounding job, None when it has none."""
         outer = os.environ.get("GRN_LEASE")
         if not outer:
             return None
@@ -43,7 +43,7 @@ class NestedSlots:
         return cls(outer, visible or ",".join(map(str, leases[outer]["gpus"])))
 
     def has_room(self) -> bool:
-        """Some wait, to be told of as waiting."""
+        """True while few tasks wait; waiting ones can be reported."""
         return self._waiting < MAX_ASKED
 
     def ask(self, task: Task) -> None:
@@ -52,7 +52,7 @@ class NestedSlots:
         self._nested.ask(task, self._lease, self._visible)
 
     def grants(self) -> list[SlotGrant]:
-        """Return what can start now."""
+        """Return the tasks that can start now."""
         grants = self._nested.grants()
         self._waiting -= len(grants)
         for grant in grants:
@@ -69,7 +69,7 @@ class NestedSlots:
         self._nested.give(slot)
 
     def give(self, ended: CommandEnd) -> None:
-        """Take GPUs back, and see from its log whether memory ran out."""
+        """Take GPUs back, and read from the task's log whether memory ran out."""
         log, start = ended.task.log_path or "", self._log_starts.pop(ended.task.number, 0)
         text = logs.tail(log, TAIL_BYTES, start) if ended.status else b""
         is_oom = frameworks.is_out_of_memory_text(text.decode(errors="replace"))
@@ -77,12 +77,12 @@ class NestedSlots:
         self._nested.give(ended.slot)
 
     def settled(self) -> list[CommandEnd]:
-        """Return the ends since."""
+        """Return the ends since the last call."""
         ends, self._ends = self._ends, []
         return ends
 
     def withdraw(self) -> None:
-        """Forget the line."""
+        """Drop all waiting tasks."""
         self._nested.withdraw()
         self._waiting = 0
 

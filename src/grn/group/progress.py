@@ -1,4 +1,4 @@
-"""How far a batch or a sweep is."""
+"""The progress of a batch or a sweep."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many have ended, well or not."""
+        """How many have ended, successfully or not."""
         return self.finished + self.failed

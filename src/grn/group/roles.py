@@ -1,6 +1,6 @@
-"""The roles around a runner: where tasks come from, where they run, and who hears of it.
+"""The interfaces around a runner: source of tasks, slots, listener.
 
-`typing` is not cheap: the runner and the doors import this file for their types only.
+`typing` is slow to import: the runner and the entry points import this file for types only.
 """
 
 from __future__ import annotations
@@ -12,88 +12,88 @@ from grn.group.task import CommandEnd, Slot, SlotGrant, Task
 
 
 class Source(Protocol):
-    """Where tasks come from."""
+    """The source of tasks."""
 
     @property
     def is_over(self) -> bool:
-        """True when no more tasks will ever come."""
+        """True when no more tasks will come."""
 
     def next_task(self) -> Task | None:
-        """Return the next task, None if there is none now; asked again after each end."""
+        """Return the next task, None if there is none yet; called again after each end."""
 
     def fileno(self) -> int | None:
-        """Return what to listen to for more, None if tasks come without being waited for."""
+        """Return the file to wait on for more tasks, None if tasks need no waiting."""
 
     def hear(self) -> None:
-        """There is something to read."""
+        """Read the file, which is ready."""
 
 
 class RunControl(Protocol):
-    """What a listener may ask of a runner."""
+    """The control of a runner by its listener."""
 
     is_draining: bool
     is_stopping: bool
     stopped_by: int
 
     def run(self) -> None:
-        """Run all there is; return when the last has ended, or all has been stopped."""
+        """Run all tasks; return when the last has ended or all were stopped."""
 
     def again(self, task: Task) -> bool:
-        """Run a task once more that failed in spite of its status; False if that was its last."""
+        """Repeat a task that failed in spite of its status; False without a remaining retry."""
 
     def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
-        """End some tasks, or of these only the ones that have not begun."""
+        """End some tasks, or only those of them that have not begun."""
 
     def drain(self) -> None:
-        """Start nothing more and let what runs finish."""
+        """Start no more tasks and let running ones finish."""
 
     def stop(self) -> None:
-        """End all that runs, kindly first; at once when asked a second time."""
+        """End all running tasks, with SIGTERM first; kill them at the second call."""
 
 
 class Slots(Protocol):
-    """Where tasks run. Asked for by `ask`; what came of it is fetched by `grants`."""
+    """The places where tasks run: `ask` requests one, `grants` returns the answers."""
 
     @property
     def wake_at(self) -> float | None:
-        """When to call `hear` even if nobody spoke, by time.monotonic()."""
+        """When to call `hear` even without input, by time.monotonic()."""
 
     def has_room(self) -> bool:
-        """True when one more task may be asked for."""
+        """True when a place for one more task may be requested."""
 
     def ask(self, task: Task) -> None:
-        """Ask for a place for a task."""
+        """Request a place for a task."""
 
     def grants(self) -> Sequence[SlotGrant]:
         """Return which tasks have a place now, or never will; each once."""
 
     def started(self, slot: Slot, pid: int) -> None:
-        """A task runs there now."""
+        """Note that a task runs there."""
 
     def unused(self, slot: Slot) -> None:
-        """A place was granted and is not needed any more."""
+        """Return a granted place that is not needed any more."""
 
     def give(self, ended: CommandEnd) -> None:
-        """A place is free again."""
+        """Return the place of a task that has ended."""
 
     def settled(self) -> Sequence[CommandEnd]:
-        """Return the ends of which all is known now; each once."""
+        """Return the ends that are complete now; each once."""
 
     def withdraw(self) -> None:
-        """Forget all that was asked for and not granted."""
+        """Withdraw all requests that are not granted."""
 
     def fileno(self) -> int | None:
-        """Return what to listen to, None for nothing."""
+        """Return the file to wait on, None for none."""
 
     def hear(self) -> None:
-        """There is something to read, or it is `wake_at`."""
+        """Read the file, which is ready, or act at `wake_at`."""
 
     def close(self) -> None:
-        """Let all places go."""
+        """Release all places."""
 
 
 class RunListener(Protocol):
-    """Who hears of it all, and may call `again`, `drain` and `stop` of the runner."""
+    """Receives starts and ends, and may call `again`, `drain` and `stop` of the runner."""
 
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
         """A task is about to be started, or was just now."""

@@ -1,7 +1,7 @@
-"""The nouns of running many commands: what is to run, what it needs, and how it ended.
+"""Values for running many commands: the task, its needs, its slot, and its end.
 
-Values: nobody changes one once it is made. Written out by hand since `dataclasses` would double the
-start-up time of the doors that start nothing but `true`.
+Immutable. Written out by hand since `dataclasses` would double the start-up time of the light entry
+points.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Value:
 
 
 class Needs(_Value):
-    """What a task asks the negotiator for; fixed slots know nothing of it."""
+    """The needs of a task, for the negotiator; fixed slots ignore them."""
 
     __slots__ = ("gpus", "is_exclusive", "job_type", "mem_bytes", "priority")
 
@@ -64,7 +64,7 @@ NOTHING: Mapping[str, object] = {}
 
 
 class Task(_Value):
-    """One command to run. The environment is put on top of ours, the slot's on top of both."""
+    """One command to run. Its environment extends this process's, the slot's extends both."""
 
     __slots__ = (
         *("argv", "environment", "folder", "label", "log_path", "needs", "number", "profile"),
@@ -83,10 +83,10 @@ class Task(_Value):
     ) -> None:
         self.number: Final = number  # from 1, in the order of the input
         self.argv: Final = argv
-        self.label: Final = label  # what people see of it
+        self.label: Final = label  # for people
         self.environment: Final = environment
-        self.folder: Final = folder  # None: where we are
-        self.log_path: Final = log_path  # both outputs go there; None: to ours
+        self.folder: Final = folder  # None: the current one
+        self.log_path: Final = log_path  # of both outputs; None: those of this process
         self.needs: Final = needs
         # type, label, args and code of its job; empty: they are read from the command
         self.profile: Final = profile
@@ -98,7 +98,7 @@ class Slot(_Value):
     __slots__ = ("environment", "lease", "name")
 
     def __init__(self, name: str, environment: Mapping[str, str], lease: str = "") -> None:
-        self.name: Final = name  # what people see: "2", "0,1"
+        self.name: Final = name  # for people: "2", "0,1"
         self.environment: Final = environment  # CUDA_VISIBLE_DEVICES, and what a lease adds
         self.lease: Final = lease  # its id, when it is one
 
@@ -139,15 +139,15 @@ class CommandEnd(_Value):
         self.peak_bytes: Final = peak_bytes
         self.trouble: Final = trouble  # why it could not be started
         self.is_cancelled: Final = is_cancelled  # it was ended by hand, or never begun
-        self.because: Final = because  # whose fault that was
+        self.because: Final = because  # the cause of running out of memory
         self.runs_again: Final = runs_again
-        self.is_counted: Final = is_counted  # if it does: as one of the retries asked for
+        self.is_counted: Final = is_counted  # if it does: as one of the requested retries
         self.has_more_room: Final = has_more_room  # if it does
-        self.reason: Final = reason  # the queue's word, or the class of the error that refused it
+        self.reason: Final = reason  # the queue's reason, or the class of the error that refused it
         self.text: Final = text  # the queue's description of the end
 
     def past(self, attempt: int, before: str = "") -> str:
-        """Say why this attempt was not enough, after the text about the attempts before it."""
+        """Describe why this attempt failed, after the text about the attempts before it."""
         reason = "out-of-memory" if self.is_out_of_memory else "not-started"
         text = f"attempt {attempt}: {reason}" + (f", {self.because}" if self.because else "")
         return f"{before}; {text}" if before else text
