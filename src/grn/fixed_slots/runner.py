@@ -1,4 +1,4 @@
-"""Runs many commands on slots, in one thread: starts them, notices ends, stops trees.
+"""Run many commands on slots, in one thread: starts, ends, process trees.
 
 A source decides what runs, slots decide where, and a listener receives the ends. Stopping ends
 whole trees, also what left them by setsid or a double fork; when the runner itself is killed a
@@ -63,7 +63,7 @@ class _Later:
 class Runner:
     """Runs all tasks of a source; `run` returns when the last has ended."""
 
-    _running_here = 0  # how many runners this process has: they share what its children are to it
+    _running_here = 0  # runners in this process: they share its children
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Runner:
         mark: str = "",
         retries: int = 0,
     ) -> None:
-        """Take a `mark` where others in this process start children too, to tell ours from theirs.
+        """Take a `mark` where other code of this process starts children too.
 
-        It is a variable, `NAME=value`, that all tasks have and nobody else.
+        It is a variable, `NAME=value`, that all tasks have and no other process.
         """
         self._slots = slots
         self._source = source
@@ -90,17 +90,17 @@ class Runner:
         self._again: list[Task] = []
         self._later: list[_Later] = []
         self._runs: dict[int, _Run] = {}  # by pidfd
-        self._pending = 0  # asked for and not granted yet
-        self._unsettled = 0  # given back, and not all is known yet
+        self._pending = 0  # requested and not granted yet
+        self._unsettled = 0  # returned, and not settled yet
         self._reap_at = 0.0
-        self.is_draining = False  # nothing more is started; what runs may finish
-        self.is_stopping = False  # what runs is being ended
-        self.stopped_by = 0  # the signal that we were stopped by
+        self.is_draining = False  # no task is started any more; running ones may finish
+        self.is_stopping = False  # running tasks are being ended
+        self.stopped_by = 0  # the signal that stopped the runner
 
-    # --- what a listener may ask for -----------------------------------------------------
+    # --- control by listeners -----------------------------------------------------
 
     def again(self, task: Task) -> bool:
-        """Run a task once more that failed in spite of its status; False if that was its last."""
+        """Repeat a task that failed in spite of its status; False without a remaining retry."""
         failures = self._failures[task.number] = self._failures.get(task.number, 0) + 1
         if failures > self._retries or self.is_draining:
             return False
@@ -108,17 +108,17 @@ class Runner:
         return True
 
     def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
-        """Ask the trees of some tasks that run to end; a task that waits is not withdrawn."""
+        """End the trees of some running tasks; a waiting task is not withdrawn."""
         pids = [run.pid for run in self._runs.values() if run.task.number in numbers]
         if pids and not is_queued_only:
             terminate.take(ASK, family(self._trees(), pids))
 
     def drain(self) -> None:
-        """Start nothing more and let what runs finish."""
+        """Start no more tasks and let running ones finish."""
         self.is_draining = True
 
     def stop(self) -> None:
-        """End all that runs, with SIGTERM first; at once when asked a second time."""
+        """End all running tasks, with SIGTERM first; kill them at the second call."""
         now = time.monotonic()
         if self.is_stopping:
             self._steps.hurry(now)
@@ -135,7 +135,7 @@ class Runner:
     # --- the loop ------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run all there is; return when the last has ended, or all has been stopped."""
+        """Run all tasks; return when the last has ended or all were stopped."""
         signals = StopSignals()
         terminate.adopt_orphans()
         Runner._running_here += 1
@@ -180,7 +180,7 @@ class Runner:
             self._keep_time()
 
     def _listen(self) -> dict[int, Slots | Source]:
-        """Listen to slots, and to the source if it could be of use now."""
+        """Wait on the slots, and on the source if there is room for a task."""
         speakers: list[Slots | Source] = [self._slots]
         if not self.is_draining and not self._source.is_over and self._slots.has_room():
             speakers.append(self._source)
@@ -194,7 +194,7 @@ class Runner:
         times = [at for at in (self._steps.next_at, self._slots.wake_at) if at is not None]
         times += [later.at for later in self._later]
         if self.is_stopping and not self._runs:
-            times.append(now + LOOK_S)  # no pidfd shows the end of what left its tree
+            times.append(now + LOOK_S)  # no pidfd shows the end of a process that left its tree
         return max(0.0, (min(times) - now) * 1000 + 1) if times else None
 
     def _keep_time(self) -> None:
@@ -205,7 +205,7 @@ class Runner:
         self._start_later(now)
 
     def _start_later(self, now: float) -> None:
-        """Start what could not be started before; what is over by now is given back."""
+        """Retry postponed starts; return the slots of tasks that are not wanted any more."""
         due = [one for one in self._later if self.is_draining or now >= one.at]
         self._later = [one for one in self._later if one not in due]
         for later in due:
@@ -231,9 +231,9 @@ class Runner:
     # --- starting ------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
-        """Tell of ends, ask for as many places as there is room for, start what has one."""
+        """Report ends, request slots while there is room, start tasks with a slot."""
         while True:
-            self._tell_of_ends()  # first: who hears of a failure may want nothing more to start
+            self._tell_of_ends()  # first: a listener may stop the runner on a failure
             if self.is_draining and self._pending:
                 self._slots.withdraw()
                 self._pending = 0
@@ -341,7 +341,7 @@ class Runner:
         self._slots.give(ended)
 
     def _tell_of_ends(self) -> int:
-        """Tell the listener, and say of how many ends."""
+        """Report ends to the listener; return their number."""
         ends = self._slots.settled()
         for ended in ends:
             self._unsettled -= 1
@@ -352,7 +352,7 @@ class Runner:
     # --- whole trees ---------------------------------------------------------------------
 
     def _trees(self) -> list[Process]:
-        """Return all processes that our commands have started, also those that left their tree.
+        """Return all processes that the commands have started, also those that left their tree.
 
         Each command has its own process group, so a process in ours was started by other code of
         this process.
@@ -365,7 +365,7 @@ class Runner:
         return [one for one in found if one.pid not in served]
 
     def _is_ours(self, one: Process) -> bool:
-        """True of what our commands have started; without a mark this process starts no other."""
+        """True for processes of the commands; without a mark this process starts no others."""
         if not self._mark or one.group in self._groups:
             return True
         return processes.has_variable(one.pid, self._mark)
@@ -376,7 +376,7 @@ class Runner:
             terminate.take(step, self._trees())
 
     def _reap_orphans(self) -> None:
-        """Reap what our commands left behind and what has ended since, once in a while."""
+        """Reap orphans of the commands, once in a while."""
         self._reap_at = time.monotonic() + _REAP_S
         known = {self._watchdog.pid, *self._elders, *(run.pid for run in self._runs.values())}
         own = os.getpgrp()

@@ -1,6 +1,6 @@
-"""Fixed slots: GPUs named by whoever starts us, each for one command at a time.
+"""Fixed slots: GPUs named on the command line, each for one command at a time.
 
-Needs no driver and no negotiator; where one runs, the GPUs are held there while we use them.
+Needs no driver and no negotiator; where one runs, the GPUs are held there while they are in use.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class FixedSlots:
     ) -> None:
         self._free = [Slot(name, {"CUDA_VISIBLE_DEVICES": name}) for name in names]
         self._names = names
-        self._owner = owner  # what other users of the negotiator see of us
-        self._say = say  # told once why a GPU has to be waited for
+        self._owner = owner  # the label that other users of the negotiator see
+        self._say = say  # gets the reason of a wait for a GPU, once
         self._hold: Hold | None = None
         self._has_looked = False  # for a negotiator
         self._asked: list[Task] = []
@@ -42,18 +42,18 @@ class FixedSlots:
         return None if self._hold is None else self._hold.wake_at
 
     def has_room(self) -> bool:
-        """One task is kept at hand for the next slot that gets free."""
+        """True when a slot is free for one more task; one task may wait for the next free slot."""
         return len(self._asked) < max(1, len(self._free))
 
     def ask(self, task: Task) -> None:
-        """Put a task at the end of the line."""
+        """Append a task to the waiting ones."""
         if not self._has_looked:
             self._has_looked = True
             self._hold = _hold(self._names, self._owner, self._say)
         self._asked.append(task)
 
     def grants(self) -> list[SlotGrant]:
-        """Give the free slots to those that were first."""
+        """Assign the free slots to the first tasks."""
         grants: list[SlotGrant] = []
         while self._asked and self._free:
             slot = self._free.pop() if self._hold is None else self._next_held(self._hold)
@@ -63,7 +63,7 @@ class FixedSlots:
         return grants
 
     def _next_held(self, hold: Hold) -> Slot | None:
-        """Take the topmost slot that may be used; pass over those that somebody else uses."""
+        """Take the topmost usable slot; skip slots in use by other jobs."""
         from grn.fixed_slots.slot_leases import SlotState
 
         for place in reversed(range(len(self._free))):
@@ -80,7 +80,7 @@ class FixedSlots:
         return None
 
     def started(self, slot: Slot, pid: int) -> None:
-        """Nobody else needs to know."""
+        """Do nothing: the slot is held already."""
 
     def unused(self, slot: Slot) -> None:
         """Put a slot back on top."""
@@ -92,31 +92,31 @@ class FixedSlots:
         self._ends.append(ended)
 
     def settled(self) -> list[CommandEnd]:
-        """All is known at once."""
+        """Return the ends: they are complete at once."""
         ends, self._ends = self._ends, []
         return ends
 
     def withdraw(self) -> None:
-        """Forget the line."""
+        """Drop all waiting tasks."""
         self._asked.clear()
 
     def fileno(self) -> int | None:
-        """Return the line to the negotiator, if there is one."""
+        """Return the connection to the negotiator, if there is one."""
         return None if self._hold is None else self._hold.fileno()
 
     def hear(self) -> None:
-        """Hear the negotiator."""
+        """Read the negotiator's messages."""
         if self._hold is not None:
             self._hold.hear()
 
     def close(self) -> None:
-        """Let others have the GPUs."""
+        """Release the GPUs."""
         if self._hold is not None:
             self._hold.close()
 
 
 def _hold(names: Sequence[str], owner: str, say: Callable[[str], None]) -> Hold | None:
-    """Hold the GPUs if a negotiator may be there: a look at its socket costs nothing."""
+    """Hold the GPUs if there may be a negotiator: checking for its socket is cheap."""
     if not any(os.path.exists(path) for path in paths.sockets_to_try()):
         return None
     from grn.fixed_slots.slot_leases import Hold

@@ -1,9 +1,9 @@
-"""A forked process that ends the running commands when we are killed without a chance to do so.
+"""A forked process that ends the running commands when the runner is killed by SIGKILL.
 
-It waits for our end and reads from shared memory which process groups were running then, so that
-telling it costs no system call. One that ended a moment before may still stand there: groups of our
-session are looked up, not pids, so a stranger with the same pid is never met. What has left its
-group by then it knows from looks of its own.
+It waits for the runner's end and reads the running process groups from shared memory, so that an
+update costs no system call. A group that ended a moment before may still be listed: groups of the
+runner's session are looked up, not pids, so a stranger with the same pid is never met. Processes
+that left their group are found by regular scans.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 MAX_COMMANDS = 4096  # further commands at the same time are not watched
 _WORD_BYTES = 8
-_WATCH_MS = 250  # between looks for what has left its tree
+_WATCH_MS = 250  # between scans for processes that left their tree
 _FOR_EVER = -1
 _LOOK_S = 0.05
 _GIVE_UP_S = 10.0
-_BIRTH_S = 2.0  # a command that we were just starting shows itself within this time
+_BIRTH_S = 2.0  # a command that was being started appears within this time
 _ALL_FDS = 1 << 20
 
 
 class Watchdog:
-    """Knows which commands run, and outlives us."""
+    """Tracks the running commands, and outlives the runner."""
 
     def __init__(self, grace_s: float, elders: Iterable[int] = (), mark: bytes = b"") -> None:
-        """Take the children that are no commands, and the variable of those that are, if any."""
+        """Take the children that are no commands, and the variable of the commands, if any."""
         self._memory = mmap.mmap(-1, (1 + MAX_COMMANDS) * _WORD_BYTES)
         # First since when a command is being started, in ticks, or 0; then the pids of all.
         self._words = memoryview(self._memory).cast("q")
@@ -50,30 +50,30 @@ class Watchdog:
         os.close(own)
 
     def expect(self) -> None:
-        """A command is about to be started: we may be killed before we know its pid."""
+        """Note that a command is about to start: the runner may be killed before it has its pid."""
         self._words[0] = int(time.clock_gettime(time.CLOCK_BOOTTIME) * processes.TICKS_PER_S)
 
     def add(self, pid: int | None) -> None:
-        """It has been started, or, if None, it could not be."""
+        """Note the pid of the started command, or None if it did not start."""
         if pid is not None and self._free:
             place = self._places[pid] = self._free.pop()
             self._words[place] = pid
         self._words[0] = 0
 
     def remove(self, pid: int) -> None:
-        """It has ended."""
+        """Note that a command has ended."""
         place = self._places.pop(pid, None)
         if place is not None:
             self._words[place] = 0
             self._free.append(place)
 
     def close(self) -> None:
-        """Nothing is left to watch over."""
+        """End the watchdog: no command is left."""
         try:
             terminate.signal_child(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         except (ProcessLookupError, ChildProcessError):
-            pass  # somebody was faster
+            pass  # it has ended already
         self._words.release()
         self._memory.close()
 
@@ -81,14 +81,14 @@ class Watchdog:
 def _keep_watch(
     parent: int, words: memoryview, grace_s: float, orphans_of: Callable[[], _Orphans]
 ) -> None:
-    """In the forked process: wait until our parent is gone, then end what it left running."""
+    """In the forked process: wait for the parent's end, then end its commands."""
     session = os.getsid(0)
-    os.setsid()  # a signal to the runner's whole group must not reach us
+    os.setsid()  # a signal to the runner's whole group must not reach this process
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     os.dup2(parent, 3)
-    os.closerange(4, _ALL_FDS)  # pipes and terminals end with our parent, not with us
+    os.closerange(4, _ALL_FDS)  # do not keep the parent's pipes and terminals open
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -99,7 +99,7 @@ def _keep_watch(
 
 
 def _wait_for_end(parent: int, orphans: _Orphans) -> dict[int, Process]:
-    """Wait until a process is gone; return what had left the trees of its commands by then."""
+    """Wait until a process is gone; return the processes that had left its commands' trees."""
     wait_ms = 0
     while not pidfd.has_ended(parent, wait_ms):
         wait_ms = _WATCH_MS if orphans.look() else _FOR_EVER
@@ -107,9 +107,9 @@ def _wait_for_end(parent: int, orphans: _Orphans) -> dict[int, Process]:
 
 
 class _Orphans:
-    """The commands of a runner, and what has left their trees: a reaper's other children.
+    """The commands of a runner, and processes that left their trees: a reaper's other children.
 
-    A killed runner leaves no trace of its children, so a watchdog looks from time to time.
+    A killed runner leaves no trace of its children, so the watchdog scans from time to time.
     """
 
     def __init__(self, runner: int, elders: Iterable[int], mark: bytes) -> None:
@@ -118,15 +118,15 @@ class _Orphans:
         self._mark = mark
         found = processes.look(runner)
         self._own_group = 0 if found is None else found.group
-        self._others = {*elders, os.getpid()}  # we are one of its children too
+        self._others = {*elders, os.getpid()}  # the watchdog is one of its children too
         self.known: dict[int, Process] = {}
 
     def look(self) -> bool:
-        """Look once; False where the kernel keeps no list, or the runner is gone."""
+        """Scan once; False where the kernel keeps no list, or the runner is gone."""
         now = processes.listed_children(self._runner)
         if now is None:
             return False
-        # A runner that is being killed may have no children any more: look at each.
+        # A runner that is being killed may have no children any more: check each.
         for pid in self.known.keys() - now:
             if not processes.is_running(pid, self.known[pid].started_ticks):
                 del self.known[pid]
@@ -147,9 +147,9 @@ class _Orphans:
 
 
 def _newborn(since_ticks: int, session: int, known: set[int]) -> set[int]:
-    """Find the command that was being started when our parent was killed.
+    """Find the command that was being started when the parent was killed.
 
-    It leads a group of our parent's session, began just then, is an orphan as we are and has our
+    It leads a group of the parent's session, began just then, is an orphan and has the same
     environment.
     """
     names = set(os.environb)
@@ -175,7 +175,7 @@ def _names(pid: int) -> set[bytes]:
 
 
 class _Left:
-    """What is left of the commands: process groups of a session, known orphans, and all below."""
+    """The rest of the commands: process groups of a session, known orphans, and all below."""
 
     def __init__(self, known: dict[int, Process], groups: set[int], session: int) -> None:
         self._known = known
@@ -183,7 +183,7 @@ class _Left:
         self._session = session
 
     def find(self) -> list[Process]:
-        """Return what is left now; what is found once is known from then on."""
+        """Return the remaining processes; a process found once stays known."""
         everyone = [one for one in processes.everyone() if not one.is_over]
         seeds = [one.pid for one in everyone if self._is_left(one)]
         found = family(everyone, seeds)
