@@ -1,4 +1,4 @@
-"""The nouns of grn as frozen values; nothing here touches the machine."""
+"""The values of grn, frozen; no I/O."""
 
 MAX_GPUS = 1_000_000  # of one job
 MAX_PRIORITY = 1000  # and as far below zero

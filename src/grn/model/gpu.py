@@ -1,4 +1,4 @@
-"""What is known of a GPU: its fixed facts, and one reading of it."""
+"""A GPU as values: its fixed facts, and one reading of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ComputeMode(Enum):
 
 
 class LinkKind(Enum):
-    """How two GPUs are joined, the fastest first. Others are far apart, or nobody knows."""
+    """How two GPUs are linked, the fastest first. Other links are slow or unknown."""
 
     NVLINK = "nvlink"
     SWITCH = "switch"  # PCIe, without a way through the processor
@@ -41,11 +41,11 @@ class LinkKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way from one GPU to another."""
+    """A link from one GPU to another."""
 
     to: str  # uuid
     kind: LinkKind
-    lanes: int = 0  # of NVLink; 0 when nobody knows how many
+    lanes: int = 0  # of NVLink; 0 when unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One GPU at one moment. None means the driver did not say."""
+    """One GPU at one moment. None means that the driver did not report it."""
 
     uuid: str
     health: GpuHealth = GpuHealth.OK
@@ -89,7 +89,7 @@ class Reading:
 
 
 def no_process_list(gpus: Sequence[Gpu]) -> str:
-    """Say what it means that the driver does not list the processes on some GPUs."""
+    """Explain the effect of a driver that does not list the processes on some GPUs."""
     names = ", ".join(gpu.shown_name for gpu in gpus)
     return (
         f"the driver does not list the processes on GPU {names}, so the memory of a job there is "

@@ -1,4 +1,4 @@
-"""What a job asks for."""
+"""The request of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Policy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds or asks for a lease, named so that a reused pid is told apart."""
+    """The process that holds or requests a lease; the start time detects a reused pid."""
 
     pid: int
     started_ticks: int
@@ -27,7 +27,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A wish for GPUs. `key` is made by the client and survives a reconnect."""
+    """A request for GPUs. `key` is made by the client and survives a reconnect."""
 
     key: str
     lease: str  # the id the lease will have, drawn before the engine sees the request
@@ -43,8 +43,8 @@ class Request:
     arguments: tuple[Argument, ...] = ()
     slots: tuple[str, ...] = ()  # only these GPUs, by index or uuid; empty means any
     stay: tuple[str, ...] = ()  # the process cannot leave these GPUs any more
-    is_command: bool = False  # asked for by a parent: the process that will hold it is to come
-    has_parent: bool = False  # the process that asked for it will say how it ended
+    is_command: bool = False  # requested by a parent: its holder does not exist yet
+    has_parent: bool = False  # the requesting process will report how it ended
     attempt: int = 0  # how often this job has run out of memory before
-    is_spared: bool = False  # it ran out of memory before by no fault of its own
-    code: str = ""  # fingerprint of what will run; empty when nobody knows
+    is_spared: bool = False  # it ran out of memory before because others took its room
+    code: str = ""  # fingerprint of the code; empty when unknown

@@ -1,7 +1,7 @@
-"""What follows when a job has run out of memory: the same once more, more room, or nothing.
+"""Decide what follows running out of memory: the same again, more room, or no retry.
 
-One rule for all who run a job again: the queue, batches, sweeps, commands and decorated calls.
-Written out by hand since `dataclasses` is too dear for somebody's training script.
+One rule for the queue, batches, sweeps, commands and decorated calls. Written out by hand since
+`dataclasses` is slow to import in a training script.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-MAX_SPARED = 3  # so often is a victim of others tried again with the same room
-MAX_MEMORY_ATTEMPTS = 4  # so often does a job get more room without being asked
+MAX_SPARED = 3  # retries of a victim of others, with the same room
+MAX_MEMORY_ATTEMPTS = 4  # attempts with more room that need no request
 _MAX_TOLD = 100
 
 
@@ -22,21 +22,21 @@ class Had:
 
     def __init__(self, more: int = 0, spared: int = 0) -> None:
         self.more: Final = more
-        self.spared: Final = spared  # it had kept to what it had: others took its room
+        self.spared: Final = spared  # as a victim: others took its room
 
     def told(self) -> dict[str, int | bool]:
-        """Return what the negotiator is told of it in the next request."""
+        """Return the fields of the next request."""
         return {"attempt": min(self.more, _MAX_TOLD), "spared": bool(self.spared)}
 
 
 def again(
     had: Had, is_victim: bool, most: int = MAX_MEMORY_ATTEMPTS, has_larger: bool = False
 ) -> Had | None:
-    """Count one more try of a job that ran out of memory, None when it gets none.
+    """Count one more attempt of a job that ran out of memory, None when it gets none.
 
-    A victim gets the room it had, and that is not counted as one of the `most` tries with more;
-    where none of those were asked for, nothing is run again. A job that ran out of memory alone
-    on its GPU goes on while there is a larger one, however often: each is larger than the last.
+    A victim gets the same room, which does not count as one of the `most` attempts with more; where
+    `most` is 0, nothing is repeated. A job that ran out of memory alone on its GPU continues while
+    there is a larger one, however often: each is larger than the last.
     """
     if not most:
         return None

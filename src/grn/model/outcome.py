@@ -15,7 +15,7 @@ class OutcomeKind(Enum):
 
 
 class Outcome(Enum):
-    """How it ended. Those of jobs are documented in docs/queue.md, those of leases in json.md."""
+    """The outcome. Those of jobs are documented in docs/queue.md, those of leases in json.md."""
 
     OK = "ok"
     FAILED = "failed"
@@ -23,23 +23,23 @@ class Outcome(Enum):
     TIMED_OUT = "timed-out"
     CANCELLED = "cancelled"  # of a lease: its user stopped it, or nothing ran under it
     NOT_RUNNABLE = "not-runnable"
-    REFUSED = "refused"  # it can never get what it asks for
+    REFUSED = "refused"  # its request can never be granted
     SKIPPED = "skipped"  # a job it comes after did not end as it must
     INTERRUPTED = "interrupted"  # the machine went down under it
     LOST = "lost"  # its shim was killed, or its record is damaged: how it ended is not known
     REQUEUED = "requeued"  # of attempts in records of earlier versions; no job ends so
     NOT_STARTED = "not-started"  # an attempt was put off before it began; no job ends so
-    KILLED = "killed"  # the holder of a lease was gone without a word
+    KILLED = "killed"  # the holder of a lease ended without a report
     PROFILED = "profiled"  # a run of the type's stand-in, to learn from
 
     @classmethod
     def _missing_(cls, value: object) -> Outcome | None:
-        """Read the other words that are stored and sent for some of these."""
+        """Read the other words that are stored and sent for some outcomes."""
         return {"oom": cls.OUT_OF_MEMORY, "finished": cls.OK}.get(str(value))
 
     @property
     def lease_word(self) -> str:
-        """Return the word that the negotiator's messages and its store have for it."""
+        """Return the word in the negotiator's messages and its store."""
         return "oom" if self is Outcome.OUT_OF_MEMORY else self.value
 
     @property

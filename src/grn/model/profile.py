@@ -1,4 +1,4 @@
-"""What was measured of a job type, and what is believed of its next run."""
+"""The measured runs of a job type, and the estimate for its next run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Run:
     reserved_bytes: int = 0
     arguments: tuple[Argument, ...] = ()
     is_full: bool = False  # a failed run that was flat long enough to count like a good one
-    note: str = ""  # whose fault it was that memory ran out, in words
-    load: float | None = None  # the share of a GPU's time it used, None when that was not seen
+    note: str = ""  # the cause of running out of memory, as text
+    load: float | None = None  # the share of a GPU's time it used, None when unknown
     crowd: float | None = None  # the mean of ln U, U being all loads on its GPU, at least 1
     beside: tuple[tuple[str, float], ...] = ()  # types it shared with, for which part of its time
-    code: str = ""  # fingerprint of what ran; empty when nobody knows
+    code: str = ""  # fingerprint of the code; empty when unknown
     ran_out_alone: bool = False  # memory ran out though it had its GPUs to itself
     grown: float | None = None  # the share of its time after which it had 95 % of its peak
 
@@ -40,7 +40,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the next run is believed to need on each GPU, and why."""
+    """The estimated need of the next run on each GPU, and the reason."""
 
     need_bytes: int
     runs: int

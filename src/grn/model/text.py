@@ -13,7 +13,7 @@ _JOINED = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff\ufe00-\ufe0f\ufe2
 
 
 def harmless(text: str) -> str:
-    """Spell out what could drive a terminal or turn a line around."""
+    """Escape characters that control a terminal or change the direction of text."""
     if text.isprintable():
         return text
     return "".join(
@@ -30,7 +30,7 @@ def columns_of(text: str) -> int:
 
 
 def cut(text: str, size: int, mark: str = "…") -> str:
-    """Keep to so many columns, with a mark where something is left out."""
+    """Cut a text to a number of columns, with a mark where it was cut."""
     if size <= 0:
         return ""
     if columns_of(text) <= size:
@@ -45,5 +45,5 @@ def cut(text: str, size: int, mark: str = "…") -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Say how many of something there are: `1 job`, `2 jobs`."""
+    """Spell a count: `1 job`, `2 jobs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
