@@ -1,4 +1,4 @@
-"""Every error grn raises on purpose, with the exit code the command line gives it.
+"""Every error that grn raises on purpose, with its exit code on the command line.
 
 Holds no logic beyond the texts; turning errors into terminal output is the work of `cli/app.py`.
 """
@@ -18,7 +18,7 @@ class GrnError(Exception):
 
 
 class UsageError(GrnError):
-    """The request makes no sense as it stands."""
+    """The request is invalid."""
 
     exit_code = 2
 
@@ -36,19 +36,19 @@ class NotAllowed(UsageError):
 
 
 class NeverFits(UsageError, MemoryError):
-    """The need is larger than this machine can ever give."""
+    """The need exceeds this machine."""
 
     exit_code = 4
 
 
 class DaemonError(GrnError):
-    """The negotiator cannot be talked to."""
+    """The negotiator cannot be reached."""
 
     exit_code = 3
 
 
 class DaemonNotRunning(DaemonError, ConnectionError):
-    """Nobody answers at the socket."""
+    """No process answers at the socket."""
 
     def __init__(self, where: str, what: str = "negotiator") -> None:
         if what == "queue":
@@ -62,7 +62,7 @@ class DaemonNotRunning(DaemonError, ConnectionError):
 
 
 class NotTrusted(DaemonNotRunning):
-    """Somebody answers at the socket whom this user has no reason to believe."""
+    """The process that answers at the socket is not trusted."""
 
     def __init__(self, where: str, user: str, meant: str) -> None:
         GrnError.__init__(
@@ -77,7 +77,7 @@ class VersionMismatch(DaemonError):
 
 
 class ProtocolError(DaemonError):
-    """The bytes on the socket are not a message of ours."""
+    """The bytes on the socket are not a message of grn."""
 
 
 class AlreadyRunning(DaemonError):
@@ -85,13 +85,13 @@ class AlreadyRunning(DaemonError):
 
 
 class MachineError(GrnError):
-    """Driver, disk or permission: the machine cannot do what was asked."""
+    """Driver, disk or permission: the machine cannot do what was requested."""
 
     exit_code = 4
 
 
 class JobFailed(GrnError):
-    """A job that was waited for did not end well; its exit code is the job's own."""
+    """A job that was waited for failed; its exit code is the job's own."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""How a service of ours is started: with its own code, and with no part of a surrounding job.
+"""How to start a service of grn: with its own code, and apart from a surrounding job.
 
-`python -m` looks into the current folder first, and a stray `random.py`, or a planted one, would be
-run instead. A job's variables would make the service a part of that job, on its GPUs only.
+`python -m` searches the current folder first, so a stray or planted `random.py` would run. A job's
+variables would make the service a part of that job, on its GPUs only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-SERVICE = "GRN_SERVICE"  # marks daemons and shims for whoever adds up the memory of jobs
+SERVICE = "GRN_SERVICE"  # marks daemons and shims: they do not count as memory of jobs
 _JOB = (
     "GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT", "GRN_PEAK_FILE",
 )  # fmt: skip
@@ -21,14 +21,14 @@ _OLD = (
 
 
 def own_module(name: str) -> list[str]:
-    """Return the command that runs a module of ours with this interpreter."""
+    """Return the command that runs a module of grn with this interpreter."""
     if sys.version_info >= (3, 11):
         return [sys.executable, "-P", "-m", name]
     return [sys.executable, "-c", _OLD.format(name=name)]
 
 
 def service_environment(name: str) -> dict[str, str]:
-    """Return the environment of a service: ours, without what a job or a lease has set."""
+    """Return the environment of a service, without the variables of a job or a lease."""
     dropped = {*_JOB, *(_LEASED if "GRN_LEASE" in os.environ else ())}
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return {**kept, SERVICE: name}

@@ -1,4 +1,4 @@
-"""Files of options: TOML, JSON or YAML into a mapping, and the name a misspelt option meant."""
+"""Files of options: TOML, JSON or YAML into a mapping, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def read(path: str) -> dict[str, Any]:
 
 
 def toml(data: bytes) -> dict[str, Any]:
-    """Read TOML; a ValueError says why it cannot be read."""
+    """Read TOML; raise ValueError with the reason."""
     return tomllib.loads(data.decode())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that was probably meant, nothing if none is like it."""
+    """Return the most similar known name, empty if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
 
 

@@ -13,14 +13,14 @@ SHARED_RUNTIME_DIR = "/tmp/grn"
 
 
 def runtime_dir() -> str:
-    """Return the folder where all users of this machine meet: lock and sockets."""
+    """Return the shared folder of all users of this machine: lock and sockets."""
     return os.environ.get("GRN_RUNTIME_DIR") or SHARED_RUNTIME_DIR
 
 
 def distrust(folder: str) -> str:
-    """Return why no negotiator of this user's may stand in a shared folder, or nothing.
+    """Return why a negotiator of this user must not use a shared folder, or an empty text.
 
-    Who owns a folder, or a link to it, can put other files in the place of lock and socket.
+    The owner of a folder, or of a link to it, can replace lock and socket.
     """
     link = _link_of_another(os.path.abspath(folder))
     if link:
@@ -39,7 +39,7 @@ def distrust(folder: str) -> str:
 
 
 def owner_apart(folder: str) -> str:
-    """Return the name of a folder's owner if that is neither root nor this user, or nothing."""
+    """Return the name of a folder's owner if it is neither root nor this user, else empty."""
     try:
         owner = os.stat(folder).st_uid
     except OSError:
@@ -63,7 +63,7 @@ def _link_of_another(path: str) -> str:
 
 @functools.lru_cache(maxsize=1024)  # a directory service may answer slowly
 def user_name(user: int) -> str:
-    """Return what a user is called; the number where there is no name."""
+    """Return the name of a user; the number where there is no name."""
     import pwd
 
     try:
@@ -79,7 +79,7 @@ def own_socket() -> str:
 
 
 def sockets_to_try() -> list[str]:
-    """Return where a negotiator may answer: one's own, root's, the folder owner's, then others'.
+    """Return the sockets to try: one's own, root's, the folder owner's, then others'.
 
     The others come by number, so that every client asks in the same order.
     """
@@ -105,7 +105,7 @@ def _position(name: str, keepers: tuple[str, ...]) -> int:
 
 
 def state_dir() -> str:
-    """Return the folder for what must survive a restart."""
+    """Return the folder for state that must survive a restart."""
     explicit = os.environ.get("GRN_STATE_DIR")
     if explicit:
         return explicit

@@ -1,6 +1,6 @@
 """Flags over environment over the settings file over defaults, in one frozen object.
 
-Reads them once; what they mean is known where they are used. Each is listed in docs/settings.md.
+Each is listed in docs/settings.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grn.option_file import nearest, toml
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that can be set. A variable GRN_<NAME> sets the field of that name."""
+    """All settings. A variable GRN_<NAME> sets the field of that name."""
 
     gpus: str = "nvml"  # or virtual:4x8GiB
     sample_s: float = 0.5
@@ -27,10 +27,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience_s: float = 600.0
     grace_s: float = 2.0
     load_cap: float = 0.0  # jobs share a GPU until their loads add up to this; 0: as learned
-    short_s: float = 900.0  # types that usually take no longer go before others
+    short_s: float = 900.0  # types that usually take no longer precede others
     policy: str = "asked"  # how jobs are placed: as each asks, or all alike
-    share_half_life_s: float = 86400.0  # after this long, half of what a user has had is forgotten
-    shares: dict[str, float] = {}  # how much users, or members of a @group, have against others
+    share_half_life_s: float = 86400.0  # the half-life of a user's usage
+    shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
     requeue_s: float = 30.0  # without effect; files of earlier versions may set it
     guard_fraction: float = 0.05
     guard_size: str = "512MiB"
@@ -38,12 +38,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_size: str = "512MiB"  # what a CUDA context costs beyond the framework's own figure
     connections_per_user: int = 4096
     waiting_per_user: int = 10000
-    idle_exit_s: float = 0.0  # leave after so long without work; 0 stays
+    idle_exit_s: float = 0.0  # exit after this long without work; 0: never
     queue_running: int = 0  # jobs of the queue that may run at once; 0: as many as GPUs allow
     grace_to_end_s: float = 10.0  # between asking a job to end and killing it
-    log_size: str = "64MiB"  # of what a job prints, so much is kept
+    log_size: str = "64MiB"  # how much of a job's output is kept
     on_end: str = ""  # commands for the shell: when a job has ended,
-    on_failure: str = ""  # ended badly,
+    on_failure: str = ""  # has failed,
     on_empty: str = ""  # and when no job is left
 
     @property

@@ -1,4 +1,4 @@
-"""A negotiator and a queue of your own, for tests of programs that use grn.
+"""A separate negotiator and queue, for tests of programs that use grn.
 
 They run on virtual GPUs in a temporary folder, so no GPU is needed and the negotiator of the
 machine is left alone. Standard library only; works with any test runner.
@@ -24,7 +24,7 @@ END_S = 10.0
 
 
 class LocalGrn:
-    """What runs in the folder; `environment` is what leads a process to it."""
+    """The daemons in the folder; `environment` points a process to them."""
 
     def __init__(self, folder: str, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -61,9 +61,9 @@ class LocalGrn:
 
 @contextlib.contextmanager
 def local_grn(gpus: str = "virtual:2x16GiB", **settings: str) -> Iterator[LocalGrn]:
-    """Run a negotiator in a folder of its own; `settings` are variables like GRN_SAMPLE_S.
+    """Run a negotiator in a temporary folder; `settings` are variables like GRN_SAMPLE_S.
 
-    os.environ leads to it inside of the block and is restored afterwards.
+    os.environ points to it inside the block and is restored afterwards.
     """
     folder = tempfile.mkdtemp(prefix="grn-")
     variables = {
