@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from grn.gpus.probe import GpuProbe, Inventory, Placement
 from grn.model.gpu import GpuHealth, Reading, no_process_list
@@ -212,13 +213,18 @@ class Loop:
         new = self.view.draining - self._searched
         self._searched = set(self.view.draining)
         if new:
-            self._survivors.update(tagged({one: leases[one].request.user for one in new}))
+            found = tagged({one: leases[one].request.user for one in new})
+            self._survivors.update(found)
+            for holder in chain.from_iterable(found.values()):
+                self.holders.watch(holder)
         for lease_id, holders in list(self._survivors.items()):
             alive = tuple(holder for holder in holders if is_alive(holder))
             if alive and lease_id in leases:
                 self._survivors[lease_id] = alive
             else:
                 del self._survivors[lease_id]
+                for holder in alive:
+                    self.holders.unwatch(holder)
         return frozenset(self._survivors) | frozenset(self._lines)
 
     # --- carrying out --------------------------------------------------------------------
@@ -284,6 +290,8 @@ class Loop:
         for lease in list(self.view.leases.values()):
             if lease.request.holder == holder and lease.state is LeaseState.HELD:
                 self.tell(HolderGone(self.now(), lease.id))
+        if any(holder in survivors for survivors in self._survivors.values()):
+            self._look.set()
 
     def _kill(self, action: KillProcesses) -> None:
         log.warning("action=kill lease=%s reason=virtual-gpu-overflow", action.lease)
