@@ -23,13 +23,10 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         text = f"there is no option {', '.join(sorted(unknown))} for jobs of grn."
         raise UsageError(text, f"There are {', '.join(OPTIONS)}.")
-    lease_request("?", "?", **options)
-    kept = dict(options)
-    return {
-        "oom_retries": kept.pop("retry_oom", 0),
-        "is_reusing": kept.pop("reuse_workers", False),
-        **kept,
-    }
+    needs = dict(options)
+    retries, is_reusing = needs.pop("retry_oom", 0), needs.pop("reuse_workers", False)
+    lease_request("?", "?", **needs)
+    return {"oom_retries": retries, "is_reusing": is_reusing, **needs}
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
