@@ -1,4 +1,4 @@
-"""Starting grn's processes by name, each in a process of its own, and waiting until it is ready."""
+"""Start grn's daemons in the background and wait until they are ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Answer = TypeVar("Answer")
 
 _TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
-READY_S = 30.0  # a driver that was not in use takes seconds to come up
+READY_S = 30.0  # an idle driver takes seconds to start
 
 
 class DaemonProcess:
@@ -46,7 +46,7 @@ def negotiator_argv(gpus: str | None, debug: bool, idle_exit_s: float | None) ->
 
 
 def who_answers() -> dict[str, object] | None:
-    """Return what a running negotiator says of itself, None when there is none."""
+    """Return version, process and user of a running negotiator, None when there is none."""
     try:
         return ask_once({"op": "ping"})
     except DaemonNotRunning:
@@ -54,7 +54,7 @@ def who_answers() -> dict[str, object] | None:
 
 
 def start_aside(what: str, argv: list[str], *, is_detached: bool) -> DaemonProcess:
-    """Start `what` beside us and return when it is ready, or raise with its reason."""
+    """Start `what` in the background and return when it is ready, or raise with its reason."""
     log_path = os.path.join(paths.state_dir(), f"{what}.log")
     try:
         os.makedirs(paths.state_dir(), mode=0o700, exist_ok=True)
@@ -80,7 +80,7 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> DaemonProce
             spawn.end_no_earlier_than_others(process.pid)
         try:
             line = said.readline().decode(errors="replace").strip()
-        except BaseException:  # Ctrl-C: nobody would know of it any more
+        except BaseException:  # Ctrl-C: it would run unknown to the user
             process.terminate()
             raise
     if line != "ready":
@@ -92,7 +92,7 @@ def start_aside(what: str, argv: list[str], *, is_detached: bool) -> DaemonProce
 
 
 def start_or_find_negotiator(argv: list[str]) -> DaemonProcess | None:
-    """Start a negotiator aside; None when somebody else was faster, once theirs answers."""
+    """Start a negotiator in the background; None when another one was faster and answers."""
     try:
         return start_aside("negotiator", argv, is_detached=True)
     except AlreadyRunning as held:
@@ -101,9 +101,9 @@ def start_or_find_negotiator(argv: list[str]) -> DaemonProcess | None:
 
 
 def until_answered(ask: Callable[[], Answer], held: AlreadyRunning) -> Answer:
-    """Ask until there is an answer; raise what the second process said when there is none.
+    """Ask until there is an answer; raise the second process's error when there is none.
 
-    Who holds the lock is about to be ready, or makes a socket again that was removed.
+    The holder of the lock is about to be ready, or restores a removed socket.
     """
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:

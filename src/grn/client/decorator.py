@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         def profile(self, profiler: Profiler, /) -> Profiler: ...
 
     class JobDecorator(Protocol):
-        """What `grn.job` is: a decorator, with and without parentheses."""
+        """The type of `grn.job`: a decorator, with and without parentheses."""
 
         @overload
         def __call__(self, jobstr: Callable[Arguments, Result], /) -> Job[Arguments, Result]: ...
@@ -68,7 +68,7 @@ def _job(
 
     `jobstr` names the job type (default: file and function). `mem` and `gpus` state a need where
     it is known; else it is learned. `retry_oom` repeats a call that ran out of GPU memory, with
-    more room, so many times; one whose room others took is repeated as it is, which is not counted.
+    more room, up to this many times; one whose room others took is repeated as it is, uncounted.
     With `continue_on_server_unavailable` a call runs unmanaged when there is no negotiator.
     """
     if resource_policy not in _POLICIES:
@@ -117,7 +117,7 @@ class _Managed:
         self._code = getattr(inner, "__code__", None)
 
     def wrap(self) -> Callable[..., Any]:
-        """Return what takes the function's place: of the same kind, sync or async."""
+        """Return the replacement of the function: of the same kind, sync or async."""
         flags = self._code.co_flags if self._code is not None else 0
         if flags & _CO_COROUTINE:
             wrapper = self._wrap_async()
@@ -194,7 +194,7 @@ class _Managed:
     def _attempts(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], may_retry: bool = True
     ) -> Iterator[_Attempt]:
-        """Yield what is to be run, in order: the stand-in if asked for, the job, its retries."""
+        """Yield the attempts in order: the stand-in if requested, the job, its retries."""
         from grn.client.fingerprint import of_function
         from grn.client.job_request import lease_request
         from grn.model.oom_retry import Had
@@ -234,15 +234,15 @@ class _Managed:
 
 
 class _Retries:
-    """What a call has had of tries after memory ran out, and what follows this one."""
+    """The retries of a call after memory ran out."""
 
     def __init__(self, had: Had, most: int) -> None:
         self._had = had
         self._most = most
-        self.next: Had | None = None  # not None once this try is to be repeated
+        self.next: Had | None = None  # not None once this attempt is to be repeated
 
     def out_of_memory(self, is_victim: bool) -> bool:
-        """Note that a try ran out of memory; True if it is to be repeated."""
+        """Note that an attempt ran out of memory; True if it is to be repeated."""
         from grn.model.oom_retry import again
 
         self.next = again(self._had, is_victim, self._most)
@@ -250,7 +250,7 @@ class _Retries:
 
 
 class _Attempt:
-    """One run under one lease: of the job, or of its stand-in if nothing is known yet."""
+    """One run under one lease: of the job, or of its stand-in if the type is unknown."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class _Attempt:
         return self._swallows(error)
 
     def warn_if_failed(self) -> None:
-        """Say that the stand-in failed: the job itself is measured instead."""
+        """Warn that the stand-in failed: the job itself is measured instead."""
         if self._failure is not None:
             import warnings
 
@@ -320,7 +320,7 @@ class _Attempt:
         return self._function
 
     def _swallows(self, error: BaseException | None) -> bool:
-        """Keep to ourselves a stand-in's failure, and running out of memory that is retried."""
+        """True for a stand-in's failure, and for running out of memory that is retried."""
         if error is None or not isinstance(error, Exception):
             return False
         if self.is_profile:

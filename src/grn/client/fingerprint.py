@@ -1,4 +1,4 @@
-"""A short fingerprint of a job's code, so that runs of an older version are told apart.
+"""A short fingerprint of a job's code, to separate runs of an older version.
 
 A checksum, not a secret: it need only change when the code does. Nothing of the code is sent.
 """
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-MAX_BYTES = 1 << 20  # of a script; what is longer is data
+MAX_BYTES = 1 << 20  # of a script; a longer file is data
 FIRST_WORDS = 8  # of a command: its script is among them
 _SCRIPTS = (".py", ".sh")
 
 
 def of_function(function: Callable[..., Any]) -> str:
-    """Return the fingerprint of a function and of those inside it, empty when it has no code.
+    """Return the fingerprint of a function and its inner functions, empty when it has no code.
 
     Comments, line numbers and its docstring do not count; nor do functions that it calls.
     """
@@ -45,7 +45,7 @@ def of_command(words: Sequence[str], folder: str = "") -> str:
 
 
 def told(words: Sequence[str], folder: str = "") -> dict[str, str]:
-    """Return what a request says of the code of a command: nothing, when there is no script."""
+    """Return the fields of a request about a command's code: none without a script."""
     code = of_command(words, folder)
     return {"code": code} if code else {}
 

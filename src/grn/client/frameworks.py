@@ -1,6 +1,6 @@
-"""What the frameworks in this process say of their memory, without importing any of them.
+"""GPU memory as the frameworks in this process report it, without importing any of them.
 
-Asks only what is loaded and initialised already; a question a framework does not like is dropped.
+Reads only frameworks that are loaded and initialised; errors of a framework are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PEAK_FILE = "GRN_PEAK_FILE"  # names the file in which a job of the queue reports its peak
-_MODULES = ("torch", "jax", "tensorflow.python.eager.context")  # what says that one is in use
+_MODULES = ("torch", "jax", "tensorflow.python.eager.context")  # loaded when one is in use
 _OOM_NAMES = {"OutOfMemoryError", "ResourceExhaustedError"}
 _OOM_TEXT = re.compile(
     r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
@@ -48,7 +48,7 @@ def is_out_of_memory_text(text: str) -> bool:
 
 
 def asked_bytes(text: str) -> int | None:
-    """Return the size of the allocation that failed, where a message tells it."""
+    """Return the size of the allocation that failed, where a message names it."""
     found = _ASKED.search(text)
     if not found:
         return None
@@ -66,7 +66,7 @@ def asked_bytes_of(error: BaseException) -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """Return the most GPU memory a framework of this process says it has held, on one GPU."""
+    """Return the peak GPU memory on one GPU that a framework of this process reports."""
     if not _is_any_loaded():
         return None
     peaks = [peak for ask in (_torch_peak, _jax_peak, _tensorflow_peak) if (peak := _safely(ask))]
@@ -101,7 +101,7 @@ def has_touched_gpu() -> bool:
 
 
 def free_caches() -> None:
-    """Give back what frameworks keep for later, before a job is tried again."""
+    """Free the caches of frameworks, before a job is repeated."""
     import gc
 
     gc.collect()
@@ -126,7 +126,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _safely(ask: Any) -> Any:
     try:
         return ask()
-    except Exception:  # whatever a framework raises here must not become the job's failure
+    except Exception:  # an error of a framework here must not fail the job
         return None
 
 
@@ -142,7 +142,7 @@ def _jax_gpus() -> list[Any]:
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
     jax: Any = sys.modules.get("jax")
     if jax is None or not getattr(bridge, "_backends", None):
-        return []  # asking for devices now would initialise them
+        return []  # listing devices now would initialise them
     return [device for device in jax.local_devices() if device.platform in ("gpu", "cuda", "rocm")]
 
 

@@ -1,4 +1,4 @@
-"""What a job sees of its lease: environment variables, set at the start and put back at the end.
+"""The environment variables of a lease, set at its start and restored at its end.
 
 The environment belongs to the whole process, so leases held at once by several threads share one
 setting; they are on the same GPUs, since a process cannot leave its GPUs.
@@ -53,13 +53,13 @@ class Surroundings:
             self._set(b"GRN_GPU_COUNT", b"%d" % (visible.count(",") + 1))
 
     def inherited_lease(self) -> str | None:
-        """Return the lease this process was started under, if any; not those it took itself."""
+        """Return the lease that this process was started under, if any; not its own leases."""
         with self._lock:
             inherited = self._before.get(_LEASE) if self._holds else _get(_LEASE)
         return os.fsdecode(inherited) if inherited else None
 
     def leave(self) -> None:
-        """Put the variables back when the last lease of this process ends."""
+        """Restore the variables when the last lease of this process ends."""
         with self._lock:
             self._holds -= 1
             if self._holds:
@@ -93,7 +93,7 @@ def _get(name: bytes) -> bytes | None:
 
 
 def _put(name: bytes, value: bytes | None) -> None:
-    """Set a variable; None takes it away."""
+    """Set a variable; None removes it."""
     table: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
     if table is None:
         if value is None:

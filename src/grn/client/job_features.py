@@ -1,4 +1,4 @@
-"""What of a job's arguments is worth learning from, and what a command is called.
+"""The arguments of a job that are used for learning, and the type of a command.
 
 Numbers and short words only; nothing that looks like a secret leaves the process.
 """
@@ -36,7 +36,7 @@ def worth_learning(arguments: Iterable[tuple[str, Any]]) -> dict[str, float | st
     return facts
 
 
-@functools.lru_cache(maxsize=1024)  # a function's arguments are called the same at every call
+@functools.lru_cache(maxsize=1024)  # the names are the same at every call
 def _may_be_told(name: str) -> bool:
     if not name.isprintable() or len(name) > 64 or name == "self":
         return False
@@ -54,7 +54,7 @@ def of_command(argv: Sequence[str]) -> dict[str, float | str]:
             name, _, text = name.partition("=")
             found.append((name, _number(text)))
         elif word in ("-c", "-e"):
-            break  # what follows is a program, not a value
+            break  # the next word is a program, not a value
         elif word.startswith("-") and name and not _is_number(word):
             is_switch = following.startswith("-") and not _is_number(following)
             found.append((name, 1.0 if is_switch else _number(following)))

@@ -22,7 +22,7 @@ def parts(path: str) -> list[str]:
 
 
 def read_log(folder: str | None, name: str) -> bytes:
-    """Return a log whole: its head, and its tail when there was more than is kept."""
+    """Return a whole log: its head, and its tail when output was dropped between."""
     if folder is None:
         return b""
     text = b""
@@ -34,7 +34,7 @@ def read_log(folder: str | None, name: str) -> bytes:
 
 
 def read_from(path: str, at: int) -> bytes:
-    """Return what a file of a log holds from a place on; one that was dropped meanwhile nothing."""
+    """Return the bytes of a log file from a position on; empty if it was dropped meanwhile."""
     try:
         with open(path, "rb") as file:
             file.seek(at)
@@ -44,13 +44,13 @@ def read_from(path: str, at: int) -> bytes:
 
 
 def last_line(path: str) -> str:
-    """Return the last line of a file that is not blank; nothing if there is none."""
+    """Return the last line of a file that is not blank; empty if there is none."""
     lines = tail(path, LINE_BYTES).decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def tail(path: str, most: int, start: int = 0) -> bytes:
-    """Return the last bytes of a file, of those from a place on; nothing if it cannot be read."""
+    """Return the last bytes of a file after a position; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - most))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def ask_all(message: Message, ask: Callable[[Message], Message] = ask_once) -> Message:
-    """Ask for a listing and return all of it; what moved between two pages is there once."""
+    """Request a listing and join its pages; a row that moved between two pages appears once."""
     answer = ask(dict(message))
     more = answer.pop("more", None)
     while more:
@@ -26,7 +26,7 @@ def ask_all(message: Message, ask: Callable[[Message], Message] = ask_once) -> M
 
 
 def status(ask: Callable[[Message], Message] = ask_once) -> Message:
-    """Return GPUs, and all leases and all who wait."""
+    """Return GPUs, all leases and all waiting requests."""
     whole: Message = ask_all({"op": "status"}, ask)["status"]
     return whole
 

@@ -50,7 +50,7 @@ def connect(*, may_start: bool = True) -> Connection:
         return until_answered(_connect_now, held)
     except GrnError:
         try:
-            return _connect_now()  # somebody else was faster
+            return _connect_now()  # another process was faster
         except DaemonNotRunning:
             pass
         raise
@@ -79,14 +79,14 @@ def show(job: int, *, may_start: bool = True) -> Message:
 
 
 def typed(row: Message) -> Message:
-    """Return the row of a job with its words as they were typed, be they text or not."""
+    """Return the row of a job with its words decoded, also those that are not UTF-8."""
     row["argv"] = [wire.meant(word) for word in row["argv"]]
     row["cwd"] = wire.meant(row["cwd"])
     return row
 
 
 def submit(message: Message) -> Message:
-    """Submit; when the answer is lost, ask again with the same key: it is one submit for ever."""
+    """Submit; when the answer is lost, repeat it with the same key, which submits once only."""
     message["key"] = os.urandom(12).hex()
     may_be_in = False
     for tries_left in reversed(range(TRIES)):
@@ -140,15 +140,15 @@ def end_former() -> None:
         return
     try:
         drive(former.ask({"op": "stop"}))
-        drive(former.receive(ANSWER_S))  # it says no more, and hangs up when it is gone
+        drive(former.receive(ANSWER_S))  # it sends no more, and closes the connection at its end
     except (OSError, GrnError):
-        pass  # the journal is locked while it runs, and that is told in words
+        pass  # the journal is locked while it runs, which is reported later
     finally:
         former.close()
 
 
 def _former() -> Connection | None:
-    """Return a line to the queue of an older grn; whoever else listens there is not heard."""
+    """Connect to the queue of an older grn; other processes at its socket are ignored."""
     try:
         return _connect_now(paths.former_queue_socket())
     except (DaemonNotRunning, NotAllowed):
@@ -168,11 +168,11 @@ def _connect_now(path: str = "") -> Connection:
     if doubt is not None:
         sock.close()
         raise doubt
-    return Connection(sock, wire.decode)  # words of this user's own, as they were typed
+    return Connection(sock, wire.decode)  # texts of this user, undecoded
 
 
 def _doubt(sock: socket.socket, path: str) -> NotAllowed | None:
-    """Return why nothing is said to the one who answers, or None."""
+    """Return why the process that answers is not trusted, or None."""
     if trust.user_of(sock) != os.getuid():
         return NotAllowed(f"{path} is answered by another user.", "Set GRN_RUNTIME_DIR elsewhere.")
     return trust.apart(sock)

@@ -1,4 +1,4 @@
-"""The machine and one's own queue as they are now, kept up to date through restarts of either.
+"""The current state of the machine and of the user's queue, through restarts of either.
 
 `StateMirror` keeps a `Snapshot` up to date by the change feeds of both daemons. It blocks or
 awaits and starts no thread and no process. The rows are documented in docs/json.md.
@@ -30,7 +30,7 @@ NEGOTIATOR, QUEUE = "negotiator", "queue"
 
 
 class Event:
-    """One thing that happened: its name, who told it, when, and the row it is about."""
+    """One event: its name, source, time, and row."""
 
     __slots__ = ("at", "data", "name", "source")
 
@@ -38,13 +38,13 @@ class Event:
         self.source, self.name, self.at, self.data = source, name, at, data
 
     def row(self) -> Row:
-        """Return it as `grn events --json` prints it."""
+        """Return the event as `grn events --json` prints it."""
         head = {"schema": 1, "at": self.at, "source": self.source, "ev": self.name}
         return {**head, "data": self.data}
 
 
 class Snapshot:
-    """The state of both daemons. `trouble` has for each why it cannot be reached, or nothing."""
+    """The state of both daemons. `trouble` says why each cannot be reached; empty if it can."""
 
     def __init__(self) -> None:
         self.trouble = {NEGOTIATOR: "", QUEUE: ""}
@@ -57,15 +57,15 @@ class Snapshot:
         self.queue: Row = {}  # version, pid, uid, trouble, drained, counts
         self.jobs: dict[int, Row] = {}  # not ended, by id
         self.ended: dict[int, Row] = {}  # the last ones, oldest first
-        self._is_joining = False  # parts of the first picture are still to come
-        self.version = 0  # counts what was taken in, so that a reader knows what it has drawn
+        self._is_joining = False  # parts of the first snapshot are still to come
+        self.version = 0  # counts messages, so that a reader knows what it has drawn
 
     def in_turn(self) -> list[Row]:
         """Return the waiting requests, the next first."""
         return sorted(self.waiting.values(), key=lambda row: row["turn"])
 
     def take(self, source: str, message: Row) -> list[Event]:
-        """Take in one message of the stream; return what it means."""
+        """Apply one message of the stream; return its events."""
         self.version += 1
         self.trouble[source] = ""
         at = float(message["at"])
@@ -79,7 +79,7 @@ class Snapshot:
         return [Event(source, name, at, data) for name, data in events]
 
     def lost(self, source: str, why: str) -> list[Event]:
-        """Note that a source cannot be heard; what it said last is kept."""
+        """Note that a source cannot be reached; its last state is kept."""
         if self.trouble[source] == why:
             return []
         self.version += 1
@@ -101,7 +101,7 @@ class Snapshot:
         return [*(("ended", row) for row in missed), ("snapshot", whole)]
 
     def _when_joined(self, events: list[tuple[str, Row]], message: Row) -> list[tuple[str, Row]]:
-        """Make one snapshot of the parts that a large one comes in."""
+        """Join the parts of a large snapshot."""
         is_first = message["ev"] == "snapshot"
         if not is_first and not self._is_joining:
             return events
@@ -202,7 +202,7 @@ class Samples:
         if missed < 1:
             return
         self.until_at = at
-        for _ in range(min(missed - 1, SAMPLES_KEPT)):  # no samples of these
+        for _ in range(min(missed - 1, SAMPLES_KEPT)):  # steps without a sample
             self.used_bytes.append(None)
             self.load_pct.append(None)
         self.used_bytes.append(used_bytes)
@@ -221,7 +221,7 @@ class _Line:
         self.try_at = 0.0
 
     def open(self, now: float) -> str:
-        """Connect and ask to follow; return why not, or nothing."""
+        """Connect and subscribe; return the reason of a failure, or an empty text."""
         self.try_at = now + RETRY_S
         try:
             line = self._connect()
@@ -240,7 +240,7 @@ class _Line:
         return ""
 
     def read(self, now: float) -> list[Row] | str:
-        """Return the messages that are there, or why there are no more."""
+        """Return the received messages, or why the connection ended."""
         assert self.sock is not None
         messages: list[Row] = []
         try:
@@ -263,7 +263,7 @@ class _Line:
 
 
 class StateMirror:
-    """Keeps a picture. Use `wait` in programs that block and `wait_async` on an event loop."""
+    """Keeps a snapshot. Use `wait` in blocking programs and `wait_async` on an event loop."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class StateMirror:
         self.close()
 
     def look(self, patience_s: float = connection.ANSWER_S) -> Snapshot:
-        """Return the picture once each has shown itself or is known to be away."""
+        """Return the snapshot once each daemon has answered or is known to be away."""
         until = time.monotonic() + patience_s
         heard: set[str] = set()
         while len(heard) < len(self._lines) and time.monotonic() < until:
@@ -300,7 +300,7 @@ class StateMirror:
             line.close()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Return what happened, once something has; nothing when the time is over."""
+        """Wait for events and return them; none when the time is over."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             events = self.take()
@@ -332,7 +332,7 @@ class StateMirror:
                     loop.remove_reader(sock)
 
     def take(self) -> list[Event]:
-        """Take in what is there now, without waiting; connect again where it is time to."""
+        """Apply received messages without waiting; reconnect where it is time to."""
         now = time.monotonic()
         return [event for line in self._lines for event in self._take_from(line, now)]
 

@@ -1,4 +1,4 @@
-"""`grn.submit`: hand a command to the queue and walk away, or hold on to it by its handle."""
+"""`grn.submit`: submit a command to the queue, and follow it by its handle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobHandle:
         return f"<grn job {self.id}>"
 
     def status(self) -> dict[str, Any]:
-        """Return all that is known of the job."""
+        """Return the job's full record."""
         job: dict[str, Any] = queue.ask({"op": "show", "job": self.id})["job"]
         return job
 
@@ -46,7 +46,7 @@ class JobHandle:
         return next(queue.ends([self.id]))
 
     def result(self) -> int:
-        """Wait, and raise JobFailed unless it ended well."""
+        """Wait, and raise JobFailed unless it succeeded."""
         return _checked(self.wait())
 
     def cancel(self, *, now: bool = False) -> None:
@@ -54,7 +54,7 @@ class JobHandle:
         queue.ask({"op": "cancel", "jobs": [self.id], "now": now})
 
     def logs(self, *, stderr: bool = False) -> str:
-        """Return what the job has printed so far."""
+        """Return the job's output so far."""
         from grn.client.logs import read_log
 
         return read_log(self.status()["folder"], "err" if stderr else "log").decode(
@@ -140,7 +140,7 @@ def _told(argv: list[str]) -> list[str]:
 
     try:
         words = shlex.split(argv[2])
-    except ValueError:  # the shell will not like it either
+    except ValueError:  # the shell will refuse it too
         words = argv[2].split()
     while words and words[0].partition("=")[0].isidentifier() and "=" in words[0]:
         del words[0]
@@ -148,9 +148,9 @@ def _told(argv: list[str]) -> list[str]:
 
 
 def request(**options: Any) -> Message:
-    """Return what all jobs of a submit share."""
+    """Return the fields that all jobs of a submit share."""
     env = dict(os.environ)
-    env.pop("GRN_LEASE", None)  # a job of its own gets a lease of its own
+    env.pop("GRN_LEASE", None)  # a separate job gets its own lease
     env.update(options.pop("env", None) or {})
     mask = os.umask(0)
     os.umask(mask)
@@ -193,7 +193,7 @@ def send(jobs: list[Message], shared: Message, *, is_quiet: bool = False) -> lis
 
 
 def _all_after(given: Any) -> list[list[Any]]:
-    """Read what a job comes after: one job or several."""
+    """Read the dependencies of a job: one job or several."""
     several = given if isinstance(given, (list, tuple, set)) else [given]
     return [_after(one) for one in several]
 
@@ -208,14 +208,14 @@ def _after(one: Any) -> list[Any]:
 
 
 def is_id(text: str) -> bool:
-    """True for what may be the id of a job."""
+    """True for a possible job id."""
     return text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0
 
 
 def _folder(path: str | None) -> str:
     try:
         folder = os.path.abspath(path or os.getcwd())
-    except OSError as error:  # somebody has removed it under us
+    except OSError as error:  # the current folder was removed
         raise UsageError("this folder is gone.", "Name another with --cwd.") from error
     if not os.path.isdir(folder):
         raise UsageError(f"the folder {folder} does not exist.", "Name another with --cwd.")
@@ -236,7 +236,7 @@ def _checked_option(name: str, value: Any) -> Any:
 
 
 def _text(what: str, text: str) -> str:
-    """Return a text for people, with what is none spelled out."""
+    """Return a text for people, with undecodable bytes escaped."""
     if len(text) > _LONGEST.get(what, len(text)):
         raise UsageError(f"the {what} is longer than {_LONGEST[what]} characters.")
     return text.encode("utf-8", "backslashreplace").decode()
@@ -250,7 +250,7 @@ def _checked(ended: dict[str, Any]) -> int:
 
 
 def exit_code_of(ended: dict[str, Any]) -> int:
-    """Return the exit code that tells how a job ended: its own, or one of coreutils' `timeout`."""
+    """Return the exit code for a job's end: its own, or one of coreutils' `timeout`."""
     if ended["reason"] == "ok":
         return 0
     if ended["reason"] == "timed-out":

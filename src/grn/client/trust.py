@@ -1,7 +1,7 @@
-"""Who is at the other end of a socket, as the kernel says, and whether that is who should be.
+"""The identity of a socket's peer, as the kernel reports it, and whether it is trusted.
 
-In a folder where all users meet anybody can make a socket and give it any name. A user number alone
-proves little: containers share it with their host.
+In a shared folder any user can make a socket of any name. A user number alone proves little:
+containers share it with their host.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from grn.paths import user_name
 from grn.proc import pidfd, processes
 
 DYING_MS = 500
-_UNMAPPED = 65534  # how a user shows who is not known in a container's user namespace
+_UNMAPPED = 65534  # shown for a user outside the user namespace
 
 
 def user_of(sock: socket.socket) -> int:
-    """Return whose process is at the other end."""
+    """Return the user of the peer."""
     return pidfd.credentials(sock)[1]
 
 
 def apart(sock: socket.socket) -> NotAllowed | None:
-    """Return an error unless the kernel shows the peer in our namespaces and under our root.
+    """Return an error unless the peer shares this process's namespaces and root.
 
     For client and queue alike: a queue that ran commands for a confined client would free it.
     Raise ConnectionError when the peer has ended meanwhile.
@@ -39,18 +39,18 @@ def apart(sock: socket.socket) -> NotAllowed | None:
 
 def _shares_our_world(sock: socket.socket) -> bool:
     pid, _ = pidfd.credentials(sock)
-    if pid <= 0:  # a process of a pid namespace that we cannot see
+    if pid <= 0:  # a process of a hidden pid namespace
         return False
     fd = pidfd.of_peer(sock, pid)
     try:
         try:
             is_shared = processes.world(pid) == processes.world("self")
         except PermissionError:
-            is_shared = False  # it lives, and is not shown to us
+            is_shared = False  # it lives, and is hidden
         except OSError:  # a process loses its namespaces a moment before it has ended
             pidfd.has_ended(fd, DYING_MS)
             is_shared = False
-        if pidfd.has_ended(fd):  # asked after looking: the pid was this process's
+        if pidfd.has_ended(fd):  # checked last: the pid was this process's
             raise ConnectionResetError("the process at the other end has ended")
         return is_shared
     finally:
@@ -58,7 +58,7 @@ def _shares_our_world(sock: socket.socket) -> bool:
 
 
 def doubt(sock: socket.socket, path: str) -> NotTrusted | None:
-    """Return what speaks against the one who answers at a path: a false name, or no trust."""
+    """Return why the process that answers at a path is not trusted: its name or its user."""
     user = user_of(sock)
     if user in (0, os.getuid()):
         return None
@@ -77,5 +77,5 @@ def _is_among(user: int, trusted: str) -> bool:
 
 
 def _is_hidden(user: int) -> bool:
-    """True when the kernel cannot tell us who it is: we are in a user namespace of our own."""
+    """True when a user namespace hides the peer's user."""
     return user == _UNMAPPED and not processes.maps_all_users()
