@@ -36,7 +36,7 @@ def read_jobs(text: str, source: str) -> list[SimulatedJob]:
 
 
 def read_arrivals(text: str, source: str, jobs: Sequence[SimulatedJob]) -> list[SimulatedJob]:
-    """Read when which job of a list comes; a job may come more than once."""
+    """Read the arrival times of the jobs of a list; a job may arrive more than once."""
     by_name = {job.name: job for job in jobs}
     coming: list[SimulatedJob] = []
     for line, row in _rows(text, source, ("arrival_s", "job"), ("arrival_s", "job")):
@@ -53,7 +53,7 @@ def read_arrivals(text: str, source: str, jobs: Sequence[SimulatedJob]) -> list[
 
 
 def write_jobs(jobs: Iterable[SimulatedJob]) -> str:
-    """Spell a workload so that it can be read again."""
+    """Write a workload as CSV that `read_jobs` reads."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)

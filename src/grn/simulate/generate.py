@@ -1,4 +1,4 @@
-"""A workload of our own making, the same for the same seed: it needs no file of anybody's."""
+"""A generated workload, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _FAMILIES = (
     _Family("replay_game.py", 2200, 9.0, (64, 256), (0.4, 0.5), (50, 45), 1, 0.4, 0.9),
 )
 _WEIGHTS = (16, 16, 12, 14, 10, 4, 6, 8, 4, 4, 6)
-_USERS = (0, 0, 0, 1, 1, 2, 3)  # some ask for more than others
+_USERS = (0, 0, 0, 1, 1, 2, 3)  # some submit more than others
 
 
 def generate(count: int, seed: int = 0, per_minute: float = PER_MINUTE) -> list[SimulatedJob]:
-    """Return a mixed batch whose jobs come one by one; an eighth of the types grow as they run."""
+    """Return a mixed batch whose jobs arrive one by one; an eighth of the types grow."""
     draw = random.Random(f"grn workload {seed}")
     jobs, at = [], 0.0
     for number in range(count):
@@ -76,7 +76,7 @@ def generate(count: int, seed: int = 0, per_minute: float = PER_MINUTE) -> list[
 
 
 def arriving(jobs: Sequence[SimulatedJob], per_minute: float, seed: int = 0) -> list[SimulatedJob]:
-    """Let jobs come one by one in their order, as if nobody knew of the others."""
+    """Give jobs independent arrival times, in their order."""
     draw, at, coming = random.Random(f"grn arrivals {seed}"), 0.0, []
     for job in jobs:
         coming.append(replace(job, arrival_s=at))

@@ -1,4 +1,4 @@
-"""The policies that a replay sets side by side, by name, and the figures of each."""
+"""The policies that a replay compares, by name, and the figures of each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def play(
 
 
 def _by_name(job: SimulatedJob) -> SimulatedJob:
-    """Return a job that is a type of its own, so that everything can be told of it."""
+    """Return a job that is its own type, so that its needs can be given exactly."""
     return replace(job, job_type=job.name, kind=job.job_type)
 
 
@@ -136,7 +136,7 @@ def lower_bound_s(jobs: Sequence[SimulatedJob], gpus: Sequence[Gpu], assumed: As
     fastest, all_speeds = max(speeds), sum(speeds)
     best = max(job.arrival_s + job.solo_s / fastest for job in jobs)
     area = load = big = wide = 0.0
-    for job in sorted(jobs, key=lambda job: -job.arrival_s):  # all that come later and this one
+    for job in sorted(jobs, key=lambda job: -job.arrival_s):  # this one and all later ones
         area += job.gpus * job.peak_bytes * job.solo_s
         load += job.gpus * job.load * job.solo_s
         if job.peak_bytes > largest / 2:  # no two of these on one GPU

@@ -1,4 +1,4 @@
-"""Virtual time: jobs come, run as fast as their neighbours let them, and end."""
+"""Virtual time: jobs arrive, run at a speed that depends on their neighbours, and end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Stay:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay."""
+    """The result of a replay."""
 
     ends: dict[int, float] = field(default_factory=dict)  # place of the job -> its end
     stays: list[Stay] = field(default_factory=list)
     deaths: int = 0
-    known_deaths: int = 0  # of types of which a run had ended well before
+    known_deaths: int = 0  # of types with an earlier successful run
     used_byte_s: float = 0.0
     wasted_byte_s: float = 0.0
     refused: int = 0
@@ -95,7 +95,7 @@ class World:
         return self.result
 
     def _pause_s(self) -> float:
-        """Return the time to the next look: while nothing is new there is nothing to see."""
+        """Return the time to the next reading: longer while no job is new."""
         runs = self._running.values()
         if any(self._now - run.began_at < self._assumed.new_s for run in runs):
             return self._assumed.tick_s
@@ -115,7 +115,7 @@ class World:
         ]
 
     def _speed(self, run: _Running, speeds: Sequence[float]) -> float:
-        """Return how fast a job goes on its slowest GPU, and beside those it clashes with."""
+        """Return the speed of a job: that of its slowest GPU, less the effect of clashing types."""
         speed = min(speeds[gpu] for gpu in run.gpus)
         if self._assumed.clashing:
             for other in self._running.values():
@@ -165,7 +165,7 @@ class World:
         self._start(self._scheduler.looks(self._now, self._readings()))
 
     def _grow(self) -> None:
-        """Let jobs take memory; a job that asks for more than is left dies."""
+        """Grow the memory of jobs; a job that needs more than is left runs out of memory."""
         for run in sorted(self._running.values(), key=lambda run: run.began_at):
             want = run.job.memory_bytes(self._now - run.began_at, run.done_s / run.job.solo_s)
             if want <= run.held_bytes:

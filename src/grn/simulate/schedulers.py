@@ -1,6 +1,6 @@
 """Schedulers of a replay: the negotiator's own engine, or one of the simple policies beside it.
 
-A scheduler is told facts and answers with grants; the replay carries them out.
+A scheduler gets events and returns grants; the replay carries them out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedEnd:
 
 
 class Scheduler(Protocol):
-    """What decides in a replay."""
+    """The interface of a scheduler in a replay."""
 
     refused: list[str]
 
@@ -66,14 +66,14 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What there is to be told: jobs that are each a type of their own, and how they share."""
+    """The exact values: jobs that are each their own type, and how they share GPUs."""
 
     jobs: Sequence[SimulatedJob]
     assumed: Assumptions
 
 
 class SimulatedAnswer(TypeProfiles):
-    """A memory that knows what every job will need: types are told by the names of jobs."""
+    """Profiles with the exact need of every job: types are named after jobs."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__()
@@ -95,12 +95,12 @@ class SimulatedAnswer(TypeProfiles):
         return self._jobs[request.job_type].solo_s / speed_of_model(model)
 
     def most_of_alike(self, request: Request, model: str) -> int | None:
-        """Let nobody take back what is known to be needed later."""
+        """Return the exact peak, so that no reservation shrinks below it."""
         return None
 
 
 class ToldLoads(Loads):
-    """Loads and times that are known beforehand; how GPUs share is not, and is not learned."""
+    """Exact loads and durations; interference is neither known nor learned."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__()
@@ -112,19 +112,19 @@ class ToldLoads(Loads):
         return self._jobs[job_type].load
 
     def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
-        """Learn nothing: all is known."""
+        """Return the run unchanged: nothing is learned."""
         return run
 
 
 class ToldSharing(ToldLoads):
-    """How GPUs share their time is known as well."""
+    """Exact loads, durations and interference."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__(truth)
         self._beside: dict[str, dict[str, float]] = {}
 
     def cap(self, model: str) -> float:
-        """Return what the truth leads to."""
+        """Return the cap by the exact power."""
         return cap_of(self._assumed.beta)
 
     def power(self, model: str) -> float:
@@ -146,7 +146,7 @@ class ToldSharing(ToldLoads):
 
 
 class OfEngine:
-    """The real engine, told in virtual time what a negotiator would be told."""
+    """The real engine, with the events of a negotiator in virtual time."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class OfEngine:
         self.engine.handle(JobStarted(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
 
     def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]:
-        """A job asks for GPUs."""
+        """Handle a job's request."""
         request = Request(
             key=lease,
             lease=lease,
@@ -180,13 +180,13 @@ class OfEngine:
         return self._told(at, self.engine.handle(Requested(at, request)))
 
     def ends(self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]) -> list[Granted]:
-        """A job ends, and the GPUs are read again at once, as a negotiator does."""
+        """Handle a job's end; the GPUs are read again at once, as by a negotiator."""
         event = Released(at, ended.lease, ended.outcome, ended.peak_bytes, ended.asked_bytes)
         granted = self._told(at, self.engine.handle(event))
         return granted + self.looks(at, readings)
 
     def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]:
-        """The GPUs are read."""
+        """Handle a reading of the GPUs."""
         return self._told(at, self.engine.handle(Sampled(at, tuple(readings))))
 
     def reserved_bytes(self, lease: str) -> int:
@@ -223,10 +223,10 @@ class _SimulatedLease:
 
 @dataclass(slots=True)
 class Simple:
-    """One of the simple policies: strictly in turn, or past a first run that is awaited.
+    """One of the simple policies: strictly in order, or past jobs that wait for a first run.
 
     `alone`: each job has its GPUs to itself. `first`: only the first of each type, until it has
-    ended; then what it used is known. `gate`: memory is known beforehand. The latter two share a
+    ended; then its peak is known. `gate`: memory is known beforehand. The latter two share a
     GPU up to a summed load.
     """
 
@@ -239,19 +239,19 @@ class Simple:
     _peaks: dict[str, int] = field(default_factory=dict)
 
     def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]:
-        """A job joins the line; one that ran out of memory goes first."""
+        """Queue a job; one that ran out of memory goes first."""
         self._line.insert(0 if attempt else len(self._line), (lease, job))
         return self._round()
 
     def ends(self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]) -> list[Granted]:
-        """A job has ended; what it used is known from now on."""
+        """Handle a job's end; its peak is known from now on."""
         job = self._held.pop(ended.lease).job
         asked = ended.peak_bytes + (ended.asked_bytes or 0)
         self._peaks[job.job_type] = max(self._peaks.get(job.job_type, 0), asked)
         return self._round()
 
     def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]:
-        """Readings change nothing here."""
+        """Do nothing: readings do not matter here."""
         return []
 
     def reserved_bytes(self, lease: str) -> int:

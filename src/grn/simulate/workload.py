@@ -1,4 +1,4 @@
-"""What a simulated job is: when it comes, what it needs, how long it takes alone.
+"""Simulated jobs: arrival, needs, and duration alone.
 
 Also the assumptions a replay makes about real GPUs; they are printed with every result.
 """
@@ -14,7 +14,7 @@ from grn.model.units import parse_size
 
 LOADS_S = 20.0  # a job has a third of its memory at once and what it starts with after this
 _AT_ONCE = 0.3
-_AT = " at "  # stands before the speed in the name of a simulated model
+_AT = " at "  # precedes the speed in the name of a simulated model
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class SimulatedJob:
     starts_with: float = 1.0  # the share of its peak it has once it has loaded
     grown_at: float = 0.0  # the share of its run after which it has all
     is_jump: bool = False  # all at that moment, not little by little
-    kind: str = ""  # what tells whom it clashes with: its type, where that was not changed
+    kind: str = ""  # decides which types it clashes with: its original type
 
     def memory_bytes(self, age_s: float, done: float) -> int:
-        """Return what it has on each GPU, so long after its start and with that share done."""
+        """Return its memory on each GPU, by its age and the share of work done."""
         start = self.peak_bytes * self.starts_with
         if age_s < LOADS_S:
             return int(start * _AT_ONCE)
@@ -49,18 +49,18 @@ class SimulatedJob:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a replay believes of GPUs that are shared."""
+    """The assumptions of a replay about shared GPUs."""
 
     beta: float = 1.0  # speed = min(1, U ** -beta), U being the summed loads on a GPU
     tick_s: float = 5.0  # how often the negotiator reads the GPUs while a job is new
-    new_s: float = 120.0  # so long is a job new
+    new_s: float = 120.0  # a job is new for this long
     calm_s: float = 30.0  # how often it reads them otherwise
     cap: float = 1.4  # up to this summed load the simple policies share a GPU
     clashing: float = 0.0  # the share of pairs of types that slow each other beyond that
     clash: float = 1.6  # and how many times as long they then take
 
     def speed(self, load: float) -> float:
-        """Return how fast each job on a GPU goes, 1 being its speed alone."""
+        """Return the speed of each job on a GPU, relative to its speed alone."""
         return 1.0 if load <= 1.0 else float(load**-self.beta)
 
     def slower_beside(self, one: SimulatedJob, other: SimulatedJob) -> float:
@@ -111,7 +111,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def speed_of(gpu: Gpu) -> float:
-    """Return how fast a simulated GPU is, 1 where nothing was said."""
+    """Return the speed of a simulated GPU, 1 by default."""
     return speed_of_model(gpu.model)
 
 
