@@ -1,1 +1,1 @@
-"""What makes grn a part of other tools: Hydra, joblib, pytest. One file for each library."""
+"""Integrations with Hydra, joblib and pytest, one file for each library."""

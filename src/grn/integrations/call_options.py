@@ -18,7 +18,7 @@ OPTIONS = (
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a `CallGroup`; raise on those that do not exist or make no sense."""
+    """Return the options of a `CallGroup`; raise on unknown and invalid ones."""
     unknown = options.keys() - set(OPTIONS)
     if unknown:
         text = f"there is no option {', '.join(sorted(unknown))} for jobs of grn."

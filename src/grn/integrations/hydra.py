@@ -1,6 +1,6 @@
 """Hydra's multirun as a group of jobs in the queue, one for each set of overrides.
 
-Hydra finds the launcher through `hydra_plugins.grn_launcher`; the work is done here.
+Hydra finds the launcher through `hydra_plugins.grn_launcher`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def launch(
 
 
 class App:
-    """What Hydra hands to a launcher, in one piece, for another process."""
+    """The arguments of Hydra's launcher, as one picklable value."""
 
     def __init__(self, context: Any, config: Any, function: Any) -> None:
         self.context = context
@@ -70,7 +70,7 @@ def _submit(group: CallGroup, app: App, overrides: list[str], number: int) -> Fu
 
 
 def _run(app: App, overrides: list[str], number: int) -> JobReturn:
-    """In the job's own process: be Hydra for this one job."""
+    """In the job's process: run Hydra for this one job."""
     setup_globals()
     Singleton.set_state(app.singletons)
     config = app.context.config_loader.load_sweep_config(app.config, overrides)
@@ -91,7 +91,7 @@ def _run(app: App, overrides: list[str], number: int) -> JobReturn:
 
 
 class _JobRaised(Exception):
-    """A job raised: Hydra keeps that to itself, but the lease must hear of it."""
+    """A job raised: Hydra catches that, but the lease must end as failed."""
 
     def __init__(self, ended: JobReturn) -> None:
         super().__init__(ended)
@@ -103,7 +103,7 @@ class _JobRaised(Exception):
 
 
 def _return(overrides: Sequence[str], future: Future[Any]) -> JobReturn:
-    """Return how a job ended; one whose process was lost has failed, and the others go on."""
+    """Return how a job ended; one whose process was lost has failed, and the others continue."""
     try:
         return future.result()
     except _JobRaised as raised:

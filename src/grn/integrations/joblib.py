@@ -51,7 +51,7 @@ class GrnBackend(ParallelBackendBase):
     def submit(
         self, func: Callable[[], Any], callback: Callable[[Any], None] | None = None
     ) -> Future[Any]:
-        """Hand over one batch of calls."""
+        """Submit one batch of calls."""
         if self._group is None:
             options = {"reuse_workers": True, **self._options}
             self._group = CallGroup(max_workers=self._most, **checked(options))
@@ -64,21 +64,21 @@ class GrnBackend(ParallelBackendBase):
     apply_async = submit  # its name before joblib 1.5
 
     def retrieve_result_callback(self, future: Future[Any]) -> Any:
-        """Return what a batch gave, or raise."""
+        """Return the results of a batch, or raise."""
         try:
             return future.result()
         except CancelledError as error:
             raise RuntimeError("the call was ended before it had an answer") from error
 
     def terminate(self) -> None:
-        """End what still runs."""
+        """End running calls."""
         group, self._group = self._group, None
         if group is not None:
             group.shut(is_stopping=True)
             group.join()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """End what still runs; the next call starts new workers."""
+        """End running calls; the next call starts new workers."""
         self.terminate()
 
 

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from grn.client.lease import Lease
 
-IDLE_EXIT_S = 300.0  # a negotiator that was started for us ends when nobody needs it any more
+IDLE_EXIT_S = 300.0  # a negotiator started for the tests ends after this idle time
 MARKER = (
     "grn_gpu(mem=None, gpus=1, exclusive=False, priority=0, policy='spread', type=None): "
     "run this test under a lease of GPUs"
@@ -33,12 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let the marker alone do: a test that has it gets the fixture."""
+    """Give a test with the marker the fixture."""
     names = getattr(item, "fixturenames", None)
     if names is not None and item.get_closest_marker("grn_gpu") and "grn_gpu" not in names:
         names.insert(0, "grn_gpu")
@@ -54,7 +54,7 @@ def grn_gpu(request: pytest.FixtureRequest) -> Iterator[Lease]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-    """Tell the lease how its test went: running out of memory is worth learning from."""
+    """Report the test's result to its lease: running out of memory is learned from."""
     lease = item.stash.get(HELD, None)
     if lease is None or call.when != "call" or call.excinfo is None:
         return
