@@ -1,4 +1,4 @@
-"""`simple_gpu_scheduler`: commands from standard input, one per line, each on a GPU of its own.
+"""`simple_gpu_scheduler`: commands from standard input, one per line, each on its own GPU.
 
 Translates lines to tasks and slots; running them is the runner's work.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grn.group.task import CommandEnd, Slot
 
 NAME = "simple_gpu_scheduler"
-MAX_FAILURES = 20  # so many are listed at the end
+MAX_FAILURES = 20  # listed at the end
 _SHOWN_BYTES = 200  # of a command that failed
 
 
@@ -59,7 +59,7 @@ def _plain(words: list[str]) -> tuple[list[str], bool] | None:
 
 
 def _parse(words: list[str]) -> tuple[list[str], bool]:
-    """Read what is written in another way, or explain."""
+    """Read other spellings with argparse, or print help."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -82,7 +82,7 @@ def _parse(words: list[str]) -> tuple[list[str], bool]:
 
 
 def _slot_names(gpus: list[str]) -> list[str]:
-    """One argument is split at commas; of several each is a slot as it stands."""
+    """Return the slots: a single argument is split at commas, several are slots as they are."""
     if len(gpus) > 1 or "," not in gpus[0]:
         return gpus
     names = gpus[0].split(",")
@@ -116,7 +116,7 @@ class Commands:
 
 
 class Report:
-    """Says what starts, and remembers what failed."""
+    """Prints starts, and remembers failures."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -124,12 +124,12 @@ class Report:
         self._first_failures: list[CommandEnd] = []
 
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
-        """Say what starts where, at once."""
+        """Print the command and its GPU at once."""
         text = f"Processing command `{task.label}` on gpu {slot.name}\n"
         _say(1, os.fsencode(text))
 
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
-        """Remember how it went."""
+        """Remember a failure."""
         self._count += 1
         if ended.status:
             self.failures += 1
@@ -137,7 +137,7 @@ class Report:
                 self._first_failures.append(ended)
 
     def summarise(self, stopped_by: int) -> None:
-        """Say what failed and what was cut short."""
+        """Print what failed and what was interrupted."""
         if stopped_by:
             name = signal.Signals(stopped_by).name
             _complain(f"stopped by {name}; what was running has been ended")
@@ -177,7 +177,7 @@ def _say(fd: int, data: bytes) -> None:
 
 
 def _check_files() -> None:
-    """See that the standard files are open, lest the runner's own take their numbers."""
+    """Open missing standard files, so that the runner's files do not take their numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -190,7 +190,7 @@ def _check_files() -> None:
 
 
 def _die_of(signum: int) -> None:
-    """End as the signal would have ended us, so that a shell sees it."""
+    """End by the signal, so that a shell sees it."""
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 

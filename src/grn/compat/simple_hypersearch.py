@@ -75,7 +75,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _pattern_at_the_end(given: list[list[str]]) -> str | None:
-    """Find the pattern where the usage has it, behind the last -p, among whose values it stands."""
+    """Find the pattern after the last -p, where argparse takes it for one of its values."""
     if given and len(given[-1]) > 2 and "{" in given[-1][-1]:
         return given[-1].pop()
     return None
@@ -114,7 +114,7 @@ def _check(pattern: str, names: list[str], axes: list[list[str]]) -> None:
 
 
 def _combinations(axes: list[list[str]], options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Make the combinations one by one, in the order asked for."""
+    """Yield the combinations in the requested order."""
     if options.sampling_mode == "grid":
         return itertools.islice(grid.product(axes), options.n_samples)
     order = _shuffled(grid.size(axes), options.seed)
@@ -122,7 +122,7 @@ def _combinations(axes: list[list[str]], options: argparse.Namespace) -> Iterato
 
 
 def _shuffled(size: int, seed: int | None) -> Sequence[int]:
-    """Shuffle numbers: they come out in the order in which the combinations themselves would."""
+    """Shuffle indices: the order is the same as that of shuffled combinations."""
     import random
     from array import array
 

@@ -1,4 +1,4 @@
-"""The roles around the runner: instances as its tasks, GPUs as its slots, log lines as they end."""
+"""Adapters for the runner: instances as its tasks, GPUs as its slots, log lines for ends."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from grn.fixed_slots.slots import FixedSlots
 from grn.group.roles import RunControl
 from grn.group.task import CommandEnd, Slot, SlotGrant, Task
 
-_TURN = Task(
-    0, (), "a turn"
-)  # what the runner asks a GPU for; what runs is chosen when there is one
+_TURN = Task(0, (), "a turn")  # a placeholder: the instance is chosen when a GPU is free
 
 
 class Gpus:
-    """Fixed slots that choose what they run when their turn has come.
+    """Fixed slots that choose an instance when a GPU is free.
 
     The older tool's log names the GPU that receives or skips a task, so it has to be known by then.
     """
@@ -53,11 +51,11 @@ class Gpus:
 
     @property
     def wake_at(self) -> float | None:
-        """When to look again without an event."""
+        """When to try again without an event."""
         return self._slots.wake_at
 
     def grants(self) -> list[SlotGrant]:
-        """Return what runs on the GPUs that are free now."""
+        """Return the instances for the GPUs that are free now."""
         grants = []
         for turn in self._slots.grants():
             assert turn.slot is not None
@@ -98,11 +96,11 @@ class Instances:
         self._count = 0
         self.failures: list[str] = []
 
-    # --- where tasks come from -----------------------------------------------------------
+    # --- the source -----------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """True when all have been looked at."""
+        """True when all instances have been considered."""
         return self._manager.get_num_left_config() == 0
 
     def next_task(self) -> Task | None:
@@ -115,14 +113,14 @@ class Instances:
         return _TURN
 
     def fileno(self) -> int | None:
-        """All that is to run is known."""
+        """Return None: all instances are known."""
         return None
 
     def hear(self) -> None:
         """Do nothing: there is no input to read."""
 
     def take(self, slot: Slot) -> Task | None:
-        """Return the next instance that has to be run; say which need not be."""
+        """Return the next instance to run; log those that are skipped."""
         self._turns -= 1
         gpu, task = f"gpu{slot.name}", None
         while (instance := self._manager.next_instance()) is not None:
@@ -141,13 +139,13 @@ class Instances:
         return task
 
     def _dismiss(self) -> None:
-        """Say that the GPUs that have nothing to do will have nothing more to do."""
+        """Log that idle GPUs will get no more instances."""
         for gpu in self._idle:
             self._log.info(f"{gpu} finished")
         self._idle.clear()
 
     def _prepare(self, gpu: str, instance: Instance, lease: str) -> Task | None:
-        """Make an instance ready to run; None when it is not to be run."""
+        """Prepare an instance to run; None when it is skipped."""
         if instance.folder in self._seen:
             self._skip(gpu, instance, "it is the same as one before")
             return None
@@ -195,7 +193,7 @@ class Instances:
                     traceback.print_exception(error, file=file)
             self._fail(gpu, instance, str(error))
             return None
-        # A task that asks for a GPU by itself gets its own, which we hold: it would wait for ever.
+        # A task that requests a GPU itself would wait for ever for the one held for it.
         under = {"GRN_LEASE": lease} if lease else {}
         self._begun[self._count] = _Begun(instance, folder, order, log_path)
         return Task(
@@ -209,10 +207,10 @@ class Instances:
     # --- the listener --------------------------------------------------------------------
 
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
-        """It was announced when its GPU received it."""
+        """Do nothing: the start was logged when its GPU received it."""
 
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
-        """Note that an instance finished, or say that it did not."""
+        """Mark a finished instance, or log its failure."""
         begun = self._begun.pop(ended.task.number, None)
         if begun is None:
             return  # a turn for which nothing was left
@@ -233,7 +231,7 @@ class Instances:
             self._dismiss()
 
     def close(self) -> None:
-        """Let go of what was never started."""
+        """Release instances that were never started."""
         for begun in self._begun.values():
             begun.folder.let_go()
 
@@ -259,7 +257,7 @@ class Instances:
 
 def _reason(error: OSError | ValueError) -> str:
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    if text == os.strerror(36):  # the system's word for it does not help
+    if text == os.strerror(36):  # the system's message does not help
         text += "; lower config_string_value_maxlen or use ignored_keys_for_folder_name"
     return text
 

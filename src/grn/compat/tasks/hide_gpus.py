@@ -1,4 +1,4 @@
-"""Hides the GPUs from a scheduler's process while it imports the module of the task.
+"""Hide the GPUs from a scheduler's process while it imports the module of the task.
 
 That module is imported twice: by the script that starts the scheduler, to name the class, and by
 each worker. Frameworks that take GPU memory as they are imported or first used should do so in the
@@ -24,7 +24,7 @@ _NOTE = (
     "note: the GPUs are hidden from the scheduler's process while it imports the task's module. "
     "Use them in main(), or set GRN_TASKS_HIDE_GPUS=0."
 )
-# What the variables were; empty while nothing is hidden. State of the process, as they are.
+# The hidden variables' values; empty while nothing is hidden. Global, as the environment is.
 _before: dict[str, str | None] = {}
 _hook_before = sys.__excepthook__
 
@@ -43,7 +43,7 @@ def draw() -> None:
 
 
 def lift() -> None:
-    """Show them again: the class is defined, and with it what its module imports."""
+    """Show the GPUs again: the class is defined, so its module's imports are done."""
     for name, value in _before.items():
         if value is None:
             os.environ.pop(name, None)
@@ -62,7 +62,7 @@ def has_opened_gpus(open_files: Iterable[str] | None = None) -> bool:
 
 
 def is_in_a_module(frame: FrameType | None) -> bool:
-    """True when the import under way stands in a module, and not in the main script itself."""
+    """True when the current import is in a module, not in the main script itself."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         is_ours = name.startswith(("grn.", "gpu_task_scheduler", "importlib"))
@@ -73,7 +73,7 @@ def is_in_a_module(frame: FrameType | None) -> bool:
 
 
 def _is_a_scheduler() -> bool:
-    """True when the main script speaks of the scheduler: others may want to see the GPUs."""
+    """True when the main script names the scheduler: other scripts may need the GPUs."""
     main = sys.modules.get("__main__")
     if getattr(main, "is_loading_a_task", False):
         return False  # a worker
@@ -85,6 +85,6 @@ def _is_a_scheduler() -> bool:
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Say why there are no GPUs, should the import have failed for the lack of them."""
+    """Explain that GPUs are hidden, in case the import failed without them."""
     _hook_before(kind, error, trace)
     print(_NOTE, file=sys.stderr)

@@ -33,8 +33,8 @@ class GPUTaskScheduler:
     def start(self) -> None:
         """Run all instances that have not finished yet; return when the last has ended.
 
-        Failures are told in the log and on the console, and are run again next time. Ctrl-C and
-        SIGTERM end what runs, with all its children.
+        Failures are logged to file and console, and run again next time. Ctrl-C and SIGTERM end
+        running instances with all their children.
         """
         if getattr(sys.modules.get("__main__"), "is_loading_a_task", False):
             raise UsageError(
@@ -54,7 +54,7 @@ class GPUTaskScheduler:
         _pass_on(stopped_by)
 
     def _run(self, folder: str, log: Log) -> int:
-        """Run all; return the signal by which we were stopped, or 0."""
+        """Run all; return the signal that stopped the scheduler, or 0."""
         # Only now: a worker that imports this module has no use for them.
         from grn.compat.tasks.adapters import Gpus, Instances
         from grn.compat.tasks.serialize import Sender
@@ -89,7 +89,7 @@ def _summarise(failures: list[str], total: int, log: Log) -> None:
 
 
 def _checked(task_class: object) -> type[Any]:
-    """Refuse what is no class with a `main`."""
+    """Refuse anything but a class with a `main`."""
     if not isinstance(task_class, type) or not callable(getattr(task_class, "main", None)):
         raise UsageError(
             f"gpu_task_class must be a class with a method main(self), not {task_class!r}.",
@@ -99,7 +99,7 @@ def _checked(task_class: object) -> type[Any]:
 
 
 def _made(settings: Mapping[str, Any]) -> str:
-    """Make the folders; return one that is ours alone, for what workers are told."""
+    """Make the folders; return a private one for the workers' orders."""
     for name in ("result_root_folder", "temp_folder"):
         try:
             os.makedirs(settings[name] or ".", exist_ok=True)
@@ -121,7 +121,7 @@ def _remove_if_empty(folder: str) -> None:
 
 
 def _pass_on(signum: int) -> None:
-    """Let a signal that stopped us have its usual effect, now that nothing runs any more."""
+    """Raise the stopping signal again with its usual effect, now that no instance runs."""
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     if signum:
@@ -139,15 +139,15 @@ class Log:
         self._streams = [one for one in (sys.stderr, self._file) if one is not None]
 
     def info(self, text: str) -> None:
-        """Say what happens."""
+        """Log progress."""
         self._write("INFO", text)
 
     def warning(self, text: str) -> None:
-        """Say what should be known."""
+        """Log a warning."""
         self._write("WARNING", text)
 
     def error(self, text: str) -> None:
-        """Say what failed."""
+        """Log a failure."""
         self._write("ERROR", text)
 
     def _write(self, level: str, text: str) -> None:
@@ -157,7 +157,7 @@ class Log:
                 stream.write(line)
                 stream.flush()
             except (OSError, ValueError):
-                pass  # the console is gone or the disk is full: no reason to run nothing more
+                pass  # the console is gone or the disk is full: continue to run
 
     def close(self) -> None:
         """Close the file."""
