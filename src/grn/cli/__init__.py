@@ -1,1 +1,1 @@
-"""What people look at: the command line and what it prints."""
+"""The command line and its output."""

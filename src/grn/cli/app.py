@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     except SystemExit:
         if sys.stdout is stdout:
             raise
-        status = 0  # click has muted it and leaves: nobody reads on, and that is fine
+        status = 0  # the reader closed the pipe: no error
     except MALFORMED:
         blamed = garbled()
         if blamed is None:
@@ -214,17 +214,17 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
 
 
 def start_main() -> None:
-    """Be `grn-start` and `glb-start`."""
+    """Run `grn-start` and `glb-start`."""
     main(prefix=["start"])
 
 
 def run_main() -> None:
-    """Be `grn-run` and `glb-run`."""
+    """Run `grn-run` and `glb-run`."""
     main(prefix=["run"])
 
 
 def _in_our_words(error: click.ClickException) -> GrnError:
-    """Tell of a misuse as of all other trouble: what is wrong, and where to read on."""
+    """Return a usage error of click as an error of grn, with a hint."""
     text = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"See `{context.command_path} --help`." if context else ""

@@ -95,7 +95,7 @@ def batch(
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})
-    # A file is read through before anything runs: a mistake at its end must not cost its beginning.
+    # A file is parsed before anything runs: an error at its end must not cost its beginning.
     total = None if file == "-" else len(list(batch_file.jobs(_all_lines(file), needs)))
     chosen = BatchOptions(needs, retry, not keep_going, parallel)
 

@@ -1,6 +1,6 @@
 """`grn demo`: real jobs of different sizes on virtual GPUs, shown live; ends by itself.
 
-Uses a negotiator and folders of its own, so it disturbs nothing and can run twice at once.
+Uses its own negotiator and folders, so it disturbs nothing and can run twice at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Demo:
     failed: list[str] = field(default_factory=list)
 
     def collect(self) -> bool:
-        """Take in what has ended; True while something still runs."""
+        """Collect ended jobs; True while some still run."""
         for name, process in list(self.started):
             if process.poll() is not None:
                 out, err = process.communicate()
@@ -93,7 +93,7 @@ def demo() -> int:
 
 @contextlib.contextmanager
 def _own_negotiator() -> Iterator[None]:
-    """Run a negotiator with folders of its own; everything we start finds it by environment."""
+    """Run a negotiator in temporary folders; child processes find it by environment."""
     with tempfile.TemporaryDirectory(prefix="grn-demo-") as folder:
         for name in ("GRN_SOCKET", "CUDA_VISIBLE_DEVICES", "GRN_LEASE"):
             os.environ.pop(name, None)
@@ -141,7 +141,7 @@ def _picture(demo: Demo, status: dict[str, Any], width: int) -> Group:
 
 
 def _tell(demo: Demo, console: Console, learned: list[dict[str, Any]], took_s: float) -> None:
-    """Say what ran where, what was learned, and what sharing brought."""
+    """Print where jobs ran, what was learned, and what sharing saved."""
     first = min((result["began_at"] for result in demo.results), default=0.0)
     rows = [
         (

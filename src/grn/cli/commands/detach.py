@@ -23,7 +23,7 @@ _END = "ended with status "
 
 
 def run_detached(folder: str, attach: str, run: Callable[[], int]) -> int:
-    """Run something in a process of its own, which keeps its output in the folder."""
+    """Run a function in a background process, with its output in the folder."""
     try:
         os.makedirs(folder, exist_ok=True)
         fd = os.open(os.path.join(folder, OUTPUT), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -60,14 +60,14 @@ def _run_aside(fd: int, run: Callable[[], int]) -> int:
 
 
 def attach(name: str, folders: Sequence[str]) -> int:
-    """Print what a batch or sweep in the background says until it ends; return its status."""
+    """Print the output of a background batch or sweep until it ends; return its status."""
     found = next(filter(_has_output, [*folders, *_folders_of(name)]), None)
     if found is None:
         raise UsageError(f"no {name} was started with --detach.", "See `grn ls --group`.")
     path, shown, is_over = os.path.join(found, OUTPUT), 0, False
     text = b""
     while not is_over:
-        is_over = not _is_locked(path)  # looked at first: what it says afterwards is read
+        is_over = not _is_locked(path)  # checked first, so that later output is still read
         data = read_from(path, shown)
         shown += len(data)
         text = (text + data)[-1000:]

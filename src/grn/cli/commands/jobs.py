@@ -304,8 +304,8 @@ def queue_command(what: str, as_json: bool) -> int:
 def _resolve(names: Sequence[str], *, is_whole: bool = False) -> list[int]:
     """Return job ids; `-` reads them from standard input.
 
-    The beginning of an id is enough to look at a job. What changes jobs wants whole ids: job 3 may
-    have been forgotten, and job 30 is not what was meant.
+    The beginning of an id is enough to read a job. Commands that change jobs need whole ids: job 3
+    may have been cleaned, and 3 must not select job 30.
     """
     words = [word for name in names for word in (_piped() if name == "-" else [name])]
     for word in words:
@@ -329,7 +329,7 @@ def _print_ids(ids: Sequence[int]) -> int:
 
 
 def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add what running jobs use and reserve now, as the negotiator sees it."""
+    """Add the memory that running jobs use and reserve, by the negotiator."""
     if not any(row["lease"] and row["state"] == "running" for row in rows):
         return rows
     from grn.client import pages

@@ -1,4 +1,4 @@
-"""`grn submit`: a command into the queue, its id out. Light: it is called in loops of shells."""
+"""`grn submit`: submit a command and print its id. Light: shells call it in loops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with `grn wait ID`."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that tells of a misuse as grn tells of all trouble."""
+    """A parser that reports misuse as errors of grn."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}.", f"See `{self.prog} --help`.")

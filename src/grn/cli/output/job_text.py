@@ -91,7 +91,7 @@ def explained(row: JobRow, now: float) -> str:
 
 
 def _attempt(one: AttemptRow, row: JobRow, now: float) -> Iterator[tuple[str, str]]:
-    """Say where a try was made and how it went, as far as that is known."""
+    """Describe where an attempt ran and how it ended, where known."""
     ran_s = one.ran_s
     if not one.reason and row.started_at:
         ran_s = now - row.started_at
@@ -112,7 +112,7 @@ def _memory_now(row: JobRow) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    """List names, as many as a glance takes in."""
+    """List the first few names."""
     listed = textwrap.shorten(harmless(", ".join(names)), MAX_NAMES, placeholder="").rstrip(",")
     left = len(names) - len(listed.split(", "))
     return listed + (f" and {left} more: --json tells all" if left > 0 else "")
@@ -146,13 +146,13 @@ def spelled_command(argv: Sequence[str]) -> str:
 
 
 def going_on(running: int) -> str:
-    """Say that what runs is not touched, if anything runs."""
+    """State that running jobs continue, if there are any."""
     verb = "goes" if running == 1 else "go"
     return f"; {counted(running, 'running job')} {verb} on" if running else ""
 
 
 def _since(row: JobRow) -> float:
-    """Return when a job got into its state."""
+    """Return when a job entered its state."""
     if row.has_ended:
         return row.ended_at or row.submitted_at
     return row.submitted_at if row.is_waiting else row.started_at or row.submitted_at

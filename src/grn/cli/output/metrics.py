@@ -1,4 +1,4 @@
-"""The numbers of the machine as Prometheus reads them: a picture in, text out.
+"""The metrics of the machine as Prometheus text, from a snapshot.
 
 Every name is listed in docs/metrics.md. What is not known is left out, never 0.
 """
@@ -16,7 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsSource(Protocol):
-    """What is known: see grn.client.state_mirror."""
+    """The snapshot: see grn.client.state_mirror."""
 
     trouble: dict[str, str]
     negotiator: dict[str, Any]

@@ -29,11 +29,11 @@ class ProgressLine:
 
     @property
     def passed_s(self) -> float:
-        """How long it has been there."""
+        """How long the line has been shown."""
         return time.monotonic() - self._began
 
     def tell(self, now: Progress) -> None:
-        """Draw how far it is."""
+        """Draw the progress."""
         self._now = now
         if now.running:
             self._reason = ""
@@ -56,7 +56,7 @@ class ProgressLine:
             self._stream.flush()
 
     def finish(self) -> None:
-        """Leave the terminal clean."""
+        """Remove the line."""
         self._clear()
         self._stream.flush()
 

@@ -20,7 +20,7 @@ MAX_ENDED = 200
 
 
 class Section(Enum):
-    """Where a row stands."""
+    """The section of a row."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -35,7 +35,7 @@ SORTS: Mapping[Section, tuple[str, ...]] = {
 
 
 class RowSource(Protocol):
-    """What is known: see grn.client.state_mirror."""
+    """The snapshot: see grn.client.state_mirror."""
 
     gpus: dict[str, dict[str, Any]]
     leases: dict[str, dict[str, Any]]
@@ -131,7 +131,7 @@ def ended(picture: RowSource, own_uid: int) -> list[Row]:
     """Return what has ended of late, the latest first."""
     rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
     own = {row.lease for row in rows if row.lease}
-    own |= {job["lease"] for job in picture.jobs.values()}  # their queue has not told yet
+    own |= {job["lease"] for job in picture.jobs.values()}  # their ends may be on the way
     rows += [_of_end(end) for end in picture.ends if end["id"] not in own]
     rows.sort(key=lambda row: -row.ended_at)
     return rows[:MAX_ENDED]

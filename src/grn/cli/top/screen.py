@@ -26,7 +26,7 @@ class Past(Protocol):
 
 
 class ScreenSource(boards.RowSource, Protocol):
-    """What is known: see grn.client.state_mirror."""
+    """The snapshot: see grn.client.state_mirror."""
 
     trouble: dict[str, str]
     negotiator: dict[str, Any]
@@ -38,7 +38,7 @@ class ScreenSource(boards.RowSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What stays while it is shown: the size of the terminal, its characters, whose it is."""
+    """The fixed facts of a screen: the size of the terminal, its characters, its user."""
 
     width: int
     height: int
@@ -96,7 +96,7 @@ def gpu_lines(picture: ScreenSource, look: Look, most: int) -> list[Line]:
 
 
 def legend(look: Look) -> Line:
-    """Say what the marks of a bar mean."""
+    """Explain the marks of a bar."""
     marks = look.marks
     text = (
         f"    A{marks.used * 2} used  {marks.reserved * 2} reserved  {marks.free * 2} free  "
@@ -106,7 +106,7 @@ def legend(look: Look) -> Line:
 
 
 def footer(view: View, look: Look) -> Line:
-    """Draw the last line: a question, what is being typed, what was said, else the keys."""
+    """Draw the last line: a question, the typed filter, the last message, else the keys."""
     if view.asking is not None and view.asking.row is not None:
         row = view.asking.row
         text, style = f" {view.asking.verb} job {row.id} ({row.what})? y or n", "ask"

@@ -1,6 +1,6 @@
-"""How a person looks at the board: what is selected, filtered, sorted, and what a key means.
+"""The state of the view: selection, filter, order, and the effect of keys.
 
-Pure: a view and a key in, a view and perhaps an order out; somebody else carries orders out.
+Pure: a view and a key in, a view and perhaps an action out; `actions.py` carries it out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeyAction:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything a person has chosen."""
+    """The user's choices."""
 
     part: Section = Section.RUNNING
     selected: Mapping[Section, str] = field(default_factory=dict)  # the id of a row
@@ -33,11 +33,11 @@ class View:
     is_typing: bool = False  # the filter is being typed
     is_mine: bool = False
     asking: KeyAction | None = None  # an order that waits for a yes
-    said: str = ""  # what came of the last order
+    said: str = ""  # the result of the last action
     is_helping: bool = False
 
     def said_of(self, text: str) -> View:
-        """Return it with a sentence for the last line."""
+        """Return the view with a message for the last line."""
         return replace(self, said=text)
 
     def sort_of(self, part: Section) -> str:
@@ -56,7 +56,7 @@ class View:
 
 
 def press(view: View, key: str, board: Board, page: int = 10) -> tuple[View, KeyAction | None]:
-    """Return what a key does."""
+    """Return the view after a key, and the action it triggers."""
     if view.is_typing:
         return _type(view, key), None
     if view.asking is not None:

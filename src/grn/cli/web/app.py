@@ -1,4 +1,4 @@
-"""The routes of the page: files for everybody, facts and actions only with a session.
+"""The routes of the page: files without a session, data and actions only with one.
 
 Actions go to the user's own queue, which knows no other user's jobs.
 """
@@ -44,7 +44,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _BadBody(UsageError):
-    """The body of a request is not what it must be."""
+    """The body of a request is invalid."""
 
 
 class Watchers:
@@ -61,7 +61,7 @@ class Watchers:
 
     @property
     def picture(self) -> Snapshot:
-        """What is known of the machine; it is not updated while no browser is connected."""
+        """The latest snapshot; it is not updated while no browser is connected."""
         if self._task is None:
             self._watch.take()
         return self._watch.picture
@@ -101,7 +101,7 @@ class Watchers:
 
 
 class Page:
-    """The application; `guard` says who may talk to it."""
+    """The application; `guard` decides about access."""
 
     def __init__(self, guard: RequestGuard, facts: Facts, sweeps: Sweeps) -> None:
         self._guard = guard
@@ -110,7 +110,7 @@ class Page:
         self._watchers = Watchers(facts)
 
     def application(self) -> Starlette:
-        """Return what a server runs."""
+        """Return the ASGI application."""
         read, write = ["GET"], ["POST"]
         routes = [
             Route("/api/session", self._open(self.session), methods=write),
@@ -129,7 +129,7 @@ class Page:
         ]
         return Starlette(routes=routes)
 
-    # --- who may ask ---------------------------------------------------------------------
+    # --- access ---------------------------------------------------------------------
 
     def _open(self, handler: Handler) -> Handler:
         async def answer(request: Request) -> Response:
@@ -158,7 +158,7 @@ class Page:
             return _error(401, "this link was used already: run `grn web` again for another")
         return JSONResponse({"session": secret})
 
-    # --- what there is to see ------------------------------------------------------------
+    # --- reading ------------------------------------------------------------
 
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
@@ -216,7 +216,7 @@ class Page:
         )
 
     async def metrics(self, request: Request) -> Response:
-        """Return the numbers, for a session or the metrics token."""
+        """Return the metrics, for a session or the metrics token."""
         if not self._guard.knows_reader(request.headers.get("authorization", "")):
             return _error(401, "the numbers need a token: see `grn web --metrics-token`")
         text = await asyncio.to_thread(_numbers)
@@ -230,7 +230,7 @@ class Page:
         attempt = _number(request, "attempt", 0) or None
         return JSONResponse(await asyncio.to_thread(self._facts.log, job, name, at, attempt))
 
-    # --- what one may do -----------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------
 
     async def act(self, request: Request) -> Response:
         """Cancel, hold, release, retry or move one of the user's own jobs."""
@@ -283,7 +283,7 @@ async def _answer(handler: Handler, request: Request) -> Response:
 
 
 async def _body(request: Request) -> Row:
-    """Return the JSON object of a request; nothing at all is an empty one."""
+    """Return the JSON object of a request; an empty body is an empty object."""
     data = b""
     async for chunk in request.stream():
         data += chunk

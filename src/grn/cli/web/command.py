@@ -77,7 +77,7 @@ def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
 
 @contextlib.contextmanager
 def _browser(guard: RequestGuard, port: int) -> Iterator[None]:
-    """Open a link of its own in the browser, through a file that only this user can read."""
+    """Open a separate link in the browser, through a file that only this user can read."""
     file = RedirectFile(_new_link(guard, port))
     guard.when_used(file.link_used)
 
@@ -129,7 +129,7 @@ def _new_link(guard: RequestGuard, port: int) -> str:
 
 
 def _offer_links(guard: RequestGuard, port: int) -> None:
-    """Print another link whenever somebody presses Enter."""
+    """Print another link at each press of Enter."""
 
     def listen() -> None:
         while sys.stdin.readline():
@@ -173,7 +173,7 @@ class RedirectFile:
 
 
 def _remove_leftovers(folder: str) -> None:
-    """Remove files of servers that were killed, and one of an earlier process with our pid."""
+    """Remove files of killed servers, also of an earlier process with this pid."""
     for name in os.listdir(folder):
         pid = name.removeprefix(PREFIX).removesuffix(SUFFIX)
         is_ours = name == f"{PREFIX}{pid}{SUFFIX}" and pid.isdecimal()

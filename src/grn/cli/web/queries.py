@@ -1,4 +1,4 @@
-"""What the page shows, from the negotiator and the user's queue; it changes nothing there."""
+"""Read-only queries of the page to the negotiator and the user's queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
 
 
 class Facts:
-    """All that the page may ask for."""
+    """The queries of the page."""
 
     # --- now -----------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class Facts:
     # --- the past ------------------------------------------------------------------------
 
     def spans(self, picture: Snapshot, since: float, ended: Sequence[Row]) -> list[Span]:
-        """Return what ran on which GPU and when: one's own jobs, and the leases of all else.
+        """Return what ran on which GPU and when: the user's own jobs, and all other leases.
 
         A lease of one's own queue that has ended stands for no job: one lease may have served
         several jobs, and one job may have had several leases.
@@ -78,7 +78,7 @@ class Facts:
         return spans + [_job_span(job, user) for job in past]
 
     def gaps(self, picture: Snapshot, since: float) -> list[str]:
-        """Say what of a period is not known."""
+        """Return which parts of a period are unknown."""
         found = []
         if len(picture.ends) == picture.ends.maxlen:
             text = f"Of all that did not come from your own queue the last {MAX_ENDS} leases are"
@@ -110,7 +110,7 @@ class Facts:
         """Return one's jobs that have ended since, newest first; none if no queue runs."""
         try:
             return self.history(most, since)
-        except DaemonError:  # others' leases are worth showing all the same
+        except DaemonError:  # leases are shown without them
             return []
 
     def history(self, most: int, since: float = 0.0) -> list[Row]:
@@ -210,7 +210,7 @@ def _job_span(row: Row, user: str) -> Span:
 
 
 def settle(picture: Snapshot, since: float) -> bool:
-    """True when both sources have spoken, or had their time to."""
+    """True when both daemons have answered, or their time is over."""
     has_spoken = bool(picture.negotiator or picture.trouble[NEGOTIATOR])
     has_queue = bool(picture.queue or picture.trouble[QUEUE])
     return (has_spoken and has_queue) or time.monotonic() - since > FIRST_WORD_S

@@ -1,6 +1,6 @@
 """Access to the page: one-time links, sessions, names of hosts, headers of every answer.
 
-Pure: it holds secrets that somebody else has made, and compares.
+Pure: it holds secrets that the caller made, and compares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_LINKS = 8
 
 
 class RequestGuard:
-    """The links that were given out and the sessions that were opened with them."""
+    """The issued links and the sessions opened with them."""
 
     def __init__(self, port: int, metrics_secret: str = "") -> None:
         self._hosts = {f"{name}:{port}" for name in LOOPBACK}
@@ -36,7 +36,7 @@ class RequestGuard:
         self._when_used: Callable[[str], None] = lambda link: None
 
     def when_used(self, tell: Callable[[str], None]) -> None:
-        """Name the function that is told the secret of each link when it has been used."""
+        """Set the function that gets the secret of each used link."""
         self._when_used = tell
 
     def give_link(self, secret: str) -> None:
@@ -44,7 +44,7 @@ class RequestGuard:
         self._links = [*self._links, secret][-MAX_LINKS:]
 
     def open_session(self, link: str, secret: str) -> bool:
-        """Use a link up; False when it is none, or not any more."""
+        """Consume a link; False when it is unknown or used."""
         found = [known for known in self._links if _are_same(known, link)]
         if not found:
             return False
@@ -54,21 +54,21 @@ class RequestGuard:
         return True
 
     def knows(self, authorization: str) -> bool:
-        """True when a request says a session that is open."""
+        """True when a request names an open session."""
         kind, _, secret = authorization.partition(" ")
         same = [_are_same(known, secret) for known in self._sessions]
         return kind.lower() == "bearer" and any(same)
 
     def knows_reader(self, authorization: str) -> bool:
-        """True of a session and of the metrics token."""
+        """True for a session and for the metrics token."""
         is_reader = _are_same(f"Bearer {self._metrics_secret}", authorization)
         return self.knows(authorization) or (bool(self._metrics_secret) and is_reader)
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str:
-        """Return why a request is refused regardless of its session, nothing if it is not.
+        """Return why a request is refused regardless of its session, empty if it is not.
 
-        A page of somebody else's may make a browser send us requests, under a name that leads to
-        this machine; none of ours looks like that.
+        A foreign page may make a browser send requests here, under a name that resolves to this
+        machine; requests of grn's own page differ.
         """
         host = headers.get("host", "").lower()
         if host not in self._hosts:
