@@ -250,7 +250,7 @@ class LeaseConversation:
         self._exchange = wire.Exchange()
         self._requests: dict[str, LeaseRequest] = {}  # neither granted nor refused, by key
         self._asked: dict[int, str] = {}  # id of a `lease` message of this connection -> key
-        self._unacknowledged: dict[int, Message] = {}  # said again over the next connection
+        self._unacknowledged: dict[int, Message] = {}  # repeated over the next connection
         self._held: set[str] = set()  # leases whose end is still to be reported
         self._questions: set[int] = set()
         self._reasons_id = 0  # of the open question, 0 when there is none
@@ -274,7 +274,7 @@ class LeaseConversation:
             self._ask(key, request)
 
     def cancel(self, key: str) -> None:
-        """Take a request back, granted or not; a grant that is on its way is returned."""
+        """Withdraw a request, granted or not; a grant that is on its way is returned."""
         if self._requests.pop(key, None) is not None:
             for number in [number for number, asked in self._asked.items() if asked == key]:
                 del self._asked[number]
@@ -285,7 +285,7 @@ class LeaseConversation:
         self._insist(bind_message(lease, pid))
 
     def watch(self, lease: str) -> None:
-        """Promise to report the end of a lease that another process holds."""
+        """Register to report the end of a lease that another process holds."""
         self._held.add(lease)
         self._exchange.say({"op": "watch", "lease": lease})
 
@@ -321,7 +321,7 @@ class LeaseConversation:
         return number
 
     def adopt(self, other: LeaseConversation) -> None:
-        """Take over what another conversation has said without an acknowledgement."""
+        """Take over the unacknowledged messages of another conversation."""
         for message in other._unacknowledged.values():
             self._insist(message)
 
@@ -364,7 +364,7 @@ class LeaseConversation:
         self._asked[self._exchange.say(message)] = key
 
     def _insist(self, message: Message) -> None:
-        """Say what must be heard: otherwise a lease would last as long as this process."""
+        """Send a message until it is acknowledged: else its lease could outlast its job."""
         self._unacknowledged[self._exchange.say(message)] = message
 
     def _read(self, message: Message) -> LeaseEvent | None:

@@ -1,6 +1,6 @@
 """Schemas of all requests to the negotiator, checked before anything else sees them.
 
-Only shapes and limits; `negotiator/handlers.py` says what each request does.
+Only shapes and limits; `negotiator/handlers.py` handles each request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
 
 
 class BindRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
-    """Bind a lease to the process that says this, or to a child of it."""
+    """Bind a lease to the sender, or to a child of it."""
 
     lease: Key
     pid: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
@@ -58,19 +58,19 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
 
     lease: Key
     outcome: Literal["ok", "failed", "oom", "profiled", "cancelled"]
-    peak: Bytes | None = None  # GPU memory, as the framework says
-    resident: Bytes | None = None  # host memory, as the system says
+    peak: Bytes | None = None  # GPU memory, by the framework
+    resident: Bytes | None = None  # host memory, by the system
     asked: Bytes | None = None
 
 
 class WatchRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
-    """Promise to say how a lease ends, which another process holds."""
+    """Register to report the end of a lease that another process holds."""
 
     lease: Key
 
 
 class WithdrawRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
-    """Take a request back, granted or not."""
+    """Withdraw a request, granted or not."""
 
     key: Key
 
@@ -100,7 +100,7 @@ class WhyRequest(schemas.Message, frozen=True, tag="why", kw_only=True):
 
 
 class ReasonsRequest(schemas.Message, frozen=True, tag="reasons", kw_only=True):
-    """Say why requests of this user wait, by their keys."""
+    """Return why requests of this user wait, by their keys."""
 
     keys: Annotated[list[Key], Meta(max_length=1024)]
 
@@ -113,7 +113,7 @@ class ProfilesRequest(schemas.Message, frozen=True, tag="profiles", kw_only=True
 
 
 class AuditRequest(schemas.Message, frozen=True, tag="audit", kw_only=True):
-    """Show who changed what belongs to others, or tried to."""
+    """Show the audit log."""
 
     most: Annotated[int, Meta(ge=1, le=100_000)] = 1000
 
@@ -129,7 +129,7 @@ class PingRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
 
 
 class StopRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
-    """End the negotiator; leases go on."""
+    """End the negotiator; leases stay."""
 
 
 Message = (

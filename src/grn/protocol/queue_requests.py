@@ -1,6 +1,6 @@
 """Schemas of all requests to the queue, checked before anything else sees them.
 
-Only shapes and limits; `queue/handlers.py` says what each request does.
+Only shapes and limits; `queue/handlers.py` handles each request.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
 
 
 class ShowRequest(schemas.Message, frozen=True, tag="show", kw_only=True):
-    """Tell all of one job."""
+    """Show one job with its attempts."""
 
     job: JobId
 
 
 class NamesRequest(schemas.Message, frozen=True, tag="names", kw_only=True):
-    """Find the jobs meant by ids or by the beginning of one."""
+    """Resolve ids, or the beginning of one."""
 
     names: Annotated[
         list[Annotated[str, Meta(pattern="^[0-9]{1,18}$")]], Meta(max_length=1_000_000)
@@ -86,19 +86,19 @@ class NamesRequest(schemas.Message, frozen=True, tag="names", kw_only=True):
 
 
 class WaitRequest(schemas.Message, frozen=True, tag="wait", kw_only=True):
-    """Tell of each job when it has ended."""
+    """Answer for each job when it has ended."""
 
     jobs: JobIds
 
 
 class WatchJobsRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
-    """Tell how far jobs are, now and at each change; also what this connection submits."""
+    """Report jobs now and at each change; also those that this connection submits."""
 
     jobs: JobIds = field(default_factory=list)
 
 
 class CancelRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
-    """End jobs, or of these only those that have not begun."""
+    """Cancel jobs, or only those of them that have not begun."""
 
     jobs: JobIds
     now: bool = False
@@ -106,7 +106,7 @@ class CancelRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
 
 
 class HoldRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
-    """Keep queued jobs back, or let them go."""
+    """Hold queued jobs, or release them."""
 
     jobs: JobIds
     held: bool = True
@@ -128,7 +128,7 @@ class RetryRequest(schemas.Message, frozen=True, tag="retry", kw_only=True):
 
 
 class DrainRequest(schemas.Message, frozen=True, tag="drain", kw_only=True):
-    """Start nothing more, or go on."""
+    """Stop starting jobs, or resume."""
 
     drained: bool = True
 
@@ -140,7 +140,7 @@ class CleanRequest(schemas.Message, frozen=True, tag="clean", kw_only=True):
 
 
 class CountRequest(schemas.Message, frozen=True, tag="count", kw_only=True):
-    """Tell how many jobs are in each state."""
+    """Count the jobs in each state."""
 
 
 class FollowQueueRequest(schemas.Message, frozen=True, tag="follow", kw_only=True):
@@ -152,7 +152,7 @@ class PingQueueRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
 
 
 class StopQueueRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
-    """End the queue; running jobs go on."""
+    """End the queue; running jobs continue."""
 
 
 Message = (
@@ -176,7 +176,7 @@ Message = (
 
 
 def check_words(message: SubmitRequest) -> None:
-    """Refuse what no system takes as a command, an environment or a folder."""
+    """Refuse invalid commands, environments and folders."""
     names = [*message.env, *(name for wanted in message.jobs for name in wanted.extra)]
     for name in names:
         if not name or "=" in name:
