@@ -1,6 +1,6 @@
 """Make a virtual environment in the project root and install grn into it, ready to run and to test.
 
-Standard library only, and the syntax of Python 3.6, so that an old interpreter says a sentence.
+Standard library only, and the syntax of Python 3.6, so that an old interpreter can report itself.
 """
 
 import argparse
@@ -19,13 +19,13 @@ NO_VENV = "cannot make virtual environments; on Debian or Ubuntu: sudo apt insta
 
 
 def clean_environment():
-    """Drop what would lead Python or pip out of the environment; keep all else pip is told."""
+    """Drop variables that lead Python or pip out of the environment; keep pip's other settings."""
     kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
     return dict(kept, PIP_USER="0")  # not just dropped: a pip.conf may ask for it too
 
 
 def run(*command):
-    """Run one step, its talk on stderr. It inherits the lock, so that an orphan keeps it."""
+    """Run one step, its output on stderr. It inherits the lock, so that an orphan keeps it."""
     env = clean_environment()
     return subprocess.call(command, cwd=ROOT, env=env, stdout=sys.stderr, close_fds=False) == 0
 
@@ -90,7 +90,7 @@ def empty(venv):
 
 
 def create(venv, python, version, uv):
-    """Make the environment anew, unless it was finished once, in this place, and still runs."""
+    """Make the environment, unless a finished one is there and still runs."""
     is_at_home = venv in (read(venv, "bin/activate") or "")
     if is_at_home and read(venv, STAMP) != MAKING and version_of(venv + "/bin/python") == version:
         return
@@ -108,7 +108,7 @@ def create(venv, python, version, uv):
 def install(venv, extras, uv):
     """Install the project, editable: with uv where there is one; without, or if it fails, pip."""
     python, old = venv + "/bin/python", read(venv, STAMP)
-    write_stamp(venv, MAKING)  # whoever finds this after an interruption starts afresh
+    write_stamp(venv, MAKING)  # found after an interruption, it makes the next run start over
     print("installing grn" + " and its test tools" * bool(extras), file=sys.stderr)
     grn = ["--editable", "." + extras]
     if uv and run(uv, "pip", "install", "-q", "--compile-bytecode", "--python", python, *grn):
@@ -136,7 +136,7 @@ def main(argv=None):
     python, version = choose(asked, own, sys.version_info[:3], os.get_exec_path())
     pyproject = read(ROOT, "pyproject.toml")
     wanted = wanted_stamp(pyproject, version, extras)
-    # An environment with the test tools also serves those who do not need them.
+    # An environment with the test tools also serves users who do not need them.
     larger = wanted_stamp(pyproject, version, "[" + options.extra + "]")
     if is_ready(venv, wanted, larger if options.no_test else wanted):
         return

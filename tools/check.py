@@ -22,7 +22,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 WORKERS = min(6, (os.cpu_count() or 2) + 1)  # one more than cores: many tests wait for processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
-SECOND_LOOKS = 3  # more than so many failures are not bad luck
+SECOND_LOOKS = 3  # more failures than this are not chance
 # What needs large packages, a browser or long campaigns runs on one Python version only.
 HEAVY = ("queue_faults", "web", "examples", "integrations", "simulate", "test_docs.py")
 HEAVY_FILES = (
@@ -52,10 +52,10 @@ def step(version: str, python: str, *tool: str) -> None:
 
 
 def run_tests(version: str, python: str, *which: str) -> None:
-    """Run tests; a few that fail get a second look alone, and are named even if they pass then.
+    """Run tests; a few that fail are run again alone, and named even if they pass then.
 
-    They drive real processes, and a machine that stands still for a while fails the best of them.
-    What is broken fails twice.
+    They drive real processes, and a machine that stalls for a while makes some of them fail. A real
+    defect fails twice.
     """
     chosen = ("pytest", *which)
     print(f"\n== Python {version}: {' '.join((*PYTEST, *which))}", flush=True)

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 class Older:
-    """An older grn with folders of its own."""
+    """An older grn in separate folders."""
 
     def __init__(self, commit: str, home: Path) -> None:
         self.home = home

@@ -80,7 +80,7 @@ def pip(python: str, *arguments: str) -> bool:
 
 
 def cpu_torch(python: str) -> str | None:
-    """Name the newest build of torch for CPUs that pip finds where it is told to look."""
+    """Name the newest CPU build of torch that pip finds in its configured indexes."""
     command = [python, "-m", "pip", "index", "versions", "torch"]
     environment = bootstrap.clean_environment()
     found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -23,12 +23,12 @@ from tests.queue_faults.campaign import Campaign, Result
 from tests.queue_faults.rig import Rig
 
 ROOT = Path(__file__).resolve().parents[1]
-KILLS_PER_ROUND = 200  # then the queue's folder is made anew
+KILLS_PER_ROUND = 200  # then a new folder is used
 NOISE = ("repeat with:", "----")
 
 
 def one_round(kills: int, seed: int) -> Result:
-    """Run one campaign in a folder of its own; keep the folder when a promise was broken."""
+    """Run one campaign in a temporary folder; keep the folder when a promise was broken."""
     story = Story.begin()
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]

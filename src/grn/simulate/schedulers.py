@@ -95,7 +95,7 @@ class SimulatedAnswer(TypeProfiles):
         return self._jobs[request.job_type].solo_s / speed_of_model(model)
 
     def most_of_alike(self, request: Request, model: str) -> int | None:
-        """Return the exact peak, so that no reservation shrinks below it."""
+        """Return None, unknown: no reservation is shrunk, since the exact need is reserved."""
         return None
 
 
