@@ -195,12 +195,13 @@ class _Managed:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], may_retry: bool = True
     ) -> Iterator[_Attempt]:
         """Yield the attempts in order: the stand-in if requested, the job, its retries."""
-        from grn.client.fingerprint import of_function
-        from grn.client.job_request import lease_request
         from grn.model.oom_retry import Had
 
         names = self._names()
         if self._request is None or names != self._requested_as:  # the same at nearly every call
+            from grn.client.fingerprint import of_function
+            from grn.client.job_request import lease_request
+
             request = lease_request(*names, **self._asked)
             self._request = request.but(code=of_function(self.function) or None)
             self._requested_as = names

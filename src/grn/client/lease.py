@@ -269,7 +269,9 @@ class Lease:
         lease_id = self._leave()
         if self.is_nested:
             return None
-        outcome = yield from self._settle(lease_id, {**self._ending(error), **said})
+        ending = self._ending(error)
+        ending.update(said)
+        outcome = yield from self._settle(lease_id, ending)
         return outcome
 
     def _settle(self, lease_id: str, ending: dict[str, Any]) -> Steps[str | None]:

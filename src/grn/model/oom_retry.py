@@ -25,7 +25,9 @@ class Had:
         self.spared: Final = spared  # as a victim: others took its room
 
     def told(self) -> dict[str, int | bool]:
-        """Return the fields of the next request."""
+        """Return the fields of the next lease request that differ from those of a first try."""
+        if not self.more and not self.spared:
+            return {}
         return {"attempt": min(self.more, _MAX_TOLD), "spared": bool(self.spared)}
 
 

@@ -42,13 +42,16 @@ class LeaseRequest:
         command: bool = False,
         spared: bool = False,
     ) -> None:
-        fields: Message = {
+        given: Message = {
             "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
             "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
-            "stay": stay, "within": within, "command": command,
-            "spared": spared,
+            "stay": stay, "within": within, "command": command, "spared": spared,
         }  # fmt: skip
-        self.fields: Final = {"type": type, "label": label, **_without_defaults(fields)}
+        self.fields: Final[Message] = {"type": type, "label": label}
+        for name, value in given.items():
+            # Fields at their defaults are left out: older negotiators refuse unknown fields.
+            if value is not None and value != _DEFAULTS[name]:
+                self.fields[name] = value
 
     def but(self, **fields: Any) -> LeaseRequest:
         """Return the request with other values in some fields."""
@@ -61,18 +64,10 @@ class LeaseRequest:
 
 
 _DEFAULTS: Message = {
-    "gpus": 1, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0, "args": {},
-    "slots": (), "stay": (), "command": False, "spared": False,
+    "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
+    "args": {}, "code": None, "slots": (), "stay": (), "within": None, "command": False,
+    "spared": False,
 }  # fmt: skip
-
-
-def _without_defaults(fields: Message) -> Message:
-    """Drop fields at their defaults: older negotiators refuse fields that they do not know."""
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is not None and value != _DEFAULTS.get(name)
-    }
 
 
 class Grant:
@@ -116,12 +111,19 @@ class Grant:
             and type(reserved_bytes) is int
             and type(is_first_run) is type(is_nested) is bool
             and type(gpus) is list
-            and all(map(_is_gpu, gpus))
         ):
             raise ProtocolError("the negotiator granted nothing in its reply.")
+        numbers, uuids = [], []
+        for gpu in gpus:
+            if not (
+                type(gpu) is dict and type(gpu.get("index")) is int and type(gpu.get("uuid")) is str
+            ):
+                raise ProtocolError("the negotiator granted nothing in its reply.")
+            numbers.append(gpu["index"])
+            uuids.append(gpu["uuid"])
         return cls(
-            lease, visible, indices, tuple([gpu["index"] for gpu in gpus]),
-            tuple([gpu["uuid"] for gpu in gpus]), reserved_bytes, is_first_run, is_nested,
+            lease, visible, indices, tuple(numbers), tuple(uuids), reserved_bytes, is_first_run,
+            is_nested,
         )  # fmt: skip
 
 
@@ -438,10 +440,6 @@ def _text(message: Message, name: str) -> str:
     if type(value) is not str:
         raise ProtocolError(f"'{name}' in a reply of the negotiator is not a text.")
     return value
-
-
-def _is_gpu(gpu: Any) -> bool:
-    return type(gpu) is dict and type(gpu.get("index")) is int and isinstance(gpu.get("uuid"), str)
 
 
 def _reasons(message: Message) -> dict[str, str]:
