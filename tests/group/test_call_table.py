@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grn.group.call_table import REUSE_S, Call, CallTable, Ending, Kind, Worker
+from grn.group.call_table import REUSE_S, Call, CallTable, CallWorker, Ending, Kind
 from grn.model.oom_retry import Had
 
 KIND, OTHER = Kind("train", "train"), Kind("test", "test")
@@ -23,7 +23,7 @@ def calls(table: CallTable, count: int, kind: Kind = KIND) -> list[Call]:
     return made
 
 
-def started(table: CallTable) -> Worker:
+def started(table: CallTable) -> CallWorker:
     worker = table.new_worker()
     assert worker is not None
     return worker
@@ -68,7 +68,7 @@ def test_a_worker_takes_call_after_call_of_its_kind_for_a_while() -> None:
 def test_workers_without_calls_are_dismissed() -> None:
     table = CallTable(is_reusing=True)
     (call,) = calls(table, 1)
-    waits, runs = started(table), Worker(9, KIND, False)
+    waits, runs = started(table), CallWorker(9, KIND, False)
     table.workers[9] = runs
 
     assert table.dismiss_surplus() == [9]

@@ -10,7 +10,7 @@ import pytest
 from grn.model.units import GiB
 from grn.negotiator.schedule.allocations import MANY, Shelf
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import MAX_REACHES, Reach, Refused, Waiting
+from grn.negotiator.schedule.order import MAX_REACHES, Reach, Refusal, WaitingRequest
 from grn.negotiator.schedule.placement import FreeSpace, is_empty, is_taking
 from grn.negotiator.schedule.wait_queue import Waitlist
 from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, a_use, some_gpus
@@ -76,8 +76,10 @@ def test_a_gang_is_placed_on_very_many_gpus() -> None:
 def waitlist_of(needs: dict[str, float]) -> Waitlist:
     waitlist = Waitlist()
     for place, (key, need) in enumerate(needs.items()):
-        group = waitlist.add(Waiting(a_request(key, job_type=key), place, 0.0), is_pinned=False)
-        waitlist.refuse(group, Refused(key, 0, need_bytes=need))
+        group = waitlist.add(
+            WaitingRequest(a_request(key, job_type=key), place, 0.0), is_pinned=False
+        )
+        waitlist.refuse(group, Refusal(key, 0, need_bytes=need))
     return waitlist
 
 
@@ -110,10 +112,12 @@ def test_a_request_that_leaves_is_not_found_and_one_that_is_woken_is() -> None:
 def test_a_group_that_needs_a_guess_or_empty_gpus_is_found_while_there_are_any() -> None:
     waitlist = waitlist_of({"a": GiB})
     for place, key in enumerate(("unknown", "alone", "gang"), 1):
-        group = waitlist.add(Waiting(a_request(key, job_type=key), place, 0.0), is_pinned=False)
+        group = waitlist.add(
+            WaitingRequest(a_request(key, job_type=key), place, 0.0), is_pinned=False
+        )
         gpus = 2 if key == "gang" else 1
         is_alone = key != "unknown"
-        refused = Refused(key, 0, None, gpus, is_alone, math.inf, is_guess=not is_alone)
+        refused = Refusal(key, 0, None, gpus, is_alone, math.inf, is_guess=not is_alone)
         waitlist.refuse(group, refused)
 
     assert found(waitlist, GiB // 2, guess=GiB) == []
@@ -125,9 +129,9 @@ def test_a_group_that_needs_a_guess_or_empty_gpus_is_found_while_there_are_any()
 
 def test_a_group_waits_for_room_on_the_gpus_that_it_may_use() -> None:
     waitlist = waitlist_of({"any": GiB, "first": GiB, "pinned": GiB})
-    waitlist.refuse(waitlist.group_of("first"), Refused("first", 0, reach=Reach(("GPU-0",))))
+    waitlist.refuse(waitlist.group_of("first"), Refusal("first", 0, reach=Reach(("GPU-0",))))
     there = Reach(("GPU-1",), is_pinned=True)
-    waitlist.refuse(waitlist.group_of("pinned"), Refused("pinned", 0, reach=there))
+    waitlist.refuse(waitlist.group_of("pinned"), Refusal("pinned", 0, reach=there))
 
     def on(gpu: str) -> list[str]:
         some, none = FreeSpace([(2 * GiB, 0)], 0, []), FreeSpace([], 0, [])
@@ -142,7 +146,7 @@ def test_a_group_waits_for_room_on_the_gpus_that_it_may_use() -> None:
 def test_more_sets_of_gpus_than_are_told_apart_are_asked_at_every_event() -> None:
     waitlist = waitlist_of({f"k{n}": GiB for n in range(MAX_REACHES + 2)})
     for n in range(1, MAX_REACHES + 2):
-        refused = Refused(f"k{n}", 0, need_bytes=GiB, reach=Reach((f"GPU-{n}",)))
+        refused = Refusal(f"k{n}", 0, need_bytes=GiB, reach=Reach((f"GPU-{n}",)))
         waitlist.refuse(waitlist.group_of(f"k{n}"), refused)
 
     assert found(waitlist, 0) == [f"k{MAX_REACHES}", f"k{MAX_REACHES + 1}"]

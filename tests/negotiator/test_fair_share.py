@@ -7,7 +7,7 @@ from grn.model.units import GiB
 from grn.negotiator.events import SaveUse, Stopping
 from grn.negotiator.schedule.fair_share import SAVE_S, Shares, Usage
 from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.order import Waiting
+from grn.negotiator.schedule.order import WaitingRequest
 from tests.builders import NO_GUARD, Story, a_profile, a_request, a_run, some_gpus
 
 HOUR, DAY = 3600.0, 86400.0
@@ -26,7 +26,7 @@ def some_shares(**used_h):
 def joined(shares, key, user, cost_h=1.0, sequence=0, **changes):
     is_short = changes.pop("is_short", False)
     request = a_request(key, user=user, **changes)
-    return shares.join(Waiting(request, sequence, 0.0, is_short, cost_h), 0.0)
+    return shares.join(WaitingRequest(request, sequence, 0.0, is_short, cost_h), 0.0)
 
 
 def in_turn(shares, waiting):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grn.model.job import Policy
-from grn.negotiator.schedule.order import Reach, Refused, Waiting, turn
+from grn.negotiator.schedule.order import Reach, Refusal, WaitingRequest, turn
 from grn.negotiator.schedule.placement import FreeSpace
 from grn.negotiator.schedule.wait_queue import MAX_SET_APART, Waitlist
 from tests.builders import a_holder, a_request
@@ -19,7 +19,7 @@ def a_waitlist(*waiting, is_pinned=False):
 
 
 def a_waiting(key, sequence=0, since=0.0, **changes):
-    return Waiting(a_request(key, **changes), sequence, since)
+    return WaitingRequest(a_request(key, **changes), sequence, since)
 
 
 def in_turn(waitlist):
@@ -134,7 +134,7 @@ def woken(waitlist):
 
 def test_a_refusal_of_its_former_group_does_not_hold_for_a_request_that_is_set_apart():
     waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=6))
-    waitlist.refuse(waitlist.group_of("a"), Refused("train.py", 1))
+    waitlist.refuse(waitlist.group_of("a"), Refusal("train.py", 1))
     waitlist.on_gpu("GPU-0", {5})
     waitlist.pin_some()
 
@@ -146,7 +146,7 @@ def test_requests_of_a_process_are_asked_again_when_it_comes_to_a_gpu_or_leaves_
     waitlist = a_waitlist(a_waiting("a", 0, pid=5), a_waiting("b", 1, pid=6), is_pinned=True)
 
     def refuse(key, *gpus):
-        waitlist.refuse(waitlist.group_of(key), Refused("train.py", 1, reach=Reach(gpus, True)))
+        waitlist.refuse(waitlist.group_of(key), Refusal("train.py", 1, reach=Reach(gpus, True)))
 
     refuse("a", "GPU-0")
     refuse("b", "GPU-0")

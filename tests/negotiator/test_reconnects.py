@@ -9,7 +9,7 @@ import pytest
 from grn.model.units import GiB
 from grn.negotiator.events import Requested, Withdrawn
 from grn.negotiator.schedule.fair_share import class_of
-from grn.negotiator.schedule.order import Waiting
+from grn.negotiator.schedule.order import WaitingRequest
 from grn.negotiator.schedule.reconnects import Returning
 from grn.negotiator.schedule.wait_queue import Waitlist
 from tests.builders import a_request, an_engine
@@ -40,7 +40,7 @@ def _request(key: str):
 
 def _check(waitlist: Waitlist) -> None:
     """Check that of one user and class the older never has the later place."""
-    lines: dict[object, list[Waiting]] = {}
+    lines: dict[object, list[WaitingRequest]] = {}
     for waiting in sorted(waitlist, key=lambda one: one.sequence):
         lines.setdefault((waiting.request.user, class_of(waiting)), []).append(waiting)
     for line in lines.values():
@@ -53,7 +53,7 @@ class Counting(Waitlist):
 
     looks = 0
 
-    def find(self, key: str) -> Waiting | None:
+    def find(self, key: str) -> WaitingRequest | None:
         self.looks += 1
         return super().find(key)
 
@@ -86,7 +86,7 @@ def test_who_has_given_up_or_changed_its_class_is_nobody_to_stand_before() -> No
     returning.expect([("first", 0), ("away", 9)])
     for key, sequence, more in (("gone", 1, {}), ("moved", 2, {}), ("stays", 3, {"place_h": 2.5})):
         joined = a_waiting(key, sequence)
-        joined = Waiting(joined.request, sequence, 0.0, **more)
+        joined = WaitingRequest(joined.request, sequence, 0.0, **more)
         waitlist.add(joined, is_pinned=False)
         returning.came(joined)
     waitlist.pop("gone")

@@ -38,7 +38,7 @@ from grn.queue.job import (
     Exit,
     JobSpec,
     Kept,
-    Settled,
+    Settlement,
 )
 from grn.queue.lease_window import WindowLimits
 from grn.queue.lifecycle import JobState
@@ -47,8 +47,8 @@ Kind = TypeVar("Kind")
 OK = Exit(0)
 FAILED = Exit(1)
 OUT_OF_MEMORY = Exit(1, because=EndReason.OUT_OF_MEMORY)
-SETTLED = Settled()
-ALONE, SHARING = Settled("oom", was_alone=True), Settled("oom", was_alone=False)
+SETTLED = Settlement()
+ALONE, SHARING = Settlement("oom", was_alone=True), Settlement("oom", was_alone=False)
 
 
 def a_spec(job: int = 1, **changes: Any) -> JobSpec:
@@ -141,7 +141,7 @@ class Line:
             self.starts(job)
 
     def exits(
-        self, job: int, exit: Exit = OK, settled: Settled | None = SETTLED, after_s: float = 1.0
+        self, job: int, exit: Exit = OK, settled: Settlement | None = SETTLED, after_s: float = 1.0
     ) -> list[Action]:
         """The attempt of a job is over."""
         return self.tell(Exited(self.at + after_s, job, self.attempt(job), exit, settled))

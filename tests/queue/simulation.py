@@ -46,7 +46,7 @@ from grn.queue.job import (
     Exit,
     JobSpec,
     Kept,
-    Settled,
+    Settlement,
 )
 from grn.queue.lease_window import WindowLimits
 from grn.queue.lifecycle import JobState
@@ -321,7 +321,7 @@ class Simulation:
             then = leases.settling.pop(number, None)
             if then is not None:
                 because = "b.py took its room" if rest[1] else ""
-                then(Settled(None, rest[0], is_victim=rest[1], because=because))
+                then(Settlement(None, rest[0], is_victim=rest[1], because=because))
         elif job is None:
             if verb == "granted":
                 leases.done(rest[0], None)

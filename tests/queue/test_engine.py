@@ -30,7 +30,7 @@ from grn.queue.job import (
     AttemptFate,
     EndReason,
     Exit,
-    Settled,
+    Settlement,
 )
 from grn.queue.lease_window import PASS_ON_S, WindowLimits
 from grn.queue.lifecycle import JobState
@@ -63,7 +63,7 @@ def test_a_job_is_asked_for_granted_launched_and_ended() -> None:
     ]
     assert line.starts(1) == []
     assert line.state(1) is RUNNING
-    assert line.exits(1, OK, Settled("ok", peak_bytes=5)) == [
+    assert line.exits(1, OK, Settlement("ok", peak_bytes=5)) == [
         SaveAttemptEnd(1, 1, EndReason.OK, OK, 5),
         SaveEnd(1, EndReason.OK, "", OK),
         TellEnded(1, EndReason.OK),
@@ -240,7 +240,7 @@ def test_a_victim_of_others_is_tried_again_first_in_line_with_the_room_it_had() 
     line = Line(limits=WindowLimits(window=1))
     line.submits(1, 2)
     line.runs(1)
-    settled = Settled("oom", was_alone=False, is_victim=True, because="b.py took its room")
+    settled = Settlement("oom", was_alone=False, is_victim=True, because="b.py took its room")
     line.exits(1, OUT_OF_MEMORY, settled)
     (end,) = line.said(SaveAttemptEnd)
     (ask,) = line.said(AskLease)
@@ -306,7 +306,7 @@ def test_a_job_is_skipped_when_the_one_before_did_not_end_well(exit: Exit) -> No
     line.submits(1)
     line.submits(a_spec(2, after=[1]))
     line.runs(1)
-    line.exits(1, exit, ALONE if exit is OUT_OF_MEMORY else Settled())
+    line.exits(1, exit, ALONE if exit is OUT_OF_MEMORY else Settlement())
     assert line.ends[2] is EndReason.SKIPPED
     assert line.texts[2] == "job 1, which it comes after, did not end well"
 

@@ -23,14 +23,14 @@ from grn.queue.job import (
     AttemptFate,
     EndReason,
     Exit,
-    Settled,
+    Settlement,
 )
 
 OOM = EndReason.OUT_OF_MEMORY
-SHARED = Settled("oom", was_alone=False)
-ALONE = Settled("oom", was_alone=True)
-LARGER = Settled("oom", was_alone=True, has_larger=True)
-FINE = Settled("failed")
+SHARED = Settlement("oom", was_alone=False)
+ALONE = Settlement("oom", was_alone=True)
+LARGER = Settlement("oom", was_alone=True, has_larger=True)
+FINE = Settlement("failed")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ FINE = Settled("failed")
         (Exit(0), ALONE, EndReason.OK),  # it said so itself, whatever the negotiator saw
         (Exit(0, because=OOM), FINE, EndReason.OK),
         (Exit(1), FINE, EndReason.FAILED),
-        (Exit(1), Settled(None), EndReason.FAILED),
+        (Exit(1), Settlement(None), EndReason.FAILED),
         (Exit(1), ALONE, OOM),
         (Exit(1, because=OOM), FINE, OOM),
         (Exit(None, 9), FINE, EndReason.FAILED),
@@ -52,7 +52,7 @@ FINE = Settled("failed")
     ],
 )
 def test_an_attempt_has_one_reason_to_have_ended(
-    exit: Exit, settled: Settled, reason: EndReason
+    exit: Exit, settled: Settlement, reason: EndReason
 ) -> None:
     assert reason_of(exit, settled) is reason
 
@@ -99,7 +99,7 @@ def test_an_attempt_has_one_reason_to_have_ended(
 )  # fmt: skip
 def test_what_follows_an_exit(
     exit: Exit,
-    settled: Settled,
+    settled: Settlement,
     tries_left: int,
     memory_attempt: int,
     is_stopping: bool,
@@ -121,7 +121,7 @@ def test_what_follows_an_exit(
 def test_a_victim_of_others_is_tried_again_as_it_is_but_not_for_ever(
     tries: RetryBudget, verdict: object
 ) -> None:
-    settled = Settled("oom", was_alone=False, is_victim=True, because="b.py took its room")
+    settled = Settlement("oom", was_alone=False, is_victim=True, because="b.py took its room")
     assert after_exit(Exit(1), settled, tries, is_stopping=False) == verdict
 
 

@@ -13,7 +13,7 @@ import pytest
 from grn import wire
 from grn.protocol.lease import Grant
 from grn.queue.events import AskLease
-from grn.queue.job import Settled
+from grn.queue.job import Settlement
 from grn.queue.leases import Leases
 from tests.harness import DEADLINE_S
 from tests.queue.builders import a_spec
@@ -220,12 +220,12 @@ def test_what_was_asked_is_asked_again_under_the_same_name(tell: Callable[[Story
 
 def test_an_end_that_was_not_heard_is_told_again(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        settled: list[Settled] = []
+        settled: list[Settlement] = []
         leases.done("L", {"outcome": "ok"}, settled.append)
         await negotiator.hears("done")
         negotiator.hang_up()
         await queue.hears("disconnected")
-        assert settled == [Settled()], "whoever waits for it is not kept waiting"
+        assert settled == [Settlement()], "whoever waits for it is not kept waiting"
         await queue.hears("connected")
         again = await negotiator.hears("done")
         assert (again["lease"], again["outcome"]) == ("L", "ok")
@@ -236,7 +236,7 @@ def test_an_end_that_was_not_heard_is_told_again(tell: Callable[[Story], None]) 
         leases.ask(AskLease(a_spec(1), 1, 0), {})
         negotiator.say((await negotiator.hears("lease"))["id"], ev="waiting", text="x")
         await queue.hears("awaited", 1, "x")
-        assert settled[1:] == [Settled("oom", was_alone=False, peak_bytes=5)]
+        assert settled[1:] == [Settlement("oom", was_alone=False, peak_bytes=5)]
 
     tell(story)
 

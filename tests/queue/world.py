@@ -24,7 +24,7 @@ from grn.queue.job import (
     Exit,
     JobSpec,
     Kept,
-    Settled,
+    Settlement,
 )
 from grn.queue.lifecycle import JobState
 
@@ -36,7 +36,7 @@ SAVED_MOVES = {
     (STOPPING, STOPPING),
 }  # fmt: skip
 COUNTED = {EndReason.FAILED, EndReason.LOST, EndReason.OUT_OF_MEMORY}
-SETTLED = Settled()
+SETTLED = Settlement()
 
 Attempt = tuple[int, int]
 
@@ -235,7 +235,7 @@ class Leases:
         self.keys: dict[int, str] = {}  # job -> the key it is asked for under
         self.can_be: dict[str, bool] = {}  # by key
         self.taken_back: Counter[int] = Counter()
-        self.settling: dict[int, Callable[[Settled], None]] = {}
+        self.settling: dict[int, Callable[[Settlement], None]] = {}
         self.unheard: dict[int, tuple[Any, ...]] = {}
         self.last = 0
         self.is_connected = False
@@ -280,7 +280,7 @@ class Leases:
                 self.jobs[number] = heir
         return True
 
-    def done(self, lease: str, then: Callable[[Settled], None] | None) -> None:
+    def done(self, lease: str, then: Callable[[Settlement], None] | None) -> None:
         number = self.insist("done", lease)
         if then is not None:
             if self.is_connected:

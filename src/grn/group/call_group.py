@@ -19,7 +19,7 @@ from typing import Any
 from grn.client import remote_call, trust
 from grn.client.submit import JobHandle, request
 from grn.errors import JobFailed, from_code
-from grn.group.call_table import Call, CallTable, Ending, Kind, Verdict, Worker
+from grn.group.call_table import Call, CallTable, CallVerdict, CallWorker, Ending, Kind
 from grn.group.choose_runner import runner_for
 from grn.group.nested_slots import NestedSlots
 from grn.group.roles import RunControl
@@ -232,7 +232,7 @@ class CallGroup:
             worker = self._table.new_worker()
             return None if worker is None else self._task(worker)
 
-    def _task(self, worker: Worker) -> Task:
+    def _task(self, worker: CallWorker) -> Task:
         kind, call = worker.kind, worker.call
         profile: dict[str, object] = {"type": kind.type, "label": kind.label}
         if call is not None:
@@ -285,7 +285,7 @@ class CallGroup:
         self._settle(verdict, worker, refusal or _failure(ended, worker))
         self._wake()
 
-    def _settle(self, verdict: Verdict, worker: Worker, failure: BaseException) -> None:
+    def _settle(self, verdict: CallVerdict, worker: CallWorker, failure: BaseException) -> None:
         for call in verdict.over:  # outside of the lock: callbacks may submit
             _settle(call, failure, f"job {worker.job}" if worker.job else worker.kind.label)
 
@@ -379,7 +379,7 @@ def _refusal(ended: CommandEnd) -> Exception | None:
     return from_code(ended.reason, ended.trouble) if is_refused else None
 
 
-def _failure(ended: CommandEnd, worker: Worker) -> BaseException:
+def _failure(ended: CommandEnd, worker: CallWorker) -> BaseException:
     """Describe the end of a worker that gave no reply."""
     if ended.is_cancelled:
         return concurrent.futures.CancelledError()

@@ -38,11 +38,11 @@ class Call:
     tries_left: int = 0
     had: Had = field(default_factory=Had)
     reply: Any = None  # of the attempt in progress
-    worker: Worker | None = None
+    worker: CallWorker | None = None
 
 
 @dataclass(eq=False, slots=True)
-class Worker:
+class CallWorker:
     """One task that runs calls."""
 
     number: int
@@ -67,7 +67,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CallVerdict:
     """The decision: calls that are over, and whether the worker may run again."""
 
     over: tuple[Call, ...] = ()
@@ -91,7 +91,7 @@ class CallTable:
         self._retries = retries
         self._oom_retries = oom_retries
         self._pending: dict[Kind, deque[Call]] = {}
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, CallWorker] = {}
         self._count = 0
 
     @property
@@ -115,21 +115,21 @@ class CallTable:
         call.tries_left = self._retries
         self._pending.setdefault(call.kind, deque()).append(call)
 
-    def new_worker(self) -> Worker | None:
+    def new_worker(self) -> CallWorker | None:
         """Return a worker to start now, None if there are enough."""
         if self.max_workers is not None and len(self.workers) >= self.max_workers:
             return None
         for kind, calls in self._pending.items():
             if calls and (not self._is_reusing or len(calls) > len(self._free(kind))):
                 self._count += 1
-                worker = Worker(self._count, kind, not self._is_reusing)
+                worker = CallWorker(self._count, kind, not self._is_reusing)
                 if worker.is_single:
                     self._give(worker, calls.popleft())
                 self.workers[worker.number] = worker
                 return worker
         return None
 
-    def _free(self, kind: Kind) -> list[Worker]:
+    def _free(self, kind: Kind) -> list[CallWorker]:
         workers = self.workers.values()
         return [one for one in workers if one.kind == kind and not one.call and not one.is_done]
 
@@ -171,7 +171,7 @@ class CallTable:
         others = any(calls for other, calls in self._pending.items() if other != kind)
         return not (others and len(self.workers) >= (self.max_workers or len(self.workers) + 1))
 
-    def _give(self, worker: Worker, call: Call) -> None:
+    def _give(self, worker: CallWorker, call: Call) -> None:
         call.reply = None
         call.worker, worker.call = worker, call
 
@@ -189,22 +189,22 @@ class CallTable:
         worker.call, worker.is_done = None, True
         return worker.number
 
-    def replied(self, number: int, reply: Any) -> Verdict:
+    def replied(self, number: int, reply: Any) -> CallVerdict:
         """Take a worker's reply. A call with a job, or without memory, is over when that ends."""
         worker = self.workers.get(number)
         call = worker.call if worker is not None else None
         if worker is None or call is None:  # cancelled meanwhile
-            return Verdict()
+            return CallVerdict()
         call.reply = reply
         if worker.is_single:
-            return Verdict()
+            return CallVerdict()
         if reply.is_out_of_memory:
             worker.is_done = True
-            return Verdict()
+            return CallVerdict()
         worker.call = None
-        return self._failed(call) if not reply.is_good else Verdict((call,))
+        return self._failed(call) if not reply.is_good else CallVerdict((call,))
 
-    def ended(self, number: int, ending: Ending) -> Verdict:
+    def ended(self, number: int, ending: Ending) -> CallVerdict:
         """Take the end of an attempt of a worker."""
         worker = self.workers[number]
         call, has_begun = worker.call, worker.began_at is not None
@@ -217,40 +217,40 @@ class CallTable:
             return self._without_worker(call, worker, ending)
         pending = self._pending.get(worker.kind)
         if pending and not ending.is_ok and not has_begun and not worker.is_done:
-            return Verdict((pending.popleft(),))  # each worker that cannot start fails one call
-        return Verdict()
+            return CallVerdict((pending.popleft(),))  # each worker that cannot start fails one call
+        return CallVerdict()
 
-    def _not_enough(self, worker: Worker, ending: Ending) -> Verdict:
+    def _not_enough(self, worker: CallWorker, ending: Ending) -> CallVerdict:
         """Decide whether the queue may run a worker again."""
         call = worker.call
         if call is None:
-            return Verdict(may_run_again=bool(self._pending.get(worker.kind)))
+            return CallVerdict(may_run_again=bool(self._pending.get(worker.kind)))
         if ending.is_out_of_memory and self._oom_retries is not None:
             had = again(call.had, not ending.has_more_room, self._oom_retries)
             if had is None:
                 worker.call = None
                 has_more = not worker.is_single and bool(self._pending.get(worker.kind))
-                return Verdict((call,), has_more)
+                return CallVerdict((call,), has_more)
             call.had = had
         call.reply = None
-        return Verdict()
+        return CallVerdict()
 
-    def _without_worker(self, call: Call, worker: Worker, ending: Ending) -> Verdict:
+    def _without_worker(self, call: Call, worker: CallWorker, ending: Ending) -> CallVerdict:
         """Decide what becomes of a call whose worker has ended for good."""
         if (call.reply is not None and call.reply.is_good) or ending.is_cancelled:
-            return Verdict((call,))
+            return CallVerdict((call,))
         is_oom = ending.is_out_of_memory or (call.reply is not None and call.reply.is_out_of_memory)
         if is_oom:  # the queue gives up on a job that was alone on its GPU; inside a job none runs
             had = again(call.had, False, self._oom_retries or 0)
             if had is not None:
                 call.had = had
                 self._put_back(call)
-                return Verdict()
-        return Verdict((call,)) if worker.is_single else self._failed(call)
+                return CallVerdict()
+        return CallVerdict((call,)) if worker.is_single else self._failed(call)
 
-    def _failed(self, call: Call) -> Verdict:
+    def _failed(self, call: Call) -> CallVerdict:
         if call.tries_left <= 0:
-            return Verdict((call,))
+            return CallVerdict((call,))
         call.tries_left -= 1
         self._put_back(call)
-        return Verdict()
+        return CallVerdict()

@@ -16,7 +16,7 @@ from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
 from grn.negotiator.history import STEP_S, Curve, History, LeaseEnd
-from grn.negotiator.schedule.order import Group, Waiting
+from grn.negotiator.schedule.order import Group, WaitingRequest
 
 Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
@@ -38,7 +38,7 @@ class ChangeFeed:
         self._offset_s = wall_offset_s
         self._gpus: dict[str, Row] = {}
         self._leases: dict[str, tuple[Lease, Row]] = {}
-        self._waiting: dict[str, tuple[Waiting, Row]] = {}
+        self._waiting: dict[str, tuple[WaitingRequest, Row]] = {}
         self._ids: dict[str, str] = {}  # waiting requests: key -> id
         self.is_behind = False  # changes are left for the next update
         self._changed = dict.fromkeys(one.request.key for one in view.waitlist.ordered())
@@ -159,7 +159,7 @@ class ChangeFeed:
                 for row in self._ask(group, at, MAX_SAID_ROWS - len(changed)):
                     changed.setdefault(row["id"], row)
 
-    def _new_waiting(self, one: Waiting) -> Row:
+    def _new_waiting(self, one: WaitingRequest) -> Row:
         group = self._view.waitlist.group_of(one.request.key)
         reason, why = self._said.get(group.kind, _UNSAID) if group is not None else _UNSAID
         row = views.request(one.request) | {

@@ -53,7 +53,7 @@ from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.fair_share import Shares, Usage, class_of
 from grn.negotiator.schedule.grant import USUAL_S, Granter
 from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.order import Waiting
+from grn.negotiator.schedule.order import WaitingRequest
 from grn.negotiator.schedule.placement import pinned
 from grn.negotiator.schedule.reconnects import Returning
 from grn.negotiator.schedule.wait_queue import Waitlist
@@ -246,7 +246,7 @@ class Engine:
         self._grace_until = _NEVER
         return True
 
-    def _enqueue(self, request: Request, at: float) -> Waiting:
+    def _enqueue(self, request: Request, at: float) -> WaitingRequest:
         before = self._waitlist.pop(request.key)
         if before is not None:
             waiting = replace(before, request=request)
@@ -261,7 +261,7 @@ class Engine:
         self._waitlist.add(waiting, bool(pinned(request, list(self._books.values()))))
         return waiting
 
-    def _placed(self, request: Request, sequence: int, at: float) -> Waiting:
+    def _placed(self, request: Request, sequence: int, at: float) -> WaitingRequest:
         """Give a new request its place in its user's line, and the user its place among users."""
         usual = [self._memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
         usual_s = min((each for each in usual if each is not None), default=None)
@@ -272,14 +272,14 @@ class Engine:
         )
         cost_h = request.gpus * min(1.0, share) * (USUAL_S if usual_s is None else usual_s) / 3600
         were_several = self._shares.are_several()
-        waiting = Waiting(request, sequence, at, is_short, cost_h)
+        waiting = WaitingRequest(request, sequence, at, is_short, cost_h)
         waiting = self._shares.join(waiting, at, self._returning.place_before(waiting))
         self._returning.came(waiting)
         if self._shares.are_several() and not were_several:
             self._move_users(at)  # the first user had no position until now
         return waiting
 
-    def _judged(self, waiting: Waiting) -> Waiting:
+    def _judged(self, waiting: WaitingRequest) -> WaitingRequest:
         """Move a request that turned out to be short, or not, to its class."""
         is_short = self._granter.is_short(waiting.request)
         return waiting if is_short is waiting.is_short else self._shares.becomes(waiting, is_short)

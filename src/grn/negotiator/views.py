@@ -18,10 +18,10 @@ from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Grant, Lease, LeaseState
 from grn.negotiator.learn import profiling
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import Turn, Waiting
+from grn.negotiator.schedule.order import Turn, WaitingRequest
 
 Row = dict[str, Any]
-Meant = Lease | tuple[int, Waiting]  # a lease, or a waiting request and its place
+Meant = Lease | tuple[int, WaitingRequest]  # a lease, or a waiting request and its place
 
 
 def status(view: EngineView, at: float, most: int | None = None) -> Row:
@@ -222,7 +222,7 @@ def _why_running(lease: Lease, indices: list[int]) -> str:
     return f"runs on {where}"
 
 
-def in_turn(view: EngineView) -> Iterator[tuple[int, Waiting]]:
+def in_turn(view: EngineView) -> Iterator[tuple[int, WaitingRequest]]:
     """Yield the waiting requests, the next first, each with its place.
 
     The first few cost little, however many there are: groups and their members are in turn already,
@@ -230,7 +230,7 @@ def in_turn(view: EngineView) -> Iterator[tuple[int, Waiting]]:
     """
     groups = view.waitlist.in_turn()
     group = next(groups, None)
-    heads: list[tuple[Turn, int, Waiting, Iterator[Waiting]]] = []
+    heads: list[tuple[Turn, int, WaitingRequest, Iterator[WaitingRequest]]] = []
     place = 0
     while heads or group is not None:
         while group is not None and (not heads or group.turn <= heads[0][0]):
@@ -246,7 +246,7 @@ def in_turn(view: EngineView) -> Iterator[tuple[int, Waiting]]:
             heappush(heads, (view.turn(following), number, following, line))
 
 
-def waiting(view: EngineView, waiting: Waiting, place: int, at: float) -> Row:
+def waiting(view: EngineView, waiting: WaitingRequest, place: int, at: float) -> Row:
     """Return a waiting request."""
     return request(waiting.request) | {
         "state": "waiting",

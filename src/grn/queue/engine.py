@@ -39,7 +39,7 @@ from grn.queue.events import (
     TellEnded,
     WatchLease,
 )
-from grn.queue.job import AttemptFate, EndReason, Exit, JobView, Kept, Settled
+from grn.queue.job import AttemptFate, EndReason, Exit, JobView, Kept, Settlement
 from grn.queue.job_table import JobTable, saved
 from grn.queue.lease_window import LeaseWindow, WindowLimits
 from grn.queue.lifecycle import JobState, Step
@@ -237,7 +237,7 @@ class QueueEngine:
         if is_open and not finish.may_pass_on(event.exit):
             yield SettleLease(event.job, event.attempt, job.lease, event.exit)
             return
-        settled = event.settled or Settled()
+        settled = event.settled or Settlement()
         reason = finish.reason_of(event.exit, settled)
         job.past = finish.past(reason, settled, event.exit.text)
         peak = settled.peak_bytes

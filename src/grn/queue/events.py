@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grn.queue.job import EndReason, Exit, JobSpec, Kept, Settled
+from grn.queue.job import EndReason, Exit, JobSpec, Kept, Settlement
 from grn.queue.lifecycle import JobState
 
 # --- events --------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Exited:
     job: int
     attempt: int
     exit: Exit
-    settled: Settled | None = None
+    settled: Settlement | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grn.model.oom_retry import Had, again
-from grn.queue.job import AttemptFate, EndReason, Exit, Settled
+from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
 _TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
@@ -44,7 +44,7 @@ class RunAgain:
 
 
 def after_exit(
-    exit: Exit, settled: Settled, tries: RetryBudget, is_stopping: bool
+    exit: Exit, settled: Settlement, tries: RetryBudget, is_stopping: bool
 ) -> AttemptEnd | RunAgain:
     """Decide what follows an attempt that ended."""
     reason = reason_of(exit, settled)
@@ -66,7 +66,7 @@ def after_exit(
     return AttemptEnd(reason, exit.text or settled.because or describe(exit, reason))
 
 
-def reason_of(exit: Exit, settled: Settled) -> EndReason:
+def reason_of(exit: Exit, settled: Settlement) -> EndReason:
     """Name how an attempt ended."""
     if exit.because is not None and exit.because is not EndReason.OUT_OF_MEMORY:
         return exit.because
@@ -77,7 +77,7 @@ def reason_of(exit: Exit, settled: Settled) -> EndReason:
     return EndReason.FAILED
 
 
-def past(reason: EndReason, settled: Settled, text: str = "") -> str:
+def past(reason: EndReason, settled: Settlement, text: str = "") -> str:
     """Explain a failed attempt where the job is not to blame; empty where it is."""
     if reason is EndReason.NOT_STARTED:
         return text
@@ -124,7 +124,7 @@ def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
     """Return the report to the negotiator at the end of a lease; None: no attempt ended."""
     if exit is None:
         return {"outcome": "failed"}
-    said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settled()), "failed")}
+    said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settlement()), "failed")}
     if exit.resident_bytes:
         said["resident"] = exit.resident_bytes
     if exit.gpu_peak_bytes:

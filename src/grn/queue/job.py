@@ -55,7 +55,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settlement:
     """The negotiator's answer to the end of a lease."""
 
     outcome: str | None = None

@@ -23,11 +23,11 @@ from grn.protocol.lease import (
     LeaseRequest,
     Reasons,
     Refused,
+    Settled,
     Waiting,
 )
-from grn.protocol.lease import Settled as SettledReply
 from grn.queue.events import AskLease
-from grn.queue.job import Settled
+from grn.queue.job import Settlement
 
 if TYPE_CHECKING:
     from grn.protocol.lease import LeaseEvent
@@ -69,7 +69,7 @@ class Leases(asyncio.Protocol):
         self._cancelled: Counter[int] = Counter()  # requests taken back, by job
         self._gpus_asked = 0  # number of the question for the GPUs of this machine
         self._when_fresh: list[Callable[[], None]] = []  # wait for the answer about reasons
-        self._settling: dict[str, Callable[[Settled], None]] = {}  # by lease
+        self._settling: dict[str, Callable[[Settlement], None]] = {}  # by lease
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
@@ -134,15 +134,15 @@ class Leases(asyncio.Protocol):
         self._conversation.watch(lease)
         self._send()
 
-    def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settled], None]) -> None:
+    def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settlement], None]) -> None:
         """Report how a lease ended; `then` gets the negotiator's view of it, if there is one."""
         self._conversation.done(lease, **ending)
         if self._transport is None:
-            then(Settled())
+            then(Settlement())
             return
         self._send()
         self._settling[lease] = then
-        asyncio.get_running_loop().call_later(SETTLE_S, self._settle, lease, Settled(), then)
+        asyncio.get_running_loop().call_later(SETTLE_S, self._settle, lease, Settlement(), then)
 
     def _key(self, job: int, attempt: int) -> str:
         """Return the key of a request, the same after a restart of either side.
@@ -205,7 +205,7 @@ class Leases(asyncio.Protocol):
         self.gpu_bytes = []
         settling, self._settling = self._settling, {}
         for then in settling.values():
-            then(Settled())
+            then(Settlement())
         self._refreshed()
         self._lost.set()
 
@@ -228,7 +228,7 @@ class Leases(asyncio.Protocol):
                 error = event.error
                 text = f"{error.message} {error.hint}".strip()
                 self._listener.refused(self._closed(event.name), text)
-            case SettledReply():
+            case Settled():
                 self._settle(event.lease, _settled(event))
             case Reasons():
                 jobs = self._jobs
@@ -257,7 +257,7 @@ class Leases(asyncio.Protocol):
             then()
 
     def _settle(
-        self, lease: str, settled: Settled, waiter: Callable[[Settled], None] | None = None
+        self, lease: str, settled: Settlement, waiter: Callable[[Settlement], None] | None = None
     ) -> None:
         """Call what waits for the end of a lease; after the timeout only if it still waits."""
         then = self._settling.get(lease)
@@ -275,8 +275,8 @@ def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
     )  # fmt: skip
 
 
-def _settled(reply: SettledReply) -> Settled:
-    return Settled(
+def _settled(reply: Settled) -> Settlement:
+    return Settlement(
         reply.outcome, reply.was_alone, reply.peak_bytes, reply.is_victim, reply.because,
         reply.has_larger,
     )  # fmt: skip

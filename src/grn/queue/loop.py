@@ -43,7 +43,7 @@ from grn.queue.events import (
     TellEnded,
     WatchLease,
 )
-from grn.queue.job import AttemptFate, Exit, Kept, Settled
+from grn.queue.job import AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.journal.rows import BadRow
@@ -206,7 +206,7 @@ class QueueLoop:
         self.leases.done(action.lease, ending, lambda _: None)
 
     def _settle_lease(self, action: SettleLease) -> None:
-        def settled(how: Settled) -> None:
+        def settled(how: Settlement) -> None:
             self.tell_lazily(Exited(self.now(), action.job, action.attempt, action.exit, how))
 
         self.leases.done(action.lease, finish.told_to_negotiator(action.exit), settled)

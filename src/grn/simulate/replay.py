@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from grn.errors import UsageError
 from grn.model.gpu import Gpu, ProcessUse, Reading
 from grn.model.job import Outcome
-from grn.simulate.schedulers import Granted, Scheduler, SimulatedEnd, pid_of
+from grn.simulate.schedulers import Scheduler, SimulatedEnd, SimulatedGrant, pid_of
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of
 
 _STUCK_S = 30 * 86400.0
@@ -151,7 +151,7 @@ class World:
         job = self._jobs[place]
         self._start(self._scheduler.comes(self._now, lease, job, attempt))
 
-    def _start(self, granted: Sequence[Granted]) -> None:
+    def _start(self, granted: Sequence[SimulatedGrant]) -> None:
         for one in granted:
             place, attempt = self._asked[one.lease]
             job = self._jobs[place]

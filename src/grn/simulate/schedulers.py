@@ -31,7 +31,7 @@ from grn.simulate.workload import Assumptions, SimulatedJob, speed_of_model
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class SimulatedGrant:
     """A job may start: its lease and the GPUs by place."""
 
     lease: str
@@ -53,13 +53,15 @@ class Scheduler(Protocol):
 
     refused: list[str]
 
-    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]: ...
+    def comes(
+        self, at: float, lease: str, job: SimulatedJob, attempt: int
+    ) -> list[SimulatedGrant]: ...
 
     def ends(
         self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
-    ) -> list[Granted]: ...
+    ) -> list[SimulatedGrant]: ...
 
-    def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]: ...
+    def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]: ...
 
     def reserved_bytes(self, lease: str) -> int: ...
 
@@ -163,7 +165,7 @@ class OfEngine:
         empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
         self.engine.handle(JobStarted(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
 
-    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]:
+    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[SimulatedGrant]:
         """Handle a job's request."""
         request = Request(
             key=lease,
@@ -179,13 +181,15 @@ class OfEngine:
         )
         return self._told(at, self.engine.handle(Requested(at, request)))
 
-    def ends(self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]) -> list[Granted]:
+    def ends(
+        self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
+    ) -> list[SimulatedGrant]:
         """Handle a job's end; the GPUs are read again at once, as by a negotiator."""
         event = Released(at, ended.lease, ended.outcome, ended.peak_bytes, ended.asked_bytes)
         granted = self._told(at, self.engine.handle(event))
         return granted + self.looks(at, readings)
 
-    def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]:
+    def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]:
         """Handle a reading of the GPUs."""
         return self._told(at, self.engine.handle(Sampled(at, tuple(readings))))
 
@@ -194,12 +198,12 @@ class OfEngine:
         held = self.engine.view.leases.get(lease)
         return held.reserved_bytes if held else 0
 
-    def _told(self, at: float, actions: Sequence[Action]) -> list[Granted]:
+    def _told(self, at: float, actions: Sequence[Action]) -> list[SimulatedGrant]:
         granted = []
         for action in actions:
             if isinstance(action, Grant):
                 places = tuple(self._index[uuid] for uuid in action.lease.gpus)
-                granted.append(Granted(action.lease.id, places))
+                granted.append(SimulatedGrant(action.lease.id, places))
             elif isinstance(action, Refuse):
                 self.refused.append(action.key)
         self._time_first_runs(at)
@@ -238,19 +242,21 @@ class Simple:
     _held: dict[str, _SimulatedLease] = field(default_factory=dict)
     _peaks: dict[str, int] = field(default_factory=dict)
 
-    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[Granted]:
+    def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[SimulatedGrant]:
         """Queue a job; one that ran out of memory goes first."""
         self._line.insert(0 if attempt else len(self._line), (lease, job))
         return self._round()
 
-    def ends(self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]) -> list[Granted]:
+    def ends(
+        self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
+    ) -> list[SimulatedGrant]:
         """Handle a job's end; its peak is known from now on."""
         job = self._held.pop(ended.lease).job
         asked = ended.peak_bytes + (ended.asked_bytes or 0)
         self._peaks[job.job_type] = max(self._peaks.get(job.job_type, 0), asked)
         return self._round()
 
-    def looks(self, at: float, readings: Sequence[Reading]) -> list[Granted]:
+    def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]:
         """Do nothing: readings do not matter here."""
         return []
 
@@ -264,8 +270,8 @@ class Simple:
     def _need(self, job: SimulatedJob) -> int:
         return job.peak_bytes if self.mode == "gate" else self._peaks.get(job.job_type, 0)
 
-    def _round(self) -> list[Granted]:
-        granted: list[Granted] = []
+    def _round(self) -> list[SimulatedGrant]:
+        granted: list[SimulatedGrant] = []
         for lease, job in list(self._line):
             is_first = self.mode == "first" and job.job_type not in self._peaks
             kin = (held.job.job_type for held in self._held.values())
@@ -277,7 +283,7 @@ class Simple:
                 break
             self._line.remove((lease, job))
             self._held[lease] = _SimulatedLease(job, tuple(chosen), is_alone)
-            granted.append(Granted(lease, tuple(chosen)))
+            granted.append(SimulatedGrant(lease, tuple(chosen)))
         return granted
 
     def _fitting(self, job: SimulatedJob, is_alone: bool) -> list[int]:

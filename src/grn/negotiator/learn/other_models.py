@@ -19,7 +19,7 @@ TAKES_ALL = 0.9  # of a GPU: a job that used this much uses whatever there is
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class LowerBound:
     """A lower bound of a need, by a run that ran out of memory alone on a GPU of a model."""
 
     need_bytes: int
@@ -33,7 +33,7 @@ def takes_all(largest_bytes: int, size: Size | None) -> bool:
 
 def ran_out_alone(
     request: Request, profiles: Collection[Profile], sizes: Mapping[str, Size]
-) -> Bound | None:
+) -> LowerBound | None:
     """Return the highest bound by runs with the same arguments and code, None when there is none.
 
     A later run that succeeded on the same model removes a bound, except for a job that is run again
@@ -49,7 +49,7 @@ def ran_out_alone(
             if is_other_code or mattering(run.arguments) != alike:
                 continue
             if run.ran_out_alone:
-                bound = Bound(max(run.peak_bytes, size.capacity_bytes + 1), profile.model)
+                bound = LowerBound(max(run.peak_bytes, size.capacity_bytes + 1), profile.model)
                 if found is None or bound.need_bytes > found.need_bytes:
                     found = bound
                 break
@@ -60,7 +60,7 @@ def ran_out_alone(
 
 def fitted(
     needs: Mapping[str, Need],
-    bound: Bound | None,
+    bound: LowerBound | None,
     sizes: Mapping[str, Size],
     reach: Collection[str],
 ) -> dict[str, Need]:

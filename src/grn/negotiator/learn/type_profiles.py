@@ -283,7 +283,7 @@ class TypeProfiles:
             f"on {largest}, the largest GPU it may use here ({show_size(size.total_bytes)})."
         )
 
-    def _bound(self, request: Request, sizes: Mapping[str, Size]) -> other_models.Bound | None:
+    def _bound(self, request: Request, sizes: Mapping[str, Size]) -> other_models.LowerBound | None:
         """Return the lower bound by runs that ran out of memory alone on a GPU."""
         names = self._ran_out.get(request.job_type)
         if not names:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from grn.negotiator.events import SaveUse
 from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.order import Turn, Waiting, turn
+from grn.negotiator.schedule.order import Turn, WaitingRequest, turn
 
 SAVE_S = 60.0  # a crash loses at most this much usage
 _MIN_H = 1e-4  # less than this is forgotten
@@ -197,7 +197,9 @@ class Shares:
         self._stands: dict[int, _Stand] = {}
         self.gpus = 1  # how many there are
 
-    def join(self, waiting: Waiting, at: float, before_h: float | None = None) -> Waiting:
+    def join(
+        self, waiting: WaitingRequest, at: float, before_h: float | None = None
+    ) -> WaitingRequest:
         """Append a request to its user's line, or return it to its position before a restart."""
         chain = self._chain(waiting, at)
         chain.count += 1
@@ -207,13 +209,13 @@ class Shares:
         chain.tail_h += waiting.cost_h
         return placed
 
-    def given(self, waiting: Waiting) -> None:
+    def given(self, waiting: WaitingRequest) -> None:
         """Note that a request was granted: its cost is now in its user's account."""
         chain = self._left(waiting)
         if chain is not None:
             chain.served_h = max(chain.served_h, waiting.place_h + waiting.cost_h)
 
-    def gave_up(self, waiting: Waiting) -> None:
+    def gave_up(self, waiting: WaitingRequest) -> None:
         """Note that a request was withdrawn: its user's later requests move up."""
         chain = self._left(waiting)
         if chain is None:
@@ -223,17 +225,17 @@ class Shares:
         elif waiting.place_h >= chain.served_h:
             chain.served_h += waiting.cost_h
 
-    def becomes(self, waiting: Waiting, is_short: bool) -> Waiting:
+    def becomes(self, waiting: WaitingRequest, is_short: bool) -> WaitingRequest:
         """Move a request to the end of its user's short requests, or of the others."""
         moved = self.join(replace(waiting, is_short=is_short), waiting.since)
         self.gave_up(waiting)
         return moved
 
-    def turn(self, waiting: Waiting) -> Turn:
+    def turn(self, waiting: WaitingRequest) -> Turn:
         """Return the turn of a request by its user's present level."""
         return next(self.turns((waiting,)))
 
-    def turns(self, many: Iterable[Waiting]) -> Iterator[Turn]:
+    def turns(self, many: Iterable[WaitingRequest]) -> Iterator[Turn]:
         """Return the turns of requests, quickly where users and classes seldom alternate."""
         last: tuple[int, Class] | None = None
         stand: _Stand | None = None
@@ -279,7 +281,7 @@ class Shares:
                     chain.base = level - chain.served_h / weight
         return moved
 
-    def _chain(self, waiting: Waiting, at: float) -> _Chain:
+    def _chain(self, waiting: WaitingRequest, at: float) -> _Chain:
         user, kind = waiting.request.user, class_of(waiting)
         stand = self._stands.get(user)
         if stand is None:
@@ -289,7 +291,7 @@ class Shares:
             chain = stand.chains[kind] = _Chain(stand.level)
         return chain
 
-    def _left(self, waiting: Waiting) -> _Chain | None:
+    def _left(self, waiting: WaitingRequest) -> _Chain | None:
         stand = self._stands.get(waiting.request.user)
         kind = class_of(waiting)
         chain = stand.chains.get(kind) if stand else None
@@ -303,7 +305,7 @@ class Shares:
         return chain
 
 
-def class_of(waiting: Waiting) -> Class:
+def class_of(waiting: WaitingRequest) -> Class:
     """Return the sort keys that precede fair share: it orders only requests of equal class."""
     return (waiting.request.attempt > 0, waiting.request.priority, waiting.is_short)
 

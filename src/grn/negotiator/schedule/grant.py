@@ -15,7 +15,7 @@ from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
 from grn.negotiator.schedule.backfill import Keeper
 from grn.negotiator.schedule.fair_share import Shares, Usage
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.order import ANYWHERE, Group, Reach, Refused, Turn, Waiting
+from grn.negotiator.schedule.order import ANYWHERE, Group, Reach, Refusal, Turn, WaitingRequest
 from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
 from grn.negotiator.schedule.wait_queue import Waitlist
 
@@ -137,7 +137,7 @@ class Granter:
                 self._note_processes()
         self.follow_processes()
 
-    def to_newcomer(self, waiting: Waiting, at: float) -> Iterator[Lease]:
+    def to_newcomer(self, waiting: WaitingRequest, at: float) -> Iterator[Lease]:
         """Offer GPUs to a new request only: for all others nothing has changed."""
         self.follow_processes()
         group = self._waitlist.group_of(waiting.request.key)
@@ -210,7 +210,7 @@ class Granter:
             return ANYWHERE
         return Reach(tuple(book.gpu.uuid for book in homes or books), bool(homes))
 
-    def _refused(self, request: Request, wait: Wait) -> Refused:
+    def _refused(self, request: Request, wait: Wait) -> Refusal:
         """Return what must change before a request gets another answer."""
         job_type, reach = request.job_type, self._reach_of(request)
         needs = self._needs_on(reach, request)
@@ -219,7 +219,7 @@ class Granter:
             sibling = self._holdings.first_runs.get(job_type)
         is_unsure = sibling is not None or self._memory.is_guess(job_type)
         enough = [need.need_bytes for need in needs if not (is_unsure and need.is_probe)]
-        return Refused(
+        return Refusal(
             job_type,
             self._memory.version_of(job_type),
             sibling,

@@ -1,6 +1,6 @@
 """Waiting requests: their order, groups of alike requests, and the index of refused groups.
 
-The order is out-of-memory retries, priority, short types, fair share, age. Refused groups are
+The order is out-of-memory retries, priority, short types, fair share, age. Refusal groups are
 indexed by the room they wait for: a release retries only groups that may fit now, the first in turn
 of each list.
 """
@@ -21,7 +21,7 @@ Kind = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """One waiting request: its place and since when it waits."""
 
     request: Request
@@ -43,7 +43,7 @@ ANYWHERE = Reach()
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """A refusal of a group's head that holds until one of these changes."""
 
     job_type: str
@@ -62,35 +62,35 @@ class Group:
     """Requests that differ only by age; the oldest is first."""
 
     kind: Kind
-    members: dict[str, Waiting] = field(default_factory=dict)  # by key, in no order
-    refused: Refused | None = None  # the latest refusal of its head
+    members: dict[str, WaitingRequest] = field(default_factory=dict)  # by key, in no order
+    refused: Refusal | None = None  # the latest refusal of its head
     number: int = 0  # unique
     turn: Turn = (0, 0, 0, 0.0, 0)  # of its head when the group was last sorted
     line: list[tuple[int, str]] = field(default_factory=list)  # sequences and keys, in order
     pid: int | None = None  # the process of all members, when it cannot leave its GPUs
 
     @property
-    def head(self) -> Waiting:
+    def head(self) -> WaitingRequest:
         return self.members[self.line[0][1]]
 
-    def in_line(self) -> Iterator[Waiting]:
+    def in_line(self) -> Iterator[WaitingRequest]:
         """Yield the members, the oldest first."""
         return (self.members[key] for _, key in self.line)
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: WaitingRequest) -> None:
         """Insert a request by its age."""
         key = waiting.request.key
         self.members[key] = waiting
         insort(self.line, (waiting.sequence, key))
 
-    def take(self, key: str) -> Waiting:
+    def take(self, key: str) -> WaitingRequest:
         """Take a request out."""
         waiting = self.members.pop(key)
         del self.line[bisect_left(self.line, (waiting.sequence, key))]
         return waiting
 
 
-def turn(waiting: Waiting, is_over: bool = False, level: float = 0.0) -> Turn:
+def turn(waiting: WaitingRequest, is_over: bool = False, level: float = 0.0) -> Turn:
     """Return the sort key: retries after out of memory, priority, short types, usage, age.
 
     The short types of a user whose usage is far above others' do not precede.
@@ -177,7 +177,7 @@ def turn_of(entry: Entry) -> Turn:
     return entry[0]
 
 
-def _names(refused: Refused) -> Iterator[_Name]:
+def _names(refused: Refusal) -> Iterator[_Name]:
     """Name the lines that a refusal puts a group into."""
     if refused.is_alone:
         yield _Name("alone", refused.gpus)

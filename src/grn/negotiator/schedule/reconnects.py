@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable
 
 from grn.negotiator.schedule.fair_share import Class, class_of
-from grn.negotiator.schedule.order import Waiting
+from grn.negotiator.schedule.order import WaitingRequest
 from grn.negotiator.schedule.wait_queue import Waitlist
 
 _Line = list[tuple[int, str]]  # sequences and keys, in order
@@ -41,7 +41,7 @@ class Returning:
         self._away.clear()
         return gone
 
-    def came(self, waiting: Waiting) -> None:
+    def came(self, waiting: WaitingRequest) -> None:
         """Note a request that joined, so that returning requests can be placed before it."""
         if self._away:
             line = self._lines.setdefault(_name(waiting), [])
@@ -49,7 +49,7 @@ class Returning:
         else:
             self._lines.clear()
 
-    def place_before(self, waiting: Waiting) -> float | None:
+    def place_before(self, waiting: WaitingRequest) -> float | None:
         """Return the position of a returning request before others of its user, None for others.
 
         It takes the position of the first surviving request behind it, so relative order is kept.
@@ -64,5 +64,5 @@ class Returning:
         return None
 
 
-def _name(waiting: Waiting) -> tuple[int, Class]:
+def _name(waiting: WaitingRequest) -> tuple[int, Class]:
     return waiting.request.user, class_of(waiting)

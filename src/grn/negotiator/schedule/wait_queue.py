@@ -22,10 +22,10 @@ from grn.negotiator.schedule.order import (
     Group,
     Kind,
     Reach,
-    Refused,
+    Refusal,
     Turn,
     WaitIndex,
-    Waiting,
+    WaitingRequest,
     turn,
     turn_of,
 )
@@ -39,9 +39,9 @@ class Waitlist:
 
     def __init__(
         self,
-        rank: Callable[[Waiting], Turn] = turn,
-        judge: Callable[[Waiting], Waiting] = lambda waiting: waiting,
-        rank_all: Callable[[Iterable[Waiting]], Iterable[Turn]] | None = None,
+        rank: Callable[[WaitingRequest], Turn] = turn,
+        judge: Callable[[WaitingRequest], WaitingRequest] = lambda waiting: waiting,
+        rank_all: Callable[[Iterable[WaitingRequest]], Iterable[Turn]] | None = None,
     ) -> None:
         self._rank = rank
         self._rank_all = rank_all or partial(map, rank)
@@ -63,7 +63,9 @@ class Waitlist:
         self._lines = WaitIndex()  # the other groups, by the room they wait for
         self._heads: list[_Head] = []  # a heap: the next candidates of this round
         self._head_numbers = count()  # to compare two entries of one turn
-        self._ordered: list[tuple[Turn, Waiting]] | None = None  # None when it must be sorted
+        self._ordered: list[tuple[Turn, WaitingRequest]] | None = (
+            None  # None when it must be sorted
+        )
         self.changed: dict[str, None] | None = None  # where to note keys that came, went or moved
 
     def __len__(self) -> int:
@@ -72,11 +74,11 @@ class Waitlist:
     def __contains__(self, key: str) -> bool:
         return key in self._kind_of
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingRequest]:
         for group in self._groups.values():
             yield from group.in_line()
 
-    def add(self, waiting: Waiting, is_pinned: bool) -> Group:
+    def add(self, waiting: WaitingRequest, is_pinned: bool) -> Group:
         """Put a request into its group, at the position of its sequence."""
         kind = _kind(waiting.request, is_pinned)
         group = self._groups.get(kind) or self._begin(kind, waiting.request)
@@ -94,7 +96,7 @@ class Waitlist:
         heapq.heappush(self._since, (waiting.since, waiting.request.key))
         return group
 
-    def pop(self, key: str) -> Waiting | None:
+    def pop(self, key: str) -> WaitingRequest | None:
         """Take a request out."""
         kind = self._kind_of.pop(key, None)
         if kind is None:
@@ -139,7 +141,7 @@ class Waitlist:
         for key in list(islice(keys, MAX_SET_APART)):
             self.set_apart(self._groups[self._kind_of[key]].members[key])
 
-    def set_apart(self, waiting: Waiting) -> None:
+    def set_apart(self, waiting: WaitingRequest) -> None:
         """Move a request whose process cannot leave its GPUs to a group of this process only."""
         key, kind = waiting.request.key, _kind(waiting.request, is_pinned=True)
         if self._kind_of[key] != kind:
@@ -147,7 +149,7 @@ class Waitlist:
             self.add(waiting, is_pinned=True)
         self.refuse(self._groups[kind], None)
 
-    def refuse(self, group: Group, refused: Refused | None) -> None:
+    def refuse(self, group: Group, refused: Refusal | None) -> None:
         """Note the latest refusal of a group; None: retry it at every event."""
         self._lines.leave(group)
         if refused is not None and not self._lines.is_open_to(refused.reach):
@@ -254,7 +256,7 @@ class Waitlist:
             if not self._apart[group.pid]:
                 del self._apart[group.pid]
 
-    def find(self, key: str) -> Waiting | None:
+    def find(self, key: str) -> WaitingRequest | None:
         """Return a waiting request."""
         group = self.group_of(key)
         return None if group is None else group.members[key]
@@ -286,10 +288,10 @@ class Waitlist:
         """Yield the groups by the turn of their heads."""
         return (group for _, group in self._turns)
 
-    def ordered(self) -> list[Waiting]:
+    def ordered(self) -> list[WaitingRequest]:
         """Return all requests, the next first."""
         if self._ordered is None:
-            entries: list[tuple[Turn, Waiting]] = []
+            entries: list[tuple[Turn, WaitingRequest]] = []
             for _, group in self._turns:
                 members = list(group.in_line())
                 entries += zip(self._rank_all(members), members, strict=True)
@@ -297,7 +299,7 @@ class Waitlist:
             self._ordered = entries
         return [waiting for _, waiting in self._ordered]
 
-    def _unorder(self, waiting: Waiting) -> None:
+    def _unorder(self, waiting: WaitingRequest) -> None:
         """Take one request out of the order of all; where its turn has changed, drop the order."""
         if self._ordered is not None:
             position = bisect_left(self._ordered, self._rank(waiting), key=itemgetter(0))
