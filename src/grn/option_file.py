@@ -11,11 +11,6 @@ from typing import Any
 
 from grn.errors import UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 MAX_BYTES = 16 << 20
 
 
@@ -46,6 +41,11 @@ def read(path: str) -> dict[str, Any]:
 
 def toml(data: bytes) -> dict[str, Any]:
     """Read TOML; raise ValueError with the reason."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # a package, which programs that only import grn need not have
+        import tomli as tomllib
+
     return tomllib.loads(data.decode())
 
 
