@@ -37,11 +37,11 @@ from grn.queue.job import (
     EndReason,
     Exit,
     JobSpec,
+    JobState,
     Kept,
     Settlement,
 )
 from grn.queue.lease_window import WindowLimits
-from grn.queue.lifecycle import JobState
 
 Kind = TypeVar("Kind")
 OK = Exit(0)

@@ -45,11 +45,11 @@ from grn.queue.job import (
     EndReason,
     Exit,
     JobSpec,
+    JobState,
     Kept,
     Settlement,
 )
 from grn.queue.lease_window import WindowLimits
-from grn.queue.lifecycle import JobState
 from tests.queue.world import (
     QUEUED,
     RUNNING,

@@ -30,10 +30,10 @@ from grn.queue.job import (
     AttemptFate,
     EndReason,
     Exit,
+    JobState,
     Settlement,
 )
 from grn.queue.lease_window import PASS_ON_S, WindowLimits
-from grn.queue.lifecycle import JobState
 from tests.queue.builders import (
     ALONE,
     FAILED,

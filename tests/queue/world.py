@@ -23,10 +23,10 @@ from grn.queue.job import (
     EndReason,
     Exit,
     JobSpec,
+    JobState,
     Kept,
     Settlement,
 )
-from grn.queue.lifecycle import JobState
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
 GPUS = 3

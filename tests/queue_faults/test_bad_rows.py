@@ -24,9 +24,9 @@ from grn.negotiator.store import FILE_NAME as NEGOTIATOR_FILE
 from grn.negotiator.store import Store
 from grn.queue.events import SaveBegin, SaveEnd, SaveState
 from grn.queue.job import EndReason, Exit, JobSpec
+from grn.queue.job import JobState as State
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.rows import BadRow, Command, NewJob
-from grn.queue.lifecycle import JobState as State
 from tests.builders import a_lease, a_run
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs

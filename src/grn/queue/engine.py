@@ -39,11 +39,9 @@ from grn.queue.events import (
     TellEnded,
     WatchLease,
 )
-from grn.queue.job import AttemptFate, EndReason, Exit, JobView, Kept, Settlement
-from grn.queue.job_table import JobTable, saved
+from grn.queue.job import AttemptFate, EndReason, Exit, JobState, JobView, Kept, Settlement, Step
+from grn.queue.job_table import JobTable, QueuedJob, saved
 from grn.queue.lease_window import LeaseWindow, WindowLimits
-from grn.queue.lifecycle import JobState, Step
-from grn.queue.ready_queue import QueuedJob
 
 
 class QueueEngine:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grn.queue.job import EndReason, Exit, JobSpec, Kept, Settlement
-from grn.queue.lifecycle import JobState
+from grn.queue.job import EndReason, Exit, JobSpec, JobState, Kept, Settlement
 
 # --- events --------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from grn.queue.events import (
     HoldAsked,
     MoveAsked,
 )
+from grn.queue.job import JobState
 from grn.queue.journal.rows import BadRow
-from grn.queue.lifecycle import JobState
 from grn.queue.server import QueuePeer, numbers
 
 log = logging.getLogger(__name__)

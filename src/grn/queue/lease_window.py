@@ -20,9 +20,8 @@ from grn.queue.events import (
     ReturnLease,
     SaveBegin,
 )
-from grn.queue.job_table import JobTable, saved
-from grn.queue.lifecycle import Step
-from grn.queue.ready_queue import QueuedJob
+from grn.queue.job import Step
+from grn.queue.job_table import JobTable, QueuedJob, saved
 
 PASS_ON_S = 0.5
 

@@ -43,12 +43,11 @@ from grn.queue.events import (
     TellEnded,
     WatchLease,
 )
-from grn.queue.job import AttemptFate, Exit, Kept, Settlement
+from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.journal.rows import BadRow
 from grn.queue.leases import Leases
-from grn.queue.lifecycle import BUSY
 from grn.queue.notifications import Hooks, Notifications
 from grn.queue.site import Attempt, Site, SiteListener
 from grn.queue.submitters import Submitters

@@ -29,12 +29,12 @@ from grn.queue.job import (
     After,
     EndReason,
     Exit,
+    JobState,
     Kept,
 )
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import SCHEMA_VERSION, NotWritten
 from grn.queue.journal.rows import BadRow, Command, NewJob
-from grn.queue.lifecycle import JobState
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState

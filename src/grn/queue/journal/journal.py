@@ -20,11 +20,10 @@ from typing import Any
 from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
 from grn.queue.events import Action, SaveEnd
-from grn.queue.job import EndReason, Kept
+from grn.queue.job import BUSY, EndReason, Kept
 from grn.queue.journal import rows
 from grn.queue.journal.journal_file import Disk, NotWritten
 from grn.queue.journal.rows import BadRow, Command, NewJob
-from grn.queue.lifecycle import BUSY
 
 log = logging.getLogger(__name__)
 MAX_AT_HAND = 64

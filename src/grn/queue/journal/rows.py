@@ -25,9 +25,9 @@ from grn.queue.job import (
     After,
     EndReason,
     JobSpec,
+    JobState,
     Kept,
 )
-from grn.queue.lifecycle import JobState
 
 _SUBMITTED = (
     "id", "name", "argv", "cwd", "environment", "extra", "umask", "notify", "time_limit_s",

@@ -29,8 +29,7 @@ from grn.queue.events import (
     Submitted,
     SubmitterGone,
 )
-from grn.queue.job import Exit
-from grn.queue.lifecycle import JobState, Step, after
+from grn.queue.job import Exit, JobState, Step, after
 from tests.queue.builders import Line, a_spec
 
 QUEUE = Path(__file__).resolve().parents[2] / "src" / "grn" / "queue"
@@ -138,7 +137,7 @@ def test_a_state_is_assigned_in_one_place_only() -> None:
             flat = [one for target in targets for one in ast.walk(target)]
             names = [one.attr for one in flat if isinstance(one, ast.Attribute)]
             found += [path.name for name in names if name in ("state", "_state")]
-    assert found == ["ready_queue.py"]
+    assert found == ["job_table.py"]
 
 
 def test_only_events_change_the_engine() -> None:
