@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -13,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grn import wire
 from grn.queue.local import attempt_files as folders
-from grn.queue.local.channel import HEADER, MAX_SAID
-from grn.queue.local.order import StartOrder, StopOrder
+from grn.queue.local.channel import MAX_SAID, StartOrder, StopOrder
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
 FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue.local import forker; forker.main()"
@@ -32,8 +31,7 @@ class Channel:
 
     def send(self, *orders: StartOrder | StopOrder) -> None:
         """Send orders in one piece."""
-        bodies = [json.dumps(order.to_json()).encode() for order in orders]
-        self.sock.sendall(b"".join(HEADER.pack(len(body)) + body for body in bodies))
+        self.sock.sendall(b"".join(wire.encode(order.to_json()) for order in orders))
 
     def is_done(self) -> bool:
         """Wait until the shim has done an order; False when it is gone instead."""

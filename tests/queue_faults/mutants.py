@@ -27,10 +27,10 @@ from grn.queue.job import AttemptFate, Exit
 from grn.queue.journal import journal, journal_file, rows
 from grn.queue.local import attempt_files as folders
 from grn.queue.local import (
-    command,
     forker,
     launcher,
     output_log,
+    shim,
     termination,
 )
 from grn.queue.site import Found
@@ -201,9 +201,9 @@ MUTANTS: dict[str, Callable[[], None]] = {
 def end_group() -> None:
     """End the process group of a command instead of its whole tree."""
 
-    real, groups = command.start, [0]
+    real, groups = shim.start_command, [0]
 
-    def start(*given: Any) -> command.StartedCommand:
+    def start(*given: Any) -> shim.StartedCommand:
         started = real(*given)
         groups[0] = started.pid
         return started
@@ -212,7 +212,7 @@ def end_group() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(groups[0], signal.SIGKILL if step == KILL else signal.SIGTERM)
 
-    command.start = start
+    shim.start_command = start
     termination.Termination.signal_all = signal_group  # type: ignore[method-assign]
     termination.Termination.end_leftovers = lambda *_: None  # type: ignore[method-assign]
 

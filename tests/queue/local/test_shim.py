@@ -17,8 +17,7 @@ import pytest
 
 from grn.proc.spawn import oom_score
 from grn.queue.local import attempt_files as folders
-from grn.queue.local.channel import MAX_SAID
-from grn.queue.local.order import StopOrder
+from grn.queue.local.channel import MAX_SAID, StopOrder
 from tests.harness import is_running, wait_for
 from tests.queue.live import PLAIN, Shims, gone, pids_in
 

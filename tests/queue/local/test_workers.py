@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 
+from grn import wire
 from grn.queue.journal.rows import Command
-from grn.queue.local.channel import HEADER
-from grn.queue.local.order import StopOrder
+from grn.queue.local.channel import StopOrder
 from grn.queue.local.workers import MAX_SPARES, SPARE_S, LaunchTask, Postponed, Spares, Worker
 from grn.queue.site import Attempt
 
@@ -57,7 +56,7 @@ def test_an_order_larger_than_the_line_arrives_whole() -> None:
     got = bytearray()
 
     def read() -> None:
-        while len(got) < HEADER.size + len(json.dumps(order.to_json())):
+        while len(got) < len(wire.encode(order.to_json())):
             got.extend(theirs.recv(1 << 20))
 
     reader = threading.Thread(target=read)
@@ -65,7 +64,7 @@ def test_an_order_larger_than_the_line_arrives_whole() -> None:
     assert Worker(ours).order(order)
     assert not ours.getblocking()
     reader.join()
-    assert json.loads(got[HEADER.size :]) == order.to_json()
+    assert wire.decode(bytes(got)[wire.HEADER.size :]) == order.to_json()
     ours.close()
     theirs.close()
 

@@ -9,9 +9,13 @@
 Creating files is the most expensive part of a short job: a folder is made only for output, and the
 record of a short attempt whose end is in the journal is reused for another.
 
+A record can vanish although its attempt began. Each shim therefore also adds a line to the file
+`begun` of the queue, usually on another file system, before its command begins.
+
 The end carries the number of its form. Shims of an older grn outlive an update, so all forms
-are read (`older_attempt_files.py`):
-1   files `lock`, `claim` and `exit` in the folder of the attempt
+are read:
+1   files `lock`, `claim` and `exit` in the folder of the attempt; the only one still written is a
+    claim that forbids a shim of this form to begin
 2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
 3   as now, but no end has `gpu_peak`
 4   as now
@@ -22,18 +26,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
 
-from grn.queue.local import older_attempt_files
-
 FORMAT = 4
 MAX_PEAK, MAX_PEAK_FILE = 1 << 50, 1 << 20
 FORBIDDEN = "forbidden"  # the claim of a queue
+_FORBIDDEN_1 = "queue"  # the same in form 1
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 
@@ -74,7 +80,7 @@ def begin(folder: str, claim: str, spare: str = "") -> int | None:
 
 def forbid(folder: str) -> bool:
     """Forbid an attempt to begin, to shims of any version; False when it has begun."""
-    if not older_attempt_files.forbid(folder):
+    if not _forbid_1(folder):
         return False
     try:
         fd = os.open(record_of(folder), _CREATE, 0o600)
@@ -89,16 +95,17 @@ def forbid(folder: str) -> bool:
 
 def is_locked(folder: str) -> bool:
     """True while the shim of this attempt lives."""
-    return _is_locked(record_of(folder)) or _is_locked(older_attempt_files.lock_of(folder))
+    return is_file_locked(record_of(folder)) or is_file_locked(os.path.join(folder, "lock"))
 
 
-def _is_locked(path: str) -> bool:
+def is_file_locked(path: str) -> bool:
+    """True while a process holds the lock of a file; a shared lock lets many ask at once."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -115,8 +122,8 @@ def read_claim(folder: str) -> str | None:
         with open(record_of(folder), "rb") as file:
             return file.readline().decode(errors="replace").rstrip("\n")
     except FileNotFoundError:
-        older = older_attempt_files.read_claim(folder)
-        return FORBIDDEN if older == older_attempt_files.FORBIDDEN else older
+        older = _read_claim_1(folder)
+        return FORBIDDEN if older == _FORBIDDEN_1 else older
 
 
 def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool) -> bytes:
@@ -149,7 +156,7 @@ def read_exit(folder: str, *, is_same_boot: bool = True) -> dict[str, Any] | Non
             last = b"".join(file.readlines()[-1:])
             found = exit_in(last[last.find(b"{") :])  # the claim before it may be damaged
     except FileNotFoundError:
-        return older_attempt_files.read_exit(folder)
+        return _read_exit_1(folder)
     except OSError:
         return None
     if found and "of" not in found and found.get("format") == 2:
@@ -164,6 +171,37 @@ def exit_in(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def note_begun(path: str, tag: str) -> None:
+    """Note that an attempt begins; on a full disk the record is the only evidence."""
+    with contextlib.suppress(OSError):
+        os.write(_opened(path), f"{tag}\n".encode())
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: str) -> int:
+    return os.open(path, _APPEND, 0o600)
+
+
+def keep_begun(path: str, tags: Iterable[str]) -> None:
+    """Drop the notes of all attempts but these: the others' ends are in the journal."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, _APPEND, 0o600)
+        try:
+            os.truncate(fd, 0)
+            os.write(fd, "".join(f"{tag}\n" for tag in tags).encode())
+        finally:
+            os.close(fd)
+
+
+def read_begun(path: str) -> set[str]:
+    """Return the attempts that are noted; none where the file cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return set(file.read().splitlines())
+    except OSError:
+        return set()
 
 
 def peak_file_of(folder: str) -> str:
@@ -244,3 +282,39 @@ def _write_whole(fd: int, data: bytes) -> None:
     except OSError:
         os.ftruncate(fd, size)
         raise
+
+
+# --- form 1 -------------------------------------------------------------------------------
+
+
+def _forbid_1(folder: str) -> bool:
+    """Forbid a shim of form 1 to begin; False when it has begun."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        fd = os.open(os.path.join(folder, "claim"), _CREATE, 0o600)
+    except FileExistsError:
+        return _read_claim_1(folder) == _FORBIDDEN_1
+    try:
+        os.write(fd, _FORBIDDEN_1.encode())
+    finally:
+        os.close(fd)
+    return True
+
+
+def _read_claim_1(folder: str) -> str | None:
+    """Return the process that made the claim, None when there is none."""
+    try:
+        with open(os.path.join(folder, "claim"), errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _read_exit_1(folder: str) -> dict[str, Any] | None:
+    """Return how it ended, None when there is no end that can be read."""
+    try:
+        with open(os.path.join(folder, "exit"), "rb") as file:
+            record = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("format") == 1 else None

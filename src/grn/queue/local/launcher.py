@@ -18,8 +18,7 @@ from grn.proc import services, spawn, terminate
 from grn.queue.job import EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders
-from grn.queue.local.channel import MAX_SAID
-from grn.queue.local.order import StartOrder, StopOrder
+from grn.queue.local.channel import MAX_SAID, StartOrder, StopOrder
 from grn.queue.local.recovery import Recovery
 from grn.queue.local.workers import LaunchSettings, LaunchTask, Postponed, Record, Spares, Worker
 from grn.queue.site import Attempt, Found, SiteListener

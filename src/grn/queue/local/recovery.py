@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 
 from grn.errors import MachineError
 from grn.model.job import Holder
-from grn.proc import pidfd, services
+from grn.proc import pidfd, processes, services
+from grn.proc.tree import Process
 from grn.proc.watch import Watches
 from grn.queue import finish
 from grn.queue.job import AttemptFate
 from grn.queue.local import attempt_files as folders
-from grn.queue.local import evidence
-from grn.queue.local.evidence import Evidence
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt, Found
 
@@ -25,6 +24,32 @@ LOOK_AGAIN_S = 0.001
 _OF_ITS_FILES = {  # errors that concern one attempt; the others concern the disk
     errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
 }  # fmt: skip
+
+
+class Evidence:
+    """Traces at one moment of attempts of this boot: their processes, notes of shims, output.
+
+    They decide whether an attempt without a record has begun: such an attempt must not run twice.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._noted = folders.read_begun(path)
+        self._alive: set[bytes] = set()  # tags of living processes
+        self._shims: dict[str, Process] = {}  # by the folder of the attempt
+        for one in processes.everyone():
+            self._alive |= services.tags_of(one.pid)
+            for folder in services.attempts_of(one.pid):
+                self._shims[folder] = one
+
+    def shim_of(self, folder: str) -> Process | None:
+        """Return the shim that holds the lock of a record, which may be removed."""
+        return self._shims.get(os.path.realpath(folder))
+
+    def has_begun(self, folder: str, tag: str) -> bool:
+        """True when an attempt is known to have begun."""
+        if tag in self._noted or f"{services.TAG}={tag}".encode() in self._alive:
+            return True
+        return any(os.path.exists(os.path.join(folder, name)) for name in ("log", "err"))
 
 
 class Recovery:
@@ -83,9 +108,7 @@ class Recovery:
         if self._has_begun(attempt):
             log.error("action=recover job=%d reason='its record is gone'", attempt.job)
             return AttemptFate.LOST
-        if (
-            claim is None
-        ):  # the first to make the record decides, a shim that is about to begin included
+        if claim is None:  # the first to make the record decides; a shim may be about to
             return AttemptFate.NOT_BEGUN if folders.forbid(self._settings.folder(attempt)) else None
         return None if is_locked else AttemptFate.NOT_BEGUN
 
@@ -141,4 +164,4 @@ class Recovery:
         """Shorten the list of begun attempts to these and the adopted ones."""
         self._evidence = None
         tags = map(self._settings.tag, [*busy, *self.adopted])
-        evidence.keep_only(self._settings.begun, tags)
+        folders.keep_begun(self._settings.begun, tags)

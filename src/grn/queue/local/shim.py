@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import ctypes  # noqa: F401 - loaded before we fork, for adopt_orphans
 import errno
-import fcntl
 import functools
 import os
 import select
+import signal
 import time
 
 from grn import wire
-from grn.client import frameworks, logs
+from grn.client import frameworks, gpu_environment, logs
 from grn.client.connection import connect, drive
 from grn.errors import GrnError
 from grn.proc import processes, spawn, terminate
 from grn.protocol.lease import bind_message
-from grn.queue.local import attempt_files, command, evidence, output_log
-from grn.queue.local.channel import Channel, listen_for_signals, read_some
-from grn.queue.local.order import StartOrder
-from grn.queue.local.termination import Termination
+from grn.queue.local import attempt_files, output_log
+from grn.queue.local.channel import Channel, StartOrder, read_some
+from grn.queue.local.termination import Termination, listen_for_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +35,16 @@ TAIL_BYTES = 64 << 10
 NOT_BEGUN = "ended before its command began"
 FULL_DISK_S = 0.2
 PIPE_READS = 16  # enough to empty the largest pipe
+_SHIM_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+class StartedCommand:
+    """A running command and its output pipes; no pipes if it has its own log."""
+
+    def __init__(self, pid: int, pipes: tuple[int, ...], log_start: int = 0) -> None:
+        self.pid = pid
+        self.pipes = pipes
+        self.log_start = log_start  # how long its log was before
 
 
 class Shim:
@@ -61,7 +70,7 @@ class Shim:
         if record is None:
             return b"\n"  # another shim has begun it, or a queue has forbidden it
         self._file = record
-        evidence.note(self._order.begun, self._order.tag)
+        attempt_files.note_begun(self._order.begun, self._order.tag)
         try:
             return self._run_claimed()
         finally:
@@ -86,7 +95,7 @@ class Shim:
 
     # --- starting ------------------------------------------------------------------------
 
-    def _start(self) -> command.StartedCommand | dict[str, Any]:
+    def _start(self) -> StartedCommand | dict[str, Any]:
         """Start the command under its lease, or return the record of one that did not begin."""
         pauses = spawn.pauses()
         while True:
@@ -94,15 +103,15 @@ class Shim:
             if self._stopping.why:
                 return {"status": None, "because": self._stopping.why, "text": NOT_BEGUN}
             if not is_leased:
-                return command.not_yet("its lease ended with its queue before it began")
+                return _not_yet("its lease ended with its queue before it began")
             try:
-                return command.start(self._order, self._environment)
+                return start_command(self._order, self._environment)
             except spawn.NotStarted as error:
                 if not error.is_passing:
-                    return command.not_started(error)
+                    return _not_runnable(error)
                 pause = next(pauses, None)
                 if pause is None:
-                    return command.not_yet(f"could not be started yet: {error.trouble}")
+                    return _not_yet(f"could not be started yet: {error.trouble}")
             self._pause(pause)
 
     def _is_leased(self) -> bool:
@@ -267,8 +276,8 @@ def serve(fd: int) -> None:
             channel.wait()
         elif isinstance(order, StartOrder):
             if order.new_environment is not None:
-                environments[order.environment_id] = command.meant(order.new_environment)
-            environment = environments[order.environment_id] | command.meant(order.extra)
+                environments[order.environment_id] = _meant(order.new_environment)
+            environment = environments[order.environment_id] | _meant(order.extra)
             channel.say_done(run(order, environment, wake, channel))
             if terminate.has_children():  # a daemon that the command has started: not our tree
                 os._exit(0)
@@ -288,6 +297,55 @@ def run(order: StartOrder, environment: dict[str, str], wake: int, channel: Chan
         os._exit(1)
 
 
+def start_command(order: StartOrder, environment: dict[str, str]) -> StartedCommand:
+    """Start the command of an order in this environment; raise NotStarted."""
+    argv = [wire.meant(word) for word in order.argv]
+    opened: list[int] = []
+    mask = os.umask(order.umask)
+    try:
+        os.chdir(wire.meant(order.cwd))
+        opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        pipes: tuple[int, ...] = ()
+        log_start = 0
+        if order.log:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            opened.append(out_end := os.open(wire.meant(order.log), flags, 0o666))
+            err_end, log_start = out_end, os.fstat(out_end).st_size
+        else:
+            out, out_end = os.pipe()
+            opened += (out, out_end)
+            err, err_end = os.pipe()
+            opened += (err, err_end)
+            pipes = (out, err)
+        environment = gpu_environment.for_command(order.lease, order.visible, environment)
+        files = (null, out_end, err_end)
+        pid = spawn.command(argv, environment, files, _SHIM_SIGNALS, setsid=True)
+        opened = [fd for fd in opened if fd not in pipes]
+    except OSError as error:
+        raise spawn.not_started(argv, error) from error
+    finally:
+        os.umask(mask)
+        for fd in opened:
+            os.close(fd)
+    return StartedCommand(pid, pipes, log_start)
+
+
+def _meant(environment: dict[str, str]) -> dict[str, str]:
+    """Decode an environment."""
+    return {wire.meant(name): wire.meant(value) for name, value in environment.items()}
+
+
+def _not_runnable(error: spawn.NotStarted) -> dict[str, Any]:
+    """Return the exit record of a command that could not start, with a shell's status."""
+    plain = error.trouble.encode("utf-8", "backslashreplace").decode()
+    return {"status": error.status, "because": "not-runnable", "text": plain}
+
+
+def _not_yet(why: str) -> dict[str, Any]:
+    """Return the exit record of a command that is to start later."""
+    return {"status": None, "because": "not-started", "text": why}
+
+
 @functools.lru_cache(maxsize=1)
 def _identity(pid: int) -> str:
     """Return the identity of this process: pid and start time."""
@@ -299,15 +357,6 @@ def _identity(pid: int) -> str:
 def _is_held(lock_path: str) -> bool:
     """True while the queue lives: it persists the end, so the shim need not sync it."""
     try:
-        fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return attempt_files.is_file_locked(lock_path)
     except OSError:  # no locks there: unknown
         return False
-    finally:
-        os.close(fd)
-    return False

@@ -6,13 +6,13 @@ command started, and processes of other attempts, are left alone.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
 from grn.proc import processes, services, terminate
 from grn.proc.tree import Escalation
-from grn.queue.local.channel import Channel, read_some
-from grn.queue.local.order import StartOrder, StopOrder
+from grn.queue.local.channel import Channel, StartOrder, StopOrder, read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 LEFTOVER_S = 1.0  # for leftover processes to end by themselves
 KILL_AGAIN_S = 0.2
+
+
+def listen_for_signals() -> int:
+    """Turn signals into bytes on a pipe: TERM stops the command, USR1 kills it at once."""
+    terminate.adopt_orphans()
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wake_end, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    return wake
 
 
 class Termination:

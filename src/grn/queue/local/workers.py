@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import os
 import socket
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from grn import wire
 from grn.queue.journal.rows import Command
-from grn.queue.local import attempt_files, evidence
-from grn.queue.local.channel import HEADER
-from grn.queue.local.order import StartOrder, StopOrder
+from grn.queue.local import attempt_files
+from grn.queue.local.channel import StartOrder, StopOrder
 from grn.queue.site import Attempt
 
 SEND_S = 5.0
@@ -31,8 +31,8 @@ class LaunchSettings:
 
     @property
     def begun(self) -> str:
-        """The file that lists attempts that began."""
-        return evidence.path_beside(self.queue_lock)
+        """The file in which shims note the attempts they begin."""
+        return os.path.join(os.path.dirname(self.queue_lock), "begun")
 
     def folder(self, attempt: Attempt) -> str:
         """Return the folder of an attempt's files."""
@@ -64,8 +64,7 @@ class Worker:
 
     def order(self, order: StartOrder | StopOrder) -> bool:
         """Send an order; False when the worker is gone."""
-        body = json.dumps(order.to_json()).encode()
-        data = HEADER.pack(len(body)) + body
+        data = wire.encode(order.to_json())
         try:
             sent = self._send_some(data)
             if sent < len(data):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from grn.proc import services
-from grn.queue.local import order
-from grn.queue.local.order import StartOrder, StopOrder
+from grn.queue.local import channel
+from grn.queue.local.channel import StartOrder, StopOrder
 
 FULL = StartOrder(
     folder="/jobs/0/1.1", argv=("true", "\udcff"), cwd="/", environment_id=7,
@@ -17,7 +17,7 @@ FULL = StartOrder(
 
 
 def sent(given: StartOrder | StopOrder) -> StartOrder | StopOrder:
-    return order.from_json(json.loads(json.dumps(given.to_json())))
+    return channel.from_json(json.loads(json.dumps(given.to_json())))
 
 
 def fields(given: StartOrder | StopOrder) -> dict[str, object]:
@@ -47,6 +47,6 @@ def test_a_shim_reads_orders_of_an_older_and_of_a_newer_queue() -> None:
     """The forker is started again from the code on disk, which an update may have replaced."""
     message = {**FULL.to_json(), "priority": 3, "new": {"7": {}}}
     del message["log"]
-    got = order.from_json(message)
+    got = channel.from_json(message)
     assert isinstance(got, StartOrder)
     assert (got.log, got.lease) == ("", "lease")
