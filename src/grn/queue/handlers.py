@@ -1,6 +1,6 @@
-"""Handlers of client messages, and their table.
+"""Handlers of client messages, and their table; every decision about jobs is the engine's.
 
-New jobs are accepted in submit_handlers.py; every decision about jobs is the engine's.
+New jobs are written first, then told to the engine, then answered.
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grn.daemon.connection import Verbs
-from grn.errors import UnknownJob, UsageError
+from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
+from grn.model.units import show_size
 from grn.protocol import queue_requests
-from grn.queue import submit_handlers
-from grn.queue.events import (
-    CancelAsked,
-    DrainAsked,
-    HoldAsked,
-    MoveAsked,
-)
-from grn.queue.job import JobState
-from grn.queue.journal.rows import BadRow
-from grn.queue.server import QueuePeer, numbers
+from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, MoveAsked, Submitted
+from grn.queue.job import After, JobSpec, JobState
+from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.loop import QueueLoop
+from grn.queue.server import Changes, Ends, QueuePeer, numbers
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
-_TOGETHER_S = 0.005
-_BEGIN_S = 0.05
+MAX_QUEUED = 1_000_000
 _STATES = {
     "queued": "(state = 'queued' AND NOT is_held)",
     "held": "(state = 'queued' AND is_held)",
@@ -44,11 +40,37 @@ _REASONS = {reason.value for reason in JOB_OUTCOMES}
 _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
 
 
+def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
+    """Accept new jobs, all or none."""
+    peer.server.hold()
+    if _is_known(peer, message.id, message.key, len(message.jobs)):
+        return
+    queue_requests.check_words(message)
+    peer.loop.catch_up()  # a job it depends on may have ended just now
+    _check_disk(peer.loop)
+    after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
+    ends = _ends_of(peer.loop, after)
+    submitter = peer.tie() if message.tied else ""
+    jobs = [_new_job(message, wanted, after, submitter) for wanted in message.jobs]
+    first = _accept(peer.loop, message.key, jobs, ends, message.held)
+    _tell_accepted(peer, message.id, first, len(jobs), is_new=True)
+
+
+def retry(peer: QueuePeer, message: queue_requests.RetryRequest) -> None:
+    """Submit ended jobs again."""
+    peer.server.hold()
+    if _is_known(peer, message.id, message.key, len(message.jobs)):
+        return
+    jobs = [_again(peer, job_id) for job_id in message.jobs]
+    first = _accept(peer.loop, message.key, jobs, {})
+    _tell_accepted(peer, message.id, first, len(jobs))
+
+
 def wait(peer: QueuePeer, message: queue_requests.WaitRequest) -> None:
     """Answer once for each job, as it ends; the client counts."""
     ends = Ends(peer, message.id)
     for job_id in message.jobs:
-        if job_id in peer.loop.engine.jobs or not _end_of(peer, job_id)["reason"]:
+        if job_id in peer.loop.engine.jobs or not peer.end_of(job_id)["reason"]:
             # Its end may not be on disk yet.
             peer.wait_for(job_id, ends.tell)
         else:
@@ -66,7 +88,7 @@ def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
     loop = peer.loop
     for job_id in message.jobs:
         if job_id not in loop.engine.jobs:
-            peer.row(job_id)  # raises when there is no such job
+            peer.state(job_id)  # raises when there is no such job
     alive = [job for job in message.jobs if job in loop.engine.jobs]
     if message.queued:
         alive = [job for job in alive if loop.engine.jobs[job].state is JobState.QUEUED]
@@ -122,25 +144,24 @@ def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     """List jobs: running, then queued, then ended."""
     rows: list[dict[str, Any]] = []
     where, values = _where(message)
-    journal = peer.loop.journal
+    read = peer.server.rows
     if message.which in ("alive", "all"):
         order = "priority DESC, place"
         for state in ("state IN ('starting','running','stopping')", "state = 'queued'"):
             left = message.most - len(rows)
-            rows += journal.rows(f"{state}{where}", values, order, left) if left else []
+            rows += read(f"{state}{where}", values, order, left) if left else []
     if message.which in ("ended", "all") and len(rows) < message.most:
         sql = f"state = 'ended' AND jobs.ended_at >= ?{where}"
         left = message.most - len(rows)
-        rows += journal.rows(sql, [message.since, *values], "jobs.ended_at DESC", left)
-    shown = [peer.server.shown(row) for row in rows]
+        rows += read(sql, [message.since, *values], "jobs.ended_at DESC", left)
     if message.states:
-        shown = [row for row in shown if _matches(row, message.states)]
-    peer.send(message.id, {"jobs": shown, "counts": peer.server.counts()})
+        rows = [row for row in rows if {row["state"], row["reason"]} & set(message.states)]
+    peer.send(message.id, {"jobs": rows, "counts": peer.server.counts()})
 
 
 def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
     """Show one job with its attempts; of its environment only the names."""
-    row = peer.server.shown(peer.row(message.job))
+    row = peer.row(message.job)
     row["attempts"] = peer.loop.journal.attempts(message.job)
     for one in row["attempts"]:
         one["gpus"] = numbers(one["gpus"])
@@ -183,8 +204,8 @@ def _fresh(verb: Callable[[QueuePeer, Any], None]) -> Callable[[QueuePeer, Any],
 
 
 VERBS: Verbs = {
-    queue_requests.SubmitRequest: submit_handlers.submit,
-    queue_requests.RetryRequest: submit_handlers.retry,
+    queue_requests.SubmitRequest: submit,
+    queue_requests.RetryRequest: retry,
     queue_requests.ListRequest: _fresh(listing),
     queue_requests.ShowRequest: _fresh(show),
     queue_requests.NamesRequest: names,
@@ -208,78 +229,105 @@ def _note(peer: QueuePeer, verb: str, jobs: Sequence[int] = ()) -> None:
     log.info("action=%s uid=%d count=%d jobs=%s", verb, peer.uid, len(jobs), some)
 
 
-class Ends:
-    """The ends that one client waits for: the first is sent at once, close ones together.
-
-    Otherwise many short jobs would wake the client for each, at the expense of the next job.
-    """
-
-    def __init__(self, peer: QueuePeer, message_id: int) -> None:
-        self._peer = peer
-        self._message_id = message_id
-        self._untold: list[dict[str, Any]] = []
-        self._is_pausing = False
-
-    def tell(self, job_id: int) -> None:
-        """Send the end of a job, now or in a moment."""
-        self._untold.append({"ended": _end_of(self._peer, job_id)})
-        if not self._is_pausing:
-            self._tell_all()
-
-    def _tell_all(self) -> None:
-        self._is_pausing = bool(self._untold)
-        if self._untold:
-            self._peer.talk.send_all(self._message_id, self._untold)
-            self._untold = []
-            asyncio.get_running_loop().call_later(_TOGETHER_S, self._tell_all)
+def _is_known(peer: QueuePeer, message_id: int, key: str, count: int) -> bool:
+    """Answer a repeated submit as accepted, whatever has changed since."""
+    first = peer.loop.journal.first_of(key)
+    if first is not None:
+        _tell_accepted(peer, message_id, first, count)
+    return first is not None
 
 
-class Changes:
-    """Changes of the jobs that one client watches: close changes are sent in one message."""
-
-    def __init__(self, peer: QueuePeer, message_id: int) -> None:
-        self._peer = peer
-        self._message_id = message_id
-        self._untold: dict[int, float] = {}  # job -> when to send its change
-
-    def tell(self, job_id: int) -> None:
-        """Send a job's state in a moment; of several changes until then the latest counts.
-
-        A start can wait a little longer: a short job has ended by then.
-        """
-        job = self._peer.loop.engine.jobs.get(job_id)
-        has_begun = job is not None and job.state is not JobState.QUEUED
-        pause_s = _BEGIN_S if has_begun else _TOGETHER_S
-        due = self._peer.loop.now() + pause_s
-        if job_id not in self._untold or due < self._untold[job_id]:
-            if due < min(self._untold.values(), default=due + 1):
-                asyncio.get_running_loop().call_later(pause_s, self._tell_what_is_due)
-            self._untold[job_id] = due
-
-    def _tell_what_is_due(self) -> None:
-        now, journal = self._peer.loop.now(), self._peer.loop.journal
-        due = [job for job, at in self._untold.items() if at <= now + _TOGETHER_S / 2]
-        for job in due:
-            del self._untold[job]
-        if due:
-            rows = [journal.progress_of(job) or {"id": job, "state": "unknown"} for job in due]
-            self._peer.talk.send_all(self._message_id, [{"progress": row} for row in rows])
-        if self._untold:
-            next_s = max(0.0, min(self._untold.values()) - now)
-            asyncio.get_running_loop().call_later(next_s, self._tell_what_is_due)
+def _tell_accepted(
+    peer: QueuePeer, message_id: int, first: int, count: int, *, is_new: bool = False
+) -> None:
+    trouble = peer.server.trouble
+    peer.send(message_id, {"first": first, "count": count, "trouble": trouble})
+    peer.watch(range(first, first + count), is_new=is_new)
 
 
-def _end_of(peer: QueuePeer, job_id: int) -> dict[str, Any]:
-    ended = peer.loop.journal.end_of(job_id)
-    if ended is None:
-        raise UnknownJob(f"there is no job {job_id}.", "See `grn ls`.")
-    return ended
+def _accept(
+    loop: QueueLoop, key: str, jobs: list[NewJob], ends: dict[int, bool], is_held: bool = False
+) -> int:
+    """Persist jobs and pass them to the engine; return the id of the first."""
+    _check_disk(loop)
+    if len(loop.engine.jobs) + len(jobs) > MAX_QUEUED:
+        raise UsageError(f"not accepted: {MAX_QUEUED} jobs are queued at the most.")
+    for job in jobs:
+        _check_fits(job.spec, loop.leases.gpu_bytes)
+    first, is_new = loop.journal.submit(key, jobs, is_held)
+    if is_new:
+        specs = tuple(replace(job.spec, id=first + place) for place, job in enumerate(jobs))
+        loop.tell_now(Submitted(loop.now(), specs, tuple(ends.items()), is_held))
+    return first
+
+
+def _check_disk(loop: QueueLoop) -> None:
+    if loop.trouble:
+        raise MachineError(
+            f"not accepted: {loop.trouble}",
+            "Running jobs go on. Make room on that disk, or look for its errors in `dmesg`.",
+        )
+
+
+def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
+    """Refuse a job that this machine can never run; the negotiator would refuse it only later."""
+    if not gpu_bytes:
+        return
+    if spec.gpus > len(gpu_bytes):
+        text = f"{spec.gpus} GPUs are asked for and {len(gpu_bytes)} are managed."
+        raise NeverFits(text, "Ask for fewer.")
+    largest = gpu_bytes[spec.gpus - 1]
+    if spec.mem_bytes is not None and spec.mem_bytes > largest:
+        where = "the largest GPU has" if spec.gpus == 1 else f"{spec.gpus} GPUs have at most"
+        text = f"{show_size(spec.mem_bytes)} of memory are asked for and {where}"
+        raise NeverFits(f"{text} {show_size(largest)}.", "Ask for less memory per GPU.")
+
+
+def _ends_of(loop: QueueLoop, after: tuple[After, ...]) -> dict[int, bool]:
+    """Return whether each ended dependency succeeded."""
+    asked = {one.job for one in after}
+    alive = asked & loop.engine.jobs.keys()
+    ends = loop.journal.ended_well(asked - alive)
+    unknown = asked - alive - ends.keys()
+    if unknown:
+        raise UnknownJob(f"there is no job {min(unknown)} to come after.", "See `grn ls`.")
+    return ends
+
+
+def _new_job(
+    message: queue_requests.SubmitRequest,
+    wanted: queue_requests.Wanted,
+    after: tuple[After, ...],
+    submitter: str,
+) -> NewJob:
+    spec = JobSpec(
+        0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
+        message.priority, after, message.retry, message.requeue, message.group, submitter,
+        message.fail_fast, "pack" if message.policy == "pack" else "",
+    )  # fmt: skip
+    command = Command(
+        tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,
+        message.time_limit_s, log=wanted.log,
+    )  # fmt: skip
+    return NewJob(command, spec, wanted.extra, wanted.args, wanted.code or "")
+
+
+def _again(peer: QueuePeer, job_id: int) -> NewJob:
+    state = peer.state(job_id)
+    if state != "ended":
+        raise UsageError(f"job {job_id} has not ended: it is {state}.")
+    try:
+        return peer.loop.journal.submitted_again(job_id)
+    except BadRow as error:
+        raise MachineError(
+            f"job {job_id} cannot be run again: {error}.", "Submit it anew."
+        ) from error
 
 
 def _check_queued(peer: QueuePeer, jobs: list[int]) -> None:
     for job_id in jobs:
         job = peer.loop.engine.jobs.get(job_id)
-        state = job.state.value if job is not None else peer.row(job_id)["state"]
+        state = job.state.value if job is not None else peer.state(job_id)
         if state != "queued":
             raise UsageError(f"job {job_id} is not queued any more: it is {state}.")
 
@@ -287,7 +335,7 @@ def _check_queued(peer: QueuePeer, jobs: list[int]) -> None:
 def _meant(peer: QueuePeer, name: str) -> int:
     """Return the job of that id, else the only unended job whose id begins so."""
     jobs = peer.loop.engine.jobs
-    if int(name) in jobs or peer.loop.journal.end_of(int(name)):
+    if int(name) in jobs or peer.loop.journal.state_of(int(name)) is not None:
         return int(name)
     found = [job for job in jobs if str(job).startswith(name)]
     if len(found) == 1:
@@ -319,7 +367,3 @@ def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]
     return where, values
-
-
-def _matches(row: dict[str, Any], states: list[str]) -> bool:
-    return row["state"] in states or row["reason"] in states

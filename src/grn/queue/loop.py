@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from grn.model.job import Holder
+from grn.proc import pidfd, processes
+from grn.proc.watch import Watches
 from grn.protocol.lease import Grant
 from grn.queue import finish
 from grn.queue.engine import QueueEngine
@@ -50,11 +55,50 @@ from grn.queue.journal.rows import BadRow
 from grn.queue.leases import Leases
 from grn.queue.notifications import Hooks, Notifications
 from grn.queue.site import Attempt, Site, SiteListener
-from grn.queue.submitters import Submitters
 
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
 LAZY_S = 0.004
+
+
+class Submitters:
+    """The processes that jobs are tied to: known by pid and start time, watched by pidfd.
+
+    Their connection is no evidence: a forked child may keep it open for ever.
+    """
+
+    def __init__(self, boot: str, on_gone: Callable[[str], None]) -> None:
+        self._boot = boot
+        self._on_gone = on_gone
+        self._watches = Watches(on_gone)
+
+    def watch_peer(self, connection: socket.socket) -> str:
+        """Watch the process that opened a connection; return its name.
+
+        Raise ConnectionError when it has ended.
+        """
+        pid, _ = pidfd.credentials(connection)
+        fd = pidfd.of_peer(connection, pid)
+        found = processes.look(pid)
+        if found is None or pidfd.has_ended(fd):  # checked last: the pid was this process's
+            os.close(fd)
+            raise ConnectionResetError("the process at the other end has ended")
+        name = f"{self._boot} {pid} {found.started_ticks}"
+        self._watches.add(name, fd)
+        return name
+
+    def watch(self, name: str) -> None:
+        """Watch a process from before a restart of the queue; report at once if it is gone."""
+        boot, pid, ticks = name.split(" ")
+        fd = pidfd.open_pidfd(Holder(int(pid), int(ticks))) if boot == self._boot else None
+        if fd is None:
+            self._on_gone(name)
+        else:
+            self._watches.add(name, fd)
+
+    def close(self) -> None:
+        """Stop watching all."""
+        self._watches.close()
 
 
 class QueueLoop:

@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 from grn.client import trust
 from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.model.tag import tag_of
 from grn.protocol import queue_requests
-from grn.queue.job import JobView
+from grn.queue.job import JobState, JobView
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
 from grn.queue.subscribers import QueueSubscribers
@@ -25,6 +26,8 @@ from grn.queue.subscribers import QueueSubscribers
 log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 MAX_REQUEST_BYTES = 32 << 20
+_TOGETHER_S = 0.005
+_BEGIN_S = 0.05
 
 
 class QueueServer:
@@ -43,7 +46,6 @@ class QueueServer:
         self.stop = stop
         self.hold = hold  # raises when another process is this user's queue
         self.followers = QueueSubscribers(loop, self)
-        self.connections = 0
         most = 8 * MAX_REQUEST_BYTES  # its one client is the user who runs it
         manners = ConnectionSettings(
             "queue", queue_requests.read, verbs, MAX_REQUEST_BYTES, DEADLINE_S, most, most
@@ -54,16 +56,11 @@ class QueueServer:
         """Make the protocol of one new connection."""
         return self._service.talk()
 
-    @property
-    def is_idle(self) -> bool:
-        """True when no job is left and all connected clients only read."""
-        return self.connections == len(self.followers) and not self.loop.engine.jobs
-
     def rows(self, where: str, values: list[Any], order: str, most: int) -> list[dict[str, Any]]:
         """Return jobs of the journal as rows for people."""
-        return [self.shown(row) for row in self.loop.journal.rows(where, values, order, most)]
+        return [self._shown(row) for row in self.loop.journal.rows(where, values, order, most)]
 
-    def shown(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _shown(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the journal for people."""
         job = self.loop.engine.jobs.get(row["id"])
         row["argv"] = _listed(row["argv"], [row["argv"]])
@@ -72,7 +69,6 @@ class QueueServer:
         for name in ("is_exclusive", "may_requeue", "is_held"):
             row[name] = bool(row[name])
         row["group"] = row.pop("group_name")
-        row.pop("policy")
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
@@ -108,12 +104,6 @@ class QueueServer:
         }
 
 
-class ChangeTeller(Protocol):
-    """Sends a client the changes of jobs."""
-
-    def tell(self, job_id: int) -> None: ...
-
-
 class QueuePeer:
     """One client of this user, and the jobs whose ends it waits for."""
 
@@ -125,10 +115,9 @@ class QueuePeer:
         self.follows = False
         self._is_lost = False
         self._waits: list[tuple[int, Callable[[int], None]]] = []
-        self.changes: ChangeTeller | None = None  # once this client watches jobs
+        self.changes: Changes | None = None  # once this client watches jobs
         self._connection = connection
         self.uid = trust.user_of(connection)
-        server.connections += 1
         doubt = _doubt(self.uid, connection)
         if doubt is not None:
             talk.turn_away(doubt)
@@ -152,7 +141,6 @@ class QueuePeer:
     def lost(self) -> None:
         """Drop the client's waits; its jobs are unaffected."""
         self._is_lost = True
-        self.server.connections -= 1
         if self.follows:
             self.server.followers.remove(self.talk)
         for job, waiter in self._waits:
@@ -186,11 +174,83 @@ class QueuePeer:
             raise DaemonError(f"not accepted: {error}.") from error
 
     def row(self, job: int) -> dict[str, Any]:
-        """Return the row of a job, ended or not."""
-        rows = self.loop.journal.rows("jobs.id = ?", [job], "jobs.id", 1)
-        if not rows:
-            raise UnknownJob(f"there is no job {job}.", "See `grn ls`.")
-        return rows[0]
+        """Return a job, ended or not, as a row for people."""
+        rows = self.server.rows("jobs.id = ?", [job], "jobs.id", 1)
+        return rows[0] if rows else _unknown(job)
+
+    def state(self, job: int) -> str:
+        """Return the state of a job, ended or not, as the journal has it."""
+        found = self.loop.journal.state_of(job)
+        return _unknown(job) if found is None else found
+
+    def end_of(self, job: int) -> dict[str, Any]:
+        """Return how a job ended."""
+        return self.loop.journal.end_of(job) or _unknown(job)
+
+
+class Ends:
+    """The ends that one client waits for: the first is sent at once, close ones together.
+
+    Otherwise many short jobs would wake the client for each, at the expense of the next job.
+    """
+
+    def __init__(self, peer: QueuePeer, message_id: int) -> None:
+        self._peer = peer
+        self._message_id = message_id
+        self._untold: list[dict[str, Any]] = []
+        self._is_pausing = False
+
+    def tell(self, job_id: int) -> None:
+        """Send the end of a job, now or in a moment."""
+        self._untold.append({"ended": self._peer.end_of(job_id)})
+        if not self._is_pausing:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._is_pausing = bool(self._untold)
+        if self._untold:
+            self._peer.talk.send_all(self._message_id, self._untold)
+            self._untold = []
+            asyncio.get_running_loop().call_later(_TOGETHER_S, self._tell_all)
+
+
+class Changes:
+    """Changes of the jobs that one client watches: close changes are sent in one message."""
+
+    def __init__(self, peer: QueuePeer, message_id: int) -> None:
+        self._peer = peer
+        self._message_id = message_id
+        self._untold: dict[int, float] = {}  # job -> when to send its change
+
+    def tell(self, job_id: int) -> None:
+        """Send a job's state in a moment; of several changes until then the latest counts.
+
+        A start can wait a little longer: a short job has ended by then.
+        """
+        job = self._peer.loop.engine.jobs.get(job_id)
+        has_begun = job is not None and job.state is not JobState.QUEUED
+        pause_s = _BEGIN_S if has_begun else _TOGETHER_S
+        due = self._peer.loop.now() + pause_s
+        if job_id not in self._untold or due < self._untold[job_id]:
+            if due < min(self._untold.values(), default=due + 1):
+                asyncio.get_running_loop().call_later(pause_s, self._tell_what_is_due)
+            self._untold[job_id] = due
+
+    def _tell_what_is_due(self) -> None:
+        now, journal = self._peer.loop.now(), self._peer.loop.journal
+        due = [job for job, at in self._untold.items() if at <= now + _TOGETHER_S / 2]
+        for job in due:
+            del self._untold[job]
+        if due:
+            rows = [journal.progress_of(job) or {"id": job, "state": "unknown"} for job in due]
+            self._peer.talk.send_all(self._message_id, [{"progress": row} for row in rows])
+        if self._untold:
+            next_s = max(0.0, min(self._untold.values()) - now)
+            asyncio.get_running_loop().call_later(next_s, self._tell_what_is_due)
+
+
+def _unknown(job: int) -> NoReturn:
+    raise UnknownJob(f"there is no job {job}.", "See `grn ls`.")
 
 
 def _doubt(uid: int, connection: socket.socket) -> GrnError | None:

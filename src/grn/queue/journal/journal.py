@@ -219,13 +219,30 @@ class Journal:
 
     def command(self, job_id: int) -> Command:
         """Return the command of a job; raise BadRow when its checksum does not match."""
-        row = self._submitted(job_id)
+        return self._command(self._submitted(job_id))
+
+    def _command(self, row: dict[str, Any]) -> Command:
         environment = row["environment"]
         return Command(
             tuple(json.loads(row["argv"])), row["cwd"], self._environment(environment),
             row["umask"], row["name"], row["notify"], row["time_limit_s"],
             json.loads(row["extra"]), environment, row["log"],
         )  # fmt: skip
+
+    def submitted_again(self, job_id: int) -> NewJob:
+        """Return a job as a new one, tied to no process and after no job; raise BadRow.
+
+        It has its present priority, and no code: its script may have been mended since.
+        """
+        row = self._submitted(job_id)
+        ((priority,),) = self._disk.read("SELECT priority FROM jobs WHERE id = ?", (job_id,))
+        spec = replace(
+            rows.spec(row, priority if isinstance(priority, int) else 0, {}),
+            id=0, after=(), submitter="", is_fail_fast=False,
+        )  # fmt: skip
+        return NewJob(
+            self._command(row), spec, json.loads(row["extra"]), json.loads(row["arguments"])
+        )
 
     def _submitted(self, job_id: int) -> dict[str, Any]:
         found = self._disk.read(f"SELECT {rows.SUBMITTED} FROM jobs WHERE id = ?", (job_id,))
@@ -237,6 +254,11 @@ class Journal:
         """Return the command to run when a job has ended; raise BadRow when it is damaged."""
         ((notify,),) = self._disk.read("SELECT notify FROM jobs WHERE id = ?", (job_id,)) or [("",)]
         return str(self._submitted(job_id)["notify"]) if notify else ""
+
+    def state_of(self, job_id: int) -> str | None:
+        """Return the state of a job, None when there is no such job; a damaged one has ended."""
+        found = self._disk.read("SELECT state FROM jobs WHERE id = ?", (job_id,))
+        return next((one if isinstance(one, str) else "ended" for (one,) in found), None)
 
     def end_of(self, job_id: int) -> dict[str, Any] | None:
         """Return how a job ended, None when there is no such job."""

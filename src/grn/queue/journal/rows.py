@@ -51,7 +51,7 @@ SHOWN = (
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
     " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
     " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s,"
-    " group_name, log, policy"
+    " group_name, log"
 )
 PROGRESS = (
     "jobs.id, state, is_held, jobs.attempt, tries_left, memory_attempt, jobs.reason,"
@@ -85,7 +85,7 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
     "ended_at": (_NUMBER, None), "lease": (str, None), "gpus": (str, None),
     "reserved_bytes": (int, None), "peak_bytes": (int, None), "ran_s": (_NUMBER, None),
     "began_at": (_NUMBER, None), "resident_bytes": (int, None), "group_name": (str, ""),
-    "policy": (str, ""), "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
+    "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
     "attempt_reason": (str, None), "attempt_text": (str, None), "attempt_status": (int, None),
     "attempt_signal": (int, None),
 }  # fmt: skip
@@ -165,8 +165,7 @@ def kept(
     count = len(_SUBMITTED) + len(_GROUP) + 1
     state, state_sum = row[count:-2], row[-2]
     try:
-        spec = _spec(submitted(row[:count]), state[5], texts)
-        return _kept(spec, state, state_sum)
+        return _kept(spec(submitted(row[:count]), state[5], texts), state, state_sum)
     except BadRow:
         is_state_good = is_intact(state_sum, state)
         return _damaged(row[0], state, is_state_good, latest_attempt(row[0]))
@@ -187,7 +186,8 @@ def _kept(spec: JobSpec, state: tuple[Any, ...], stored: object) -> Kept:
     )  # fmt: skip
 
 
-def _spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
+def spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
+    """Return what the engine needs of a job; `texts` shares equal texts between jobs."""
     after = json.loads(row["after"]) if row["after"] else ()
     job_type, label = row["job_type"], row["label"]
     return JobSpec(
