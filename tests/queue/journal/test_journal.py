@@ -184,6 +184,31 @@ def test_a_command_is_read_as_it_was_submitted(journals: Journals) -> None:
 # --- environments --------------------------------------------------------------------------
 
 
+def test_a_job_is_submitted_again_as_a_new_one_of_its_own(journals: Journals) -> None:
+    journal = journals()
+    first = submit(journal, a_job("sleep", "1"))
+    spec = {
+        "gpus": 2, "mem_bytes": 1 << 30, "is_exclusive": True, "priority": 1, "retries": 3,
+        "may_requeue": True, "group": "g", "policy": "pack", "after": (After(first),),
+        "submitter": "boot 1 2", "is_fail_fast": True,
+    }  # fmt: skip
+    given = a_job("train", name="n", extra={"X": "1"}, arguments={"lr": 0.1}, **spec)
+    job_id = submit(journal, replace(given, code="fingerprint"))
+    journal.write([state(job_id, priority=7)])
+
+    again = journals().submitted_again(job_id)
+    alone = {"priority": 7, "after": (), "submitter": "", "is_fail_fast": False}
+    assert again.spec == replace(given.spec, **alone)
+    assert (again.extra, again.arguments, again.code) == ({"X": "1"}, {"lr": 0.1}, "")
+    assert again.command == journals().command(job_id)
+
+
+def test_a_state_is_told_of_jobs_that_are_known(journal: Journal) -> None:
+    first = submit(journal, a_job(), a_job())
+    journal.write([end(first)])
+    assert [journal.state_of(job) for job in (first, first + 1, 99)] == ["ended", "queued", None]
+
+
 def environments(journal: Journal) -> int:
     with sqlite3.connect(journal.path) as db:
         return int(db.execute("SELECT count(*) FROM environments").fetchone()[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -68,6 +69,13 @@ def test_the_lock_is_held_until_the_record_is_let_go(folder: str) -> None:
     assert attempt_files.is_locked(folder), "looking lets nobody's lock go"
     os.close(fd)
     assert not attempt_files.is_locked(folder)
+
+
+def test_two_that_look_at_once_do_not_take_each_other_for_the_holder(folder: str) -> None:
+    os.close(begun(folder))
+    with open(attempt_files.record_of(folder), "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not attempt_files.is_locked(folder)
 
 
 def test_looking_for_a_lock_makes_none(tmp_path: Path, folder: str) -> None:
