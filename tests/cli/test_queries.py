@@ -6,7 +6,7 @@ import os
 
 from grn.cli.report.period_page import MAX_FAILURES, page
 from grn.cli.report.usage import Period, count, inside, shares
-from grn.cli.web.queries import Facts
+from grn.cli.web import queries
 from grn.model.outcome import OutcomeKind
 from tests.cli.pictures import NOW, OTHER, a_job, a_lease, a_picture, an_end, an_ended_job
 
@@ -22,7 +22,7 @@ def a_past_job(id, **changes):
 def spans_of(past, **parts):
     picture = a_picture(**parts)
     picture.queue["origin"] = ORIGIN
-    return Facts().spans(picture, DAY.since, past)
+    return queries.spans(picture, DAY.since, past)
 
 
 def test_jobs_are_counted_and_not_the_leases_of_the_queue():
@@ -74,12 +74,11 @@ def test_a_report_says_what_it_leaves_out():
 
 
 def test_what_the_negotiator_has_forgotten_is_said():
-    facts = Facts()
     few = a_picture(ends=[an_end()])
     few.negotiator["started_at"] = DAY.since - 1
     many = a_picture(ends=[an_end(f"{n:08x}") for n in range(200)])
     many.negotiator["started_at"] = DAY.since + 60
 
-    assert facts.gaps(few, DAY.since) == []
-    assert "last 200 leases" in facts.gaps(many, DAY.since)[0]
-    assert "negotiator was started" in facts.gaps(many, DAY.since)[1]
+    assert queries.gaps(few, DAY.since) == []
+    assert "last 200 leases" in queries.gaps(many, DAY.since)[0]
+    assert "negotiator was started" in queries.gaps(many, DAY.since)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grn.cli.web.queries import Facts
+from grn.cli.web import queries
 from grn.client.connection import ask_once
 from grn.client.state_mirror import StateMirror
 from tests.harness import wait_for
@@ -19,7 +19,7 @@ def reason_of(job: int, queue: Queue) -> str:
 def page_of(watch: StateMirror) -> tuple[list[str], list[str]]:
     """Return the reasons in both tables of the page."""
     watch.wait(0.1)
-    now = Facts().now(watch.picture)
+    now = queries.now(watch.picture)
     return [row["why"] for row in now["waiting"]], [row["why"] for row in now["jobs"]]
 
 

@@ -31,7 +31,7 @@ Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator or queue, 4 impossible on t
 COMMANDS = {
     "start": ("grn.cli.commands.daemon:start", "Start the negotiator (in the foreground)."),
     "stop": ("grn.cli.commands.daemon:stop", "Stop the negotiator; running jobs go on."),
-    "run": ("grn.cli.commands.run:run", "Run commands beside a negotiator, started if need be."),
+    "run": ("grn.cli.commands.daemon:run", "Run commands beside a negotiator, started if need be."),
     "exec": ("grn.cli.commands.execute:execute", "Run one command when a GPU has room for it."),
     "select": (
         "grn.cli.commands.select:select",
@@ -57,7 +57,7 @@ COMMANDS = {
     "top": ("grn.cli.top.app:top", "Watch GPUs and jobs on one screen."),
     "gpus": ("grn.cli.commands.status:gpus", "Show the GPUs: memory used, reserved, free."),
     "ps": ("grn.cli.commands.status:ps", "Show what runs and what waits, and why."),
-    "why": ("grn.cli.commands.why:why", "Explain why a job waits, or where it runs."),
+    "why": ("grn.cli.commands.status:why", "Explain why a job waits, or where it runs."),
     "shares": ("grn.cli.commands.status:shares", "Show what users have had of the GPUs lately."),
     "events": ("grn.cli.commands.events:events", "Print what happens, as JSON lines."),
     "metrics": ("grn.cli.commands.events:metrics", "Print numbers for Prometheus."),
@@ -71,7 +71,7 @@ COMMANDS = {
         "Replay a workload on GPUs that you do not have.",
     ),
     "web": ("grn.cli.web.command:web", "Show it all as a page, on this machine only."),
-    "report": ("grn.cli.commands.report:report", "Write a period or a sweep as one HTML file."),
+    "report": ("grn.cli.report.command:report", "Write a period or a sweep as one HTML file."),
     "demo": ("grn.cli.commands.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
     "doctor": ("grn.cli.commands.doctor:doctor", "Check this machine and say what to do."),
     "completion": ("grn.cli.commands.doctor:completion", "Print the shell completion script."),

@@ -1,4 +1,4 @@
-"""Options that several commands share: what a job needs of the GPUs.
+"""Options that several commands share: what a job needs of the GPUs, how many rows to print.
 
 `grn submit` reads the same table through argparse, so click is imported only when used.
 """
@@ -56,3 +56,13 @@ def needs(
         return command
 
     return add
+
+
+def most(usual: int = 50, largest: int | None = None) -> Callable[[Any], Any]:
+    """Add `-n`, the number of rows that a listing prints, to a click command."""
+    import click
+
+    return click.option(
+        "-n", "most", type=click.IntRange(1, largest), default=usual, metavar="N",
+        help=f"So many at the most; {usual} if not given.",
+    )  # fmt: skip

@@ -1,19 +1,26 @@
-"""Commands that print what happens for programs: events as JSON lines, metrics for Prometheus."""
+"""Commands that follow both daemons: events as JSON lines, metrics, `grn gpus --watch`."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
+from collections.abc import Sequence
+from typing import TextIO
 
 import click
 
 from grn.cli.output import metrics as numbers
+from grn.cli.output.terminal import is_ascii
+from grn.cli.top import draw, screen
 from grn.client.state_mirror import NEGOTIATOR, StateMirror
 from grn.errors import DaemonNotRunning
-from grn.paths import own_socket
+from grn.paths import own_socket, user_name
 
 PATIENCE_S = 10.0
+GPUS_PACE_S = 1.0
 NAMES = (
     "snapshot", "granted", "lease", "ended", "freed", "waiting", "withdrawn", "gpu", "negotiator",
     "job", "job-ended", "queue", "lost",
@@ -57,6 +64,41 @@ def metrics() -> int:
         _check(watch)
         click.echo(numbers.text(picture, time.time()), nl=False)
     return 0
+
+
+def watch_gpus() -> int:
+    """Draw the GPUs again and again, in the same place, until Ctrl-C."""
+    drawn = 0
+    with StateMirror(with_queue=False) as watch:
+        watch.look()
+        _check(watch)
+        try:
+            while True:
+                drawn = _put(sys.stdout, _gpu_lines(watch), drawn)
+                watch.wait(GPUS_PACE_S)
+        except KeyboardInterrupt:
+            return 0
+
+
+def _gpu_lines(watch: StateMirror) -> list[str]:
+    size = shutil.get_terminal_size()
+    marks = draw.ASCII if is_ascii() else draw.UNICODE
+    look = screen.Look(size.columns, size.lines, marks, os.getuid(), user_name)
+    shown = [draw.plain(line) for line in screen.gpu_lines(watch.picture, look, size.lines - 1)]
+    trouble = watch.picture.trouble[NEGOTIATOR]
+    return [*shown, f"! {trouble}"[: size.columns]] if trouble else shown
+
+
+def _put(stream: TextIO, lines: Sequence[str], drawn: int) -> int:
+    """Write over what was drawn before; elsewhere than on a terminal one block follows another."""
+    if not stream.isatty():
+        stream.write("\n".join(lines) + "\n\n")
+        stream.flush()
+        return 0
+    up = f"\x1b[{drawn}A" if drawn else ""
+    stream.write(up + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+    stream.flush()
+    return len(lines)
 
 
 def _check(watch: StateMirror) -> None:

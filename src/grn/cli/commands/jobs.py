@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from grn import wire
+from grn.cli import options
 from grn.cli.output import job_text
 from grn.cli.output.progress import bar
 from grn.cli.output.terminal import json_flag, print_json, width
@@ -41,14 +42,7 @@ def submit(words: tuple[str, ...]) -> int:
 
 
 @click.command()
-@click.option(
-    "-n",
-    "most",
-    type=click.IntRange(1),
-    default=50,
-    metavar="N",
-    help="So many at the most; 50 if not given.",
-)
+@options.most()
 @click.option("-a", "--all", "everything", is_flag=True, help="Also what has ended.")
 @click.option("--state", "states", multiple=True, metavar="STATE",
               help="Only these: queued, held, running, ok, failed, ... (repeatable).")  # fmt: skip
@@ -105,14 +99,7 @@ def show(job: str, as_json: bool) -> int:
 
 
 @click.command()
-@click.option(
-    "-n",
-    "most",
-    type=click.IntRange(1),
-    default=50,
-    metavar="N",
-    help="So many at the most; 50 if not given.",
-)
+@options.most()
 @click.option("--export", "file", metavar="FILE",
               help="Write all that ended well as a workload for `grn simulate`.")  # fmt: skip
 @json_flag

@@ -5,15 +5,16 @@ The calling process holds the lease, and the lease ends with that process.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import signal
+import stat
 from types import FrameType
 from typing import Any
 
 import click
 
-from grn.cli.commands import parent_process
 from grn.cli.options import needs
 from grn.cli.output.terminal import json_flag, print_json
 from grn.client import pages, retry
@@ -23,6 +24,7 @@ from grn.client.job_request import lease_request
 from grn.client.lease import Lease, bind
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
+from grn.proc import processes
 from grn.protocol.lease import LeaseRequest
 
 IDLE_EXIT_S = 300.0
@@ -59,9 +61,9 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
     They are held until that process, usually the shell of a script, has ended, or asks again, or
     gives them back with --release.
     """
-    holder = pid or parent_process.calling_process()
-    mark = parent_process.mark_of(holder)
-    if mark is None or not parent_process.is_above(holder):
+    holder = pid or _calling_process()
+    mark = _mark_of(holder)
+    if mark is None or not _is_above(holder):
         raise UsageError(
             f"process {holder} is none above `grn select`, so it cannot hold what is selected.",
             "Name the shell that runs this one, as $$ does.",
@@ -92,7 +94,7 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
 
 
 def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
-    full, label = parent_process.name_of(holder)
+    full, label = _name_of(holder)
     job_type, mem = options["job_type"], options["mem"]
     request = lease_request(
         job_type or full,
@@ -188,3 +190,66 @@ def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
     else:
         click.echo(visible)
     return 0
+
+
+# --- the process that called, which will hold the lease -----------------------------------
+
+
+def _calling_process() -> int:
+    """Return the pid of the shell or program that called us.
+
+    Some shells put a copy of themselves in between for `$(…)`, which is gone as soon as our output
+    is read. Such a copy writes into the same pipe as we do and runs the program of its parent.
+    """
+    pid = os.getppid()
+    while (parent := _parent(pid)) > 0 and _writes_where_we_do(pid) and _is_copy(pid, parent):
+        pid = parent
+    return pid
+
+
+def _is_above(pid: int) -> bool:
+    """True for our parent, its parent, and so on."""
+    above = os.getppid()
+    while above not in (0, pid):
+        above = _parent(above)
+    return above == pid
+
+
+def _mark_of(pid: int) -> str | None:
+    """Return a key that no other process has, also in another container; None if it is gone."""
+    found = processes.living(pid)
+    if found is None:
+        return None
+    named = f"{processes.pid_namespace()}.{pid}.{found.started_ticks}"
+    return hashlib.sha256(named.encode()).hexdigest()[:24]
+
+
+def _name_of(pid: int) -> tuple[str, str]:
+    """Name what a process runs, unambiguous and for people: its script, or where it is."""
+    words = processes.words(pid)
+    folder = processes.folder(pid) or os.getcwd()
+    program = os.path.basename(words[0]).lstrip("-") if words else "?"
+    for word in words[1:]:
+        path = os.path.join(folder, word)
+        if not word.startswith("-") and os.path.isfile(path):
+            return os.path.realpath(path), word
+    return f"{program} in {folder}", program
+
+
+def _parent(pid: int) -> int:
+    found = processes.look(pid)
+    return found.parent if found is not None else 0
+
+
+def _is_copy(pid: int, parent: int) -> bool:
+    """True for a process that was forked and has become nothing else."""
+    program = processes.program(pid)
+    is_same = program is not None and program == processes.program(parent)
+    return is_same and processes.words(pid) == processes.words(parent)
+
+
+def _writes_where_we_do(pid: int) -> bool:
+    ours, theirs = processes.file_status(os.getpid(), 1), processes.file_status(pid, 1)
+    if ours is None or theirs is None:
+        return False
+    return stat.S_ISFIFO(ours.st_mode) and os.path.samestat(ours, theirs)

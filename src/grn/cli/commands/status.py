@@ -1,4 +1,4 @@
-"""Commands that only look: gpus, ps, shares, audit, profiles. Each can speak JSON."""
+"""Commands that only look: gpus, ps, why, shares, audit, profiles. Each can speak JSON."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from typing import Any
 
 import click
 
-from grn.cli.output import render
+from grn.cli import options
+from grn.cli.output import job_text, render
 from grn.cli.output.table import table
 from grn.cli.output.terminal import is_ascii, json_flag, print_json, width
-from grn.client import pages
+from grn.client import pages, queue
 from grn.client.connection import ask_once
-from grn.errors import UnknownJob, UsageError
+from grn.client.submit import is_id
+from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model.text import harmless
 from grn.paths import user_name
+from grn.protocol.rows import JobRow
+
+Row = dict[str, Any]
 
 
 @click.command()
@@ -27,7 +32,7 @@ def gpus(is_watched: bool, as_json: bool) -> int:
             "--watch draws and --json prints.", "See `grn events --follow --only gpu`."
         )
     if is_watched:
-        from grn.cli.top.gpus_watch import watch_gpus
+        from grn.cli.commands.events import watch_gpus
 
         return watch_gpus()
     status = ask_once({"op": "status"})["status"]
@@ -53,6 +58,29 @@ def ps(as_json: bool) -> int:
 
 
 @click.command()
+@click.argument("job")
+@json_flag
+def why(job: str, as_json: bool) -> int:
+    """Explain why JOB waits, or where it runs.
+
+    JOB is the id of a job of yours from `grn ls`, the beginning of an id from `grn ps`, a pid, or
+    a job type.
+    """
+    own = _own_job(job)
+    if own is not None and own["state"] != "ended":
+        rows = _of_lease(own["lease"])
+    else:
+        own, rows = _of_machine(job, own)
+    if as_json:
+        return print_json({"schema": 1, "jobs": rows} | ({} if own is None else {"job": own}))
+    if own is not None:
+        click.echo(job_text.explained(JobRow.from_json(own), time.time()))
+    if rows:
+        click.echo(render.why(rows, user_name))
+    return 0
+
+
+@click.command()
 @json_flag
 def shares(as_json: bool) -> int:
     """Show what each user has had of the GPUs lately: who has had the least is next in turn."""
@@ -64,14 +92,7 @@ def shares(as_json: bool) -> int:
 
 
 @click.command()
-@click.option(
-    "-n",
-    "most",
-    type=click.IntRange(1, 100_000),
-    default=50,
-    metavar="N",
-    help="So many at the most; 50 if not given.",
-)
+@options.most(largest=100_000)
 @json_flag
 def audit(most: int, as_json: bool) -> int:
     """Show who changed what belongs to others, or tried to.
@@ -135,6 +156,33 @@ def profiles_forget(job_type: str) -> int:
     return 0
 
 
-def _say_trouble(status: dict[str, Any]) -> None:
+def _say_trouble(status: Row) -> None:
     if status["trouble"]:
         click.echo(f"warning: {status['trouble']}", err=True)
+
+
+def _own_job(job: str) -> Row | None:
+    """Return the job of this user's queue, if the queue runs and knows it."""
+    if not is_id(job):
+        return None
+    try:
+        return queue.show(int(job), may_start=False)
+    except GrnError:
+        return None
+
+
+def _of_lease(lease: str | None) -> list[Row]:
+    try:
+        return list(pages.ask_all({"op": "why", "name": lease})["why"]) if lease else []
+    except GrnError:
+        return []  # what the queue says is good without it
+
+
+def _of_machine(job: str, ended: Row | None) -> tuple[Row | None, list[Row]]:
+    """Prefer what lives under that name, a process for one, to a job that has ended."""
+    try:
+        return None, pages.ask_all({"op": "why", "name": job})["why"]
+    except UnknownJob:
+        if ended is None:
+            raise
+        return ended, []

@@ -1,6 +1,6 @@
 """`grn top`: the machine and one's jobs on one screen. Draws what changed and carries out orders.
 
-What is shown is decided in board, draw, view and screen; here are only the terminal and the hands.
+`rows`, `draw`, `state` and `screen` decide what is shown; this file has the terminal and the keys.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Canvas(Widget, can_focus=True):
 
     def text(self) -> str:
         """Return what is shown, without styles."""
-        return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
+        return "\n".join(map(draw.plain, self._lines))
 
     def render_line(self, y: int) -> Strip:
         """Return one line, as textual asks for it."""

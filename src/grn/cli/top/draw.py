@@ -88,6 +88,11 @@ def width_of(line: Iterable[Piece]) -> int:
     return sum(columns_of(text) for text, _ in line)
 
 
+def plain(line: Iterable[Piece]) -> str:
+    """Return a line without styles."""
+    return "".join(text for text, _ in line).rstrip()
+
+
 # --- a GPU ---------------------------------------------------------------------------------
 
 

@@ -19,9 +19,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grn.cli.output import metrics
-from grn.cli.web.queries import Facts, Row, settle
+from grn.cli.web import queries
+from grn.cli.web.queries import Row, Sweeps, settle
 from grn.cli.web.security import HEADERS, RequestGuard
-from grn.cli.web.sweeps import Sweeps
 from grn.client import queue
 from grn.client.state_mirror import Snapshot, StateMirror
 from grn.errors import GrnError, UnknownJob, UsageError
@@ -50,8 +50,7 @@ class _BadBody(UsageError):
 class Watchers:
     """One state mirror for all browsers, closed while no browser is connected."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self) -> None:
         self._watch = StateMirror()
         self._latest: Row = {}
         self._number = 0  # of the latest picture
@@ -90,7 +89,7 @@ class Watchers:
                 if not settle(self._watch.picture, began):
                     continue
                 async with self._changed:
-                    self._latest = self._facts.now(self._watch.picture)
+                    self._latest = queries.now(self._watch.picture)
                     self._number += 1
                     self._changed.notify_all()
                 await asyncio.sleep(LOOK_S)
@@ -103,11 +102,10 @@ class Watchers:
 class Page:
     """The application; `guard` decides about access."""
 
-    def __init__(self, guard: RequestGuard, facts: Facts, sweeps: Sweeps) -> None:
+    def __init__(self, guard: RequestGuard, sweeps: Sweeps) -> None:
         self._guard = guard
-        self._facts = facts
         self._sweeps = sweeps
-        self._watchers = Watchers(facts)
+        self._watchers = Watchers()
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -184,18 +182,18 @@ class Page:
 
     async def history(self, request: Request) -> Response:
         most = min(MAX_HISTORY, _number(request, "most", 200))
-        rows = await asyncio.to_thread(self._facts.history, most)
+        rows = await asyncio.to_thread(queries.history, most)
         return JSONResponse({"jobs": [{name: row[name] for name in LISTED} for row in rows]})
 
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
         picture = self._watchers.picture
-        past = await asyncio.to_thread(self._facts.past, since)
-        spans = self._facts.spans(picture, since, past)
+        past = await asyncio.to_thread(queries.past, since)
+        spans = queries.spans(picture, since, past)
         return JSONResponse({"spans": [span.row() for span in spans]})
 
     async def profiles(self, request: Request) -> Response:
-        return JSONResponse({"profiles": await asyncio.to_thread(self._facts.profiles)})
+        return JSONResponse({"profiles": await asyncio.to_thread(queries.profiles)})
 
     async def sweeps(self, request: Request) -> Response:
         return JSONResponse({"sweeps": await asyncio.to_thread(self._sweeps.all)})
@@ -206,11 +204,11 @@ class Page:
 
     async def job(self, request: Request) -> Response:
         number, picture = _job(request), self._watchers.picture
-        return JSONResponse(await asyncio.to_thread(self._facts.job, picture, number))
+        return JSONResponse(await asyncio.to_thread(queries.job, picture, number))
 
     async def lease(self, request: Request) -> Response:
         name, picture = request.path_params["lease"], self._watchers.picture
-        row = await asyncio.to_thread(self._facts.lease, picture, name)
+        row = await asyncio.to_thread(queries.lease, picture, name)
         return (
             _error(404, "this page has not seen that lease") if row is None else JSONResponse(row)
         )
@@ -228,7 +226,7 @@ class Page:
             return _error(400, "there are log and err")
         job, at = _job(request), _number(request, "from", 0)
         attempt = _number(request, "attempt", 0) or None
-        return JSONResponse(await asyncio.to_thread(self._facts.log, job, name, at, attempt))
+        return JSONResponse(await asyncio.to_thread(queries.log, job, name, at, attempt))
 
     # --- actions -----------------------------------------------------------------
 

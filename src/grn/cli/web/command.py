@@ -19,9 +19,8 @@ import uvicorn
 
 from grn import paths
 from grn.cli.web.app import Page
-from grn.cli.web.queries import Facts
+from grn.cli.web.queries import Sweeps
 from grn.cli.web.security import RequestGuard
-from grn.cli.web.sweeps import Sweeps
 from grn.errors import MachineError, UsageError
 from grn.proc import processes
 
@@ -57,7 +56,7 @@ def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
     listener = _listen(port)
     port = listener.getsockname()[1]
     guard = RequestGuard(port, secret)
-    page = Page(guard, Facts(), Sweeps(os.path.abspath(sweeps)))
+    page = Page(guard, Sweeps(os.path.abspath(sweeps)))
     config = uvicorn.Config(
         page.application(), log_level="error", access_log=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=1, server_header=False, date_header=False,

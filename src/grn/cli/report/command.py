@@ -11,7 +11,7 @@ import click
 from grn import paths
 from grn.cli.report import period_page, sweep_chart, sweep_page
 from grn.cli.report.usage import Period, inside
-from grn.cli.web.queries import Facts, settle
+from grn.cli.web import queries
 from grn.client.state_mirror import StateMirror
 from grn.errors import DaemonError, UsageError
 from grn.model.units import parse_time
@@ -41,14 +41,14 @@ def report(since: str, sweep: str | None, out: str) -> int:
 def _of_period(since: str) -> str:
     now = time.time()
     period = Period(now - parse_time(since, needs_unit=True), now)
-    facts, began = Facts(), time.monotonic()
-    _warn_of_gaps(facts)
+    began = time.monotonic()
+    _warn_of_gaps()
     with StateMirror() as watch:
-        while not settle(watch.picture, began):
+        while not queries.settle(watch.picture, began):
             watch.wait(0.1)
-        own = facts.past(period.since, MAX_JOBS)
-        spans = inside(facts.spans(watch.picture, period.since, own), period)
-        gaps = facts.gaps(watch.picture, period.since)
+        own = queries.past(period.since, MAX_JOBS)
+        spans = inside(queries.spans(watch.picture, period.since, own), period)
+        gaps = queries.gaps(watch.picture, period.since)
         known = {int(gpu["index"]) for gpu in watch.picture.gpus.values()}
     if len(own) == MAX_JOBS:
         gaps.append(f"Of your own jobs the latest {MAX_JOBS} are in this report.")
@@ -57,12 +57,12 @@ def _of_period(since: str) -> str:
     return period_page.page(spans, indices, period, socket.gethostname(), gaps)
 
 
-def _warn_of_gaps(facts: Facts) -> None:
+def _warn_of_gaps() -> None:
     """Say when a queue was used here and cannot be asked: its jobs would seem not to have run."""
     if not os.path.isdir(os.path.join(paths.state_dir(), "queue")):
         return
     try:
-        facts.history(1)
+        queries.history(1)
     except DaemonError as error:
         click.echo(f"warning: {error.message} {error.hint}", err=True)
 
