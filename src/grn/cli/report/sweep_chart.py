@@ -44,6 +44,10 @@ class Axis:
     is_grouped: bool = False  # words, each with a place of its own
 
     @property
+    def title(self) -> str:
+        return f"{self.name} (log)" if self.is_log else self.name
+
+    @property
     def spread(self) -> tuple[float | None, ...]:
         """The places, moved a little where many runs have the same one, so that all are seen."""
         kinds = sorted({place for place in self.places if place is not None})
@@ -76,6 +80,24 @@ class ChartData:
     counts: tuple[tuple[str, int], ...]  # how many runs are in each state
     is_partial: bool  # not all runs are drawn
     failed: tuple[tuple[str, str], ...]  # runs and why, the first of them
+
+    @property
+    def uprights(self) -> tuple[Axis, ...]:
+        """The axes of the parallel coordinates; the metric is the last."""
+        return (*self.axes, self.value_axis)
+
+    def lines(self) -> list[list[tuple[int, float]]]:
+        """Return for each run the uprights on which it has a value, and its place there."""
+        spread = [*(one.spread for one in self.axes), self.value_axis.places]
+        return [
+            [(x, place) for x, places in enumerate(spread) if (place := places[number]) is not None]
+            for number in range(len(self.rows))
+        ]
+
+    def dots(self, one: Axis) -> list[tuple[int, float, float]]:
+        """Return the runs that have a value on an axis: number, place there and on the metric."""
+        pairs = enumerate(zip(one.spread, self.value_axis.places, strict=True))
+        return [(n, x, y) for n, (x, y) in pairs if x is not None and y is not None]
 
 
 def draw(about: About, table: Table, ranking: Ranking) -> ChartData:

@@ -16,7 +16,6 @@ WIDE, TALL = 340, 240  # a small chart
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 LINES_TALL, LINES_TOP, LINES_BOTTOM, LINES_SIDE = 340, 44, 26, 92
 
-Places = tuple[float | None, ...]
 STYLE = """
 :root {
   --q0: #ccd5e2; --q1: #b4c5dd; --q2: #97b3d9; --q3: #769fd3;
@@ -127,12 +126,14 @@ def _figures(picture: ChartData) -> str:
 
 
 def _lines(picture: ChartData) -> str:
-    axes = (*picture.axes, picture.value_axis)
+    axes = picture.uprights
     gap = max(110, min(220, 900 // max(1, len(axes) - 1)))
     wide = 2 * LINES_SIDE + gap * (len(axes) - 1)
     xs = [LINES_SIDE + gap * number for number in range(len(axes))]
-    spread = [*(one.spread for one in picture.axes), picture.value_axis.places]
-    parts = [_run_line(picture, number, spread, xs) for number in range(len(picture.rows))]
+    parts = [
+        _run_line(picture, number, [(xs[upright], _down(place)) for upright, place in line])
+        for number, line in enumerate(picture.lines())
+    ]
     parts += [_upright(one, x, one is picture.value_axis) for one, x in zip(axes, xs, strict=True)]
     return html.svg(wide, LINES_TALL, "".join(parts), f"all runs, by {picture.metric}", "lines")
 
@@ -141,12 +142,7 @@ def _down(place: float) -> float:
     return LINES_TOP + (1 - place) * (LINES_TALL - LINES_TOP - LINES_BOTTOM)
 
 
-def _run_line(picture: ChartData, number: int, spread: Sequence[Places], xs: list[int]) -> str:
-    spots = [
-        (x, _down(place))
-        for places, x in zip(spread, xs, strict=True)
-        if (place := places[number]) is not None
-    ]
+def _run_line(picture: ChartData, number: int, spots: Sequence[tuple[int, float]]) -> str:
     path = f"M{spots[0][0]} {spots[0][1]:.1f}"
     for (x, y), (next_x, next_y) in itertools.pairwise(spots):
         middle = (x + next_x) / 2
@@ -177,20 +173,17 @@ def _upright(one: Axis, x: int, is_metric: bool) -> str:
 def _chart(picture: ChartData, one: Axis) -> str:
     parts = [_frame(one, picture.value_axis)]
     parts.append(_best_line(picture, one))
-    heights = picture.value_axis.places
-    for number, (place, height) in enumerate(zip(one.spread, heights, strict=True)):
-        if place is None or height is None:
-            continue
+    for number, place, height in picture.dots(one):
         parts.append(
             f'<circle class="{_colour(picture, number)}" cx="{_across(place):.1f}"'
             f' cy="{_up(height):.1f}" r="4" {_named(picture, number)}</circle>'
         )
-    title = f"{one.name} (log)" if one.is_log else one.name
     middle = LEFT + (WIDE - LEFT - RIGHT) / 2
     parts.append(
-        f'<text class="name" x="{middle}" y="{TALL - 8}" text-anchor="middle">{_text(title)}</text>'
+        f'<text class="name" x="{middle}" y="{TALL - 8}" text-anchor="middle">'
+        f"{_text(one.title)}</text>"
     )
-    return f"<figure>{html.svg(WIDE, TALL, ''.join(parts), title, 'dots')}</figure>"
+    return f"<figure>{html.svg(WIDE, TALL, ''.join(parts), one.title, 'dots')}</figure>"
 
 
 def _across(place: float) -> float:

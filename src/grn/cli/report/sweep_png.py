@@ -75,14 +75,7 @@ def _lines(axes: Any, picture: ChartData) -> None:
     """Draw the parallel coordinates."""
     from matplotlib.collections import LineCollection
 
-    uprights = (*picture.axes, picture.value_axis)
-    spread = [*(one.spread for one in picture.axes), picture.value_axis.places]
-    curves = [
-        _curve(
-            [(x, place) for x, places in enumerate(spread) if (place := places[number]) is not None]
-        )
-        for number in range(len(picture.rows))
-    ]
+    uprights, curves = picture.uprights, [_curve(line) for line in picture.lines()]
     colours, wide = _colours(picture), [1.1] * (len(curves) - 1) + [2.6]
     axes.add_collection(LineCollection(curves, colors=colours, linewidths=wide, alpha=0.85))
     for x, one in enumerate(uprights):
@@ -112,15 +105,11 @@ def _curve(spots: list[tuple[int, float]]) -> list[tuple[float, float]]:
 
 
 def _chart(axes: Any, picture: ChartData, one: Axis) -> None:
-    sizes = [26] * (len(picture.rows) - 1) + [60]
-    dots = [
-        dot
-        for dot in zip(one.spread, picture.value_axis.places, _colours(picture), sizes, strict=True)
-        if dot[0] is not None and dot[1] is not None
-    ]
+    colours, best = _colours(picture), len(picture.rows) - 1
+    dots = [(x, y, colours[n], 60 if n == best else 26) for n, x, y in picture.dots(one)]
     if dots:
-        xs, ys, colours, size = zip(*dots, strict=True)
-        axes.scatter(xs, ys, s=size, c=colours, edgecolors="white", linewidths=0.6, zorder=3)
+        xs, ys, shown, sizes = zip(*dots, strict=True)
+        axes.scatter(xs, ys, s=sizes, c=shown, edgecolors="white", linewidths=0.6, zorder=3)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xticks([tick.at for tick in one.ticks], [_shown(tick.text, 14) for tick in one.ticks])
@@ -130,8 +119,7 @@ def _chart(axes: Any, picture: ChartData, one: Axis) -> None:
     axes.tick_params(colors=SOFT, labelsize=8, length=3)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    name = f"{one.name} (log)" if one.is_log else one.name
-    axes.set_xlabel(_shown(name, 30), weight="bold", color=INK)
+    axes.set_xlabel(_shown(one.title, 30), weight="bold", color=INK)
     axes.set_ylabel(_shown(picture.metric, 24), color=SOFT, fontsize=8)
 
 
