@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
-    "protocol": "__init__ lease rows",
+    "protocol": "__init__ lease rows snapshot",
     "negotiator": "__init__ events endings engine engine_view schedule learn views explain history "
     "change_feed pages",
     "queue": "__init__ job events engine job_table lease_window finish",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grn.client.state_mirror import NEGOTIATOR, QUEUE, Snapshot
 from grn.model.units import GiB
+from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 UID, OTHER = 1000, 1001
 NOW = 10_000.0

@@ -13,15 +13,25 @@ from grn.cli.top import draw
 from grn.cli.top.draw import ASCII, UNICODE, Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.model.units import GiB, MiB
-from tests.cli.pictures import NOW, a_gpu, a_lease
+from grn.protocol.rows import GpuRow, LeaseRow, read
+from tests.cli import pictures
+from tests.cli.pictures import NOW
 
 
 def text_of(line: Line) -> str:
     return "".join(text for text, _ in line)
 
 
-def bar_of(gpu: dict[str, Any], leases: list[dict[str, Any]], size: int = 48) -> str:
-    return text_of(draw.bar(gpu, {lease["id"]: lease for lease in leases}, size, UNICODE))
+def a_gpu(*about: Any, **changes: Any) -> GpuRow:
+    return read(GpuRow, pictures.a_gpu(*about, **changes))
+
+
+def a_lease(*about: Any, **changes: Any) -> LeaseRow:
+    return read(LeaseRow, pictures.a_lease(*about, **changes))
+
+
+def bar_of(gpu: GpuRow, leases: list[LeaseRow], size: int = 48) -> str:
+    return text_of(draw.bar(gpu, {lease.id: lease for lease in leases}, size, UNICODE))
 
 
 def test_a_bar_shows_who_uses_and_who_has_reserved_what() -> None:

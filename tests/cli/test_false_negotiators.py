@@ -13,6 +13,7 @@ import pytest
 
 from grn.client.connection import ask_once, connect, drive
 from grn.client.state_mirror import StateMirror
+from grn.protocol.rows import as_json
 from tests.conftest import Negotiators
 from tests.harness import Ended, Story, hang_up
 from tests.negotiator.live import OTHER_UID, as_user, needs_root
@@ -158,7 +159,8 @@ def test_no_text_of_a_negotiator_drives_a_terminal(
     with StateMirror(with_queue=False) as watch:
         picture = watch.look()
     texts: list[str] = []
-    seen = [picture.negotiator, picture.gpus, picture.leases, picture.waiting, picture.trouble]
+    rows = [picture.negotiator, *picture.gpus.values(), *picture.leases.values()]
+    seen = [*map(as_json, rows), *map(as_json, picture.waiting.values()), picture.trouble]
     changed(seen, lambda one: texts.append(one) if isinstance(one, str) else None)
     assert any("EVIL" in text for text in texts)
     assert all(text.isprintable() for text in texts)

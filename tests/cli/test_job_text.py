@@ -6,7 +6,7 @@ from typing import Any
 
 from grn.cli.output import job_text
 from grn.model.units import MiB
-from grn.protocol.rows import JobRow
+from grn.protocol.rows import JobRow, read
 
 NOW = 1000.0
 
@@ -20,7 +20,7 @@ def a_job_row(**changes: Any) -> JobRow:
         "after": [], "folder": "/state/41.1", "reserved_bytes": 300 * MiB, "environment": ["HOME"],
         "attempts": [attempt],
     }  # fmt: skip
-    return JobRow.from_json(plain | changes)
+    return read(JobRow, plain | changes)
 
 
 def test_a_job_that_runs_is_told_without_unknowns_and_without_saying_it_twice() -> None:

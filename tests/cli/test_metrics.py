@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grn.cli.output import metrics
-from grn.client.state_mirror import Snapshot
+from grn.protocol.rows import GpuRow, JobRow, LeaseRow, NegotiatorFacts, QueueFacts, WaitingRow
+from grn.protocol.rows import read as read_row
+from grn.protocol.snapshot import Snapshot
 from tests.cli.live import Shell
 from tests.conftest import Negotiators
 from tests.harness import Story
@@ -20,25 +23,25 @@ ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = 'evil" \\ \n{x="y"} 1'
 
 
-def a_gpu(**changes: Any) -> dict[str, Any]:
+def a_gpu(**changes: Any) -> GpuRow:
     sizes = dict.fromkeys(("total", "used", "reserved", "guard", "strangers", "unexplained"), 5)
     row: dict[str, Any] = {f"{name}_bytes": size for name, size in sizes.items()}
     row |= {"free_bytes": 5, "index": 0, "uuid": "GPU-0", "model": "M", "kind": "card"}
-    return row | {"health": "ok", "load_pct": 50.0, "leases": ["a"]} | changes
+    row |= {"health": "ok", "load_pct": 50.0, "leases": ["a"]}
+    return read_row(GpuRow, row | changes)
 
 
 def a_picture() -> Snapshot:
     """Return one in which everything there can be is there."""
     picture = Snapshot()
-    facts = {"version": "1", "trouble": None, "started_at": 5.0, "outcomes": {"ok": 2, "oom": 1}}
-    picture.negotiator = {**facts, "pid": 1, "uid": 1}
+    picture.negotiator = NegotiatorFacts("1", started_at=5.0, outcomes={"ok": 2, "oom": 1})
     picture.gpus = {"GPU-0": a_gpu()}
-    lease = {"state": "running", "user": 7, "reserved_bytes": 4, "used_bytes": 2, "gpus": [0, 1]}
-    picture.leases = {"a": lease, "b": lease | {"user": 8, "used_bytes": None}}
-    picture.waiting = {"c": {"reason": "no-room", "since_at": 90.0}}
+    lease = LeaseRow("a", "running", "x", 7, (0, 1), reserved_bytes=4, why="", used_bytes=2)
+    picture.leases = {"a": lease, "b": replace(lease, id="b", user=8, used_bytes=None)}
+    picture.waiting = {"c": WaitingRow("c", "waiting", "x", 7, "", "no-room", since_at=90.0)}
     counts = {"running": 1, "queued": 2, "ended": 3}
-    picture.queue = {"trouble": "", "drained": False, "counts": counts}
-    picture.jobs = {1: {"is_held": True}, 2: {"is_held": False}}
+    picture.queue = QueueFacts("1", counts=counts)
+    picture.jobs = {n: JobRow(n, "queued", (), is_held=n == 1) for n in (1, 2)}
     return picture
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from grn.cli.report.period_page import MAX_FAILURES, page
 from grn.cli.report.usage import Period, count, inside, shares
 from grn.cli.web import queries
 from grn.model.outcome import OutcomeKind
+from grn.protocol.rows import JobRow, read_all
 from tests.cli.pictures import NOW, OTHER, a_job, a_lease, a_picture, an_end, an_ended_job
 
 ORIGIN = "0123456789abcdef"
@@ -21,8 +23,8 @@ def a_past_job(id, **changes):
 
 def spans_of(past, **parts):
     picture = a_picture(**parts)
-    picture.queue["origin"] = ORIGIN
-    return queries.spans(picture, DAY.since, past)
+    picture.queue = replace(picture.queue, origin=ORIGIN)
+    return queries.spans(picture, DAY.since, read_all(JobRow, past))
 
 
 def test_jobs_are_counted_and_not_the_leases_of_the_queue():
@@ -75,9 +77,9 @@ def test_a_report_says_what_it_leaves_out():
 
 def test_what_the_negotiator_has_forgotten_is_said():
     few = a_picture(ends=[an_end()])
-    few.negotiator["started_at"] = DAY.since - 1
+    few.negotiator = replace(few.negotiator, started_at=DAY.since - 1)
     many = a_picture(ends=[an_end(f"{n:08x}") for n in range(200)])
-    many.negotiator["started_at"] = DAY.since + 60
+    many.negotiator = replace(many.negotiator, started_at=DAY.since + 60)
 
     assert queries.gaps(few, DAY.since) == []
     assert "last 200 leases" in queries.gaps(many, DAY.since)[0]

@@ -10,45 +10,46 @@ from hypothesis import strategies as st
 
 from grn.cli.output import render
 from grn.model.units import GiB, MiB
+from grn.protocol.rows import GpuRow, LeaseRow, ProfileRow, ShareRow, WaitingRow, read, read_all
 
 Row = dict[str, Any]
 
 
-def a_gpu_row(**changes: Any) -> Row:
+def a_gpu_row(**changes: Any) -> GpuRow:
     plain = {
         "index": 0, "uuid": "GPU-0", "model": "Card", "health": "ok", "total_bytes": 20 * GiB,
         "guard_bytes": 1 * GiB, "used_bytes": 4 * GiB, "reserved_bytes": 8 * GiB,
         "strangers_bytes": 0, "unexplained_bytes": 0, "free_bytes": 11 * GiB, "load_pct": 50.4,
         "leases": ["a"],
     }  # fmt: skip
-    return plain | changes
+    return read(GpuRow, plain | changes)
 
 
-def a_lease_row(**changes: Any) -> Row:
+def a_lease_row(**changes: Any) -> LeaseRow:
     plain = {
         "id": "264f3432", "state": "running", "user": 1000, "pid": 77, "gpus": [0, 2],
         "gpus_asked": 2, "used_bytes": 312 * MiB, "reserved_bytes": 2 * GiB, "for_s": 61.0,
         "label": "train.py", "why": "runs on GPU 0, 2", "first_run": False, "reason": None,
     }  # fmt: skip
-    return plain | changes
+    return read(LeaseRow, plain | changes)
 
 
-def a_waiting_row(**changes: Any) -> Row:
+def a_waiting_row(**changes: Any) -> WaitingRow:
     plain = {
         "id": "b0296a64", "state": "waiting", "user": 1000, "pid": 78, "gpus_asked": 1, "place": 3,
         "for_s": 2.0, "label": "train.py", "why": "no GPU is free", "reason": "no-room",
     }  # fmt: skip
-    return plain | changes
+    return read(WaitingRow, plain | changes)
 
 
-def a_profile_row(**changes: Any) -> Row:
+def a_profile_row(**changes: Any) -> ProfileRow:
     run = {"outcome": "ok", "peak_bytes": 2 * GiB, "duration_s": 90.0, "args": {}, "counts": True}
     plain = {
         "type": "/x/train.py", "label": "train.py", "model": "Card", "runs": 1, "known": True,
         "largest_bytes": 2 * GiB, "estimate_bytes": 3 * GiB, "because": "of its last run",
         "usual_duration_s": 90.0, "history": [run],
     }  # fmt: skip
-    return plain | changes
+    return read(ProfileRow, plain | changes)
 
 
 def name_of(uid: int) -> str:
@@ -102,7 +103,7 @@ def test_a_bar_is_as_long_as_it_should_be_whatever_the_numbers(
 
 
 def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
-    lines = render.gpus({"gpus": [a_gpu_row(), a_gpu_row(index=1)]}).splitlines()
+    lines = render.gpus([a_gpu_row(), a_gpu_row(index=1)]).splitlines()
 
     assert len(lines) == 4
     assert " ".join(lines[0].split()) == "GPU MODEL MEMORY USED RESERVED FREE TOTAL LOAD JOBS"
@@ -114,14 +115,14 @@ def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
 def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:
     silent = a_gpu_row(health="unknown", used_bytes=None, free_bytes=None, load_pct=None)
 
-    line = render.gpus({"gpus": [silent]}).splitlines()[1]
+    line = render.gpus([silent]).splitlines()[1]
 
     assert "Card (unknown)" in line
     assert line.count("?") == 20 + 3  # the bar; used, free and load
 
 
 def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
-    def linked(index: int, **kinds: list[int]) -> dict[str, object]:
+    def linked(index: int, **kinds: list[int]) -> GpuRow:
         links = [
             {"to": f"GPU-{other}", "by": kind, "lanes": 4 if kind == "nvlink" else None}
             for kind, others in kinds.items()
@@ -135,14 +136,15 @@ def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
         linked(2, nvlink=[0, 1], switch=[9]),  # to one that is not managed here
         linked(3, nvlink=[1], socket=[0]),
     ]
-    lines = render.gpus({"gpus": rows}).splitlines()
+    lines = render.gpus(rows).splitlines()
 
     assert lines[6:] == ["nvlink x4: 0,1,2  1,3", "socket: 0,3"]
 
 
 def test_users_are_listed_with_what_they_have_had() -> None:
     had = {"weight": 1.0, "gpus_now": 0.5, "waits": 3}
-    rows = [{"user": 1000, "had_gpu_h": 1.0, **had}, {"user": 7, "had_gpu_h": 3.0, **had}]
+    found = [{"user": 1000, "had_gpu_h": 1.0, **had}, {"user": 7, "had_gpu_h": 3.0, **had}]
+    rows = read_all(ShareRow, found)
 
     lines = [line.split() for line in render.shares(rows, name_of).splitlines()]
 
@@ -162,7 +164,7 @@ def test_why_tells_of_users_who_have_had_less(before: int, words: str | None) ->
 @pytest.mark.parametrize("width", [50, 60, 70, 80, 90, 100, 120])
 def test_gpus_fit_any_terminal_and_show_what_matters_most(width: int) -> None:
     gpus = [a_gpu_row(model="NVIDIA GeForce RTX 3090"), a_gpu_row(index=1, model="NVIDIA H100 NVL")]
-    header, first, *_ = lines = render.gpus({"gpus": gpus}, width).splitlines()
+    header, first, *_ = lines = render.gpus(gpus, width).splitlines()
 
     assert max(map(len, lines)) <= width
     assert "…" not in header + first
@@ -171,13 +173,11 @@ def test_gpus_fit_any_terminal_and_show_what_matters_most(width: int) -> None:
 
 
 def test_gpus_in_ascii_are_ascii() -> None:
-    assert render.gpus({"gpus": [a_gpu_row()]}, is_ascii=True).isascii()
+    assert render.gpus([a_gpu_row()], is_ascii=True).isascii()
 
 
 def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
-    status = {"leases": [a_lease_row()], "waiting": [a_waiting_row()]}
-
-    header, running, waiting = render.ps(status, name_of).splitlines()
+    header, running, waiting = render.ps([a_lease_row(), a_waiting_row()], name_of).splitlines()
 
     assert header.split()[0] == "ID"
     assert "ada" in running
@@ -199,13 +199,11 @@ def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
     ],
 )
 def test_what_is_special_about_a_lease_is_seen(changes: Row, text: str) -> None:
-    status = {"leases": [a_lease_row(**changes)], "waiting": []}
-
-    assert text in render.ps(status, name_of)
+    assert text in render.ps([a_lease_row(**changes)], name_of)
 
 
 def test_when_there_is_nothing_that_is_said() -> None:
-    assert render.ps({"leases": [], "waiting": []}, name_of) == "nothing runs and nothing waits"
+    assert render.ps([], name_of) == "nothing runs and nothing waits"
     assert "run a job first" in render.profiles([])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,8 @@ from grn.cli.top.draw import ASCII, UNICODE, Marks, width_of
 from grn.cli.top.rows import Section, board
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
-from grn.client.state_mirror import NEGOTIATOR, QUEUE, Snapshot
+from grn.protocol.rows import QueueFacts
+from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 from tests.cli.pictures import (
     HOSTILE,
     NOW,
@@ -111,8 +113,8 @@ def test_what_can_be_clicked_is_where_it_is_drawn() -> None:
 
 def test_trouble_is_told_and_what_was_known_is_kept() -> None:
     picture = a_busy_machine()
-    picture.lost(NEGOTIATOR, "the negotiator closed the connection.")
-    picture.lost(QUEUE, "the queue closed the connection.")
+    picture.lost(NEGOTIATOR, "the negotiator closed the connection.", NOW)
+    picture.lost(QUEUE, "the queue closed the connection.", NOW)
 
     text = text_of(drawn(picture))
 
@@ -123,8 +125,8 @@ def test_trouble_is_told_and_what_was_known_is_kept() -> None:
 
 def test_a_queue_that_never_ran_is_no_trouble() -> None:
     picture = a_busy_machine()
-    picture.queue = {}
-    picture.lost(QUEUE, "no grn queue answers")
+    picture.queue = QueueFacts()
+    picture.lost(QUEUE, "no grn queue answers", NOW)
 
     assert "!" not in text_of(drawn(picture))
 
@@ -167,7 +169,7 @@ def test_no_text_whatever_drives_the_terminal_or_breaks_a_line(a: str, b: str, c
     jobs = [a_job(1, name=a, argv=[b, c], why=c)]
     ended = [an_ended_job(2, name=b, argv=[a], text=c)]
     picture = a_picture(jobs=jobs, ended=ended)
-    picture.queue["trouble"] = a
+    picture.queue = replace(picture.queue, trouble=a)
     lines = drawn(picture, View(said=b), look(100, 30)).lines
 
     assert all(text.isprintable() for line in lines for text, _ in line)
@@ -184,6 +186,7 @@ def test_help_fits(size: tuple[int, int]) -> None:
 
 def test_jobs_beyond_those_that_were_told_are_counted() -> None:
     picture = a_picture(jobs=[a_job(1)])
-    picture.queue["counts"] = {"running": 0, "queued": 5001, "ended": 0}
+    counts = {"running": 0, "queued": 5001, "ended": 0}
+    picture.queue = replace(picture.queue, counts=counts)
 
     assert "(+5000 queued)" in text_of(drawn(picture))

@@ -246,4 +246,4 @@ def test_ids_are_plain_numbers() -> None:
 def test_an_exit_code_tells_how_a_job_ended(
     reason: str, status: int | None, signum: int | None, code: int
 ) -> None:
-    assert exit_code_of({"reason": reason, "status": status, "signal": signum}) == code
+    assert exit_code_of(reason, status, signum) == code

@@ -190,8 +190,9 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
         say_error(_in_our_words(error))
         status = error.exit_code
     except GrnError as error:
-        say_error(error)
-        status = error.exit_code
+        blamed = (garbled() if isinstance(error, MALFORMED) else None) or error
+        say_error(blamed)
+        status = blamed.exit_code
     except KeyboardInterrupt:
         status = 130
     except SystemExit:
@@ -199,11 +200,11 @@ def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
             raise
         status = 0  # the reader closed the pipe: no error
     except MALFORMED:
-        blamed = garbled()
-        if blamed is None:
+        stranger = garbled()
+        if stranger is None:
             raise
-        say_error(blamed)
-        status = blamed.exit_code
+        say_error(stranger)
+        status = stranger.exit_code
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -245,16 +245,17 @@ def _text(what: str, text: str) -> str:
 def _checked(ended: dict[str, Any]) -> int:
     if ended["reason"] != "ok":
         text = f": {ended['text']}" if ended["text"] else ""
-        raise JobFailed(f"job {ended['id']} ended as {ended['reason']}{text}.", exit_code_of(ended))
+        code = exit_code_of(ended["reason"], ended["status"], ended["signal"])
+        raise JobFailed(f"job {ended['id']} ended as {ended['reason']}{text}.", code)
     return 0
 
 
-def exit_code_of(ended: dict[str, Any]) -> int:
+def exit_code_of(reason: str, status: int | None, signal: int | None) -> int:
     """Return the exit code for a job's end: its own, or one of coreutils' `timeout`."""
-    if ended["reason"] == "ok":
+    if reason == "ok":
         return 0
-    if ended["reason"] == "timed-out":
+    if reason == "timed-out":
         return 124
-    if ended["signal"]:
-        return 128 + int(ended["signal"])
-    return int(ended["status"]) if ended["status"] else 125
+    if signal:
+        return 128 + signal
+    return status or 125

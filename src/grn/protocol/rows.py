@@ -1,27 +1,252 @@
 """Rows of the daemons' replies as values, read from the JSON that docs/json.md describes.
 
 Standard library only: clients import it. A field that the sender leaves out has its default, so
-rows of older daemons can be read; a field of the wrong type is an error of the sender.
+rows of older daemons can be read, and an unknown field of a newer one is ignored; a field of the
+wrong type is an error of the sender. The change feed sends `since_at` where `status` has `for_s`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from grn.errors import ProtocolError
 
-_NUMBER = (int, float)
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "str": (str,),
-    "bool": (bool, int),
-    "float": _NUMBER,
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "float | None": (*_NUMBER, type(None)),
-}
+Kind = TypeVar("Kind")
+Reader = Callable[[Any], Any]
+_known_readers: dict[type[Any], dict[str, Reader]] = {}
+
+
+class BadRow(ProtocolError, ValueError):
+    """A row has a field of the wrong type."""
+
+
+# --- the negotiator ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """A GPU near another one."""
+
+    to: str
+    by: str
+    lanes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU."""
+
+    index: int
+    uuid: str
+    model: str
+    health: str
+    total_bytes: int
+    guard_bytes: int
+    used_bytes: int | None
+    reserved_bytes: int
+    strangers_bytes: int
+    unexplained_bytes: int
+    free_bytes: int | None
+    load_pct: float | None
+    leases: tuple[str, ...]
+    kind: str = ""
+    load_cap: float | None = None
+    links: tuple[LinkRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease: one job that runs."""
+
+    id: str
+    state: str
+    label: str
+    user: int
+    gpus: tuple[int, ...]
+    reserved_bytes: int
+    why: str
+    used_bytes: int | None = None
+    peak_bytes: int | None = None
+    reason: str | None = None
+    first_run: bool = False
+    type: str = ""
+    pid: int | None = None
+    gpus_asked: int = 1
+    mem_bytes: int | None = None
+    exclusive: bool = False
+    priority: int = 0
+    policy: str = ""
+    attempt: int = 0
+    for_s: float | None = None
+    since_at: float = 0.0
+    tag: str | None = None
+    origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A request that waits for GPUs."""
+
+    id: str
+    state: str
+    label: str
+    user: int
+    why: str
+    reason: str | None = None
+    type: str = ""
+    pid: int | None = None
+    gpus_asked: int = 1
+    mem_bytes: int | None = None
+    exclusive: bool = False
+    priority: int = 0
+    policy: str = ""
+    attempt: int = 0
+    place: int = 0
+    for_s: float | None = None
+    had_gpu_h: float = 0.0
+    users_before: int = 0
+    since_at: float = 0.0
+    turn: tuple[float, ...] = ()
+    tag: str | None = None
+    origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndRow:
+    """How a lease ended."""
+
+    id: str
+    label: str
+    user: int
+    gpus: tuple[int, ...]
+    outcome: str
+    reserved_bytes: int
+    peak_bytes: int | None
+    since_at: float
+    ended_at: float
+    type: str = ""
+    pid: int | None = None
+    first_run: bool = False
+    tag: str | None = None
+    origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRow:
+    """What one user has had of the GPUs lately."""
+
+    user: int
+    weight: float
+    had_gpu_h: float
+    gpus_now: float
+    waits: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run in the history of a profile."""
+
+    outcome: str
+    peak_bytes: int
+    duration_s: float | None
+    counts: bool
+    args: dict[str, float | str] = field(default_factory=dict)
+    reserved_bytes: int | None = None
+    ended_at: float = 0.0
+    load: float | None = None
+    code: str | None = None
+    outdated: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """What was learned of one job type on one GPU model."""
+
+    type: str
+    label: str
+    model: str
+    runs: int
+    largest_bytes: int | None
+    estimate_bytes: int | None
+    because: str
+    usual_duration_s: float | None
+    history: tuple[RunRow, ...]
+    owner: int | None = None
+    known: bool = False
+    by_arguments: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    load: float | None = None
+    load_cap: float | None = None
+    load_cap_because: str = ""
+    slower_beside: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One line of the audit log."""
+
+    at: float
+    uid: int
+    pid: int | None
+    verb: str
+    object: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesRow:
+    """The last samples of one GPU, at an even pace."""
+
+    uuid: str
+    step_s: float
+    until_at: float
+    used_bytes: tuple[int | None, ...] = ()
+    load_pct: tuple[float | None, ...] = ()
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurveRow:
+    """The memory of one lease from its grant on."""
+
+    since_at: float
+    step_s: float
+    used_bytes: tuple[int | None, ...]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NegotiatorFacts:
+    """What a negotiator says of itself."""
+
+    version: str = ""
+    pid: int = 0
+    uid: int = 0
+    trouble: str | None = None
+    types_dropped: int = 0
+    started_at: float | None = None
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The negotiator, its GPUs, what runs and what waits."""
+
+    version: str
+    pid: int
+    trouble: str | None
+    gpus: tuple[GpuRow, ...]
+    leases: tuple[LeaseRow, ...]
+    waiting: tuple[WaitingRow, ...]
+    shares: tuple[ShareRow, ...] = ()
+    types_dropped: int = 0
+
+
+# --- the queue -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +259,13 @@ class AttemptRow:
     text: str | None = None
     ran_s: float | None = None
     peak_bytes: int | None = None
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> AttemptRow:
-        """Read one attempt."""
-        return cls(**_checked(cls, {**row, "gpus": tuple(row.get("gpus") or ())}))
+    lease: str | None = None
+    reserved_bytes: int | None = None
+    began_at: float | None = None
+    ended_at: float | None = None
+    status: int | None = None
+    signal: int | None = None
+    resident_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +278,21 @@ class JobRow:
     name: str = ""
     cwd: str = ""
     label: str = ""
+    job_type: str = ""
     why: str = ""
     reason: str | None = None  # how it ended
+    text: str | None = None  # the same in words
     status: int | None = None
     signal: int | None = None
     gpus_asked: int = 1
     mem_bytes: int | None = None
     is_exclusive: bool = False
+    is_held: bool = False
     priority: int = 0
     after: tuple[tuple[int, bool], ...] = ()  # job, and whether it must end well
+    retries: int = 0
+    may_requeue: bool = False
+    time_limit_s: float | None = None
     submitted_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None
@@ -71,18 +304,12 @@ class JobRow:
     reserved_bytes: int | None = None
     peak_bytes: int | None = None
     folder: str | None = None
+    group: str = ""
+    log: str = ""
+    place: int = 0
+    tag: str | None = None
     attempts: tuple[AttemptRow, ...] = ()
     environment: tuple[str, ...] = ()  # names only
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> JobRow:
-        """Read one job; its words are those that were typed."""
-        return cls(**_checked(cls, {
-            **row,
-            **{name: tuple(row.get(name) or ()) for name in ("argv", "gpus", "environment")},
-            "after": tuple((job, must) for job, must in row.get("after") or ()),
-            "attempts": tuple(AttemptRow.from_json(one) for one in row.get("attempts") or ()),
-        }))  # fmt: skip
 
     @property
     def has_ended(self) -> bool:
@@ -92,16 +319,136 @@ class JobRow:
     def is_waiting(self) -> bool:
         return self.state in ("queued", "held")
 
+    def folder_of(self, attempt: int) -> str:
+        """Return the folder of one attempt; only for a job that has begun."""
+        assert self.folder is not None
+        return f"{self.folder.rpartition('.')[0]}.{attempt}"
 
-def _checked(kind: type[AttemptRow] | type[JobRow], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the known fields of a row; refuse a value of the wrong type."""
-    found: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.name not in row:
-            continue
-        value = row[field.name]
-        kinds = _KINDS.get(str(field.type))
-        if kinds is not None and not isinstance(value, kinds):
-            raise ProtocolError(f"the field '{field.name}' of a job is {value!r}")
-        found[field.name] = value
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended, as `wait` tells it."""
+
+    id: int
+    reason: str
+    text: str | None = None
+    status: int | None = None
+    signal: int | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What a queue says of itself."""
+
+    version: str = ""
+    pid: int = 0
+    uid: int = 0
+    trouble: str = ""
+    drained: bool = False
+    origin: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+def read(kind: type[Kind], row: Mapping[str, Any]) -> Kind:
+    """Build a value from a JSON object."""
+    return kind(**_known(kind, row))
+
+
+def read_all(kind: type[Kind], rows: Any) -> list[Kind]:
+    """Build a value from each JSON object of a list."""
+    return [read(kind, row) for row in rows]
+
+
+def lease_or_request(row: Mapping[str, Any]) -> LeaseRow | WaitingRow:
+    """Build a job of `status` or `why`, which runs or waits."""
+    return read(WaitingRow, row) if row["state"] == "waiting" else read(LeaseRow, row)
+
+
+def updated(row: Kind, changes: Mapping[str, Any]) -> Kind:
+    """Return a row with the fields that a JSON object has."""
+    found: Kind = replace(row, **_known(type(row), changes))  # type: ignore[type-var]
     return found
+
+
+def as_json(row: Any) -> dict[str, Any]:
+    """Return a row as a JSON object with all its fields."""
+    return {one.name: _plain(getattr(row, one.name)) for one in fields(row)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return as_json(value) if is_dataclass(value) else value
+
+
+def _known(kind: type[Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the known fields of a row, each checked."""
+    found: dict[str, Any] = {}
+    for name, reader in _readers(kind).items():
+        if name in row:
+            try:
+                found[name] = reader(row[name])
+            except _Unfit as error:
+                raise BadRow(f"the field '{name}' of a {_name(kind)} is {row[name]!r}") from error
+    return found
+
+
+class _Unfit(Exception):
+    """A value has another type than its field."""
+
+
+def _name(kind: type[Any]) -> str:
+    return kind.__name__.removesuffix("Row").lower()
+
+
+def _readers(kind: type[Any]) -> dict[str, Reader]:
+    """Return what reads each field of a row; worked out once for each kind of row."""
+    if kind not in _known_readers:
+        hints = get_type_hints(kind)
+        _known_readers[kind] = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+    return _known_readers[kind]
+
+
+def _reader(hint: Any) -> Reader:
+    """Return what reads a value of a type: scalars, unions of them, tuples, tables, rows."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return lambda value: read(hint, _fit(value, (dict,)))
+    if origin is tuple and inner[-1] is Ellipsis:
+        each = _reader(inner[0])
+        return lambda value: tuple(map(each, _fit(value, (list, tuple, types.NoneType)) or ()))
+    if origin is tuple:
+        parts = [_reader(one) for one in inner]
+        return lambda value: _fixed(parts, _fit(value, (list, tuple)))
+    if origin is dict:
+        each = _reader(inner[1])
+        return lambda value: {k: each(v) for k, v in _fit(value, (dict,)).items()}
+    union = inner if origin in (Union, types.UnionType) else (hint,)
+    kinds = tuple(kind for one in union for kind in _SCALARS[one])
+    return lambda value: _fit(value, kinds)
+
+
+_SCALARS: Mapping[Any, tuple[type, ...]] = {
+    int: (int,),
+    str: (str,),
+    bool: (bool, int),
+    float: (int, float),
+    types.NoneType: (types.NoneType,),
+}
+
+
+def _fit(value: Any, kinds: tuple[type, ...]) -> Any:
+    if not isinstance(value, kinds):
+        raise _Unfit
+    return value
+
+
+def _fixed(parts: list[Reader], values: Any) -> tuple[Any, ...]:
+    if len(values) != len(parts):
+        raise _Unfit
+    return tuple(reader(value) for reader, value in zip(parts, values, strict=True))

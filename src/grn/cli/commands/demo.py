@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console, Group
@@ -28,6 +28,7 @@ from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.paths import user_name
 from grn.proc import spawn
+from grn.protocol.rows import ProfileRow, Status, read, read_all
 
 if TYPE_CHECKING:
     import subprocess
@@ -42,12 +43,22 @@ BATCH = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where and when a job of the demo ran."""
+
+    name: str
+    gpu: str
+    began_at: float
+    ended_at: float
+
+
 @dataclass(slots=True)
 class Demo:
     """The jobs of the demo and their results."""
 
     started: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
-    results: list[dict[str, Any]] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def collect(self) -> bool:
@@ -59,7 +70,7 @@ class Demo:
                 if process.returncode:
                     self.failed.append(f"{name}: exit status {process.returncode}\n{err}")
                 else:
-                    self.results.append({"name": name, **json.loads(out)})
+                    self.results.append(Result(name, **json.loads(out)))
         return bool(self.started)
 
 
@@ -86,7 +97,7 @@ def demo() -> int:
                 process.kill()
                 process.wait()
         took_s = time.monotonic() - began
-        learned = pages.ask_all({"op": "profiles"})["profiles"]
+        learned = read_all(ProfileRow, pages.ask_all({"op": "profiles"})["profiles"])
     _tell(demo, console, learned, took_s)
     return 1 if demo.failed else 0
 
@@ -125,39 +136,39 @@ def _watch(demo: Demo, console: Console, deadline: float) -> None:
             if time.monotonic() > deadline:
                 raise MachineError("the demo took too long; is this machine very busy?")
             with contextlib.suppress(GrnError):
-                status = pages.status()
+                status = read(Status, pages.status())
                 if console.is_terminal:
                     live.update(_picture(demo, status, console.width))
             time.sleep(PACE_S)
 
 
-def _picture(demo: Demo, status: dict[str, Any], width: int) -> Group:
-    counts = f"{len(demo.results)} done, {len(status['leases'])} running, "
-    counts += f"{len(status['waiting'])} waiting"
-    jobs = render.ps(status, user_name, width)
+def _picture(demo: Demo, status: Status, width: int) -> Group:
+    counts = f"{len(demo.results)} done, {len(status.leases)} running, "
+    counts += f"{len(status.waiting)} waiting"
+    jobs = render.ps([*status.leases, *status.waiting], user_name, width)
     return Group(
-        Text(render.gpus(status, width)), Text(""), Text(jobs), Text(""), Text(counts, "bold")
+        Text(render.gpus(status.gpus, width)), Text(""), Text(jobs), Text(""), Text(counts, "bold")
     )
 
 
-def _tell(demo: Demo, console: Console, learned: list[dict[str, Any]], took_s: float) -> None:
+def _tell(demo: Demo, console: Console, learned: list[ProfileRow], took_s: float) -> None:
     """Print where jobs ran, what was learned, and what sharing saved."""
-    first = min((result["began_at"] for result in demo.results), default=0.0)
+    first = min((result.began_at for result in demo.results), default=0.0)
     rows = [
         (
-            result["name"],
-            f"GPU {result['gpu']}",
-            f"{result['began_at'] - first:5.1f}s",
-            f"{result['ended_at'] - first:5.1f}s",
-            _span(result["began_at"] - first, result["ended_at"] - first, took_s),
+            result.name,
+            f"GPU {result.gpu}",
+            f"{result.began_at - first:5.1f}s",
+            f"{result.ended_at - first:5.1f}s",
+            _span(result.began_at - first, result.ended_at - first, took_s),
         )
-        for result in sorted(demo.results, key=lambda result: (result["gpu"], result["began_at"]))
+        for result in sorted(demo.results, key=lambda result: (result.gpu, result.began_at))
     ]
     console.print("[bold]where each ran[/]")
     console.print(Text(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
     console.print("\n[bold]what was learned[/]")
     console.print(Text(render.profiles(learned)))
-    spent = sum(result["ended_at"] - result["began_at"] for result in demo.results)
+    spent = sum(result.ended_at - result.began_at for result in demo.results)
     console.print(
         f"\n[bold]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/];\n"
         f"one at a time on each GPU they would take at least {spent / 2:.1f} s."

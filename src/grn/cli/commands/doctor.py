@@ -20,6 +20,7 @@ from grn.client import pages, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.units import show_size
 from grn.proc import pidfd
+from grn.protocol.rows import QueueFacts, Status, read
 
 FINE, NOTE, BAD = "ok", "note", "BAD"
 
@@ -131,34 +132,34 @@ def _whose(folder: str) -> Iterator[Finding]:
 
 def _queue() -> Iterator[Finding]:
     try:
-        said = queue.ask({"op": "ping"}, may_start=False)
+        said = read(QueueFacts, queue.ask({"op": "ping"}, may_start=False))
     except DaemonNotRunning:
         yield Finding(NOTE, "no queue of yours runs; `grn submit` starts one")
         return
     except GrnError as error:
         yield Finding(BAD, f"{error.message} {error.hint}".strip())
         return
-    yield Finding(FINE, f"queue {said['version']} answers (pid {said['pid']})")
-    if said["trouble"]:
-        yield Finding(BAD, said["trouble"])
+    yield Finding(FINE, f"queue {said.version} answers (pid {said.pid})")
+    if said.trouble:
+        yield Finding(BAD, said.trouble)
 
 
 def _negotiator() -> Iterator[Finding]:
     try:
-        status = pages.status()
+        status = read(Status, pages.status())
     except GrnError as error:
         yield Finding(NOTE, f"{error.message} {error.hint}".strip())
         return
-    text = f"negotiator {status['version']} answers (pid {status['pid']})"
-    jobs = f"{len(status['leases'])} running, {len(status['waiting'])} waiting"
-    yield Finding(FINE, f"{text}: {len(status['gpus'])} GPUs, {jobs}")
-    if status["version"] != __version__:
+    text = f"negotiator {status.version} answers (pid {status.pid})"
+    jobs = f"{len(status.leases)} running, {len(status.waiting)} waiting"
+    yield Finding(FINE, f"{text}: {len(status.gpus)} GPUs, {jobs}")
+    if status.version != __version__:
         yield Finding(NOTE, f"this client is {__version__}: restart the negotiator when convenient")
-    if status["trouble"]:
-        yield Finding(BAD, status["trouble"])
-    if dropped := status.get("types_dropped", 0):
+    if status.trouble:
+        yield Finding(BAD, status.trouble)
+    if dropped := status.types_dropped:
         text = f"{dropped} job types were forgotten: there were too many of a user"
         yield Finding(NOTE, f"{text}; use fewer names for --type, or they are measured anew")
-    for gpu in status["gpus"]:
-        if gpu["health"] != "ok":
-            yield Finding(BAD, f"GPU {gpu['index']} is {gpu['health']}: it gets no new job")
+    for gpu in status.gpus:
+        if gpu.health != "ok":
+            yield Finding(BAD, f"GPU {gpu.index} is {gpu.health}: it gets no new job")

@@ -15,9 +15,10 @@ import click
 from grn.cli.output import metrics as numbers
 from grn.cli.output.terminal import is_ascii
 from grn.cli.top import draw, screen
-from grn.client.state_mirror import NEGOTIATOR, StateMirror
+from grn.client.state_mirror import StateMirror
 from grn.errors import DaemonNotRunning
 from grn.paths import own_socket, user_name
+from grn.protocol.snapshot import NEGOTIATOR
 
 PATIENCE_S = 10.0
 GPUS_PACE_S = 1.0

@@ -22,7 +22,7 @@ from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
 from grn.model.text import counted, harmless
 from grn.model.units import parse_time
-from grn.protocol.rows import JobRow
+from grn.protocol.rows import JobEnd, JobRow, QueueFacts, Status, read, read_all, updated
 
 FOLLOW_S = 0.5
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
@@ -73,14 +73,18 @@ def ls(
     filters = {"name": name, "type": job_type, "group": group}
     asked |= {key: value for key, value in filters.items() if value}
     answer = queue.ask(asked)
-    rows = _with_memory([queue.typed(row) for row in answer["jobs"]])
+    rows = [queue.typed(row) for row in answer["jobs"]]
+    found = read_all(JobRow, rows)
+    memory = _memory(found)
     if as_json:
+        rows = [row | memory.get(row["id"], {}) for row in rows]
         return print_json({"schema": 1, "jobs": rows, "counts": answer["counts"]})
     if quiet:
-        return _print_ids([row["id"] for row in rows])
-    click.echo(job_text.jobs([JobRow.from_json(row) for row in rows], time.time(), width()))
-    if not rows or len(rows) == most:
-        note = f" ({most} shown: -n shows more)" if rows else ""
+        return _print_ids([job.id for job in found])
+    shown = [updated(job, memory.get(job.id, {})) for job in found]
+    click.echo(job_text.jobs(shown, time.time(), width()))
+    if not found or len(found) == most:
+        note = f" ({most} shown: -n shows more)" if found else ""
         click.echo(job_text.counts(answer["counts"]) + note, err=True)
     return 0
 
@@ -91,10 +95,11 @@ def ls(
 def show(job: str, as_json: bool) -> int:
     """Tell all of one job: command, folder, attempts, how it ended."""
     (job_id,) = _resolve([job])
-    (row,) = _with_memory([queue.show(job_id)])
+    row = queue.show(job_id)
+    row |= _memory([read(JobRow, row)]).get(job_id, {})
     if as_json:
         return print_json({"schema": 1, "job": row})
-    click.echo(job_text.job(JobRow.from_json(row), time.time(), width()))
+    click.echo(job_text.job(read(JobRow, row), time.time(), width()))
     return 0
 
 
@@ -109,12 +114,12 @@ def history(most: int, file: str | None, as_json: bool) -> int:
         from grn.cli.commands.simulate import export
 
         ended = queue.ask({"op": "list", "which": "ended", "most": 1_000_000})["jobs"]
-        return export([queue.typed(row) for row in ended], file)
+        return export(read_all(JobRow, map(queue.typed, ended)), file)
     answer = queue.ask({"op": "list", "which": "ended", "most": most})
     rows = [queue.typed(row) for row in answer["jobs"]]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
-    click.echo(job_text.history([JobRow.from_json(row) for row in rows], time.time(), width()))
+    click.echo(job_text.history(read_all(JobRow, rows), time.time(), width()))
     return 0
 
 
@@ -126,22 +131,22 @@ def history(most: int, file: str | None, as_json: bool) -> int:
 def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     """Print what a job has printed."""
     (job_id,) = _resolve([job])
-    row = queue.show(job_id)
+    row = read(JobRow, queue.show(job_id))
     name = "err" if stderr else "log"
     if follow and attempt is None:
         return _follow(job_id, name)
-    if row["log"] and row["attempt"]:
+    if row.log and row.attempt:
         sys.stdout.flush()
-        sys.stdout.buffer.write(job_logs.read_from(wire.meant(row["log"]), 0))
+        sys.stdout.buffer.write(job_logs.read_from(wire.meant(row.log), 0))
         return 0
-    if row["folder"] is None:
-        when = "never ran" if row["state"] == "ended" else "has not run yet"
-        why = (row["why"] or row["reason"]).rstrip(".")
+    if row.folder is None:
+        when = "never ran" if row.has_ended else "has not run yet"
+        why = (row.why or row.reason or "").rstrip(".")
         raise UsageError(f"job {job_id} {when}: {why}.")
-    if attempt is not None and attempt > row["attempt"]:
-        raise UsageError(f"job {job_id} was tried {counted(row['attempt'], 'time')}.")
+    if attempt is not None and attempt > row.attempt:
+        raise UsageError(f"job {job_id} was tried {counted(row.attempt, 'time')}.")
     sys.stdout.flush()
-    folder = _folder_of(row, attempt or row["attempt"])
+    folder = row.folder_of(attempt or row.attempt)
     sys.stdout.buffer.write(job_logs.read_log(folder, name))
     return 0
 
@@ -159,20 +164,20 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
         ids = _resolve(jobs)
     else:
         raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
-    failed: list[dict[str, Any]] = []
+    failed: list[JobEnd] = []
     began = time.monotonic()
-    for done, ended in enumerate(queue.ends(ids), 1):
-        if ended["reason"] != "ok":
+    for done, ended in enumerate(map(_end, queue.ends(ids)), 1):
+        if ended.reason != "ok":
             failed.append(ended)
         if quiet:
-            click.echo(ended["id"])
+            click.echo(ended.id)
         elif sys.stderr.isatty():
             line = bar(done, len(ids), len(failed), time.monotonic() - began)
             click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
     for ended in failed if not quiet else []:
-        text = f" ({harmless(ended['text'])})" if ended["text"] else ""
-        click.echo(f"job {ended['id']}: {ended['reason']}{text}", err=True)
-    return exit_code_of(failed[0]) if failed else 0
+        text = f" ({harmless(ended.text)})" if ended.text else ""
+        click.echo(f"job {ended.id}: {ended.reason}{text}", err=True)
+    return _exit_code(failed[0]) if failed else 0
 
 
 @click.command()
@@ -282,9 +287,10 @@ def queue_command(what: str, as_json: bool) -> int:
     if as_json:
         said.pop("id")
         return print_json({"schema": 1, **said, "counts": counts})
-    click.echo(f"queue {said['version']} answers (pid {said['pid']}): {job_text.counts(counts)}")
-    if said["trouble"]:
-        click.echo(f"warning: {said['trouble']}", err=True)
+    facts = read(QueueFacts, said)
+    click.echo(f"queue {facts.version} answers (pid {facts.pid}): {job_text.counts(counts)}")
+    if facts.trouble:
+        click.echo(f"warning: {facts.trouble}", err=True)
     return 0
 
 
@@ -315,46 +321,51 @@ def _print_ids(ids: Sequence[int]) -> int:
     return 0
 
 
-def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the memory that running jobs use and reserve, by the negotiator."""
-    if not any(row["lease"] and row["state"] == "running" for row in rows):
-        return rows
+def _memory(jobs: Sequence[JobRow]) -> dict[int, dict[str, int | None]]:
+    """Return the memory that running jobs use and reserve, by the negotiator."""
+    if not any(job.lease and job.state == "running" for job in jobs):
+        return {}
     from grn.client import pages
 
     try:
-        leases = {row["id"]: row for row in pages.status()["leases"]}
+        leases = {row.id: row for row in read(Status, pages.status()).leases}
     except GrnError:
-        return rows  # the list is good without it
-    for row in rows:
-        lease = leases.get(row["lease"])
-        if lease is not None and row["state"] == "running":
-            row |= {key: lease[key] for key in ("used_bytes", "reserved_bytes")}
-    return rows
+        return {}  # the list is good without it
+    running = [(job, leases.get(job.lease or "")) for job in jobs if job.state == "running"]
+    return {
+        job.id: {"used_bytes": lease.used_bytes, "reserved_bytes": lease.reserved_bytes}
+        for job, lease in running
+        if lease is not None
+    }
+
+
+def _end(row: dict[str, Any]) -> JobEnd:
+    return read(JobEnd, row)
+
+
+def _exit_code(ended: JobEnd) -> int:
+    return exit_code_of(ended.reason, ended.status, ended.signal)
 
 
 def _follow(job_id: int, name: str) -> int:
     """Print a log as it grows, through attempts, until the job has ended."""
     shown: dict[str, int] = {}  # file -> how much of it was printed
-    row: dict[str, Any] = {"attempt": 0}
+    row: JobRow | None = None
     attempt = 0  # the one that is printed
     for ended in queue.ends_or_pauses([job_id], FOLLOW_S):
-        if ended is not None or not row["attempt"]:
-            row = queue.show(job_id)
-            attempt = attempt or row["attempt"]
-        while row["attempt"]:
-            own = [wire.meant(row["log"])] if row["log"] else []
-            for file in own or job_logs.parts(os.path.join(_folder_of(row, attempt), name)):
+        if ended is not None or row is None or not row.attempt:
+            row = read(JobRow, queue.show(job_id))
+            attempt = attempt or row.attempt
+        while row.attempt:
+            own = [wire.meant(row.log)] if row.log else []
+            for file in own or job_logs.parts(os.path.join(row.folder_of(attempt), name)):
                 data = job_logs.read_from(file, shown.get(file, 0))
                 shown[file] = shown.get(file, 0) + len(data)
                 sys.stdout.buffer.write(data)
-            if attempt >= row["attempt"] and not os.path.isdir(_folder_of(row, attempt + 1)):
+            if attempt >= row.attempt and not os.path.isdir(row.folder_of(attempt + 1)):
                 break
             attempt += 1
         sys.stdout.flush()
         if ended is not None:
-            return exit_code_of(ended)
+            return _exit_code(_end(ended))
     raise AssertionError("the iterator ends with the end of the job")
-
-
-def _folder_of(row: dict[str, Any], attempt: int) -> str:
-    return f"{row['folder'].rpartition('.')[0]}.{attempt}"

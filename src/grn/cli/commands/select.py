@@ -26,6 +26,7 @@ from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.proc import processes
 from grn.protocol.lease import LeaseRequest
+from grn.protocol.rows import Status, read
 
 IDLE_EXIT_S = 300.0
 NOT_NOW = 1
@@ -157,7 +158,7 @@ def _give_back(mark: str) -> bool:
 def _leases() -> set[str]:
     """Return the ids of all leases that are held now; none without a negotiator."""
     try:
-        return {row["id"] for row in pages.status(retry.ask)["leases"]}
+        return {row.id for row in read(Status, pages.status(retry.ask)).leases}
     except DaemonNotRunning:
         return set()
 
@@ -165,8 +166,8 @@ def _leases() -> set[str]:
 def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
     # Inside another job it is that job's GPUs, as they are named there.
     visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    uuids = [gpu["uuid"] for gpu in retry.ask({"op": "status"})["status"]["gpus"]
-             if lease.id in gpu["leases"]]  # fmt: skip
+    status = read(Status, retry.ask({"op": "status"})["status"])
+    uuids = [gpu.uuid for gpu in status.gpus if lease.id in gpu.leases]
     if options["as_json"]:
         return print_json(
             {

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -19,6 +18,7 @@ from grn.client.job_features import of_command
 from grn.errors import GrnError, MachineError, UsageError
 from grn.model.gpu import Gpu
 from grn.model.text import counted
+from grn.protocol.rows import JobRow, ProfileRow, read_all
 from grn.simulate import files
 from grn.simulate.generate import PER_MINUTE, arriving, generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play, rules
@@ -161,12 +161,12 @@ def _write(path: str, text: str) -> None:
 # --- the way back: `grn history --export` ----------------------------------------------------
 
 
-def export(rows: Sequence[dict[str, Any]], path: str) -> int:
+def export(rows: Sequence[JobRow], path: str) -> int:
     """Write the jobs that ended well and were measured as a workload; print both counts."""
     loads = _loads()
-    good = [row for row in rows if row["reason"] == "ok" and row["ran_s"] and row["peak_bytes"]]
-    good.sort(key=lambda row: float(row["submitted_at"]))
-    began = float(good[0]["submitted_at"]) if good else 0.0
+    good = [row for row in rows if row.reason == "ok" and row.ran_s and row.peak_bytes]
+    good.sort(key=lambda row: row.submitted_at)
+    began = good[0].submitted_at if good else 0.0
     text = files.write_jobs(_exported(row, began, loads) for row in good)
     if path == "-":
         click.echo(text, nl=False)
@@ -179,24 +179,24 @@ def export(rows: Sequence[dict[str, Any]], path: str) -> int:
     return 0
 
 
-def _exported(row: dict[str, Any], began: float, loads: dict[str, float]) -> SimulatedJob:
+def _exported(row: JobRow, began: float, loads: dict[str, float]) -> SimulatedJob:
     return SimulatedJob(
-        name=str(row["id"]),
-        job_type=row["label"],
-        arrival_s=float(row["submitted_at"]) - began,
-        solo_s=float(row["ran_s"]),
-        peak_bytes=int(row["peak_bytes"]),
-        gpus=max(1, len(row["gpus"])),
-        load=loads.get(row["label"], 0.9),
+        name=str(row.id),
+        job_type=row.label,
+        arrival_s=row.submitted_at - began,
+        solo_s=row.ran_s or 0.0,
+        peak_bytes=row.peak_bytes or 0,
+        gpus=max(1, len(row.gpus)),
+        load=loads.get(row.label, 0.9),
         user=os.getuid(),
-        arguments=tuple(sorted(of_command(row["argv"]).items())),
+        arguments=tuple(sorted(of_command(row.argv).items())),
     )
 
 
 def _loads() -> dict[str, float]:
     """Return the load of each job type, as the negotiator has measured it."""
     try:
-        profiles = pages.ask_all({"op": "profiles"})["profiles"]
+        profiles = read_all(ProfileRow, pages.ask_all({"op": "profiles"})["profiles"])
     except GrnError:
         return {}  # the file is good without it
-    return {row["label"]: row["load"] for row in profiles if row.get("load") is not None}
+    return {row.label: row.load for row in profiles if row.load is not None}

@@ -17,7 +17,15 @@ from grn.client.submit import is_id
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model.text import harmless
 from grn.paths import user_name
-from grn.protocol.rows import JobRow
+from grn.protocol.rows import (
+    AuditRow,
+    JobRow,
+    ProfileRow,
+    Status,
+    lease_or_request,
+    read,
+    read_all,
+)
 
 Row = dict[str, Any]
 
@@ -39,8 +47,9 @@ def gpus(is_watched: bool, as_json: bool) -> int:
     if as_json:
         keys = ("schema", "version", "gpus")
         return print_json({key: status[key] for key in keys})
-    click.echo(render.gpus(status, width(), is_ascii()))
-    _say_trouble(status)
+    found = read(Status, status)
+    click.echo(render.gpus(found.gpus, width(), is_ascii()))
+    _say_trouble(found)
     return 0
 
 
@@ -52,8 +61,9 @@ def ps(as_json: bool) -> int:
     if as_json:
         keys = ("schema", "version", "leases", "waiting")
         return print_json({key: status[key] for key in keys})
-    click.echo(render.ps(status, user_name, width()))
-    _say_trouble(status)
+    found = read(Status, status)
+    click.echo(render.ps([*found.leases, *found.waiting], user_name, width()))
+    _say_trouble(found)
     return 0
 
 
@@ -74,9 +84,9 @@ def why(job: str, as_json: bool) -> int:
     if as_json:
         return print_json({"schema": 1, "jobs": rows} | ({} if own is None else {"job": own}))
     if own is not None:
-        click.echo(job_text.explained(JobRow.from_json(own), time.time()))
+        click.echo(job_text.explained(read(JobRow, own), time.time()))
     if rows:
-        click.echo(render.why(rows, user_name))
+        click.echo(render.why([*map(lease_or_request, rows)], user_name))
     return 0
 
 
@@ -87,7 +97,7 @@ def shares(as_json: bool) -> int:
     status = ask_once({"op": "status"})["status"]
     if as_json:
         return print_json({key: status[key] for key in ("schema", "version", "shares")})
-    click.echo(render.shares(status["shares"], user_name, width()))
+    click.echo(render.shares(read(Status, status).shares, user_name, width()))
     return 0
 
 
@@ -104,14 +114,14 @@ def audit(most: int, as_json: bool) -> int:
         return print_json({"schema": 1, "audit": rows})
     lines = [
         (
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"])),
-            user_name(row["uid"]),
-            "?" if row["pid"] is None else str(row["pid"]),
-            row["verb"],
-            harmless(row["object"]),
-            row["result"],
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.at)),
+            user_name(row.uid),
+            "?" if row.pid is None else str(row.pid),
+            row.verb,
+            harmless(row.object),
+            row.result,
         )
-        for row in rows
+        for row in read_all(AuditRow, rows)
     ]
     headers = ("WHEN", "USER", "PID", "VERB", "OBJECT", "RESULT")
     none = "nothing yet: nobody was refused, forgot a profile or stopped the negotiator"
@@ -129,7 +139,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
     rows = pages.ask_all({"op": "profiles"})["profiles"]
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
-    click.echo(render.profiles(rows, width()))
+    click.echo(render.profiles(read_all(ProfileRow, rows), width()))
     return 0
 
 
@@ -143,7 +153,8 @@ def profiles_show(job_type: str, as_json: bool) -> int:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
-    click.echo("\n\n".join(render.profile(row, is_ascii(), width()) for row in rows))
+    found = read_all(ProfileRow, rows)
+    click.echo("\n\n".join(render.profile(row, is_ascii(), width()) for row in found))
     return 0
 
 
@@ -156,9 +167,9 @@ def profiles_forget(job_type: str) -> int:
     return 0
 
 
-def _say_trouble(status: Row) -> None:
-    if status["trouble"]:
-        click.echo(f"warning: {status['trouble']}", err=True)
+def _say_trouble(status: Status) -> None:
+    if status.trouble:
+        click.echo(f"warning: {status.trouble}", err=True)
 
 
 def _own_job(job: str) -> Row | None:

@@ -7,27 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
 
-Row = Mapping[str, Any]
+from grn.protocol.rows import GpuRow, LeaseRow
+from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
+
 Labels = Mapping[str, object]
 Sample = tuple[Labels, float | None]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class MetricsSource(Protocol):
-    """The snapshot: see grn.client.state_mirror."""
-
-    trouble: dict[str, str]
-    negotiator: dict[str, Any]
-    gpus: dict[str, dict[str, Any]]
-    leases: dict[str, dict[str, Any]]
-    waiting: dict[str, dict[str, Any]]
-    queue: dict[str, Any]
-    jobs: dict[int, dict[str, Any]]
-
-
-def text(picture: MetricsSource, now: float) -> str:
+def text(picture: Snapshot, now: float) -> str:
     """Write all numbers; `now` is the wall clock."""
     lines: list[str] = []
     for name, kind, help_text, samples in _families(picture, now):
@@ -38,47 +27,46 @@ def text(picture: MetricsSource, now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _families(picture: MetricsSource, now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _families(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
     up = [({"source": name}, 0.0 if why else 1.0) for name, why in picture.trouble.items()]
     yield "grn_up", "gauge", "Whether negotiator and queue answer.", [*up]
-    if not picture.trouble["negotiator"]:
+    if not picture.trouble[NEGOTIATOR]:
         yield from _machine(picture, now)
-    if not picture.trouble["queue"]:
+    if not picture.trouble[QUEUE]:
         yield from _queue(picture)
 
 
-def _machine(picture: MetricsSource, now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _machine(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
     facts = picture.negotiator
-    yield "grn_info", "gauge", "The negotiator.", [({"version": facts["version"]}, 1.0)]
-    started = facts.get("started_at")
-    yield "grn_start_time_seconds", "gauge", "When it was started.", [({}, started)]
-    trouble = float(bool(facts["trouble"]))
+    yield "grn_info", "gauge", "The negotiator.", [({"version": facts.version}, 1.0)]
+    yield "grn_start_time_seconds", "gauge", "When it was started.", [({}, facts.started_at)]
+    trouble = float(bool(facts.trouble))
     yield "grn_trouble", "gauge", "1 while something keeps it from its work.", [({}, trouble)]
     yield from _gpus(list(picture.gpus.values()))
     yield from _leases(list(picture.leases.values()))
     waiting = list(picture.waiting.values())
-    reasons = Counter(str(row["reason"] or "unknown") for row in waiting)
+    reasons = Counter(row.reason or "unknown" for row in waiting)
     by_reason: list[Sample] = [({"reason": name}, count) for name, count in reasons.items()]
     yield "grn_waiting", "gauge", "Requests that wait, by reason.", by_reason or [({}, 0.0)]
-    oldest = max((now - row["since_at"] for row in waiting), default=0.0)
+    oldest = max((now - row.since_at for row in waiting), default=0.0)
     yield "grn_waiting_oldest_seconds", "gauge", "How long the oldest waits.", [({}, oldest)]
     ended: list[Sample] = [
-        ({"outcome": outcome}, count) for outcome, count in facts.get("outcomes", {}).items()
+        ({"outcome": outcome}, count) for outcome, count in facts.outcomes.items()
     ]
     yield "grn_leases_ended_total", "counter", "Leases that have ended, by outcome.", ended
 
 
-def _gpus(gpus: list[dict[str, Any]]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _gpus(gpus: list[GpuRow]) -> Iterable[tuple[str, str, str, list[Sample]]]:
     def each(key: str) -> list[Sample]:
-        return [({"gpu": row["index"], "uuid": row["uuid"]}, row[key]) for row in gpus]
+        return [({"gpu": row.index, "uuid": row.uuid}, getattr(row, key)) for row in gpus]
 
     names: list[Sample] = [
-        ({"gpu": row["index"], **{key: row[key] for key in ("uuid", "model", "kind")}}, 1.0)
+        ({"gpu": row.index, "uuid": row.uuid, "model": row.model, "kind": row.kind}, 1.0)
         for row in gpus
     ]
     yield "grn_gpu_info", "gauge", "The GPUs that are managed.", names
     health: list[Sample] = [
-        ({"gpu": row["index"], "uuid": row["uuid"]}, float(row["health"] == "ok")) for row in gpus
+        ({"gpu": row.index, "uuid": row.uuid}, float(row.health == "ok")) for row in gpus
     ]
     yield (
         "grn_gpu_healthy",
@@ -92,40 +80,38 @@ def _gpus(gpus: list[dict[str, Any]]) -> Iterable[tuple[str, str, str, list[Samp
         (labels, None if value is None else value / 100) for labels, value in each("load_pct")
     ]
     yield "grn_gpu_load_ratio", "gauge", "Load, 0 to 1.", loads
-    counts: list[Sample] = [
-        ({"gpu": row["index"], "uuid": row["uuid"]}, len(row["leases"])) for row in gpus
-    ]
+    counts: list[Sample] = [({"gpu": row.index, "uuid": row.uuid}, len(row.leases)) for row in gpus]
     yield "grn_gpu_leases", "gauge", "Leases on it.", counts
 
 
-def _leases(leases: list[dict[str, Any]]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _leases(leases: list[LeaseRow]) -> Iterable[tuple[str, str, str, list[Sample]]]:
     states = Counter({"running": 0, "draining": 0})
-    states.update(row["state"] for row in leases)
+    states.update(row.state for row in leases)
     by_state: list[Sample] = [({"state": name}, count) for name, count in states.items()]
     yield "grn_leases", "gauge", "Leases, by state.", by_state
-    users: dict[int, list[dict[str, Any]]] = {}
+    users: dict[int, list[LeaseRow]] = {}
     for row in leases:
-        users.setdefault(row["user"], []).append(row)
+        users.setdefault(row.user, []).append(row)
     counts: list[Sample] = [({"uid": uid}, len(rows)) for uid, rows in users.items()]
     yield "grn_user_leases", "gauge", "Leases of a user.", counts
     for key in ("reserved", "used"):
         sums: list[Sample] = [
-            ({"uid": uid}, sum((row[f"{key}_bytes"] or 0) * len(row["gpus"]) for row in rows))
+            ({"uid": uid}, sum((getattr(row, f"{key}_bytes") or 0) * len(row.gpus) for row in rows))
             for uid, rows in users.items()
         ]
         text = f"GPU memory {key} by a user's leases, over all their GPUs."
         yield f"grn_user_{key}_bytes", "gauge", text, sums
 
 
-def _queue(picture: MetricsSource) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _queue(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:
     facts = picture.queue
-    counts: list[Sample] = [({"state": name}, count) for name, count in facts["counts"].items()]
+    counts: list[Sample] = [({"state": name}, count) for name, count in facts.counts.items()]
     yield "grn_queue_jobs", "gauge", "Jobs of this user's queue, by state.", counts
-    held = sum(row["is_held"] for row in picture.jobs.values())
+    held = sum(row.is_held for row in picture.jobs.values())
     yield "grn_queue_held_jobs", "gauge", "Of the queued ones, those kept back.", [({}, held)]
-    drained = float(facts["drained"])
+    drained = float(facts.drained)
     yield "grn_queue_drained", "gauge", "1 while it starts nothing more.", [({}, drained)]
-    trouble = float(bool(facts["trouble"]))
+    trouble = float(bool(facts.trouble))
     yield "grn_queue_trouble", "gauge", "1 while something keeps it back.", [({}, trouble)]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from grn.cli.output.table import labelled, table
 from grn.model.units import show_size, show_time
+from grn.protocol.rows import GpuRow, LeaseRow, ProfileRow, RunRow, ShareRow, WaitingRow
 
-Row = dict[str, Any]
 UserName = Callable[[int], str]
 
 BLOCKS = ("█", "▒", "░", "·")
@@ -17,21 +16,21 @@ BAR, SHORTEST_BAR = 20, 8
 _WIDE_FROM = 100  # columns of a terminal
 
 
-def gpus(status: Row, width: int = 0, is_ascii: bool = False) -> str:
+def gpus(found: Sequence[GpuRow], width: int = 0, is_ascii: bool = False) -> str:
     """Draw one line for each GPU."""
     used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     legend = f"{used} used by jobs  {reserved} reserved  {strangers} others and guard"
     headers = ("GPU", "MODEL", "MEMORY", "USED", "RESERVED", "FREE", "TOTAL", "LOAD", "JOBS")
-    rows = [_gpu_row(gpu, BAR, is_ascii) for gpu in status["gpus"]]
+    rows = [_gpu_row(gpu, BAR, is_ascii) for gpu in found]
     if width:
         rows = [(index, short_model(model), *rest) for index, model, *rest in rows]
         over = len(table(headers, rows).partition("\n")[0]) - width
         size = min(BAR, max(SHORTEST_BAR, BAR - over))
-        bars = [bar(gpu, size, is_ascii) for gpu in status["gpus"]]
+        bars = [bar(gpu, size, is_ascii) for gpu in found]
         rows = [(*row[:2], drawn, *row[3:]) for row, drawn in zip(rows, bars, strict=True)]
     drawn = table(headers, rows, width, elastic=("MODEL",), spare=("TOTAL", "MEMORY", "LOAD"))
     legends = [legend] if "MEMORY" in drawn else []
-    return "\n".join((drawn, *legends, *_links(status["gpus"])))
+    return "\n".join((drawn, *legends, *_links(found)))
 
 
 def short_model(name: str) -> str:
@@ -41,15 +40,15 @@ def short_model(name: str) -> str:
     return name
 
 
-def _links(gpus: Sequence[Row]) -> list[str]:
+def _links(gpus: Sequence[GpuRow]) -> list[str]:
     """Name the GPUs that are all linked to each other, a line for each kind of link."""
-    index = {gpu["uuid"]: gpu["index"] for gpu in gpus}
+    index = {gpu.uuid: gpu.index for gpu in gpus}
     kinds: dict[str, set[tuple[int, int]]] = {}
     for gpu in gpus:
-        for link in gpu.get("links", ()):
-            if link["to"] in index:
-                kind = link["by"] + (f" x{link['lanes']}" if link["lanes"] else "")
-                kinds.setdefault(kind, set()).add((gpu["index"], index[link["to"]]))
+        for link in gpu.links:
+            if link.to in index:
+                kind = link.by + (f" x{link.lanes}" if link.lanes else "")
+                kinds.setdefault(kind, set()).add((gpu.index, index[link.to]))
     return [
         f"{kind}: {'  '.join(','.join(map(str, each)) for each in _linked_sets(pairs))}"
         for kind, pairs in sorted(kinds.items())
@@ -71,51 +70,51 @@ def _linked_sets(pairs: set[tuple[int, int]]) -> list[list[int]]:
     return sets
 
 
-def ps(status: Row, user_name: UserName, width: int = 0) -> str:
+def ps(found: Sequence[LeaseRow | WaitingRow], user_name: UserName, width: int = 0) -> str:
     """List what runs and what waits, with reasons."""
-    rows = [_job_row(row, user_name) for row in [*status["leases"], *status["waiting"]]]
+    rows = [_job_row(row, user_name) for row in found]
     if not rows:
         return "nothing runs and nothing waits"
     headers = ("ID", "STATE", "USER", "PID", "GPU", "USED/RESERVED", "FOR", "TYPE", "WHY")
     return table(headers, rows, width, elastic=("TYPE", "WHY"), spare=("PID", "USED/RESERVED"))
 
 
-def why(rows: Sequence[Row], user_name: UserName) -> str:
+def why(rows: Sequence[LeaseRow | WaitingRow], user_name: UserName) -> str:
     """Explain each of the jobs meant."""
     return "\n".join(_explained(row, user_name) for row in rows)
 
 
-def shares(rows: Sequence[Row], user_name: UserName, width: int = 0) -> str:
+def shares(rows: Sequence[ShareRow], user_name: UserName, width: int = 0) -> str:
     """List users by whose turn it is."""
     if not rows:
         return "nobody has used a GPU lately"
-    total = sum(row["had_gpu_h"] for row in rows) or 1.0
+    total = sum(row.had_gpu_h for row in rows) or 1.0
     lines = [
         (
-            user_name(row["user"]),
-            f"{row['weight']:g}",
-            f"{row['had_gpu_h']:.2f}",
-            f"{row['had_gpu_h'] / total:.0%}",
-            f"{row['gpus_now']:.1f}",
-            str(row["waits"]),
+            user_name(row.user),
+            f"{row.weight:g}",
+            f"{row.had_gpu_h:.2f}",
+            f"{row.had_gpu_h / total:.0%}",
+            f"{row.gpus_now:.1f}",
+            str(row.waits),
         )
         for row in rows
     ]
     return table(("USER", "WEIGHT", "GPU HOURS", "SHARE", "GPUS NOW", "WAITS"), lines, width)
 
 
-def profiles(rows: Sequence[Row], width: int = 0) -> str:
+def profiles(rows: Sequence[ProfileRow], width: int = 0) -> str:
     """List what was learned, a line for each job type and GPU model."""
     if not rows:
         return "nothing was learned yet: run a job first"
     lines = [
         (
-            row["label"],
-            row["model"],
-            str(row["runs"]),
-            show_size(row["largest_bytes"]),
-            show_size(row["estimate_bytes"]),
-            show_time(row["usual_duration_s"]),
+            row.label,
+            row.model,
+            str(row.runs),
+            show_size(row.largest_bytes),
+            show_size(row.estimate_bytes),
+            show_time(row.usual_duration_s),
         )
         for row in rows
     ]
@@ -123,36 +122,36 @@ def profiles(rows: Sequence[Row], width: int = 0) -> str:
     return table(headers, lines, width, elastic=("TYPE", "GPU MODEL"), spare=("USUAL TIME",))
 
 
-def profile(row: Row, is_ascii: bool = False, width: int = 0) -> str:
+def profile(row: ProfileRow, is_ascii: bool = False, width: int = 0) -> str:
     """Explain one profile in words and draw the peaks of its runs beside the estimate."""
-    notes = [*row.get("by_arguments", ()), *row.get("notes", ())]
+    notes = [*row.by_arguments, *row.notes]
     lines = [
-        ("type", row["type"]),
-        ("estimate", f"{show_size(row['estimate_bytes'])}: {row['because']}"),
+        ("type", row.type),
+        ("estimate", f"{show_size(row.estimate_bytes)}: {row.because}"),
         *(("", text) for text in notes),
         *_load_lines(row),
-        ("runs", f"{row['runs']}, the last {len(row['history'])}:"),
+        ("runs", f"{row.runs}, the last {len(row.history)}:"),
         *_run_lines(row, 12 if 0 < width < _WIDE_FROM else 24, is_ascii),
     ]
-    head = f"{row['label']} on {row['model']}"
+    head = f"{row.label} on {row.model}"
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines)])
 
 
-def _run_lines(row: Row, size: int, is_ascii: bool) -> Iterator[tuple[str, str]]:
+def _run_lines(row: ProfileRow, size: int, is_ascii: bool) -> Iterator[tuple[str, str]]:
     """Draw each run, and the estimate for the next."""
-    most = max([row["estimate_bytes"] or 0, *(run["peak_bytes"] for run in row["history"])]) or 1
+    most = max([row.estimate_bytes or 0, *(run.peak_bytes for run in row.history)]) or 1
     solid, reserved, faint, _ = ASCII_BLOCKS if is_ascii else BLOCKS
-    for run in row["history"]:
-        block = faint if run.get("outdated") else solid
-        peak = run["peak_bytes"]
+    for run in row.history:
+        block = faint if run.outdated else solid
+        peak = run.peak_bytes
         drawn = f"{_peak(peak / most, size, block)} {show_size(peak):>9}"
-        yield run["outcome"], f"{drawn} {_told(run)}"
-        if run.get("note"):
-            yield "", run["note"]
-    if row["estimate_bytes"] and row["history"]:
-        estimate = row["estimate_bytes"]
+        yield run.outcome, f"{drawn} {_told(run)}"
+        if run.note:
+            yield "", run.note
+    if row.estimate_bytes and row.history:
+        estimate = row.estimate_bytes
         drawn = f"{_peak(estimate / most, size, reserved)} {show_size(estimate):>9}"
-        which = " where its arguments tell nothing" if row.get("by_arguments") else ""
+        which = " where its arguments tell nothing" if row.by_arguments else ""
         yield "next", f"{drawn} as estimated{which}"
 
 
@@ -160,35 +159,35 @@ def _peak(share: float, size: int, block: str) -> str:
     return (block * max(1, round(size * share))).ljust(size)
 
 
-def _told(run: Row) -> str:
-    facts = " ".join(f"{name}={_value(value)}" for name, value in run["args"].items())
-    note = "" if run["counts"] else "  (at least: it did not end well)"
-    if run.get("outdated"):
+def _told(run: RunRow) -> str:
+    facts = " ".join(f"{name}={_value(value)}" for name, value in run.args.items())
+    note = "" if run.counts else "  (at least: it did not end well)"
+    if run.outdated:
         note = "  (older: does not count any more)"
-    return f"in {show_time(run['duration_s']):>6} {facts}{note}"
+    return f"in {show_time(run.duration_s):>6} {facts}{note}"
 
 
-def _load_lines(row: Row) -> Iterator[tuple[str, str]]:
+def _load_lines(row: ProfileRow) -> Iterator[tuple[str, str]]:
     """Say how busy a type keeps a GPU, and beside whom it takes longer."""
-    if row.get("load"):
-        text = f"{row['load']:.0%} of a GPU's time"
-        if row.get("load_cap"):
-            text += f"; shared up to {row['load_cap']:.0%} ({row['load_cap_because']})"
+    if row.load:
+        text = f"{row.load:.0%} of a GPU's time"
+        if row.load_cap:
+            text += f"; shared up to {row.load_cap:.0%} ({row.load_cap_because})"
         yield "load", text
-    for other, slower in row.get("slower_beside", {}).items():
+    for other, slower in row.slower_beside.items():
         yield "beside", f"{other}: {slower:.1f} times as long as load tells"
 
 
-def bar(gpu: Row, size: int, is_ascii: bool = False) -> str:
+def bar(gpu: GpuRow, size: int, is_ascii: bool = False) -> str:
     """Draw the memory of a GPU: used by jobs, reserved beyond that, others and guard, free."""
     used_block, reserved_block, others_block, free_block = ASCII_BLOCKS if is_ascii else BLOCKS
-    if gpu["used_bytes"] is None:
+    if gpu.used_bytes is None:
         return "?" * size
-    others = gpu["strangers_bytes"] + gpu["unexplained_bytes"]
-    used = max(0, gpu["used_bytes"] - others)
-    reserved = max(0, gpu["reserved_bytes"] - used)
-    others += gpu["guard_bytes"]
-    parts = [_cells(part, gpu["total_bytes"], size) for part in (used, reserved, others)]
+    others = gpu.strangers_bytes + gpu.unexplained_bytes
+    used = max(0, gpu.used_bytes - others)
+    reserved = max(0, gpu.reserved_bytes - used)
+    others += gpu.guard_bytes
+    parts = [_cells(part, gpu.total_bytes, size) for part in (used, reserved, others)]
     drawn = used_block * parts[0] + reserved_block * parts[1]
     drawn = drawn[: size - parts[2]].ljust(size - parts[2], free_block)
     return (drawn + others_block * parts[2])[:size]
@@ -198,55 +197,45 @@ def _cells(part: int, total: int, size: int) -> int:
     return min(size, max(1, round(size * part / total)) if part else 0)
 
 
-def _gpu_row(gpu: Row, size: int, is_ascii: bool) -> tuple[str, ...]:
-    load = "?" if gpu["load_pct"] is None else f"{gpu['load_pct']:.0f}%"
-    health = "" if gpu["health"] == "ok" else f" ({gpu['health']})"
+def _gpu_row(gpu: GpuRow, size: int, is_ascii: bool) -> tuple[str, ...]:
+    load = "?" if gpu.load_pct is None else f"{gpu.load_pct:.0f}%"
+    health = "" if gpu.health == "ok" else f" ({gpu.health})"
     return (
-        str(gpu["index"]),
-        gpu["model"] + health,
+        str(gpu.index),
+        gpu.model + health,
         bar(gpu, size, is_ascii),
-        show_size(gpu["used_bytes"]),
-        show_size(gpu["reserved_bytes"]),
-        show_size(gpu["free_bytes"]),
-        show_size(gpu["total_bytes"]),
+        show_size(gpu.used_bytes),
+        show_size(gpu.reserved_bytes),
+        show_size(gpu.free_bytes),
+        show_size(gpu.total_bytes),
         load,
-        str(len(gpu["leases"])),
+        str(len(gpu.leases)),
     )
 
 
-def _job_row(row: Row, user_name: UserName) -> tuple[str, ...]:
-    is_waiting = row["state"] == "waiting"
-    places = f"({row['gpus_asked']})" if is_waiting else ",".join(map(str, row["gpus"]))
-    memory = (
-        "" if is_waiting else f"{show_size(row['used_bytes'])}/{show_size(row['reserved_bytes'])}"
-    )
-    state = "first run" if row.get("first_run") else row["state"]
-    return (
-        row["id"],
-        state,
-        user_name(row["user"]),
-        str(row["pid"] or "?"),
-        places,
-        memory,
-        show_time(row["for_s"]),
-        row["label"],
-        row["why"] if is_waiting or row["state"] == "draining" else "",
-    )
+def _job_row(row: LeaseRow | WaitingRow, user_name: UserName) -> tuple[str, ...]:
+    if isinstance(row, WaitingRow):
+        state, places, memory, why = row.state, f"({row.gpus_asked})", "", row.why
+    else:
+        state = "first run" if row.first_run else row.state
+        places = ",".join(map(str, row.gpus))
+        memory = f"{show_size(row.used_bytes)}/{show_size(row.reserved_bytes)}"
+        why = row.why if row.state == "draining" else ""
+    user, pid = user_name(row.user), str(row.pid or "?")
+    return (row.id, state, user, pid, places, memory, show_time(row.for_s), row.label, why)
 
 
-def _explained(row: Row, user_name: UserName) -> str:
-    who = f"{row['id']}  {row['label']}  of {user_name(row['user'])} (pid {row['pid'] or '?'})"
-    if row["state"] == "waiting":
-        verb = f"waits for {show_time(row['for_s'])}, place {row['place']}"
+def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
+    who = f"{row.id}  {row.label}  of {user_name(row.user)} (pid {row.pid or '?'})"
+    if isinstance(row, WaitingRow):
+        verb = f"waits for {show_time(row.for_s)}, place {row.place}"
         turn = ""
-        if before := row.get("users_before"):
+        if before := row.users_before:
             others = "another user who waits has" if before == 1 else f"{before} others have"
-            turn = (
-                f"\n  its user has had {row['had_gpu_h']:.1f} GPU hours lately; {others} had less"
-            )
-        return f"{who}\n  {verb}: {row['why']}  [{row['reason']}]{turn}"
-    memory = f"{show_size(row['used_bytes'])} used of {show_size(row['reserved_bytes'])} reserved"
-    return f"{who}\n  {row['why']}, for {show_time(row['for_s'])}; {memory}"
+            turn = f"\n  its user has had {row.had_gpu_h:.1f} GPU hours lately; {others} had less"
+        return f"{who}\n  {verb}: {row.why}  [{row.reason}]{turn}"
+    memory = f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
+    return f"{who}\n  {row.why}, for {show_time(row.for_s)}; {memory}"
 
 
 def _value(value: float | str) -> str:

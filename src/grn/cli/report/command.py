@@ -49,7 +49,7 @@ def _of_period(since: str) -> str:
         own = queries.past(period.since, MAX_JOBS)
         spans = inside(queries.spans(watch.picture, period.since, own), period)
         gaps = queries.gaps(watch.picture, period.since)
-        known = {int(gpu["index"]) for gpu in watch.picture.gpus.values()}
+        known = {gpu.index for gpu in watch.picture.gpus.values()}
     if len(own) == MAX_JOBS:
         gaps.append(f"Of your own jobs the latest {MAX_JOBS} are in this report.")
     past = {index for span in spans for index in span.gpus} - known

@@ -22,7 +22,7 @@ from grn.errors import GrnError
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.paths import user_name
-from grn.protocol.rows import JobRow
+from grn.protocol.rows import CurveRow, JobRow, lease_or_request, read
 
 MAX_LOG_BYTES = 256 << 10
 
@@ -94,10 +94,10 @@ def carry_out(order: KeyAction, marks: Marks) -> Done:
 
 def _log(row: Row) -> Done:
     assert row.job is not None
-    job = queue.show(row.job, may_start=False)
-    folder = job["folder"]
+    job = read(JobRow, queue.show(row.job, may_start=False))
+    folder = job.folder
     if folder is None:
-        return Done(f"job {row.id} has not run yet: {harmless(job['why'])}")
+        return Done(f"job {row.id} has not run yet: {harmless(job.why)}")
     title = f"log of job {row.id}  {row.what}"
     return Done(page=LogPage(title, lambda: log_lines(folder), is_followed=True))
 
@@ -120,7 +120,7 @@ def log_lines(folder: str) -> list[str]:
 def _explanation(row: Row, marks: Marks) -> list[str]:
     lines: list[str] = []
     if row.job is not None:
-        job = JobRow.from_json(queue.show(row.job, may_start=False))
+        job = read(JobRow, queue.show(row.job, may_start=False))
         lines += job_text.job(job, time.time()).splitlines()
     if row.lease is not None and row.part is not Section.ENDED:
         lines += ["", *_negotiators_word(row.lease)]
@@ -134,17 +134,17 @@ def _negotiators_word(lease: str) -> list[str]:
         rows = ask_once({"op": "why", "name": lease})["why"]
     except GrnError as error:
         return [error.message]
-    return [line for row in rows for line in render.why([row], user_name).splitlines()]
+    return render.why([*map(lease_or_request, rows)], user_name).splitlines()
 
 
 def _memory(lease: str, marks: Marks) -> list[str]:
     try:
-        curve = ask_once({"op": "samples", "lease": lease})["curve"]
+        curve = read(CurveRow, ask_once({"op": "samples", "lease": lease})["curve"])
     except GrnError:
         return ["no samples of its memory are kept"]
-    used = curve["used_bytes"]
+    used = curve.used_bytes
     most = max((size for size in used if size is not None), default=None)
-    span = show_time(len(used) * curve["step_s"])
+    span = show_time(len(used) * curve.step_s)
     return [
         f"memory over {span}, {show_size(most)} at most",
         "  " + draw.curve(used, 72, marks),

@@ -30,9 +30,10 @@ from grn.cli.top.draw import Line, Marks
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
 from grn.client.connection import MALFORMED, garbled
-from grn.client.state_mirror import Snapshot, StateMirror
+from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError, UsageError
 from grn.paths import user_name
+from grn.protocol.snapshot import Snapshot
 
 PACE_S = 0.5
 FIRST_LOOK_S = 1.0
@@ -143,11 +144,13 @@ class Top(App[None]):
         """Take in what has changed and draw it."""
         try:
             self._watch.take()
+            self.garbled = self._watch.garbled
             self.draw()
         except MALFORMED:
             self.garbled = garbled()
             if self.garbled is None:
                 raise
+        if self.garbled is not None:
             self.exit()
 
     def draw(self) -> None:

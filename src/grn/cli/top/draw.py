@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from grn.cli.output.render import short_model
 from grn.cli.top.rows import Row, Section, letters
 from grn.model.text import columns_of
 from grn.model.text import cut as text_cut
 from grn.model.units import short_size, show_time
+from grn.protocol.rows import GpuRow, LeaseRow
 
 Piece = tuple[str, str]  # text, style
 Line = list[Piece]
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,41 +112,41 @@ class GpuColumns:
         return GpuColumns(left - model - past, past, model)
 
 
-def gpu_line(gpu: Facts, leases: Mapping[str, Facts], loads: Sequence[float | None],
+def gpu_line(gpu: GpuRow, leases: Mapping[str, LeaseRow], loads: Sequence[float | None],
              width: int, marks: Marks) -> Line:  # fmt: skip
     """Draw one GPU: who has its memory, how much is used, its load now and before, its model."""
     columns = GpuColumns.of(width)
-    index: Piece = (f"{gpu['index']:>3} ", "index")
-    model: Piece = (" " + cut(short_model(gpu["model"]), columns.model, marks), "dim")
-    if gpu["health"] != "ok":
-        text = _SICK.get(gpu["health"], gpu["health"])
+    index: Piece = (f"{gpu.index:>3} ", "index")
+    model: Piece = (" " + cut(short_model(gpu.model), columns.model, marks), "dim")
+    if gpu.health != "ok":
+        text = _SICK.get(gpu.health, gpu.health)
         room = columns.bar + columns.spark + _GPU_FIXED - 4 - 1
         return [index, (cut(f" {text} ", room, marks), "bad"), model]
-    used = f"{short_size(gpu['used_bytes'])}/{short_size(gpu['total_bytes'])}"
-    load = "  ?" if gpu["load_pct"] is None else f"{gpu['load_pct']:3.0f}"
+    used = f"{short_size(gpu.used_bytes)}/{short_size(gpu.total_bytes)}"
+    load = "  ?" if gpu.load_pct is None else f"{gpu.load_pct:3.0f}"
     return [
         index,
         *bar(gpu, leases, columns.bar, marks),
         (f" {used:>11}", "plain"),
-        (f" {load}% ", "bold" if (gpu["load_pct"] or 0) >= 90 else "plain"),
+        (f" {load}% ", "bold" if (gpu.load_pct or 0) >= 90 else "plain"),
         (spark(loads, columns.spark, 100.0, marks), "spark"),
         model,
     ]
 
 
-def bar(gpu: Facts, leases: Mapping[str, Facts], size: int, marks: Marks) -> Line:
+def bar(gpu: GpuRow, leases: Mapping[str, LeaseRow], size: int, marks: Marks) -> Line:
     """Draw the memory of a GPU: each job from its letter on, what it uses and what is reserved."""
-    total = gpu["total_bytes"] or 1
+    total = gpu.total_bytes or 1
     cells: list[tuple[str, str, int]] = []  # mark, style, bytes
     for lease_id, letter in letters(gpu).items():
-        lease = leases.get(lease_id, {})
-        used = lease.get("used_bytes") or 0
-        rest = max(0, (lease.get("reserved_bytes") or 0) - used)
+        lease = leases.get(lease_id)
+        used = lease.used_bytes or 0 if lease is not None else 0
+        rest = max(0, lease.reserved_bytes - used) if lease is not None else 0
         style = job_style(letter)
         cells += [(letter, style, 0), (marks.used, style, used), (marks.reserved, style, rest)]
-    cells.append((marks.strangers, "strangers", gpu["strangers_bytes"]))
-    cells.append((marks.unexplained, "strangers", gpu["unexplained_bytes"]))
-    guard = _cells(gpu["guard_bytes"], total, size)
+    cells.append((marks.strangers, "strangers", gpu.strangers_bytes))
+    cells.append((marks.unexplained, "strangers", gpu.unexplained_bytes))
+    guard = _cells(gpu.guard_bytes, total, size)
     drawn = _fill(cells, size / total, size - guard)
     free = size - guard - width_of(drawn)
     return _joined([*drawn, (marks.free * free, "free"), (marks.guard * guard, "guard")])

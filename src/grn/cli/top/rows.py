@@ -6,16 +6,17 @@ in, rows out; how they are drawn is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from grn.cli.output.job_text import named_command
 from grn.model.text import harmless
+from grn.protocol.rows import EndRow, GpuRow, JobRow, LeaseRow, WaitingRow
+from grn.protocol.snapshot import Snapshot
 
-Facts = Mapping[str, Any]
 MAX_ENDED = 200
 
 
@@ -32,21 +33,6 @@ SORTS: Mapping[Section, tuple[str, ...]] = {
     Section.WAITING: ("turn", "age", "user", "name"),
     Section.ENDED: ("latest", "memory", "user", "name"),
 }
-
-
-class RowSource(Protocol):
-    """The snapshot: see grn.client.state_mirror."""
-
-    gpus: dict[str, dict[str, Any]]
-    leases: dict[str, dict[str, Any]]
-    waiting: dict[str, dict[str, Any]]
-    jobs: dict[int, dict[str, Any]]
-    ended: dict[int, dict[str, Any]]
-
-    @property
-    def ends(self) -> Iterable[dict[str, Any]]: ...
-
-    def in_turn(self) -> list[dict[str, Any]]: ...
 
 
 class Row(NamedTuple):
@@ -77,12 +63,12 @@ class Board:
     totals: Mapping[Section, int]
 
 
-def letters(gpu: Facts) -> dict[str, str]:
+def letters(gpu: GpuRow) -> dict[str, str]:
     """Return the letter of each lease on one GPU, by the order in which they came."""
-    return {lease: _LETTERS[place % len(_LETTERS)] for place, lease in enumerate(gpu["leases"])}
+    return {lease: _LETTERS[place % len(_LETTERS)] for place, lease in enumerate(gpu.leases)}
 
 
-def board(picture: RowSource, own_uid: int, wanted: str = "", is_mine: bool = False,
+def board(picture: Snapshot, own_uid: int, wanted: str = "", is_mine: bool = False,
           sorts: Mapping[Section, str] | None = None) -> Board:  # fmt: skip
     """Bring everything together; `wanted` is looked for in ids, names, users, GPUs and reasons."""
     parts = {
@@ -97,42 +83,40 @@ def board(picture: RowSource, own_uid: int, wanted: str = "", is_mine: bool = Fa
     return Board(parts, totals)
 
 
-def running(picture: RowSource, own_uid: int) -> list[Row]:
+def running(picture: Snapshot, own_uid: int) -> list[Row]:
     """Return what runs: all leases, and own jobs whose lease is not in the snapshot."""
-    own = {job["lease"]: job for job in picture.jobs.values() if job["lease"]}
-    seats = {gpu["index"]: letters(gpu) for gpu in picture.gpus.values()}
-    rows = [_of_lease(lease, own.get(lease["id"]), seats) for lease in picture.leases.values()]
+    own = {job.lease: job for job in picture.jobs.values() if job.lease}
+    seats = {gpu.index: letters(gpu) for gpu in picture.gpus.values()}
+    rows = [_of_lease(lease, own.get(lease.id), seats) for lease in picture.leases.values()]
     for job in picture.jobs.values():
-        if job["state"] in _BUSY and job["lease"] not in picture.leases:
-            rows.append(_of_job(job, Section.RUNNING, own_uid, since=job["started_at"]))
+        if job.state in _BUSY and job.lease not in picture.leases:
+            rows.append(_of_job(job, Section.RUNNING, own_uid, since=job.started_at))
     return rows
 
 
-def waiting(picture: RowSource, own_uid: int) -> list[Row]:
+def waiting(picture: Snapshot, own_uid: int) -> list[Row]:
     """Return what waits: requests in turn, then own jobs that have not asked yet."""
-    queued = [job for job in picture.jobs.values() if job["state"] not in _BUSY]
-    by_tag = {job["tag"]: job for job in queued if job.get("tag")}
+    queued = [job for job in picture.jobs.values() if job.state not in _BUSY]
+    by_tag = {job.tag: job for job in queued if job.tag}
     rows, asked = [], set()
     for request in picture.in_turn():
-        job = by_tag.get(request["tag"])
+        job = by_tag.get(request.tag or "")
         if job is not None:
-            asked.add(job["id"])
+            asked.add(job.id)
         rows.append(_of_request(request, job))
     rest = sorted(
-        (job for job in queued if job["id"] not in asked),
-        key=lambda job: (job["is_held"], -job["priority"], job["place"]),
+        (job for job in queued if job.id not in asked),
+        key=lambda job: (job.is_held, -job.priority, job.place),
     )
-    return rows + [
-        _of_job(job, Section.WAITING, own_uid, since=job["submitted_at"]) for job in rest
-    ]
+    return rows + [_of_job(job, Section.WAITING, own_uid, since=job.submitted_at) for job in rest]
 
 
-def ended(picture: RowSource, own_uid: int) -> list[Row]:
+def ended(picture: Snapshot, own_uid: int) -> list[Row]:
     """Return what has ended of late, the latest first."""
     rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
     own = {row.lease for row in rows if row.lease}
-    own |= {job["lease"] for job in picture.jobs.values()}  # their ends may be on the way
-    rows += [_of_end(end) for end in picture.ends if end["id"] not in own]
+    own |= {job.lease for job in picture.jobs.values() if job.lease}  # their ends may be on the way
+    rows += [_of_end(end) for end in picture.ends if end.id not in own]
     rows.sort(key=lambda row: -row.ended_at)
     return rows[:MAX_ENDED]
 
@@ -140,95 +124,95 @@ def ended(picture: RowSource, own_uid: int) -> list[Row]:
 # --- one row -------------------------------------------------------------------------------
 
 
-def _of_lease(lease: Facts, job: Facts | None, seats: Mapping[int, Mapping[str, str]]) -> Row:
-    state = "first run" if lease["first_run"] else str(lease["state"])
-    if job is not None and job["state"] in ("starting", "stopping"):
-        state = job["state"]
-    places = [f"{index}{seats.get(index, {}).get(lease['id'], '')}" for index in lease["gpus"]]
+def _of_lease(lease: LeaseRow, job: JobRow | None, seats: Mapping[int, Mapping[str, str]]) -> Row:
+    state = "first run" if lease.first_run else lease.state
+    if job is not None and job.state in ("starting", "stopping"):
+        state = job.state
+    places = [f"{index}{seats.get(index, {}).get(lease.id, '')}" for index in lease.gpus]
     return Row(
         Section.RUNNING,
-        id=str(job["id"]) if job is not None else lease["id"],
+        id=str(job.id) if job is not None else lease.id,
         state=state,
-        what=_what(job) if job is not None else lease["label"],
-        user=lease["user"],
-        job=job["id"] if job is not None else None,
-        lease=lease["id"],
-        gpus=tuple(lease["gpus"]),
+        what=_what(job) if job is not None else lease.label,
+        user=lease.user,
+        job=job.id if job is not None else None,
+        lease=lease.id,
+        gpus=lease.gpus,
         seats=",".join(places),
-        used_bytes=lease["used_bytes"],
-        reserved_bytes=lease["reserved_bytes"],
-        since_at=lease["since_at"],
-        why=lease["why"],
+        used_bytes=lease.used_bytes,
+        reserved_bytes=lease.reserved_bytes,
+        since_at=lease.since_at,
+        why=lease.why,
     )
 
 
-def _of_request(request: Facts, job: Facts | None) -> Row:
+def _of_request(request: WaitingRow, job: JobRow | None) -> Row:
     return Row(
         Section.WAITING,
-        id=str(job["id"]) if job is not None else request["id"],
+        id=str(job.id) if job is not None else request.id,
         state="waiting",
-        what=_what(job) if job is not None else request["label"],
-        user=request["user"],
-        name=harmless(job["name"]) if job is not None else "",
-        job=job["id"] if job is not None else None,
-        lease=request["id"],
-        since_at=job["submitted_at"] if job is not None else request["since_at"],
-        why=request["why"],
+        what=_what(job) if job is not None else request.label,
+        user=request.user,
+        name=harmless(job.name) if job is not None else "",
+        job=job.id if job is not None else None,
+        lease=request.id,
+        since_at=job.submitted_at if job is not None else request.since_at,
+        why=request.why,
     )
 
 
-def _of_job(job: Facts, part: Section, own_uid: int, since: float | None) -> Row:
+def _of_job(job: JobRow, part: Section, own_uid: int, since: float | None) -> Row:
     return Row(
         part,
-        id=str(job["id"]),
-        state=job["state"],
+        id=str(job.id),
+        state=job.state,
         what=_what(job),
         user=own_uid,
-        name=harmless(job["name"]),
-        job=job["id"],
-        lease=job["lease"],
-        gpus=tuple(job["gpus"]) if part is Section.RUNNING else (),
-        seats=",".join(map(str, job["gpus"])) if part is Section.RUNNING else "",
-        reserved_bytes=job["reserved_bytes"] if part is Section.RUNNING else None,
-        since_at=since or job["submitted_at"],
-        why=harmless(job["why"]),
+        name=harmless(job.name),
+        job=job.id,
+        lease=job.lease,
+        gpus=job.gpus if part is Section.RUNNING else (),
+        seats=",".join(map(str, job.gpus)) if part is Section.RUNNING else "",
+        reserved_bytes=job.reserved_bytes if part is Section.RUNNING else None,
+        since_at=since or job.submitted_at,
+        why=harmless(job.why),
     )
 
 
-def _of_ended_job(job: Facts, own_uid: int) -> Row:
+def _of_ended_job(job: JobRow, own_uid: int) -> Row:
     return Row(
         Section.ENDED,
-        id=str(job["id"]),
-        state=job["reason"],
+        id=str(job.id),
+        state=job.reason or "",
         what=_what(job),
         user=own_uid,
-        job=job["id"],
-        lease=job["lease"],
-        gpus=tuple(job["gpus"]),
-        used_bytes=job["peak_bytes"],
-        since_at=job["ended_at"] - (job["ran_s"] or 0.0),
-        ended_at=job["ended_at"],
-        why=harmless(job["text"]),
+        job=job.id,
+        lease=job.lease,
+        gpus=job.gpus,
+        used_bytes=job.peak_bytes,
+        since_at=(job.ended_at or 0.0) - (job.ran_s or 0.0),
+        ended_at=job.ended_at or 0.0,
+        why=harmless(job.text or ""),
     )
 
 
-def _of_end(end: Facts) -> Row:
+def _of_end(end: EndRow) -> Row:
     return Row(
         Section.ENDED,
-        id=end["id"],
-        state=end["outcome"],
-        what=end["label"],
-        user=end["user"],
-        lease=end["id"],
-        gpus=tuple(end["gpus"]),
-        used_bytes=end["peak_bytes"],
-        since_at=end["since_at"],
-        ended_at=end["ended_at"],
+        id=end.id,
+        state=end.outcome,
+        what=end.label,
+        user=end.user,
+        lease=end.id,
+        gpus=end.gpus,
+        used_bytes=end.peak_bytes,
+        since_at=end.since_at,
+        ended_at=end.ended_at,
     )
 
 
-def _what(job: Facts) -> str:
-    return _spelled(job["name"], tuple(job["argv"]))
+def _what(job: JobRow) -> str:
+    return _spelled(job.name, job.argv)
 
 
 @lru_cache(maxsize=8192)

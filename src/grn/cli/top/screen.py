@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from grn.cli.top import draw
-from grn.cli.top import rows as boards
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Board, Row, Section
 from grn.cli.top.state import PARTS, View
 from grn.model.text import harmless
 from grn.model.units import short_size
+from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 MIN_ROWS = 6  # for jobs, before GPUs give way
-_NO_SAMPLES: tuple[float | None, ...] = ()
-
-
-class Past(Protocol):
-    """The last samples of a GPU."""
-
-    @property
-    def load_pct(self) -> Sequence[float | None]: ...
-
-
-class ScreenSource(boards.RowSource, Protocol):
-    """The snapshot: see grn.client.state_mirror."""
-
-    trouble: dict[str, str]
-    negotiator: dict[str, Any]
-    queue: dict[str, Any]
-
-    @property
-    def samples(self) -> Mapping[str, Past]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +38,7 @@ class Shown:
     page: int  # rows of the part in focus
 
 
-def compose(picture: ScreenSource, board: Board, view: View, look: Look, now: float) -> Shown:
+def compose(picture: Snapshot, board: Board, view: View, look: Look, now: float) -> Shown:
     """Draw everything."""
     head = [_title(picture, board, view, look, now), *_troubles(picture, look)]
     gpus = gpu_lines(picture, look, look.height - len(head) - 1 - MIN_ROWS)
@@ -79,14 +59,14 @@ def compose(picture: ScreenSource, board: Board, view: View, look: Look, now: fl
     return Shown(lines, targets, view, page)
 
 
-def gpu_lines(picture: ScreenSource, look: Look, most: int) -> list[Line]:
+def gpu_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:
     """Draw the GPUs and what the marks mean; those that find no room are counted."""
-    gpus = sorted(picture.gpus.values(), key=lambda gpu: gpu["index"])
+    gpus = sorted(picture.gpus.values(), key=lambda gpu: gpu.index)
     fitting = gpus if len(gpus) + 1 <= most else gpus[: max(1, most - 2)]
     lines = []
     for gpu in fitting:
-        past = picture.samples.get(gpu["uuid"])
-        loads = list(past.load_pct) if past is not None else list(_NO_SAMPLES)
+        past = picture.samples.get(gpu.uuid)
+        loads = list(past.load_pct) if past is not None else []
         line = draw.gpu_line(gpu, picture.leases, loads, look.width, look.marks)
         lines.append(draw.clipped(line, look.width, look.marks))
     if len(fitting) < len(gpus):
@@ -133,20 +113,20 @@ def full(lines: Sequence[Line], look: Look) -> list[Line]:
     return shown + [[(" " * look.width, "plain")]] * (look.height - len(shown))
 
 
-def _title(picture: ScreenSource, board: Board, view: View, look: Look, now: float) -> Line:
+def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) -> Line:
     gpus = picture.gpus.values()
-    free = sum(gpu["free_bytes"] or 0 for gpu in gpus)
-    total = sum(gpu["total_bytes"] for gpu in gpus)
+    free = sum(gpu.free_bytes or 0 for gpu in gpus)
+    total = sum(gpu.total_bytes for gpu in gpus)
     counts = "  ".join(f"{board.totals[part]} {part.value}" for part in PARTS[:2])
     parts = [
-        f" grn {picture.negotiator.get('version', '')}".rstrip(),
+        f" grn {picture.negotiator.version}".rstrip(),
         f"on {look.host}" if look.host and look.width >= 110 else "",
         f"{len(gpus)} GPUs",
         f"{short_size(free)} free of {short_size(total)}" if gpus else "",
         counts,
     ]
-    queued = picture.queue.get("counts", {}).get("queued", 0) - sum(
-        job["state"] in ("queued", "held") for job in picture.jobs.values()
+    queued = picture.queue.counts.get("queued", 0) - sum(
+        job.is_waiting for job in picture.jobs.values()
     )
     if queued > 0:
         parts.append(f"(+{queued} queued)")
@@ -154,23 +134,22 @@ def _title(picture: ScreenSource, board: Board, view: View, look: Look, now: flo
         parts.append(f"filter: {view.wanted}")
     if view.is_mine:
         parts.append("mine")
-    if picture.queue.get("drained"):
+    if picture.queue.drained:
         parts.append("DRAINED")
     text = "  ".join(part for part in parts if part)
     return [(draw.cut(text, look.width, look.marks), "title")]
 
 
-def _troubles(picture: ScreenSource, look: Look) -> list[Line]:
+def _troubles(picture: Snapshot, look: Look) -> list[Line]:
     texts = []
-    if picture.trouble["negotiator"]:
-        why = picture.trouble["negotiator"]
+    if why := picture.trouble[NEGOTIATOR]:
         texts.append(f"{why.partition(' at /')[0].rstrip('.')}: `grn start` starts one.")
-    elif picture.negotiator.get("trouble"):
-        texts.append(f"negotiator: {picture.negotiator['trouble']}")
-    if picture.queue and picture.trouble["queue"]:
-        texts.append(picture.trouble["queue"])
-    elif picture.queue.get("trouble"):
-        texts.append(f"queue: {picture.queue['trouble']}")
+    elif picture.negotiator.trouble:
+        texts.append(f"negotiator: {picture.negotiator.trouble}")
+    if picture.queue.version and picture.trouble[QUEUE]:
+        texts.append(picture.trouble[QUEUE])
+    elif picture.queue.trouble:
+        texts.append(f"queue: {picture.queue.trouble}")
     return [[(draw.cut(f" ! {harmless(text)}", look.width, look.marks), "bad")] for text in texts]
 
 

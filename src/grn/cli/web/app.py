@@ -23,9 +23,10 @@ from grn.cli.web import queries
 from grn.cli.web.queries import Row, Sweeps, settle
 from grn.cli.web.security import HEADERS, RequestGuard
 from grn.client import queue
-from grn.client.state_mirror import Snapshot, StateMirror
+from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
+from grn.protocol.snapshot import Snapshot
 
 LOOK_S = 0.5
 KEEP_ALIVE_S = 15.0
@@ -183,7 +184,8 @@ class Page:
     async def history(self, request: Request) -> Response:
         most = min(MAX_HISTORY, _number(request, "most", 200))
         rows = await asyncio.to_thread(queries.history, most)
-        return JSONResponse({"jobs": [{name: row[name] for name in LISTED} for row in rows]})
+        shown = map(queries.readable, rows)
+        return JSONResponse({"jobs": [{name: row[name] for name in LISTED} for row in shown]})
 
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
