@@ -20,6 +20,7 @@ from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.events import WaitReason
 from grn.proc.spawn import NOT_FOUND, NOT_RUNNABLE
+from grn.protocol.rows import as_json
 from grn.settings import Settings
 from tests.builders import Story, a_profile, a_run
 
@@ -159,7 +160,7 @@ def json_keys() -> Iterator[tuple[str, str]]:
         "gpu": status["gpus"][0],
         "lease": status["leases"][0],
         "waiting": status["waiting"][0],
-        "share": status["shares"][0],
+        "share": as_json(status["shares"][0]),
         "profile": profile,
         "run": profile["history"][0],
     }

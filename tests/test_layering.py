@@ -54,7 +54,7 @@ ARROWS = {
     "proc": {"errors", "model", "paths", "interpreter"},
     "daemon": {"protocol", "proc", "wire", "model", "errors", "paths"},
     "gpus": {"model", "interpreter", "errors", "proc"},
-    "pure negotiator": {"model", "errors"},
+    "pure negotiator": {"pure protocol", "model", "errors"},
     "negotiator": {
         "pure negotiator",
         "gpus",
@@ -100,6 +100,7 @@ ARROWS = {
         "pure group",
         "fixed_slots",
         "client",
+        "pure protocol",
         "wire",
         "model",
         "interpreter",

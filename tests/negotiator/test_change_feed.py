@@ -114,7 +114,7 @@ def test_a_grant_keeps_the_id_and_an_end_tells_how() -> None:
 
     (granted,), (ended,) = news["leases"], news["ended"]
     assert (granted["id"], granted["state"], granted["since_at"]) == ("lease-b", "running", 1001.0)
-    assert (ended["id"], ended["outcome"], ended["peak_bytes"]) == ("lease-a", "oom", 3 * GiB)
+    assert (ended.id, ended.outcome, ended.peak_bytes) == ("lease-a", "oom", 3 * GiB)
     assert news["gone"] == ["lease-a"]
 
 

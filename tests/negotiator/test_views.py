@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from grn.model.gpu import GpuHealth, Reading
@@ -25,7 +26,7 @@ def test_status_is_json_and_names_what_is_free_and_who_has_the_rest() -> None:
 
     status = views.status(story.engine.view, story.at)
 
-    json.dumps(status)
+    msgspec.json.encode(status)
     (gpu,), (lease,) = status["gpus"], status["leases"]
     assert gpu["used_bytes"] == 6 * GiB
     assert gpu["reserved_bytes"] == 6 * GiB

@@ -22,6 +22,7 @@ from grn.protocol.rows import (
     LeaseRow,
     NegotiatorFacts,
     ProfileRow,
+    ProgressRow,
     QueueFacts,
     RunRow,
     SamplesRow,
@@ -154,6 +155,7 @@ def test_definitions_have_the_fields_that_both_daemons_send() -> None:
         check(JobRow, queue.ask("list", which="all")["jobs"], of_feed | OF_SHOW)
         check(JobRow, shown, of_feed)
         check(AttemptRow, [one for row in shown for one in row["attempts"]], set())
+        check(ProgressRow, [queue.ask("watch", jobs=[done])["progress"]], set())
         check(JobEnd, [queue.ask("wait", jobs=[done])["ended"]], set())
         check(QueueFacts, [{**_without_id(queue.ask("ping"))}], {"drained", "origin", "counts"})
         queue.gate("x").open()

@@ -22,6 +22,7 @@ from grn.group.job_messages import NOWHERE, TERMINATED, SentTask, attempt_end, j
 from grn.group.roles import RunListener, Source
 from grn.group.task import CommandEnd, Slot, Task
 from grn.proc.stop_signals import StopSignals
+from grn.protocol.rows import JobRow, ProgressRow, read, read_all
 
 Message = dict[str, Any]
 AHEAD = 1000  # jobs that wait in the queue
@@ -290,7 +291,7 @@ class GroupRunner:
     def _understand(self, message: Message) -> None:
         number, error = message.get("id", 0), message.get("error")
         if number == self._watch and "progress" in message:
-            self._progressed(message["progress"])
+            self._progressed(read(ProgressRow, message["progress"]))
         elif number in self._unanswered:
             submitted, tasks = self._unanswered.pop(number)
             if error is None:
@@ -299,9 +300,9 @@ class GroupRunner:
                 self._not_accepted(error, submitted, tasks)
         elif number == self._reason_asked:
             self._reason_asked = 0
-            for row in message.get("jobs", ()):
-                if row["id"] in self._jobs and not self._running:
-                    self._on_wait(self._jobs[row["id"]].task, row["why"])
+            for row in read_all(JobRow, message.get("jobs", ())):
+                if row.id in self._jobs and not self._running:
+                    self._on_wait(self._jobs[row.id].task, row.why)
                     break
 
     def _accepted(self, first: int, submitted: Message, tasks: list[Task]) -> None:
@@ -327,61 +328,61 @@ class GroupRunner:
             for job, task in zip(submitted.pop("jobs"), tasks, strict=True):
                 self._say({**submitted, "jobs": [job], "key": os.urandom(12).hex()}, [task])
 
-    def _progressed(self, row: Message) -> None:
+    def _progressed(self, row: ProgressRow) -> None:
         """Handle a change of one job: it has begun, will run again, or has ended."""
-        sent = self._jobs.get(row["id"])
+        sent = self._jobs.get(row.id)
         if sent is None:
             return
-        if row.get("attempt", 0) > sent.attempt:
+        if row.attempt > sent.attempt:
             self._begun(sent, row)
-        if row["state"] in ("ended", "unknown"):
-            del self._jobs[row["id"]]
+        if row.state in ("ended", "unknown"):
+            del self._jobs[row.id]
             self._cancelled.discard(sent.task.number)
             self._ended(sent, row)
-        elif row["state"] == "queued" and row["is_held"] and sent.is_running:
+        elif row.state == "queued" and row.is_held and sent.is_running:
             self._runs_again(sent, row)
 
-    def _begun(self, sent: SentTask, row: Message) -> None:
-        sent.attempt = row["attempt"]
-        sent.slot = Slot(row["gpus"] or "", {})
+    def _begun(self, sent: SentTask, row: ProgressRow) -> None:
+        sent.attempt = row.attempt
+        sent.slot = Slot(row.gpus or "", {})
         if not sent.is_running:
             sent.is_running = True
             self._running += 1
             self._listener.starting(self, sent.task, sent.slot)
 
-    def _runs_again(self, sent: SentTask, row: Message) -> None:
+    def _runs_again(self, sent: SentTask, row: ProgressRow) -> None:
         """Report an attempt that is not the last; the job is held until it is released here."""
-        if row["attempt_reason"] not in _NOT_BEGUN:
+        if row.attempt_reason not in _NOT_BEGUN:
             ended = attempt_end(sent, row).but(
                 runs_again=not self.is_draining,
-                is_counted=row["tries_left"] < sent.tries_left,
-                has_more_room=row["memory_attempt"] > sent.memory_attempt,
+                is_counted=row.tries_left < sent.tries_left,
+                has_more_room=row.memory_attempt > sent.memory_attempt,
             )
             if ended.is_counted:
                 self._count_failure(sent.task)
-            sent.tries_left, sent.memory_attempt = row["tries_left"], row["memory_attempt"]
+            sent.tries_left, sent.memory_attempt = row.tries_left, row.memory_attempt
             self._stopped_running(sent)
             if self.is_draining:
-                del self._jobs[row["id"]]
+                del self._jobs[row.id]
             self._listener.ended(self, ended)
         if self.is_draining:
-            self._tell({"op": "cancel", "jobs": [row["id"]]})
+            self._tell({"op": "cancel", "jobs": [row.id]})
         elif sent.task.number not in self._cancelled:
-            self._tell({"op": "hold", "jobs": [row["id"]], "held": False})
+            self._tell({"op": "hold", "jobs": [row.id], "held": False})
 
-    def _ended(self, sent: SentTask, row: Message) -> None:
+    def _ended(self, sent: SentTask, row: ProgressRow) -> None:
         was_running = sent.is_running
         self._stopped_running(sent)
-        if was_running and row["state"] == "ended":
+        if was_running and row.state == "ended":
             self._listener.ended(self, attempt_end(sent, row))
-        elif row.get("reason") == "cancelled":
+        elif row.reason == "cancelled":
             if not self.is_draining:  # cancelled by hand
                 at, why = time.time(), "cancelled"
                 self._listener.ended(self, CommandEnd(
                     sent.task, NOWHERE, TERMINATED, at, 0.0, trouble=why, is_cancelled=True,
                 ))  # fmt: skip
         else:
-            self._refuse(sent.task, row.get("text") or "the queue does not know it any more")
+            self._refuse(sent.task, row.text or "the queue does not know it any more")
 
     def _stopped_running(self, sent: SentTask) -> None:
         self._running -= sent.is_running

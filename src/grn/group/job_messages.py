@@ -9,6 +9,7 @@ from typing import Any
 from grn import wire
 from grn.client.submit import wanted
 from grn.group.task import CommandEnd, Slot, Task
+from grn.protocol.rows import ProgressRow
 
 TERMINATED = -15
 NOWHERE = Slot("", {})
@@ -43,21 +44,21 @@ def job_of(task: Task, group: str) -> dict[str, Any]:
     return job
 
 
-def attempt_end(sent: SentTask, row: dict[str, Any]) -> CommandEnd:
+def attempt_end(sent: SentTask, row: ProgressRow) -> CommandEnd:
     """Return how the latest attempt of a job ended."""
-    reason, text = row["attempt_reason"], row["attempt_text"] or ""
-    status, signum = row["attempt_status"], row["attempt_signal"]
+    reason, text = row.attempt_reason, row.attempt_text or ""
+    status, signum = row.attempt_status, row.attempt_signal
     is_cancelled = reason == "cancelled"
     trouble = ""
     if status is None:
         status = -signum if signum else TERMINATED
-        trouble = "" if signum or is_cancelled else row["text"] or text
+        trouble = "" if signum or is_cancelled else row.text or text
     elif reason == "not-runnable":
-        trouble = row["text"] or text
+        trouble = row.text or text
     is_oom = reason == "out-of-memory"
     return CommandEnd(
-        sent.task, sent.slot, status, row["began_at"] or time.time(), row["ran_s"] or 0.0,
-        is_out_of_memory=is_oom, peak_bytes=row["peak_bytes"], trouble=trouble,
+        sent.task, sent.slot, status, row.began_at or time.time(), row.ran_s or 0.0,
+        is_out_of_memory=is_oom, peak_bytes=row.peak_bytes, trouble=trouble,
         is_cancelled=is_cancelled, because=text if is_oom else "",
-        reason=row["reason"] or reason or "", text=row["text"] or text,
+        reason=row.reason or reason or "", text=row.text or text,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
 from grn.negotiator.history import STEP_S, Curve, History, LeaseEnd
 from grn.negotiator.schedule.order import Group, WaitingRequest
+from grn.protocol.rows import CurveRow, EndRow, SamplesRow
 
 Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence
@@ -212,7 +213,7 @@ class ChangeFeed:
                     if not most:
                         return
 
-    def _end(self, end: LeaseEnd) -> Row:
+    def _end(self, end: LeaseEnd) -> EndRow:
         return ended_lease(self._view, end, self._offset_s)
 
 
@@ -221,27 +222,27 @@ def _names(key: str) -> Row:
     return {"tag": tag_of(key), "origin": tag_of(key[:ORIGIN_DIGITS])}
 
 
-def ended_lease(view: EngineView, end: LeaseEnd, offset_s: float) -> Row:
+def ended_lease(view: EngineView, end: LeaseEnd, offset_s: float) -> EndRow:
     """Return how a lease ended."""
-    lease = end.lease
-    return {
-        "id": lease.id,
-        "type": harmless(lease.request.job_type),
-        "label": harmless(lease.request.label),
-        "user": lease.request.user,
-        "pid": lease.request.holder.pid if lease.request.holder else None,
-        "gpus": [view.books[uuid].gpu.index for uuid in lease.gpus],
-        "outcome": end.outcome.lease_word,
-        "reserved_bytes": lease.reserved_bytes,
-        "peak_bytes": end.peak_bytes,
-        "first_run": lease.is_probe,
-        "since_at": lease.granted_at + offset_s,
-        "ended_at": end.at + offset_s,
-        **_names(lease.request.key),
-    }
+    lease, request = end.lease, end.lease.request
+    return EndRow(
+        id=lease.id,
+        type=harmless(request.job_type),
+        label=harmless(request.label),
+        user=request.user,
+        pid=request.holder.pid if request.holder else None,
+        gpus=tuple(view.books[uuid].gpu.index for uuid in lease.gpus),
+        outcome=end.outcome.lease_word,
+        reserved_bytes=lease.reserved_bytes,
+        peak_bytes=end.peak_bytes,
+        first_run=lease.is_probe,
+        since_at=lease.granted_at + offset_s,
+        ended_at=end.at + offset_s,
+        **_names(request.key),
+    )
 
 
-def recent_samples(view: EngineView, history: History, offset_s: float) -> list[Row]:
+def recent_samples(view: EngineView, history: History, offset_s: float) -> list[SamplesRow]:
     """Return the last two minutes of each GPU, oldest first."""
     return [
         _samples(view, uuid, past.recent, STEP_S, history.sampled_at + offset_s)
@@ -249,7 +250,7 @@ def recent_samples(view: EngineView, history: History, offset_s: float) -> list[
     ]
 
 
-def minute_samples(view: EngineView, history: History, offset_s: float) -> list[Row]:
+def minute_samples(view: EngineView, history: History, offset_s: float) -> list[SamplesRow]:
     """Return the last day of each GPU, minute by minute, oldest first."""
     return [
         _samples(view, uuid, past.minutes, 60.0, history.sampled_at + offset_s)
@@ -257,29 +258,24 @@ def minute_samples(view: EngineView, history: History, offset_s: float) -> list[
     ]
 
 
-def curve(lease_id: str, curve: Curve, offset_s: float) -> Row:
+def curve(lease_id: str, curve: Curve, offset_s: float) -> CurveRow:
     """Return the memory of one lease from its grant on."""
-    return {
-        "id": lease_id,
-        "since_at": curve.began_at + offset_s,
-        "step_s": curve.step_s,
-        "used_bytes": list(curve.values),
-    }
+    return CurveRow(curve.began_at + offset_s, curve.step_s, tuple(curve.values), lease_id)
 
 
 def _samples(
     view: EngineView, uuid: str, points: Iterable[tuple[int | None, float | None]],
     step_s: float, until_at: float,
-) -> Row:  # fmt: skip
+) -> SamplesRow:  # fmt: skip
     kept = list(points)
-    return {
-        "uuid": uuid,
-        "index": view.books[uuid].gpu.index,
-        "step_s": step_s,
-        "until_at": until_at,
-        "used_bytes": [used for used, _ in kept],
-        "load_pct": [load for _, load in kept],
-    }
+    return SamplesRow(
+        uuid,
+        step_s,
+        until_at,
+        used_bytes=tuple(used for used, _ in kept),
+        load_pct=tuple(load for _, load in kept),
+        index=view.books[uuid].gpu.index,
+    )
 
 
 def _newer(before: Row, after: Row) -> Row:

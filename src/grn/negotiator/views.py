@@ -19,6 +19,7 @@ from grn.negotiator.events import Grant, Lease, LeaseState
 from grn.negotiator.learn import profiling
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.order import Turn, WaitingRequest
+from grn.protocol.rows import ShareRow
 
 Row = dict[str, Any]
 Meant = Lease | tuple[int, WaitingRequest]  # a lease, or a waiting request and its place
@@ -34,18 +35,18 @@ def status(view: EngineView, at: float, most: int | None = None) -> Row:
     }
 
 
-def shares(view: EngineView, at: float) -> list[Row]:
+def shares(view: EngineView, at: float) -> list[ShareRow]:
     """Return the usage of each user, the lowest weighted usage first."""
     waiting = view.waitlist.count_by_user()
     users = sorted({*view.usage.users(), *waiting}, key=lambda user: view.usage.level(user, at))
     return [
-        {
-            "user": user,
-            "weight": view.usage.weight(user),
-            "had_gpu_h": view.usage.used_h(user, at),
-            "gpus_now": view.usage.rate(user),
-            "waits": waiting.get(user, 0),
-        }
+        ShareRow(
+            user,
+            weight=view.usage.weight(user),
+            had_gpu_h=view.usage.used_h(user, at),
+            gpus_now=view.usage.rate(user),
+            waits=waiting.get(user, 0),
+        )
         for user in users
     ]
 

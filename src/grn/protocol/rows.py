@@ -338,6 +338,30 @@ class JobEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressRow:
+    """The state of a watched job and the end of its latest attempt, as `watch` tells them."""
+
+    id: int
+    state: str
+    is_held: bool = False
+    attempt: int = 0
+    tries_left: int = 0
+    memory_attempt: int = 0
+    reason: str | None = None
+    text: str | None = None
+    status: int | None = None
+    signal: int | None = None
+    gpus: str | None = None  # as CUDA_VISIBLE_DEVICES lists them
+    began_at: float | None = None
+    ran_s: float | None = None
+    peak_bytes: int | None = None
+    attempt_reason: str | None = None
+    attempt_text: str | None = None
+    attempt_status: int | None = None
+    attempt_signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFacts:
     """What a queue says of itself."""
 
