@@ -404,6 +404,8 @@ def as_json(row: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _LEAVES:  # most values: quicker than asking whether it is a row
+        return value
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     return as_json(value) if is_dataclass(value) else value
@@ -464,6 +466,9 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
     float: (int, float),
     types.NoneType: (types.NoneType,),
 }
+
+
+_LEAVES = (int, str, float, bool, types.NoneType)
 
 
 def _fit(value: Any, kinds: tuple[type, ...]) -> Any:
