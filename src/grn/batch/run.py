@@ -15,8 +15,7 @@ from grn.batch.journal import BatchJournal, Entry, id_of
 from grn.batch.line_reader import LineReader, shell_argv
 from grn.errors import UsageError
 from grn.group.choose_runner import runner_for
-from grn.group.progress import Progress
-from grn.group.roles import RunControl
+from grn.group.roles import Progress, RunControl
 from grn.group.task import CommandEnd, Needs, Slot, Task
 
 

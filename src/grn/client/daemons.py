@@ -6,7 +6,7 @@ import os
 import time
 
 from grn import paths
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
 from grn.interpreter import own_module, service_environment
 from grn.proc import spawn, terminate

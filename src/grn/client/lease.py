@@ -11,10 +11,11 @@ import os
 import sys
 import threading
 
-from grn.client import frameworks, retry
-from grn.client.connection import ANSWER_S, call, drive, drive_async, garbled
+from grn.client import frameworks, negotiator
+from grn.client.connection import ANSWER_S, drive, drive_async
 from grn.client.gpu_environment import SURROUNDINGS
 from grn.client.job_request import lease_request, type_and_label
+from grn.client.negotiator import call, garbled
 from grn.errors import DaemonNotRunning, GrnError, UsageError
 from grn.protocol.lease import (
     Garbled,
@@ -127,7 +128,7 @@ class Lease:
         key: str = "",
     ) -> None:
         self._request = request
-        self._retry = retry.Retry(is_expected)
+        self._retry = negotiator.Retry(is_expected)
         self._on_wait = on_wait  # called with the reason while there is no GPU yet
         self._key = key or os.urandom(12).hex()
         self._connection: LeaseConnection | None = None
@@ -217,7 +218,7 @@ class Lease:
             return grant
 
         try:
-            grant = yield from retry.through_restarts(attempt, self._retry)
+            grant = yield from negotiator.through_restarts(attempt, self._retry)
         except BaseException as error:
             self._abandon(connection, is_interrupted=not isinstance(error, GrnError))
             raise
@@ -395,7 +396,7 @@ def lease(
 
 def bind(lease_id: str, pid: int | None = None) -> None:
     """Bind a lease to this process, or to its relative `pid`, through restarts."""
-    retry.ask(bind_message(lease_id, pid))
+    negotiator.ask(bind_message(lease_id, pid))
 
 
 def _running_on() -> str:

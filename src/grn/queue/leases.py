@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from grn.client import daemons
-from grn.client.connection import call
+from grn.client.negotiator import call
 from grn.errors import GrnError
 from grn.protocol.lease import (
     Answered,

@@ -18,8 +18,7 @@ from typing import Protocol
 from grn.client import remote_call
 from grn.errors import MachineError, UsageError
 from grn.group.choose_runner import runner_for
-from grn.group.progress import Progress
-from grn.group.roles import RunControl, Slots
+from grn.group.roles import Progress, RunControl, Slots
 from grn.group.task import CommandEnd, Slot, Task
 from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
 from grn.sweep.plan import Plan

@@ -9,8 +9,8 @@ import time
 import click
 
 from grn.cli.output.job_text import going_on
-from grn.client.connection import ask_once
 from grn.client.daemons import negotiator_argv, start_aside, who_answers
+from grn.client.negotiator import ask_once
 from grn.errors import DaemonError
 
 STOP_S = 10.0

@@ -14,10 +14,15 @@ import click
 
 from grn.cli import options
 from grn.cli.app import say_error
-from grn.client import fingerprint, frameworks, job_features
+from grn.client import frameworks
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
-from grn.client.job_request import lease_request
+from grn.client.job_request import (
+    code_of_command,
+    command_arguments,
+    command_type,
+    lease_request,
+)
 from grn.client.lease import Lease, bind
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again
@@ -60,13 +65,13 @@ def execute(
     the background if none runs.
     """
     try:
-        full, label = job_features.command_type(command)
+        full, label = command_type(command)
         request = lease_request(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
         ensure_negotiator(IDLE_EXIT_S)
-        facts, code = job_features.of_command(command), fingerprint.of_command(command)
+        facts, code = command_arguments(command), code_of_command(command)
         request = request.but(args=facts, code=code or None, command=True)
         return _run(command, request, retry_oom, quiet)
     except GrnError as error:

@@ -332,10 +332,10 @@ def _with_memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add the memory that running jobs use and reserve, by the negotiator."""
     if not any(row["lease"] and row["state"] == "running" for row in rows):
         return rows
-    from grn.client import pages
+    from grn.client import negotiator
 
     try:
-        leases = {row["id"]: row for row in pages.status()["leases"]}
+        leases = {row["id"]: row for row in negotiator.status()["leases"]}
     except GrnError:
         return rows  # the list is good without it
     for row in rows:

@@ -16,7 +16,7 @@ import click
 from grn.cli.commands import parent_process
 from grn.cli.options import needs
 from grn.cli.output.terminal import json_flag, print_json
-from grn.client import pages, retry
+from grn.client import negotiator
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
 from grn.client.job_request import lease_request
@@ -155,7 +155,7 @@ def _give_back(mark: str) -> bool:
 def _leases() -> set[str]:
     """Return the ids of all leases that are held now; none without a negotiator."""
     try:
-        return {row["id"] for row in pages.status(retry.ask)["leases"]}
+        return {row["id"] for row in negotiator.status(negotiator.ask)["leases"]}
     except DaemonNotRunning:
         return set()
 
@@ -163,7 +163,7 @@ def _leases() -> set[str]:
 def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
     # Inside another job it is that job's GPUs, as they are named there.
     visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    uuids = [gpu["uuid"] for gpu in retry.ask({"op": "status"})["status"]["gpus"]
+    uuids = [gpu["uuid"] for gpu in negotiator.ask({"op": "status"})["status"]["gpus"]
              if lease.id in gpu["leases"]]  # fmt: skip
     if options["as_json"]:
         return print_json(

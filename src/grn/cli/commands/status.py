@@ -10,8 +10,8 @@ import click
 from grn.cli.output import render
 from grn.cli.output.table import table
 from grn.cli.output.terminal import is_ascii, json_flag, print_json, width
-from grn.client import pages
-from grn.client.connection import ask_once
+from grn.client import negotiator
+from grn.client.negotiator import ask_once
 from grn.errors import UnknownJob, UsageError
 from grn.model.text import harmless
 from grn.paths import user_name
@@ -43,7 +43,7 @@ def gpus(is_watched: bool, as_json: bool) -> int:
 @json_flag
 def ps(as_json: bool) -> int:
     """Show the jobs of all users: what runs, what waits, and why it waits."""
-    status = pages.status()
+    status = negotiator.status()
     if as_json:
         keys = ("schema", "version", "leases", "waiting")
         return print_json({key: status[key] for key in keys})
@@ -105,7 +105,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
     """Show what was learned of job types: runs, peaks, and the estimate for the next run."""
     if ctx.invoked_subcommand is not None:
         return 0
-    rows = pages.ask_all({"op": "profiles"})["profiles"]
+    rows = negotiator.ask_all({"op": "profiles"})["profiles"]
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
     click.echo(render.profiles(rows, width()))
@@ -117,7 +117,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
 @json_flag
 def profiles_show(job_type: str, as_json: bool) -> int:
     """Explain what is believed of TYPE and why, run by run."""
-    rows = pages.ask_all({"op": "profiles", "type": job_type})["profiles"]
+    rows = negotiator.ask_all({"op": "profiles", "type": job_type})["profiles"]
     if not rows:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
     if as_json:

@@ -9,7 +9,7 @@ import click
 
 from grn.cli.output import job_text, render
 from grn.cli.output.terminal import json_flag, print_json
-from grn.client import pages, queue
+from grn.client import negotiator, queue
 from grn.client.submit import is_id
 from grn.errors import GrnError, UnknownJob
 from grn.paths import user_name
@@ -53,7 +53,7 @@ def _own_job(job: str) -> Row | None:
 
 def _of_lease(lease: str | None) -> list[Row]:
     try:
-        return list(pages.ask_all({"op": "why", "name": lease})["why"]) if lease else []
+        return list(negotiator.ask_all({"op": "why", "name": lease})["why"]) if lease else []
     except GrnError:
         return []  # what the queue says is good without it
 
@@ -61,7 +61,7 @@ def _of_lease(lease: str | None) -> list[Row]:
 def _of_machine(job: str, ended: Row | None) -> tuple[Row | None, list[Row]]:
     """Prefer what lives under that name, a process for one, to a job that has ended."""
     try:
-        return None, pages.ask_all({"op": "why", "name": job})["why"]
+        return None, negotiator.ask_all({"op": "why", "name": job})["why"]
     except UnknownJob:
         if ended is None:
             raise

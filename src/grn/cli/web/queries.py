@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from grn.cli.report.usage import Span
-from grn.client import logs, pages, queue
-from grn.client.connection import ask_once
+from grn.client import logs, negotiator, queue
+from grn.client.negotiator import ask_once
 from grn.client.state_mirror import MAX_ENDS, NEGOTIATOR, QUEUE, Snapshot
 from grn.errors import DaemonError, DaemonNotRunning, GrnError
 from grn.model.outcome import Outcome
@@ -125,7 +125,7 @@ class Facts:
 
     def profiles(self) -> list[Row]:
         """Return what was learned of job types."""
-        rows: list[Row] = pages.ask_all({"op": "profiles"})["profiles"]
+        rows: list[Row] = negotiator.ask_all({"op": "profiles"})["profiles"]
         return rows
 
     # --- one job, one lease --------------------------------------------------------------
