@@ -12,7 +12,7 @@ import pytest
 
 import grn
 from grn.client.job_request import lease_request
-from grn.client.lease import IDLE, Lease, LeaseConnection
+from grn.client.lease import IDLE, ClientLease, LeaseConnection
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
 
@@ -103,7 +103,7 @@ def test_a_size_that_makes_no_sense_is_refused_at_once() -> None:
 
 def test_whoever_waits_hears_why(here: Negotiator) -> None:
     heard: list[str] = []
-    second = Lease(lease_request("second", "second", mem="64MiB"), heard.append)
+    second = ClientLease(lease_request("second", "second", mem="64MiB"), heard.append)
     with ThreadPoolExecutor(1) as pool:
         with grn.lease(exclusive=True, type="first"):
             asked = pool.submit(second.acquire)

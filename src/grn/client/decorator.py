@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-    from grn.client.lease import Lease
+    from grn.client.lease import ClientLease
     from grn.model.oom_retry import Had
     from grn.protocol.lease import LeaseRequest
 
@@ -259,14 +259,14 @@ class _Attempt:
         profiler: Callable[..., Any] | None,
         retries: _Retries,
     ) -> None:
-        from grn.client.lease import Lease
+        from grn.client.lease import ClientLease
 
         self._function = function
         self._profiler = profiler
         self._may_run_unmanaged = may_run_unmanaged
         self._retries = retries
         # A call that may run without a negotiator does not wait for one.
-        self._lease: Lease = Lease(request, None, False if may_run_unmanaged else None)
+        self._lease: ClientLease = ClientLease(request, None, False if may_run_unmanaged else None)
         self._failure: BaseException | None = None
         self.is_profile = False
 

@@ -19,8 +19,8 @@ from grn.client.negotiator import call, garbled
 from grn.errors import DaemonNotRunning, GrnError, UsageError
 from grn.protocol.lease import (
     Garbled,
-    Grant,
     Granted,
+    GrantedGpus,
     LeaseConversation,
     Refused,
     Settled,
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 RELEASE_RECONNECT_S = 2.0
 
-_current: contextvars.ContextVar[Lease | None] = contextvars.ContextVar("grn_lease", default=None)
+_current: contextvars.ContextVar[ClientLease | None] = contextvars.ContextVar(
+    "grn_lease", default=None
+)
 _last_gpus: list[str] = []  # the GPUs of the last lease, in case this process cannot leave them
 
 
@@ -113,7 +115,7 @@ class _Idle:
 IDLE = _Idle()
 
 
-class Lease:
+class ClientLease:
     """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`.
 
     `is_expected` says whether to wait for a negotiator that does not answer; by default that
@@ -133,7 +135,7 @@ class Lease:
         self._key = key or os.urandom(12).hex()
         self._connection: LeaseConnection | None = None
         self._owner_pid = 0
-        self._token: contextvars.Token[Lease | None] | None = None
+        self._token: contextvars.Token[ClientLease | None] | None = None
         self.id = ""
         self.gpus: tuple[int, ...] = ()
         self.visible_devices = ""
@@ -152,7 +154,7 @@ class Lease:
         """True between acquire and release, in the process that acquired it."""
         return bool(self.id) and self._owner_pid == os.getpid()
 
-    def acquire(self) -> Lease:
+    def acquire(self) -> ClientLease:
         """Wait for the GPUs and make them visible to this process."""
         if not self._use_outer():
             self._begin(drive(self._ask()))
@@ -167,7 +169,7 @@ class Lease:
         """True after `release` when memory ran out and other jobs had taken too much."""
         return self.settled is not None and self.settled.is_victim
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> ClientLease:
         return self.acquire()
 
     def __exit__(
@@ -178,7 +180,7 @@ class Lease:
     ) -> None:
         self.release(error)
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> ClientLease:
         if not self._use_outer():
             self._begin(await drive_async(self._ask()))
         return self
@@ -194,7 +196,7 @@ class Lease:
 
     # --- the conversation ----------------------------------------------------------------
 
-    def _ask(self) -> Steps[Grant]:
+    def _ask(self) -> Steps[GrantedGpus]:
         """Wait for the lease, through restarts of the negotiator."""
         request = self._request
         inherited = SURROUNDINGS.inherited_lease()
@@ -207,14 +209,14 @@ class Lease:
                 request = request.but(slots=[_running_on()])
         connection = IDLE.take() or LeaseConnection()
 
-        def attempt() -> Steps[Grant]:
+        def attempt() -> Steps[GrantedGpus]:
             try:
                 grant = yield from self._wait(connection, request)
             except DaemonNotRunning:
                 if not inherited or self._retry.waited_s:
                     raise
                 # A job that runs under a lease goes on while the negotiator is away.
-                return Grant(inherited, is_nested=True)
+                return GrantedGpus(inherited, is_nested=True)
             return grant
 
         try:
@@ -225,7 +227,7 @@ class Lease:
         self._connection = connection
         return grant
 
-    def _wait(self, connection: LeaseConnection, request: LeaseRequest) -> Steps[Grant]:
+    def _wait(self, connection: LeaseConnection, request: LeaseRequest) -> Steps[GrantedGpus]:
         """Carry the conversation over one connection until the lease is granted."""
         may_be_stale = connection.sock is not None  # its negotiator may have been restarted
         is_answered = False
@@ -314,7 +316,7 @@ class Lease:
         self.is_nested, self._owner_pid = True, os.getpid()
         return True
 
-    def _begin(self, grant: Grant) -> None:
+    def _begin(self, grant: GrantedGpus) -> None:
         self.id = grant.lease
         self._owner_pid = os.getpid()
         self.is_nested = grant.is_nested
@@ -381,7 +383,7 @@ def lease(
     priority: int = 0,
     policy: str = "spread",
     type: str | None = None,
-) -> Lease:
+) -> ClientLease:
     """Return a lease to use as `with grn.lease(mem="6GiB", gpus=2) as lease:`."""
     if type is None:
         caller = sys._getframe(1)
@@ -391,7 +393,7 @@ def lease(
     request = lease_request(
         type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy
     )
-    return Lease(request)
+    return ClientLease(request)
 
 
 def bind(lease_id: str, pid: int | None = None) -> None:

@@ -17,8 +17,8 @@ from grn.errors import GrnError
 from grn.protocol.lease import (
     Answered,
     Garbled,
-    Grant,
     Granted,
+    GrantedGpus,
     LeaseConversation,
     LeaseRequest,
     Reasons,
@@ -47,7 +47,7 @@ class LeaseListener(Protocol):
 
     def disconnected(self) -> None: ...
 
-    def granted(self, job: int, grant: Grant) -> None: ...
+    def granted(self, job: int, grant: GrantedGpus) -> None: ...
 
     def awaited(self, job: int, text: str) -> None: ...
 

@@ -23,7 +23,7 @@ from grn.client.job_request import (
     command_type,
     lease_request,
 )
-from grn.client.lease import Lease, bind
+from grn.client.lease import ClientLease, bind
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again
 from grn.model.text import harmless
@@ -83,7 +83,7 @@ def _run(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, quiet:
     """Run the command, and again after memory ran out if retries were requested."""
     had = Had()
     while True:
-        lease = Lease(request.but(**had.told()), None if quiet else _say_why)
+        lease = ClientLease(request.but(**had.told()), None if quiet else _say_why)
         status = _run_once(command, lease)
         settled = lease.settled
         if settled is None or settled.outcome != "oom":
@@ -98,7 +98,7 @@ def _run(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, quiet:
         had = following
 
 
-def _run_once(command: tuple[str, ...], lease: Lease) -> int:
+def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     """Run the command under one lease and return its status."""
     lease.acquire()
     environment = dict(os.environ)
@@ -132,7 +132,7 @@ def _say_why(text: str) -> None:
 
 
 def _become(
-    command: tuple[str, ...], lease: Lease, environment: dict[str, str], writer: int
+    command: tuple[str, ...], lease: ClientLease, environment: dict[str, str], writer: int
 ) -> int:
     """In the child: take the lease over, so that it outlives `grn exec`, and be the command."""
     try:

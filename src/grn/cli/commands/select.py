@@ -20,7 +20,7 @@ from grn.client import negotiator
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
 from grn.client.job_request import lease_request
-from grn.client.lease import Lease, bind
+from grn.client.lease import ClientLease, bind
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.protocol.lease import LeaseRequest
@@ -107,7 +107,7 @@ def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
     return request.but(command=True)
 
 
-def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: bool) -> Lease:
+def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: bool) -> ClientLease:
     """Wait for the GPUs, for ever without a timeout."""
 
     def hear(text: str) -> None:
@@ -122,12 +122,12 @@ def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: b
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
     try:
-        return Lease(request, hear, key=mark).acquire()
+        return ClientLease(request, hear, key=mark).acquire()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _bind(lease: Lease, holder: int) -> None:
+def _bind(lease: ClientLease, holder: int) -> None:
     """Bind the lease to the process it is for; end it if that fails."""
     try:
         bind(lease.id, holder)
@@ -160,7 +160,7 @@ def _leases() -> set[str]:
         return set()
 
 
-def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
+def _show(lease: ClientLease, holder: int, options: dict[str, Any]) -> int:
     # Inside another job it is that job's GPUs, as they are named there.
     visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
     uuids = [gpu["uuid"] for gpu in negotiator.ask({"op": "status"})["status"]["gpus"]
