@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.client.job_request import (
+    call_arguments,
     code_of_function,
     lease_request,
     type_and_label,
@@ -62,7 +63,8 @@ class Executor(concurrent.futures.Executor):
                 )
             group = self._group
         name = self._type or name_of(fn)
-        return group.submit(fn, args, kwargs, Kind(name, name[-256:]))
+        facts = call_arguments(getattr(fn, "__code__", None), args, kwargs)
+        return group.submit(fn, args, kwargs, Kind(name, name[-256:]), facts=facts)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls; wait for the open ones, or cancel them."""
