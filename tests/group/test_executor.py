@@ -61,8 +61,7 @@ def test_arguments_of_a_call_are_learned_from(queue: Queue) -> None:
     def profiles() -> list[dict[str, Any]]:
         return list(negotiator.ask_once({"op": "profiles", "type": "learns"})["profiles"])
 
-    wait_for(profiles, "the run to be known")
-    (profile,) = profiles()
+    (profile,) = wait_for(profiles, "the run to be known")
     assert [run["args"] for run in profile["history"]] == [{"batch": 16.0}]
 
 

@@ -26,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from grn.client.connection import Steps
     from grn.wire import Message
 
 SUBMIT_S = 120.0
@@ -105,6 +106,21 @@ def submit(message: Message) -> Message:
                 "Look with `grn ls` before you submit it again.",
             ) from error
     raise AssertionError("unreachable")
+
+
+def end_of(job: int) -> Steps[Message]:
+    """Wait for the end of one job, through restarts of the queue."""
+    while True:
+        connection = connect()
+        try:
+            yield from connection.send({"op": "wait", "jobs": [job]})
+            answer = yield from connection.receive(None)
+            ended: Message = answer["ended"]
+            return ended
+        except ConnectionError:
+            continue  # the queue was restarted: ask the new one
+        finally:
+            connection.close()
 
 
 def ends(jobs: list[int]) -> Iterator[Message]:

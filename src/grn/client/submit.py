@@ -7,6 +7,7 @@ import sys
 
 from grn import wire
 from grn.client import job_request, queue
+from grn.client.connection import drive, drive_async
 from grn.errors import JobFailed, UsageError
 from grn.model import MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
@@ -43,7 +44,7 @@ class JobHandle:
 
     def wait(self) -> dict[str, Any]:
         """Wait until the job has ended and return how."""
-        return next(queue.ends([self.id]))
+        return drive(queue.end_of(self.id))
 
     def result(self) -> int:
         """Wait, and raise JobFailed unless it succeeded."""
@@ -62,21 +63,8 @@ class JobHandle:
         )
 
     def __await__(self) -> Generator[Any, None, int]:
-        return self._wait_async().__await__()
-
-    async def _wait_async(self) -> int:
-        from grn.client.connection import drive_async
-
-        while True:
-            connection = queue.connect()
-            try:
-                await drive_async(connection.send({"op": "wait", "jobs": [self.id]}))
-                answer = await drive_async(connection.receive(None))
-                return _checked(answer["ended"])
-            except ConnectionError:
-                continue
-            finally:
-                connection.close()
+        ended = yield from drive_async(queue.end_of(self.id)).__await__()
+        return _checked(ended)
 
 
 def submit(command: str | Sequence[str], **options: Any) -> JobHandle:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from grn.group.task import CommandEnd, Slot, SlotGrant, Task
@@ -117,3 +117,12 @@ class Progress:
     def done(self) -> int:
         """How many have ended, successfully or not."""
         return self.finished + self.failed
+
+    def plus(self, finished: int = 0, failed: int = 0, running: int = 0) -> Progress:
+        """Return the counts after a change."""
+        return replace(
+            self,
+            finished=self.finished + finished,
+            failed=self.failed + failed,
+            running=self.running + running,
+        )

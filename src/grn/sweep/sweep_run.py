@@ -287,15 +287,8 @@ class Study:
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # large tables are slow
 
-    def _change(
-        self, run: RunManifest, *, running: int = 0, finished: int = 0, failed: int = 0
-    ) -> None:
-        self.progress = replace(
-            self.progress,
-            running=self.progress.running + running,
-            finished=self.progress.finished + finished,
-            failed=self.progress.failed + failed,
-        )
+    def _change(self, run: RunManifest, **counts: int) -> None:
+        self.progress = self.progress.plus(**counts)
         self._on_change(self.progress, run)
 
     @property
