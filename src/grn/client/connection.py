@@ -138,8 +138,9 @@ def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> by
         sock.settimeout(None)
     if sock.fileno() < 0:
         raise ConnectionResetError("the connection was closed on this side")
-    # A grant that needs no waiting arrives sooner than a sleeping process wakes up
-    # (benchmarks/round_trip.py); between two looks the processor is yielded to other processes.
+    # A grant that needs no waiting arrives sooner than a sleeping process wakes up. Without these
+    # looks `with grn.lease()` in benchmarks/round_trip.py takes 17 % longer on idle cores, which is
+    # at its limit of four echoes. Where a core is contended they gain nothing, hence the yield.
     until = time.perf_counter() + EAGER_S if is_eager else 0.0
     while is_eager:
         try:
