@@ -25,7 +25,7 @@ def for_command(lease_id: str, visible: str, environment: dict[str, str]) -> dic
     return chosen
 
 
-class Surroundings:
+class GpuEnvironment:
     """The variables of this process while it holds leases."""
 
     def __init__(self) -> None:
@@ -80,4 +80,4 @@ class Surroundings:
         self._holds = 0
 
 
-SURROUNDINGS = Surroundings()
+GPU_ENVIRONMENT = GpuEnvironment()

@@ -13,7 +13,7 @@ import threading
 
 from grn.client import frameworks, negotiator
 from grn.client.connection import ANSWER_S, drive, drive_async
-from grn.client.gpu_environment import SURROUNDINGS
+from grn.client.gpu_environment import GPU_ENVIRONMENT
 from grn.client.job_request import lease_request, type_and_label
 from grn.client.negotiator import call, garbled
 from grn.errors import DaemonNotRunning, GrnError, UsageError
@@ -199,7 +199,7 @@ class ClientLease:
     def _ask(self) -> Steps[GrantedGpus]:
         """Wait for the lease, through restarts of the negotiator."""
         request = self._request
-        inherited = SURROUNDINGS.inherited_lease()
+        inherited = GPU_ENVIRONMENT.inherited_lease()
         if inherited:
             request = request.but(within=inherited)
         if frameworks.has_touched_gpu():
@@ -332,7 +332,7 @@ class ClientLease:
                 self._connection = None
         else:
             self._check_gpus(grant.uuids)
-            SURROUNDINGS.enter(self.id, self.visible_devices)
+            GPU_ENVIRONMENT.enter(self.id, self.visible_devices)
         self._token = _current.set(self)
 
     def _check_gpus(self, uuids: tuple[str, ...]) -> None:
@@ -359,7 +359,7 @@ class ClientLease:
                 _current.set(None)
             self._token = None
         if not self.is_nested:
-            SURROUNDINGS.leave()
+            GPU_ENVIRONMENT.leave()
         return lease_id
 
     def _ending(self, error: BaseException | None) -> dict[str, Any]:

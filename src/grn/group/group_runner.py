@@ -28,7 +28,6 @@ MESSAGE_BYTES = 4 << 20
 NOT_RUNNABLE = 126
 TERMINATED = -15
 NOWHERE = Slot("", {})
-IDLE_EXIT_S = 300.0
 REASON_S, REASON_AGAIN_S = 0.2, 1.0
 DIAL_AGAIN_S = 1.0
 ABANDON_S = 10.0
@@ -215,7 +214,7 @@ class GroupRunner:
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
             if not self._watch:  # without GPUs nothing is submitted
-                daemons.ensure_negotiator(IDLE_EXIT_S)
+                daemons.ensure_negotiator()
             if not self._line.open():
                 return
         except GrnError as error:

@@ -14,7 +14,6 @@ import pytest
 if TYPE_CHECKING:
     from grn.client.lease import ClientLease
 
-IDLE_EXIT_S = 300.0  # a negotiator started for the tests ends after this idle time
 MARKER = (
     "grn_gpu(mem=None, gpus=1, exclusive=False, priority=0, policy='spread', type=None): "
     "run this test under a lease of GPUs"
@@ -74,7 +73,7 @@ def _acquire(request: pytest.FixtureRequest) -> ClientLease:
     if TROUBLE in stash:
         pytest.skip(stash[TROUBLE])
     try:
-        ensure_negotiator(IDLE_EXIT_S)
+        ensure_negotiator()
     except (MachineError, DaemonError) as error:
         if is_required:
             raise

@@ -31,7 +31,6 @@ from grn.proc import pidfd, spawn, terminate
 from grn.protocol.lease import LeaseRequest
 
 OWN_TROUBLE = 125
-IDLE_EXIT_S = 300.0
 TAIL_BYTES = 64 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
@@ -70,7 +69,7 @@ def execute(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
-        ensure_negotiator(IDLE_EXIT_S)
+        ensure_negotiator()
         facts, code = command_arguments(command), code_of_command(command)
         request = request.but(args=facts, code=code or None, command=True)
         return _run(command, request, retry_oom, quiet)

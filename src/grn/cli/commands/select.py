@@ -25,7 +25,6 @@ from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.protocol.lease import LeaseRequest
 
-IDLE_EXIT_S = 300.0
 NOT_NOW = 1
 
 
@@ -68,7 +67,7 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
         )
     if release:
         return 0 if _give_back(mark) else NOT_NOW
-    ensure_negotiator(IDLE_EXIT_S)
+    ensure_negotiator()
     request = _request(holder, options)
     former = _leases()
     try:
