@@ -25,7 +25,7 @@ from rig import Figure
 
 from grn import wire
 from grn.client import queue
-from grn.client.connection import connect
+from grn.client.negotiator import connect
 
 GPUS = "virtual:8x24GiB"
 JOBS = 1000

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import pytest
 
 import grn
-from grn.client import pages, queue
-from grn.client.connection import ask_once
+from grn.client import negotiator, queue
 from grn.client.lease import IDLE
+from grn.client.negotiator import ask_once
 from grn.errors import DaemonError, GrnError
 from tests import warm
 
@@ -398,7 +398,7 @@ class Negotiator:
         return ask_once({"op": op, **more})
 
     def status(self) -> dict[str, Any]:
-        return pages.status()
+        return negotiator.status()
 
     def leases(self) -> list[dict[str, Any]]:
         return list(self.status()["leases"])
@@ -407,7 +407,7 @@ class Negotiator:
         return list(self.status()["waiting"])
 
     def profiles(self) -> list[dict[str, Any]]:
-        return list(pages.ask_all({"op": "profiles"})["profiles"])
+        return list(negotiator.ask_all({"op": "profiles"})["profiles"])
 
     def history(self) -> list[dict[str, Any]]:
         """Return all remembered runs of all types."""

@@ -21,7 +21,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "change_feed pages",
     "queue": "__init__ job events engine job_table lease_window finish",
     "simulate": "__init__ workload schedulers replay policies",
-    "group": "__init__ task roles nested call_table progress",
+    "group": "__init__ task roles call_table",
     "sweep": "__init__ grid space condition values template",
     "batch": "__init__ file",
     "cli": "__init__ output.__init__ output.render output.table output.job_text "

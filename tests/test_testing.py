@@ -31,5 +31,5 @@ def test_leases_survive_a_crash_of_the_negotiator() -> None:
     with local_grn("virtual:1x16GiB") as here, grn.lease(mem="10MiB") as lease:
         here.kill_negotiator()
         here.start_negotiator("virtual:1x16GiB")
-        status = grn.client.connection.ask_once({"op": "status"})["status"]
+        status = grn.client.negotiator.ask_once({"op": "status"})["status"]
         assert [one["id"] for one in status["leases"]] == [lease.id]

@@ -1,27 +1,19 @@
-"""A study of Optuna whose trials run in parallel, each under a lease."""
+"""A study of Optuna whose trials are jobs of the queue, as many at once as GPUs have room for."""
 
 import argparse
-import multiprocessing
 import os
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import MaxTrialsCallback
 from optuna.trial import TrialState
 
 import grn
 
 
-def objective(trial: optuna.Trial) -> float:
-    learning_rate = trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True)
-    batch_size = trial.suggest_categorical("batch_size", [16, 32, 64])
-    return train(trial, learning_rate, batch_size)
-
-
-@grn.job()
 def train(trial: optuna.Trial, learning_rate: float, batch_size: int) -> float:
-    """Stand for a training; a trial waits here for a GPU with room, and holds it until the end."""
+    """Stand for a training: a job of its own, in its own process, on a GPU with room for it."""
     trial.set_user_attr("gpu", os.environ["CUDA_VISIBLE_DEVICES"])
     kept = b"x" * (batch_size << 20)  # on a virtual GPU host memory stands for GPU memory
     loss = 0.0
@@ -33,16 +25,22 @@ def train(trial: optuna.Trial, learning_rate: float, batch_size: int) -> float:
     return loss
 
 
-def work(name: str, file: str, trials: int) -> None:
-    """Run trials in this process until the study has enough of them, whoever ran them."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    enough = MaxTrialsCallback(trials, states=(TrialState.COMPLETE, TrialState.PRUNED))
-    study = optuna.load_study(
-        study_name=name,
-        storage=JournalStorage(JournalFileBackend(file)),
-        sampler=optuna.samplers.TPESampler(constant_liar=True),  # know of trials under way
-    )
-    study.optimize(objective, callbacks=[enough])
+def search(study: optuna.Study, trials: int, workers: int) -> None:
+    """Ask for trials, hand them to the queue, and tell how each ended, in any order."""
+    running: dict[Future[float], optuna.Trial] = {}
+    with grn.Executor(max_workers=workers) as pool:
+        while trials or running:
+            while trials and len(running) < workers:
+                trial, trials = study.ask(), trials - 1
+                learning_rate = trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True)
+                batch_size = trial.suggest_categorical("batch_size", [16, 32, 64])
+                running[pool.submit(train, trial, learning_rate, batch_size)] = trial
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                trial = running.pop(future)
+                try:
+                    study.tell(trial, future.result())
+                except optuna.TrialPruned:
+                    study.tell(trial, state=TrialState.PRUNED)
 
 
 def main() -> None:
@@ -52,18 +50,15 @@ def main() -> None:
     parser.add_argument("--file", default="study.log")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(options.file))
-    study = optuna.create_study(study_name="search", storage=storage, load_if_exists=True)
-    context = multiprocessing.get_context("spawn")  # a fork of a process that used CUDA cannot
-    arguments = (study.study_name, options.file, options.trials)
-    workers = [context.Process(target=work, args=arguments) for _ in range(options.workers)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if any(worker.exitcode for worker in workers):
-        raise SystemExit("a worker failed; what it said stands above")
-    ended = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    study = optuna.create_study(
+        study_name="search",
+        storage=JournalStorage(JournalFileBackend(os.path.abspath(options.file))),
+        sampler=optuna.samplers.TPESampler(constant_liar=True),  # know of trials under way
+        load_if_exists=True,
+    )
+    states = (TrialState.COMPLETE, TrialState.PRUNED)
+    search(study, max(0, options.trials - len(study.get_trials(states=states))), options.workers)
+    ended = study.get_trials(states=states)
     gpus = sorted({trial.user_attrs["gpu"] for trial in ended})
     print(f"{len(ended)} trials on GPUs {', '.join(gpus)}; best {study.best_value:.3f}")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from tests.cli.live import GRN, Shell
 from tests.harness import Negotiator, Story, is_running, wait_for
 from tests.negotiator.live import Client

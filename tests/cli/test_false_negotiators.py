@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from grn.client.connection import ask_once, connect, drive
+from grn.client.connection import drive
+from grn.client.negotiator import ask_once, connect
 from grn.client.state_mirror import StateMirror
 from grn.protocol.rows import as_json
 from tests.conftest import Negotiators

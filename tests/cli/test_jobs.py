@@ -72,7 +72,7 @@ def test_ls_as_json_has_the_same_and_more(queue: Queue) -> None:
     assert said["counts"]["running"] == 1
     (row,) = said["jobs"]
     assert (row["id"], row["state"], row["label"]) == (job, "running", "sh")
-    assert row["reserved_bytes"] == 16 << 20
+    assert row["reserved_bytes"] >= 16 << 20  # it may have outgrown that by now
     wait_for(lambda: queue.json("ls")["jobs"][0].get("used_bytes"), "a measure of its memory")
 
 

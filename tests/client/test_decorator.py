@@ -14,7 +14,7 @@ import pytest
 
 import glb
 import grn
-from grn.client.fingerprint import of_function
+from grn.client.job_request import code_of_function
 from tests.harness import Negotiator
 
 
@@ -232,7 +232,7 @@ def test_arguments_are_remembered_by_name_but_not_secrets(here: Negotiator) -> N
     job(64, "resnet", "swordfish", layers=3)
     (profile,) = here.ask("profiles", type="arguments")["profiles"]
     assert profile["history"][-1]["args"] == {"batch": 64.0, "model": "resnet", "layers": 3.0}
-    assert profile["history"][-1]["code"] == of_function(job.__wrapped__)  # type: ignore[attr-defined]
+    assert profile["history"][-1]["code"] == code_of_function(job.__wrapped__)  # type: ignore[attr-defined]
 
 
 # Functions of other kinds

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from grn import interpreter
-from grn.client.gpu_environment import Surroundings, for_command
+from grn.client.gpu_environment import GpuEnvironment, for_command
 from tests.harness import Story
 
 LEFT_TO_THE_USER = ("TF_FORCE_GPU_ALLOW_GROWTH", "XLA_PYTHON_CLIENT_PREALLOCATE")
@@ -36,56 +36,56 @@ def test_what_the_user_set_for_a_framework_stays(name: str) -> None:
 def test_all_is_put_back_when_the_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     before = dict(os.environ)
-    surroundings = Surroundings()
+    environment = GpuEnvironment()
 
-    surroundings.enter("abc", "1")
+    environment.enter("abc", "1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert os.environ["GRN_LEASE"] == "abc"
-    surroundings.leave()
+    environment.leave()
     assert dict(os.environ) == before
 
 
 def test_leases_held_at_once_share_one_setting() -> None:
     before = dict(os.environ)
-    surroundings = Surroundings()
+    environment = GpuEnvironment()
 
-    surroundings.enter("first", "1")
-    surroundings.enter("second", "1")
-    surroundings.leave()
+    environment.enter("first", "1")
+    environment.enter("second", "1")
+    environment.leave()
     assert os.environ["GRN_LEASE"] == "first"
-    surroundings.leave()
+    environment.leave()
     assert dict(os.environ) == before
 
 
 def test_only_a_lease_from_outside_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    surroundings = Surroundings()
-    assert surroundings.inherited_lease() is None
+    environment = GpuEnvironment()
+    assert environment.inherited_lease() is None
 
-    surroundings.enter("own", "0")
-    assert surroundings.inherited_lease() is None
-    surroundings.leave()
+    environment.enter("own", "0")
+    assert environment.inherited_lease() is None
+    environment.leave()
 
     monkeypatch.setenv("GRN_LEASE", "outer")
-    assert surroundings.inherited_lease() == "outer"
-    surroundings.enter("own", "0")
-    assert surroundings.inherited_lease() == "outer"
-    surroundings.leave()
+    assert environment.inherited_lease() == "outer"
+    environment.enter("own", "0")
+    assert environment.inherited_lease() == "outer"
+    environment.leave()
 
 
 def test_for_a_forked_child_the_lease_of_its_parent_is_one_from_outside(story: Story) -> None:
     ended = story.run_script(
         """
         import os
-        from grn.client.gpu_environment import Surroundings
+        from grn.client.gpu_environment import GpuEnvironment
 
-        surroundings = Surroundings()
-        surroundings.enter("parents", "0")
+        environment = GpuEnvironment()
+        environment.enter("parents", "0")
         pid = os.fork()
         if pid == 0:
-            print(surroundings.inherited_lease(), flush=True)
+            print(environment.inherited_lease(), flush=True)
             os._exit(0)
         os.waitpid(pid, 0)
-        print(surroundings.inherited_lease())
+        print(environment.inherited_lease())
         """
     )
     assert ended.out == "parents\nNone\n"

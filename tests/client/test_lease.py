@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import grn
-from grn.client.job_request import lease_request, type_and_label
-from grn.client.lease import Lease
+from grn.client.job_request import lease_request
+from grn.client.lease import IDLE, ClientLease, LeaseConnection
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
 
@@ -38,26 +38,6 @@ def test_a_lease_without_a_name_is_called_by_where_it_is_taken(here: Negotiator)
         (shown,) = here.leases()
     here_and_now = "test_a_lease_without_a_name_is_called_by_where_it_is_taken"
     assert shown["type"] == f"{os.path.realpath(__file__)}::{here_and_now}"
-
-
-@pytest.mark.parametrize("file", ["/tmp/ipykernel_4242/99.py", "<ipython-input-3-abc>", "<stdin>"])
-def test_a_notebook_is_one_place_though_its_cells_are_files_of_ever_new_names(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert type_and_label(file, "job") == (f"notebook in {tmp_path}::job", "notebook::job")
-
-
-def test_a_file_is_shown_from_where_one_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tests").mkdir()
-    monkeypatch.chdir(tmp_path)
-    full = f"{os.path.realpath(tmp_path)}/tests/x.py::job"
-    assert type_and_label("tests/x.py", "job") == (full, "tests/x.py::job")
-    assert type_and_label(f"{tmp_path}/tests/x.py", "job") == (full, "tests/x.py::job")
-    monkeypatch.chdir(tmp_path / "tests")
-    assert type_and_label("../x.py", "job")[1] == f"{os.path.realpath(tmp_path)}/x.py::job"
 
 
 def test_a_second_release_is_no_harm(here: Negotiator) -> None:
@@ -123,7 +103,7 @@ def test_a_size_that_makes_no_sense_is_refused_at_once() -> None:
 
 def test_whoever_waits_hears_why(here: Negotiator) -> None:
     heard: list[str] = []
-    second = Lease(lease_request("second", "second", mem="64MiB"), heard.append)
+    second = ClientLease(lease_request("second", "second", mem="64MiB"), heard.append)
     with ThreadPoolExecutor(1) as pool:
         with grn.lease(exclusive=True, type="first"):
             asked = pool.submit(second.acquire)
@@ -167,3 +147,37 @@ def test_an_end_that_nobody_heard_is_told_with_the_next_request(
     assert len(here.leases()) == 1  # its process lives, so it may still be at work
     with grn.lease(mem="64MiB") as lease:
         assert [shown["id"] for shown in here.leases()] == [lease.id]
+
+
+def test_a_forked_child_lets_go_of_the_kept_connection(story: Story) -> None:
+    story.run_script(
+        """
+        import os, socket
+        from grn.client.lease import IDLE, LeaseConnection
+
+        ours, theirs = socket.socketpair()
+        IDLE.give(LeaseConnection(ours))
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            os.read(reader, 1)  # live until the parent has looked
+            os._exit(0 if IDLE.take() is None else 1)
+        IDLE.take().close()
+        assert theirs.recv(1) == b""  # the child does not keep the other end open
+        os.close(writer)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+
+
+def test_at_most_one_connection_is_kept() -> None:
+    first, second = socket.socketpair()
+    IDLE.give(LeaseConnection(first))
+    IDLE.give(LeaseConnection(second))
+
+    kept = IDLE.take()
+    assert kept is not None
+    assert kept.sock is first
+    assert second.fileno() == -1
+    kept.close()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from grn.client import queue
-from grn.client.connection import ask_once
 from grn.client.daemons import start_aside
+from grn.client.negotiator import ask_once
 from grn.daemon.capped_log import MAX_LINE_CHARS, MAX_LOG_BYTES
 from grn.interpreter import own_module
 from tests.harness import Story, wait_for

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.client.connection import ask_once, connect
+from grn.client.negotiator import ask_once, connect
 from grn.daemon.lockfile import DaemonLock, file_system_of, state_folder
 from grn.errors import AlreadyRunning, MachineError
 from grn.proc.system import mounts

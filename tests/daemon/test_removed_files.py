@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from grn import paths
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from grn.daemon.lockfile import DaemonLock
 from grn.errors import AlreadyRunning, MachineError
 from tests.harness import Negotiator, Story, unshare, wait_for

@@ -8,10 +8,12 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import grn
+from grn.client import negotiator
 from grn.errors import UsageError
 from grn.group.executor import Executor
 from tests.harness import wait_for
@@ -50,6 +52,17 @@ def test_a_call_is_made_in_a_job_and_its_answer_comes_back(queue: Queue) -> None
     row = queue.job(future.job.id)
     assert row["reason"] == "ok"
     assert row["label"].endswith("<lambda>")
+
+
+def test_arguments_of_a_call_are_learned_from(queue: Queue) -> None:
+    with Executor(mem=MEM, type="learns") as pool:
+        pool.submit(lambda batch, path: None, 16, "a" * 41).result(60)
+
+    def profiles() -> list[dict[str, Any]]:
+        return list(negotiator.ask_once({"op": "profiles", "type": "learns"})["profiles"])
+
+    (profile,) = wait_for(profiles, "the run to be known")
+    assert [run["args"] for run in profile["history"]] == [{"batch": 16.0}]
 
 
 def test_calls_are_mapped_in_order(queue: Queue) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grn.client import pages as client
+from grn.client import negotiator as client
 from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.pages import MAX_ORDERS, PAGE_ROWS, PROFILE_ROWS, Pages

@@ -17,8 +17,8 @@ from grn.protocol.lease import (
     Answered,
     Bound,
     Garbled,
-    Grant,
     Granted,
+    GrantedGpus,
     LeaseConversation,
     LeaseRequest,
     Reasons,
@@ -67,7 +67,7 @@ def shown(events: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def _value(field: Any) -> Any:
-    if isinstance(field, Grant):
+    if isinstance(field, GrantedGpus):
         return tuple(getattr(field, name) for name in field.__slots__)
     return str(field) if isinstance(field, Exception) else field
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from grn.client import pages
-from grn.client.connection import MALFORMED, ask_once, connect, drive
+from grn.client import negotiator
+from grn.client.connection import drive
+from grn.client.negotiator import MALFORMED, ask_once, connect
 from grn.errors import ProtocolError, UnknownJob
 from grn.protocol.rows import (
     AttemptRow,
@@ -125,7 +126,7 @@ def test_definitions_have_the_fields_that_both_daemons_send() -> None:
         lease = queue.in_state(runs, "running")["lease"]
         waits = queue.sh("true", "--mem", "400MiB", "--gpus", "2")
         wait_for(lambda: ask_once({"op": "status"})["status"]["waiting"], "a request")
-        status = pages.status()
+        status = negotiator.status()
         line = connect()
         feed = drive(line.ask({"op": "follow"}))
         line.close()

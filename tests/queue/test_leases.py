@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.protocol.lease import Grant
+from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 from grn.queue.leases import Leases
@@ -80,7 +80,7 @@ class Queue:
     def disconnected(self) -> None:
         self.told.put_nowait(("disconnected",))
 
-    def granted(self, job: int, grant: Grant) -> None:
+    def granted(self, job: int, grant: GrantedGpus) -> None:
         self.told.put_nowait(("granted", job, grant.lease))
 
     def awaited(self, job: int, text: str) -> None:

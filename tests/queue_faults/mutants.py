@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grn import paths
-from grn.client import trust
+from grn.client import queue
 from grn.daemon import lockfile
 from grn.errors import MachineError
 from grn.proc import services
@@ -65,7 +65,7 @@ def run_again() -> None:
 
 def believe_number() -> None:
     """Take everybody with this user's number for this user, containers included."""
-    trust.apart = lambda _: None
+    queue.apart = lambda _: None
 
 
 def listen_below() -> None:

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from grn.client import pages, queue
+from grn.client import negotiator, queue
 from grn.errors import DaemonError, GrnError
 from grn.queue.journal.rows import fill_checksums
 from grn.queue.local import attempt_files as attempts
@@ -269,7 +269,7 @@ class Rig:
     def leases(self) -> list[dict[str, Any]] | None:
         """Return what the negotiator has given away, None when none answers."""
         try:
-            status = pages.status()
+            status = negotiator.status()
         except (DaemonError, OSError):
             return None
         return [*status["leases"], *status["waiting"]]

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.client import pages
-from grn.client.connection import ask_once
+from grn.client import negotiator
+from grn.client.negotiator import ask_once
 from grn.daemon.connection import MAX_KEPT_BYTES_PER_USER
 from grn.negotiator.learn.quota import MAX_BYTES_PER_USER, MAX_TYPES_PER_USER
 from grn.negotiator.pages import PAGE_ROWS
@@ -89,7 +89,7 @@ def check_waiting(
     def ask_on_and_on() -> tuple[int, int]:
         with floods.many_waiting(count, names):
             largest = floods.ask_in_a_loop(floods.LISTINGS, rounds)
-            return largest, len(pages.status()["waiting"])
+            return largest, len(negotiator.status()["waiting"])
 
     name = f"{count} waiting ({names.__name__}), {rounds} listings"
     figures = flooded(rig, ask_on_and_on, name, seed)
@@ -120,7 +120,7 @@ def check_garbage(rig: Rig, seed: int, count: int) -> None:
 def check_types(rig: Rig, seed: int, count: int) -> None:
     daemon = rig.start_negotiator(GRN_GPUS=floods.GPUS)
     figures = flooded(rig, lambda: floods.new_types(count), f"{count} new types", seed)
-    known = len(pages.ask_all({"op": "profiles"})["profiles"])
+    known = len(negotiator.ask_all({"op": "profiles"})["profiles"])
     dropped = ask_once({"op": "status"})["status"]["types_dropped"]
     assert known <= MAX_TYPES_PER_USER + 1
     assert known + dropped == count + 1  # and the type of who asks meanwhile

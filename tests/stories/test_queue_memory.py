@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from tests.harness import wait_for
 from tests.queue.daemon import Queue, a_queue
 

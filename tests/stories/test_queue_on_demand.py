@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grn.client.connection import ask_once
 from grn.client.daemons import who_answers
+from grn.client.negotiator import ask_once
 from grn.interpreter import own_module
 from grn.queue.local import attempt_files as attempts
 from tests.conftest import Scripts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grn.cli.web import queries
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from grn.client.state_mirror import StateMirror
 from tests.harness import wait_for
 from tests.queue.daemon import Queue, a_queue

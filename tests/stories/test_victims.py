@@ -109,7 +109,7 @@ def test_a_call_in_a_worker_that_was_a_victim_is_made_again_as_it_is(
     pytest.importorskip("cloudpickle")
     text = """
     from grn.group.call_group import CallGroup
-    from grn.integrations.call_options import kind_of
+    from grn.group.executor import kind_of
 
     if __name__ == "__main__":
         group = CallGroup(mem="100MiB", oom_retries=1, is_reusing=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from tests.conftest import Negotiators
 from tests.harness import Story, stop_queue, wait_for
 
@@ -32,7 +32,7 @@ SHARER = """
     import os, sys, time
     from pathlib import Path
     from act import take
-    from grn.client.connection import ask_once
+    from grn.client.negotiator import ask_once
 
     def used_bytes():
         leases = ask_once({"op": "status"})["status"]["leases"]

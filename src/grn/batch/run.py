@@ -15,8 +15,7 @@ from grn.batch.journal import BatchJournal, Entry, id_of
 from grn.batch.line_reader import LineReader, shell_argv
 from grn.errors import UsageError
 from grn.group.choose_runner import runner_for
-from grn.group.progress import Progress
-from grn.group.roles import RunControl
+from grn.group.roles import Progress, RunControl
 from grn.group.task import CommandEnd, Needs, Slot, Task
 
 
@@ -205,15 +204,10 @@ class Batch:
         running: int = 0,
         skipped: int = 0,
     ) -> None:
-        now = self.progress
+        now = self.progress.plus(finished, failed, running)
         total = None if now.total is None else now.total - skipped
         self.progress = replace(
-            now,
-            total=self._count if self._has_all else total,
-            finished=now.finished + finished,
-            failed=now.failed + failed,
-            running=now.running + running,
-            skipped=now.skipped + skipped,
+            now, total=self._count if self._has_all else total, skipped=now.skipped + skipped
         )
         self._on_change(self.progress, entry)
 

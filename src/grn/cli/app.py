@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import click
 
 from grn import __version__
-from grn.client.connection import MALFORMED, garbled
+from grn.client.negotiator import MALFORMED, garbled
 from grn.errors import GrnError, MachineError
 from grn.model.text import harmless
 

@@ -1,7 +1,7 @@
-"""Connections to the negotiator, for programs that block and for programs on an event loop.
+"""Connections to daemons, for programs that block, that run an event loop or that poll.
 
 The steps of a conversation are generators that yield what to do next (send, receive, sleep):
-`drive` does them blocking, `drive_async` awaits them.
+`drive` does them blocking, `drive_async` awaits them. `PolledConnection` never blocks for reading.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ import select
 import socket
 import time
 
-from grn import paths, wire
-from grn.client import trust
-from grn.errors import DaemonError, DaemonNotRunning, NotTrusted, ProtocolError
+from grn import wire
+from grn.errors import DaemonNotRunning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from typing import Any, TypeVar
+    from typing import Any, Protocol, TypeVar
 
     from grn.wire import Message
 
     Result = TypeVar("Result")
     Steps = Generator[tuple[str, Any, Any], Any, Result]
+
+    class SansIo(Protocol):
+        """One side of a conversation without I/O: `wire.Exchange`, `protocol.lease`."""
+
+        def connection_made(self) -> None: ...
+
+        def data_to_send(self) -> bytes: ...
+
 
 ANSWER_S = 10.0
 CHUNK_BYTES = 65536
@@ -70,65 +77,6 @@ class Connection:
         return answer
 
 
-# Raised by code that reads a reply without its fields.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-_others: list[tuple[str, int]] = []  # the last negotiator that is another user's: where, whose
-
-
-def garbled() -> ProtocolError | None:
-    """Return what to tell of a malformed reply, if a negotiator of another user's has answered.
-
-    One's own and root's say what they should: with these it is a bug, and not to be hidden.
-    """
-    if not _others:
-        return None
-    path, user = _others[0]
-    return ProtocolError(
-        f"the negotiator at {path} (user {paths.user_name(user)})"
-        " does not speak the protocol of this grn.",
-        "It may be of another version, or none of grn's: see GRN_TRUSTED_USERS.",
-    )
-
-
-_met: set[str] = set()  # where this process, or one it was forked from, has reached a negotiator
-
-
-def has_met() -> bool:
-    """True when a negotiator has answered here before: one that is away now may come back."""
-    return paths.own_socket() in _met
-
-
-def forget_met() -> None:
-    """Expect no negotiator here any more."""
-    _met.discard(paths.own_socket())
-
-
-def connect() -> Connection:
-    """Connect to the negotiator of this machine."""
-    return Connection(call())
-
-
-def call() -> socket.socket:
-    """Return a socket to the negotiator of this machine, unless it is an impostor's."""
-    doubts: NotTrusted | None = None
-    for path in paths.sockets_to_try():
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(path)
-        except OSError:
-            sock.close()
-            continue
-        doubt = trust.doubt(sock, path)
-        if doubt is None:
-            user = trust.user_of(sock)
-            _others[:] = [] if user in (0, os.getuid()) else [(path, user)]
-            _met.add(paths.own_socket())
-            return sock
-        doubts = doubts or doubt
-        sock.close()
-    raise doubts or DaemonNotRunning(paths.own_socket())
-
-
 def drive(steps: Steps[Result]) -> Result:
     """Do the steps of a conversation, blocking."""
     try:
@@ -163,27 +111,6 @@ async def drive_async(steps: Steps[Result]) -> Result:
         steps.close()
 
 
-def ask_once(message: Message) -> Message:
-    """Ask the negotiator one question over a new connection, once."""
-    return drive(_ask_once(message))
-
-
-def _ask_once(message: Message) -> Steps[Message]:
-    connection = connect()
-    try:
-        answer = yield from connection.ask(message)
-    except TimeoutError as error:
-        raise DaemonError(
-            f"the negotiator did not answer within {ANSWER_S:.0f} s.",
-            "It may be stopped or overloaded; `grn doctor` tells more.",
-        ) from error
-    except ConnectionError as error:
-        raise DaemonNotRunning(paths.own_socket()) from error
-    finally:
-        connection.close()
-    return answer
-
-
 def _perform(verb: str, subject: Any, detail: Any) -> bytes | None:
     if verb == "send":
         _send(subject, detail)
@@ -211,8 +138,9 @@ def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> by
         sock.settimeout(None)
     if sock.fileno() < 0:
         raise ConnectionResetError("the connection was closed on this side")
-    # A grant that needs no waiting arrives sooner than a sleeping process wakes up
-    # (benchmarks/round_trip.py); between two looks the processor is yielded to other processes.
+    # A grant that needs no waiting arrives sooner than a sleeping process wakes up. Without these
+    # looks `with grn.lease()` in benchmarks/round_trip.py takes 17 % longer on idle cores, which is
+    # at its limit of four echoes. Where a core is contended they gain nothing, hence the yield.
     until = time.perf_counter() + EAGER_S if is_eager else 0.0
     while is_eager:
         try:
@@ -244,3 +172,92 @@ async def _perform_async(verb: str, subject: Any, detail: Any) -> bytes | None:
         return await asyncio.wait_for(loop.sock_recv(subject, CHUNK_BYTES), detail)
     except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
         raise TimeoutError(str(error)) from error
+
+
+class PolledConnection:
+    """A connection for programs that poll several files; it may be lost and made again.
+
+    Carries bytes; what they mean is for the protocol object of the caller, which is told of each
+    new connection.
+    """
+
+    def __init__(self, dial: Callable[[], socket.socket], protocol: SansIo) -> None:
+        self._dial = dial
+        self._protocol = protocol
+        self._received = b""  # while bytes were sent
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True from `open` until the connection is lost."""
+        return self._socket is not None
+
+    def open(self) -> bool:
+        """Connect and send what the protocol object repeats; False when no daemon answers."""
+        try:
+            self._socket = self._dial()
+        except DaemonNotRunning:
+            return False
+        self._socket.settimeout(None)  # with a timeout Python polls before each call
+        self._received = b""
+        self._protocol.connection_made()
+        self.flush()
+        return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def fileno(self) -> int | None:
+        """Return the file to poll for reading, None without a connection."""
+        return None if self._socket is None else self._socket.fileno()
+
+    def flush(self) -> None:
+        """Send what the protocol object has to say; a failure loses the connection.
+
+        Reads meanwhile: a daemon that waits for its answers to be read does not read either.
+        """
+        sock = self._socket
+        if sock is None:
+            return
+        view = memoryview(self._protocol.data_to_send())
+        poll = select.poll()
+        poll.register(sock, select.POLLIN | select.POLLOUT)
+        while view and self._socket is not None:
+            try:
+                view = view[sock.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not poll.poll(ANSWER_S * 1000):
+                    self.close()
+                self._received += self._read()
+            except OSError:
+                self.close()
+
+    def receive(self) -> bytes:
+        """Return the bytes that have arrived; afterwards the connection may be lost."""
+        received, self._received = self._received, b""
+        return received + self._read()
+
+    def wait(self, timeout_s: float) -> bytes:
+        """Wait for bytes and return them."""
+        if self._socket is not None and not self._received:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(timeout_s * 1000)
+        return self.receive()
+
+    def _read(self) -> bytes:
+        chunks: list[bytes] = []
+        try:
+            while self._socket is not None:
+                data = self._socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+                if not data:
+                    self.close()
+                chunks.append(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+        return b"".join(chunks)

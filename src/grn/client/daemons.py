@@ -6,7 +6,7 @@ import os
 import time
 
 from grn import paths
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
 from grn.interpreter import own_module, service_environment
 from grn.proc import spawn, terminate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _TROUBLES = {kind.exit_code: kind for kind in (UsageError, AlreadyRunning)}
 READY_S = 30.0  # an idle driver takes seconds to start
+IDLE_EXIT_S = 300.0  # a negotiator that was started by the way ends after this idle time
 
 
 class DaemonProcess:
@@ -116,7 +117,7 @@ def until_answered(ask: Callable[[], Answer], held: AlreadyRunning) -> Answer:
     raise held
 
 
-def ensure_negotiator(idle_exit_s: float | None) -> None:
+def ensure_negotiator(idle_exit_s: float | None = IDLE_EXIT_S) -> None:
     """Start a negotiator in the background unless one answers."""
     if who_answers() is None:
         start_or_find_negotiator(negotiator_argv(None, debug=False, idle_exit_s=idle_exit_s))

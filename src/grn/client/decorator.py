@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-    from grn.client.lease import Lease
+    from grn.client.lease import ClientLease
     from grn.model.oom_retry import Had
     from grn.protocol.lease import LeaseRequest
 
@@ -195,17 +195,15 @@ class _Managed:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], may_retry: bool = True
     ) -> Iterator[_Attempt]:
         """Yield the attempts in order: the stand-in if requested, the job, its retries."""
+        from grn.client.job_request import call_arguments, code_of_function, lease_request
         from grn.model.oom_retry import Had
 
         names = self._names()
         if self._request is None or names != self._requested_as:  # the same at nearly every call
-            from grn.client.fingerprint import of_function
-            from grn.client.job_request import lease_request
-
             request = lease_request(*names, **self._asked)
-            self._request = request.but(code=of_function(self.function) or None)
+            self._request = request.but(code=code_of_function(self.function) or None)
             self._requested_as = names
-        facts = _facts(self._code, args, kwargs)
+        facts = call_arguments(self._code, args, kwargs)
         most = self._retry_oom if may_retry else 0
         profiler, had = self.profiler, Had()
         while True:
@@ -261,14 +259,14 @@ class _Attempt:
         profiler: Callable[..., Any] | None,
         retries: _Retries,
     ) -> None:
-        from grn.client.lease import Lease
+        from grn.client.lease import ClientLease
 
         self._function = function
         self._profiler = profiler
         self._may_run_unmanaged = may_run_unmanaged
         self._retries = retries
         # A call that may run without a negotiator does not wait for one.
-        self._lease: Lease = Lease(request, None, False if may_run_unmanaged else None)
+        self._lease: ClientLease = ClientLease(request, None, False if may_run_unmanaged else None)
         self._failure: BaseException | None = None
         self.is_profile = False
 
@@ -335,13 +333,6 @@ class _Attempt:
         error.__traceback__ = None  # it keeps the failed call's tensors alive
         frameworks.free_caches()
         return True
-
-
-def _facts(code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    from grn.client.job_features import worth_learning
-
-    names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    return worth_learning([*zip(names, args, strict=False), *kwargs.items()])
 
 
 def _exhaust(items: Any) -> None:

@@ -14,9 +14,6 @@ UNLESS_SET = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-_ALWAYS = tuple((name.encode(), value.encode()) for name, value in ALWAYS.items())
-_UNLESS_SET = tuple((name.encode(), value.encode()) for name, value in UNLESS_SET.items())
-_LEASE = b"GRN_LEASE"
 
 
 def for_command(lease_id: str, visible: str, environment: dict[str, str]) -> dict[str, str]:
@@ -28,12 +25,12 @@ def for_command(lease_id: str, visible: str, environment: dict[str, str]) -> dic
     return chosen
 
 
-class Surroundings:
+class GpuEnvironment:
     """The variables of this process while it holds leases."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._before: dict[bytes, bytes | None] = {}
+        self._before: dict[str, str | None] = {}
         self._holds = 0
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -43,20 +40,20 @@ class Surroundings:
             self._holds += 1
             if self._holds > 1:
                 return
-            for name, value in _UNLESS_SET:
-                if _get(name) is None:
+            for name, value in UNLESS_SET.items():
+                if name not in os.environ:
                     self._set(name, value)
-            for name, value in _ALWAYS:
+            for name, value in ALWAYS.items():
                 self._set(name, value)
-            self._set(b"CUDA_VISIBLE_DEVICES", os.fsencode(visible))
-            self._set(_LEASE, os.fsencode(lease_id))
-            self._set(b"GRN_GPU_COUNT", b"%d" % (visible.count(",") + 1))
+            self._set("CUDA_VISIBLE_DEVICES", visible)
+            self._set("GRN_LEASE", lease_id)
+            self._set("GRN_GPU_COUNT", str(visible.count(",") + 1))
 
     def inherited_lease(self) -> str | None:
         """Return the lease that this process was started under, if any; not its own leases."""
         with self._lock:
-            inherited = self._before.get(_LEASE) if self._holds else _get(_LEASE)
-        return os.fsdecode(inherited) if inherited else None
+            of_outside = self._before if self._holds else os.environ
+            return of_outside.get("GRN_LEASE") or None
 
     def leave(self) -> None:
         """Restore the variables when the last lease of this process ends."""
@@ -65,14 +62,17 @@ class Surroundings:
             if self._holds:
                 return
             for name, value in self._before.items():
-                _put(name, value)
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
             self._before.clear()
 
-    def _set(self, name: bytes, value: bytes) -> None:
-        before = _get(name)
+    def _set(self, name: str, value: str) -> None:
+        before = os.environ.get(name)
         if before != value:
             self._before[name] = before
-            _put(name, value)
+            os.environ[name] = value
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -80,31 +80,4 @@ class Surroundings:
         self._holds = 0
 
 
-# `os.environ` encodes, decodes and raises for each variable, which takes longer than the rest of
-# an acquire. The table behind it is the same for all who look; without one, that way is left.
-
-
-def _get(name: bytes) -> bytes | None:
-    table: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
-    if table is not None:
-        return table.get(name)
-    value = os.environ.get(os.fsdecode(name))
-    return None if value is None else os.fsencode(value)
-
-
-def _put(name: bytes, value: bytes | None) -> None:
-    """Set a variable; None removes it."""
-    table: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
-    if table is None:
-        if value is None:
-            os.environ.pop(os.fsdecode(name), None)
-        else:
-            os.environ[os.fsdecode(name)] = os.fsdecode(value)
-    elif value is not None:
-        os.putenv(name, value)
-        table[name] = value
-    elif table.pop(name, None) is not None:
-        os.unsetenv(name)
-
-
-SURROUNDINGS = Surroundings()
+GPU_ENVIRONMENT = GpuEnvironment()

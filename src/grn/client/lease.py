@@ -11,15 +11,16 @@ import os
 import sys
 import threading
 
-from grn.client import frameworks, retry
-from grn.client.connection import ANSWER_S, call, drive, drive_async, garbled
-from grn.client.gpu_environment import SURROUNDINGS
+from grn.client import frameworks, negotiator
+from grn.client.connection import ANSWER_S, drive, drive_async
+from grn.client.gpu_environment import GPU_ENVIRONMENT
 from grn.client.job_request import lease_request, type_and_label
+from grn.client.negotiator import call, garbled
 from grn.errors import DaemonNotRunning, GrnError, UsageError
 from grn.protocol.lease import (
     Garbled,
-    Grant,
     Granted,
+    GrantedGpus,
     LeaseConversation,
     Refused,
     Settled,
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
 RELEASE_RECONNECT_S = 2.0
 
-_current: contextvars.ContextVar[Lease | None] = contextvars.ContextVar("grn_lease", default=None)
+_current: contextvars.ContextVar[ClientLease | None] = contextvars.ContextVar(
+    "grn_lease", default=None
+)
 _last_gpus: list[str] = []  # the GPUs of the last lease, in case this process cannot leave them
 
 
@@ -112,7 +115,7 @@ class _Idle:
 IDLE = _Idle()
 
 
-class Lease:
+class ClientLease:
     """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`.
 
     `is_expected` says whether to wait for a negotiator that does not answer; by default that
@@ -127,12 +130,12 @@ class Lease:
         key: str = "",
     ) -> None:
         self._request = request
-        self._retry = retry.Retry(is_expected)
+        self._retry = negotiator.Retry(is_expected)
         self._on_wait = on_wait  # called with the reason while there is no GPU yet
         self._key = key or os.urandom(12).hex()
         self._connection: LeaseConnection | None = None
         self._owner_pid = 0
-        self._token: contextvars.Token[Lease | None] | None = None
+        self._token: contextvars.Token[ClientLease | None] | None = None
         self.id = ""
         self.gpus: tuple[int, ...] = ()
         self.visible_devices = ""
@@ -151,7 +154,7 @@ class Lease:
         """True between acquire and release, in the process that acquired it."""
         return bool(self.id) and self._owner_pid == os.getpid()
 
-    def acquire(self) -> Lease:
+    def acquire(self) -> ClientLease:
         """Wait for the GPUs and make them visible to this process."""
         if not self._use_outer():
             self._begin(drive(self._ask()))
@@ -166,7 +169,7 @@ class Lease:
         """True after `release` when memory ran out and other jobs had taken too much."""
         return self.settled is not None and self.settled.is_victim
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> ClientLease:
         return self.acquire()
 
     def __exit__(
@@ -177,7 +180,7 @@ class Lease:
     ) -> None:
         self.release(error)
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> ClientLease:
         if not self._use_outer():
             self._begin(await drive_async(self._ask()))
         return self
@@ -193,10 +196,10 @@ class Lease:
 
     # --- the conversation ----------------------------------------------------------------
 
-    def _ask(self) -> Steps[Grant]:
+    def _ask(self) -> Steps[GrantedGpus]:
         """Wait for the lease, through restarts of the negotiator."""
         request = self._request
-        inherited = SURROUNDINGS.inherited_lease()
+        inherited = GPU_ENVIRONMENT.inherited_lease()
         if inherited:
             request = request.but(within=inherited)
         if frameworks.has_touched_gpu():
@@ -206,25 +209,25 @@ class Lease:
                 request = request.but(slots=[_running_on()])
         connection = IDLE.take() or LeaseConnection()
 
-        def attempt() -> Steps[Grant]:
+        def attempt() -> Steps[GrantedGpus]:
             try:
                 grant = yield from self._wait(connection, request)
             except DaemonNotRunning:
                 if not inherited or self._retry.waited_s:
                     raise
                 # A job that runs under a lease goes on while the negotiator is away.
-                return Grant(inherited, is_nested=True)
+                return GrantedGpus(inherited, is_nested=True)
             return grant
 
         try:
-            grant = yield from retry.through_restarts(attempt, self._retry)
+            grant = yield from negotiator.through_restarts(attempt, self._retry)
         except BaseException as error:
             self._abandon(connection, is_interrupted=not isinstance(error, GrnError))
             raise
         self._connection = connection
         return grant
 
-    def _wait(self, connection: LeaseConnection, request: LeaseRequest) -> Steps[Grant]:
+    def _wait(self, connection: LeaseConnection, request: LeaseRequest) -> Steps[GrantedGpus]:
         """Carry the conversation over one connection until the lease is granted."""
         may_be_stale = connection.sock is not None  # its negotiator may have been restarted
         is_answered = False
@@ -313,7 +316,7 @@ class Lease:
         self.is_nested, self._owner_pid = True, os.getpid()
         return True
 
-    def _begin(self, grant: Grant) -> None:
+    def _begin(self, grant: GrantedGpus) -> None:
         self.id = grant.lease
         self._owner_pid = os.getpid()
         self.is_nested = grant.is_nested
@@ -329,7 +332,7 @@ class Lease:
                 self._connection = None
         else:
             self._check_gpus(grant.uuids)
-            SURROUNDINGS.enter(self.id, self.visible_devices)
+            GPU_ENVIRONMENT.enter(self.id, self.visible_devices)
         self._token = _current.set(self)
 
     def _check_gpus(self, uuids: tuple[str, ...]) -> None:
@@ -356,7 +359,7 @@ class Lease:
                 _current.set(None)
             self._token = None
         if not self.is_nested:
-            SURROUNDINGS.leave()
+            GPU_ENVIRONMENT.leave()
         return lease_id
 
     def _ending(self, error: BaseException | None) -> dict[str, Any]:
@@ -380,7 +383,7 @@ def lease(
     priority: int = 0,
     policy: str = "spread",
     type: str | None = None,
-) -> Lease:
+) -> ClientLease:
     """Return a lease to use as `with grn.lease(mem="6GiB", gpus=2) as lease:`."""
     if type is None:
         caller = sys._getframe(1)
@@ -390,12 +393,12 @@ def lease(
     request = lease_request(
         type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy
     )
-    return Lease(request)
+    return ClientLease(request)
 
 
 def bind(lease_id: str, pid: int | None = None) -> None:
     """Bind a lease to this process, or to its relative `pid`, through restarts."""
-    retry.ask(bind_message(lease_id, pid))
+    negotiator.ask(bind_message(lease_id, pid))
 
 
 def _running_on() -> str:

@@ -1,7 +1,8 @@
 """Connection to this user's queue, which is started when none answers.
 
 A submit carries the environment, which may hold secrets: it is sent only to a process of the same
-user in the same namespaces, as the kernel reports.
+user in the same namespaces, as the kernel reports. A user number alone proves little: containers
+share it with their host.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import socket
 
 from grn import paths, wire
-from grn.client import trust
 from grn.client.connection import ANSWER_S, Connection, drive
 from grn.errors import (
     AlreadyRunning,
@@ -20,15 +20,18 @@ from grn.errors import (
     MachineError,
     NotAllowed,
 )
+from grn.proc import pidfd, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from grn.client.connection import Steps
     from grn.wire import Message
 
 SUBMIT_S = 120.0
 TRIES = 5
+_DYING_MS = 500
 
 
 def connect(*, may_start: bool = True) -> Connection:
@@ -105,6 +108,21 @@ def submit(message: Message) -> Message:
     raise AssertionError("unreachable")
 
 
+def end_of(job: int) -> Steps[Message]:
+    """Wait for the end of one job, through restarts of the queue."""
+    while True:
+        connection = connect()
+        try:
+            yield from connection.send({"op": "wait", "jobs": [job]})
+            answer = yield from connection.receive(None)
+            ended: Message = answer["ended"]
+            return ended
+        except ConnectionError:
+            continue  # the queue was restarted: ask the new one
+        finally:
+            connection.close()
+
+
 def ends(jobs: list[int]) -> Iterator[Message]:
     """Yield how each job ended, as it ends; through restarts of the queue."""
     return (ended for ended in ends_or_pauses(jobs, None) if ended is not None)
@@ -173,6 +191,41 @@ def _connect_now(path: str = "") -> Connection:
 
 def _doubt(sock: socket.socket, path: str) -> NotAllowed | None:
     """Return why the process that answers is not trusted, or None."""
-    if trust.user_of(sock) != os.getuid():
+    if pidfd.credentials(sock)[1] != os.getuid():
         return NotAllowed(f"{path} is answered by another user.", "Set GRN_RUNTIME_DIR elsewhere.")
-    return trust.apart(sock)
+    return apart(sock)
+
+
+def apart(sock: socket.socket) -> NotAllowed | None:
+    """Return an error unless the peer shares this process's namespaces and root.
+
+    For client and queue alike: a queue that ran commands for a confined client would free it.
+    Raise ConnectionError when the peer has ended meanwhile.
+    """
+    if _shares_our_world(sock):
+        return None
+    return NotAllowed(
+        "the queue and its client are in different containers, mount namespaces or roots,"
+        " or the kernel does not show one to the other.",
+        "Submit from where the queue runs, or use a queue of your own: set GRN_RUNTIME_DIR.",
+    )
+
+
+def _shares_our_world(sock: socket.socket) -> bool:
+    pid, _ = pidfd.credentials(sock)
+    if pid <= 0:  # a process of a hidden pid namespace
+        return False
+    fd = pidfd.of_peer(sock, pid)
+    try:
+        try:
+            is_shared = processes.world(pid) == processes.world("self")
+        except PermissionError:
+            is_shared = False  # it lives, and is hidden
+        except OSError:  # a process loses its namespaces a moment before it has ended
+            pidfd.has_ended(fd, _DYING_MS)
+            is_shared = False
+        if pidfd.has_ended(fd):  # checked last: the pid was this process's
+            raise ConnectionResetError("the process at the other end has ended")
+        return is_shared
+    finally:
+        os.close(fd)

@@ -176,7 +176,8 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 def _serve(address: str, number: int) -> int:
     """Run calls until the submitter has none; return the exit status."""
-    from grn.client import frameworks, trust
+    from grn.client import frameworks
+    from grn.proc import pidfd
 
     peak_bytes = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -184,7 +185,9 @@ def _serve(address: str, number: int) -> int:
             sock.connect(f"\0{address}")
         except ConnectionError as error:
             sys.exit(f"grn: the program that submitted this call cannot be reached: {error}.")
-        if trust.user_of(sock) != os.getuid():  # a pickle of another user is that user's code
+        if (
+            pidfd.credentials(sock)[1] != os.getuid()
+        ):  # a pickle of another user is that user's code
             sys.exit("grn: the socket of this worker belongs to another user.")
         send(sock, HELLO.pack(number))
         while message := receive(sock):

@@ -11,7 +11,8 @@ import socket
 import time
 
 from grn import wire
-from grn.client import connection, queue
+from grn.client import negotiator, queue
+from grn.client.connection import ANSWER_S, Connection
 from grn.errors import GrnError, ProtocolError
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Event, Snapshot
 
@@ -29,7 +30,7 @@ SILENT_S = 15.0  # both daemons send at least every five seconds
 class _Line:
     """The connection to one daemon, reopened when it is lost."""
 
-    def __init__(self, name: str, connect: Callable[[], connection.Connection]) -> None:
+    def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
         self.name = name
         self.sock: socket.socket | None = None
         self.heard_at = 0.0
@@ -47,7 +48,7 @@ class _Line:
         sock, self._exchange = line.sock, line.exchange
         self._exchange.say({"op": "follow"})
         try:
-            sock.settimeout(connection.ANSWER_S)
+            sock.settimeout(ANSWER_S)
             sock.sendall(self._exchange.data_to_send())
             sock.setblocking(False)
         except OSError:
@@ -94,7 +95,7 @@ class StateMirror:
         self._silent_s = silent_s
         self._lines: list[_Line] = []
         if with_negotiator:
-            self._lines.append(_Line(NEGOTIATOR, connection.connect))
+            self._lines.append(_Line(NEGOTIATOR, negotiator.connect))
         if with_queue:
             self._lines.append(_Line(QUEUE, _queue_that_runs))
 
@@ -104,7 +105,7 @@ class StateMirror:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def look(self, patience_s: float = connection.ANSWER_S) -> Snapshot:
+    def look(self, patience_s: float = ANSWER_S) -> Snapshot:
         """Return the snapshot once each daemon has answered or is known to be away."""
         until = time.monotonic() + patience_s
         heard: set[str] = set()
@@ -170,8 +171,8 @@ class StateMirror:
             return self._lost(line, f"the {line.name} has been silent for a while.")
         try:
             return [event for one in heard for event in self._apply(line.name, one)]
-        except connection.MALFORMED:
-            self.garbled = connection.garbled() if line.name == NEGOTIATOR else None
+        except negotiator.MALFORMED:
+            self.garbled = negotiator.garbled() if line.name == NEGOTIATOR else None
             if self.garbled is None:
                 raise
             line.close()
@@ -198,5 +199,5 @@ class StateMirror:
         return max(0.0, min(times) - now)
 
 
-def _queue_that_runs() -> connection.Connection:
+def _queue_that_runs() -> Connection:
     return queue.connect(may_start=False)

@@ -6,7 +6,8 @@ import os
 import sys
 
 from grn import wire
-from grn.client import fingerprint, job_features, queue
+from grn.client import job_request, queue
+from grn.client.connection import drive, drive_async
 from grn.errors import JobFailed, UsageError
 from grn.model import MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
@@ -43,7 +44,7 @@ class JobHandle:
 
     def wait(self) -> dict[str, Any]:
         """Wait until the job has ended and return how."""
-        return next(queue.ends([self.id]))
+        return drive(queue.end_of(self.id))
 
     def result(self) -> int:
         """Wait, and raise JobFailed unless it succeeded."""
@@ -62,21 +63,8 @@ class JobHandle:
         )
 
     def __await__(self) -> Generator[Any, None, int]:
-        return self._wait_async().__await__()
-
-    async def _wait_async(self) -> int:
-        from grn.client.connection import drive_async
-
-        while True:
-            connection = queue.connect()
-            try:
-                await drive_async(connection.send({"op": "wait", "jobs": [self.id]}))
-                answer = await drive_async(connection.receive(None))
-                return _checked(answer["ended"])
-            except ConnectionError:
-                continue
-            finally:
-                connection.close()
+        ended = yield from drive_async(queue.end_of(self.id)).__await__()
+        return _checked(ended)
 
 
 def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
@@ -119,14 +107,16 @@ def wanted(
 ) -> Message:
     """Return one job of a submit."""
     told = _told(argv)
-    full, label = job_features.command_type(told, cwd or "") if told else ("sh", "sh")
+    full, label = job_request.command_type(told, cwd or "") if told else ("sh", "sh")
     message: Message = {
         "argv": [wire.spelled(word) for word in argv],
         "type": _text("type", job_type) if job_type else (_text("", full)[-1024:] or "?"),
         "label": _text("", job_type or label)[-256:] or "?",
-        "args": job_features.of_command(told),
-        **fingerprint.told(told, cwd or ""),
+        "args": job_request.command_arguments(told),
     }
+    code = job_request.code_of_command(told, cwd or "")
+    if code:
+        message["code"] = code
     if name:
         message["name"] = _text("name", name)
     return message
@@ -227,11 +217,9 @@ def _checked_option(name: str, value: Any) -> Any:
     if not least <= value <= most:
         raise UsageError(f"{name} is {value} and must be a number from {least} to {most}.")
     if name == "policy":
-        from grn.client.job_request import POLICIES
-
-        if value not in POLICIES:
+        if value not in job_request.POLICIES:
             raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")
-        return POLICIES[value]
+        return job_request.POLICIES[value]
     return _text(name, value) if name == "notify" else value
 
 

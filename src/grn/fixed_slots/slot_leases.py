@@ -10,8 +10,8 @@ import os
 import time
 from enum import Enum
 
-from grn.client.connection import ask_once, call, connect, drive
-from grn.client.polled import PolledConnection
+from grn.client.connection import PolledConnection, drive
+from grn.client.negotiator import ask_once, call, connect
 from grn.errors import GrnError
 from grn.protocol.lease import (
     Garbled,
@@ -141,7 +141,7 @@ class Hold:
 
     def hear(self) -> None:
         """Handle what the negotiator has sent; connect again while a request is open."""
-        for event in self._connection.receive():
+        for event in self._conversation.receive_data(self._connection.receive()):
             self._handle(event)
         self._carry_on()
 
@@ -160,7 +160,8 @@ class Hold:
             while not self._conversation.is_acknowledged and self._connection.is_open:
                 if time.monotonic() >= until:
                     break
-                self._connection.wait(until - time.monotonic())
+                data = self._connection.wait(until - time.monotonic())
+                self._conversation.receive_data(data)
                 self._connection.flush()
         self._connection.close()
 
@@ -173,9 +174,8 @@ class Hold:
         except GrnError:
             return ()
         try:
-            gpus: Sequence[Message] = drive(connection.ask({"op": "status"}, ANSWER_S))["status"][
-                "gpus"
-            ]
+            answer = drive(connection.ask({"op": "status"}, ANSWER_S))
+            gpus: Sequence[Message] = answer["status"]["gpus"]
         except (OSError, GrnError):
             self._say("the negotiator does not answer: the GPUs are used without asking it")
             return ()

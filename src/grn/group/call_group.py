@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grn.client import remote_call, trust
+from grn.client import remote_call
 from grn.client.submit import JobHandle, request
 from grn.errors import JobFailed, from_code
 from grn.group.call_table import Call, CallTable, CallVerdict, CallWorker, Ending, Kind
-from grn.group.choose_runner import runner_for
-from grn.group.nested_slots import NestedSlots
+from grn.group.choose_runner import NestedSlots, runner_for
 from grn.group.roles import RunControl
 from grn.group.task import CommandEnd, Needs, Slot, Task
 from grn.interpreter import own_module
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
+from grn.proc import pidfd
 
 IDLE_S = 1.0  # an idle worker waits this long for the next call
 MAX_WAITING_NESTED = 4
@@ -297,7 +297,7 @@ class CallGroup:
                 connection, _ = self._server.accept()
             except OSError:
                 return  # the group is over
-            if trust.user_of(connection) != os.getuid():
+            if pidfd.credentials(connection)[1] != os.getuid():
                 connection.close()
                 continue
             serve = threading.Thread(

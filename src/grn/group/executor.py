@@ -1,4 +1,7 @@
-"""`grn.Executor`: a `concurrent.futures.Executor` whose workers are jobs of the queue."""
+"""`grn.Executor`: a `concurrent.futures.Executor` whose workers are jobs of the queue.
+
+Also the options and job types that joblib's backend and Hydra's launcher share.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,21 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from grn.client.job_request import (
+    call_arguments,
+    code_of_function,
+    lease_request,
+    type_and_label,
+)
 from grn.client.remote_call import name_of
+from grn.errors import UsageError
 from grn.group.call_group import CallGroup
 from grn.group.call_table import Kind
+
+OPTIONS = (
+    *("gpus", "mem", "exclusive", "priority", "policy", "retry_oom"),
+    "reuse_workers",
+)
 
 
 class Executor(concurrent.futures.Executor):
@@ -48,7 +63,8 @@ class Executor(concurrent.futures.Executor):
                 )
             group = self._group
         name = self._type or name_of(fn)
-        return group.submit(fn, args, kwargs, Kind(name, name[-256:]))
+        facts = call_arguments(getattr(fn, "__code__", None), args, kwargs)
+        return group.submit(fn, args, kwargs, Kind(name, name[-256:]), facts=facts)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls; wait for the open ones, or cancel them."""
@@ -65,3 +81,26 @@ class Executor(concurrent.futures.Executor):
         """Wait for all calls; cancel them on Ctrl-C and `sys.exit`."""
         is_leaving = kind is not None and not issubclass(kind, Exception)
         self.shutdown(cancel_futures=is_leaving)
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a `CallGroup`; raise on unknown and invalid ones."""
+    unknown = options.keys() - set(OPTIONS)
+    if unknown:
+        text = f"there is no option {', '.join(sorted(unknown))} for jobs of grn."
+        raise UsageError(text, f"There are {', '.join(OPTIONS)}.")
+    needs = dict(options)
+    retries, is_reusing = needs.pop("retry_oom", 0), needs.pop("reuse_workers", False)
+    lease_request("?", "?", **needs)
+    return {"oom_retries": retries, "is_reusing": is_reusing, **needs}
+
+
+def kind_of(function: Callable[..., Any]) -> Kind:
+    """Return the job type that `@grn.job` on a function would have."""
+    inner = getattr(function, "func", function)
+    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+    if code is None:
+        name = name_of(function)
+        return Kind(name[-1024:], name[-256:])
+    names = type_and_label(code.co_filename, inner.__qualname__.replace("<locals>.", ""))
+    return Kind(names[0][-1024:], names[1][-256:], code_of_function(function))

@@ -15,10 +15,9 @@ from typing import Any
 
 from grn import wire
 from grn.client import daemons, queue
-from grn.client.polled import PolledConnection
-from grn.client.submit import request
-from grn.errors import GrnError
-from grn.group.job_messages import NOWHERE, TERMINATED, SentTask, attempt_end, job_of
+from grn.client.connection import PolledConnection
+from grn.client.submit import request, wanted
+from grn.errors import GrnError, ProtocolError
 from grn.group.roles import RunListener, Source
 from grn.group.task import CommandEnd, Slot, Task
 from grn.proc.stop_signals import StopSignals
@@ -28,11 +27,26 @@ Message = dict[str, Any]
 AHEAD = 1000  # jobs that wait in the queue
 MESSAGE_BYTES = 4 << 20
 NOT_RUNNABLE = 126
-IDLE_EXIT_S = 300.0
+TERMINATED = -15
+NOWHERE = Slot("", {})
 REASON_S, REASON_AGAIN_S = 0.2, 1.0
 DIAL_AGAIN_S = 1.0
 ABANDON_S = 10.0
 _NOT_BEGUN = ("not-started", "interrupted")
+
+
+class SentTask:
+    """A task that has become a job of the queue."""
+
+    __slots__ = ("attempt", "is_running", "memory_attempt", "slot", "task", "tries_left")
+
+    def __init__(self, task: Task, tries_left: int) -> None:
+        self.task = task
+        self.tries_left = tries_left
+        self.memory_attempt = 0
+        self.attempt = 0
+        self.is_running = False
+        self.slot = NOWHERE
 
 
 class GroupRunner:
@@ -132,8 +146,7 @@ class GroupRunner:
                 return
             self._keep_line()
             self._listen(signals)
-            for message in self._line.receive():
-                self._understand(message)
+            self._hear()
             self._ask_for_reason()
 
     def _is_idle(self) -> bool:
@@ -185,6 +198,16 @@ class GroupRunner:
         self._line.flush()
         return number
 
+    def _hear(self) -> None:
+        """Handle what the queue has sent; bytes that are no messages lose the connection."""
+        try:
+            messages = self._exchange.receive_data(self._line.receive())
+        except ProtocolError:
+            self._line.close()
+            return
+        for message in messages:
+            self._understand(message)
+
     def _keep_line(self) -> None:
         """Connect while there are open tasks, starting the queue if none answers."""
         if self._line.is_open or self._is_idle() or time.monotonic() < self._dial_at:
@@ -192,7 +215,7 @@ class GroupRunner:
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
             if not self._watch:  # without GPUs nothing is submitted
-                daemons.ensure_negotiator(IDLE_EXIT_S)
+                daemons.ensure_negotiator()
             if not self._line.open():
                 return
         except GrnError as error:
@@ -254,7 +277,7 @@ class GroupRunner:
         for task in tasks:
             length = sum(map(len, task.argv))
             try:
-                job = job_of(task, self._group) if length <= MESSAGE_BYTES else None
+                job = _job_of(task, self._group) if length <= MESSAGE_BYTES else None
             except (GrnError, ValueError) as error:
                 self._refuse(task, str(error))
                 continue
@@ -353,7 +376,7 @@ class GroupRunner:
     def _runs_again(self, sent: SentTask, row: ProgressRow) -> None:
         """Report an attempt that is not the last; the job is held until it is released here."""
         if row.attempt_reason not in _NOT_BEGUN:
-            ended = attempt_end(sent, row).but(
+            ended = _attempt_end(sent, row).but(
                 runs_again=not self.is_draining,
                 is_counted=row.tries_left < sent.tries_left,
                 has_more_room=row.memory_attempt > sent.memory_attempt,
@@ -374,7 +397,7 @@ class GroupRunner:
         was_running = sent.is_running
         self._stopped_running(sent)
         if was_running and row.state == "ended":
-            self._listener.ended(self, attempt_end(sent, row))
+            self._listener.ended(self, _attempt_end(sent, row))
         elif row.reason == "cancelled":
             if not self.is_draining:  # cancelled by hand
                 at, why = time.time(), "cancelled"
@@ -397,6 +420,41 @@ class GroupRunner:
             self._reason_at = now + REASON_AGAIN_S
             asked = {"which": "alive", "states": ["queued"], "group": self._group, "most": 100}
             self._reason_asked = self._tell({"op": "list", **asked})
+
+
+def _job_of(task: Task, group: str) -> Message:
+    """Return the part of a submit message that describes one task."""
+    is_named = task.label and task.label not in task.argv
+    name = f"{group}/{task.label}"[:128] if is_named else group
+    if task.profile:
+        job = {"argv": [wire.spelled(word) for word in task.argv], "name": name, **task.profile}
+    else:
+        job = wanted(list(task.argv), task.needs.job_type, name, task.folder)
+    environment = task.environment.items()
+    job["extra"] = {wire.spelled(name): wire.spelled(value) for name, value in environment}
+    if task.log_path is not None:
+        job["log"] = wire.spelled(os.path.abspath(task.log_path))
+    return job
+
+
+def _attempt_end(sent: SentTask, row: ProgressRow) -> CommandEnd:
+    """Return how the latest attempt of a job ended."""
+    reason, text = row.attempt_reason, row.attempt_text or ""
+    status, signum = row.attempt_status, row.attempt_signal
+    is_cancelled = reason == "cancelled"
+    trouble = ""
+    if status is None:
+        status = -signum if signum else TERMINATED
+        trouble = "" if signum or is_cancelled else row.text or text
+    elif reason == "not-runnable":
+        trouble = row.text or text
+    is_oom = reason == "out-of-memory"
+    return CommandEnd(
+        sent.task, sent.slot, status, row.began_at or time.time(), row.ran_s or 0.0,
+        is_out_of_memory=is_oom, peak_bytes=row.peak_bytes, trouble=trouble,
+        is_cancelled=is_cancelled, because=text if is_oom else "",
+        reason=row.reason or reason or "", text=row.text or text,
+    )  # fmt: skip
 
 
 class _Deaf:

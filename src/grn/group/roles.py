@@ -1,4 +1,4 @@
-"""The interfaces around a runner: source of tasks, slots, listener.
+"""The interfaces around a runner: source of tasks, slots, listener; and the counts of a group.
 
 `typing` is slow to import: the runner and the entry points import this file for types only.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from grn.group.task import CommandEnd, Slot, SlotGrant, Task
@@ -100,3 +101,28 @@ class RunListener(Protocol):
 
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """A task has ended, or could not be started. While `is_stopping` it was interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts of the tasks of a group."""
+
+    total: int | None  # to run now, without those skipped; None: unknown yet
+    finished: int = 0
+    failed: int = 0
+    running: int = 0
+    skipped: int = 0  # finished in an earlier run
+
+    @property
+    def done(self) -> int:
+        """How many have ended, successfully or not."""
+        return self.finished + self.failed
+
+    def plus(self, finished: int = 0, failed: int = 0, running: int = 0) -> Progress:
+        """Return the counts after a change."""
+        return replace(
+            self,
+            finished=self.finished + finished,
+            failed=self.failed + failed,
+            running=self.running + running,
+        )

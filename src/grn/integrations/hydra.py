@@ -25,10 +25,10 @@ from hydra.core.utils import (
 )
 from omegaconf import open_dict
 
-from grn.client.job_features import of_command
+from grn.client.job_request import command_arguments
 from grn.client.remote_call import RemoteTraceback
 from grn.group.call_group import CallGroup
-from grn.integrations.call_options import checked, kind_of
+from grn.group.executor import checked, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class App:
 def _submit(group: CallGroup, app: App, overrides: list[str], number: int) -> Future[Any]:
     words = list(filter_overrides(overrides))
     log.info("\t#%d : %s", number, " ".join(words))
-    facts = of_command(["", *(word.lstrip("+~") for word in words)])
+    facts = command_arguments(["", *(word.lstrip("+~") for word in words)])
     kind, name = kind_of(app.function), ",".join(words) or str(number)
     return group.submit(_run, (app, overrides, number), {}, kind, name, facts)
 

@@ -12,9 +12,9 @@ from typing import Any
 import joblib
 from joblib.parallel import ParallelBackendBase, register_parallel_backend
 
-from grn.client.job_features import worth_learning
+from grn.client.job_request import call_arguments
 from grn.group.call_group import CallGroup
-from grn.integrations.call_options import OPTIONS, checked, kind_of
+from grn.group.executor import OPTIONS, checked, kind_of
 
 
 class GrnBackend(ParallelBackendBase):
@@ -88,9 +88,7 @@ def _named(batch: Any) -> tuple[Callable[..., Any], dict[str, float | str]]:
     if len(items) != 1:
         return (items[0][0] if items else batch), {}
     function, args, kwargs = items[0]
-    code = getattr(function, "__code__", None)
-    names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    return function, worth_learning([*zip(names, args, strict=False), *kwargs.items()])
+    return function, call_arguments(getattr(function, "__code__", None), args, kwargs)
 
 
 register_parallel_backend("grn", GrnBackend)

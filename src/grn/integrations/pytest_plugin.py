@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from grn.client.lease import Lease
+    from grn.client.lease import ClientLease
 
-IDLE_EXIT_S = 300.0  # a negotiator started for the tests ends after this idle time
 MARKER = (
     "grn_gpu(mem=None, gpus=1, exclusive=False, priority=0, policy='spread', type=None): "
     "run this test under a lease of GPUs"
 )
-HELD: pytest.StashKey[Lease] = pytest.StashKey()
+HELD: pytest.StashKey[ClientLease] = pytest.StashKey()
 TROUBLE: pytest.StashKey[str] = pytest.StashKey()  # why no test of this session gets a GPU
 
 
@@ -45,7 +44,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def grn_gpu(request: pytest.FixtureRequest) -> Iterator[Lease]:
+def grn_gpu(request: pytest.FixtureRequest) -> Iterator[ClientLease]:
     """Hold a lease for the length of the test: its GPUs are in CUDA_VISIBLE_DEVICES."""
     lease = request.node.stash[HELD] = _acquire(request)
     yield lease
@@ -65,7 +64,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
         lease.outcome = "oom" if is_out_of_memory(error) else "failed"
 
 
-def _acquire(request: pytest.FixtureRequest) -> Lease:
+def _acquire(request: pytest.FixtureRequest) -> ClientLease:
     from grn.client.daemons import ensure_negotiator
     from grn.errors import DaemonError, MachineError, NeverFits
 
@@ -74,7 +73,7 @@ def _acquire(request: pytest.FixtureRequest) -> Lease:
     if TROUBLE in stash:
         pytest.skip(stash[TROUBLE])
     try:
-        ensure_negotiator(IDLE_EXIT_S)
+        ensure_negotiator()
     except (MachineError, DaemonError) as error:
         if is_required:
             raise
@@ -88,10 +87,10 @@ def _acquire(request: pytest.FixtureRequest) -> Lease:
         pytest.skip(f"this machine has no GPU for this test: {error}")
 
 
-def _lease_for(node: Any) -> Lease:
+def _lease_for(node: Any) -> ClientLease:
     """Read the marks of a test and those around it; the nearest counts."""
     from grn.client.job_request import lease_request
-    from grn.client.lease import Lease
+    from grn.client.lease import ClientLease
 
     options: dict[str, Any] = {}
     for mark in reversed(list(node.iter_markers("grn_gpu"))):
@@ -104,4 +103,4 @@ def _lease_for(node: Any) -> Lease:
     label = node.nodeid.partition("[")[0]
     full = f"{node.path}::{label.partition('::')[2]}"
     name = options.pop("type", None)
-    return Lease(lease_request(name or full, name or label, **options))
+    return ClientLease(lease_request(name or full, name or label, **options))

@@ -70,7 +70,7 @@ _DEFAULTS: Message = {
 }  # fmt: skip
 
 
-class Grant:
+class GrantedGpus:
     """The GPUs of a lease that was granted."""
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Grant:
         self.is_nested: Final = is_nested  # the lease of an outer job serves
 
     @classmethod
-    def from_json(cls, message: Message) -> Grant:
+    def from_json(cls, message: Message) -> GrantedGpus:
         """Read a `granted` reply; raise ProtocolError if a field is missing or of a wrong type."""
         get = message.get
         lease, visible, indices, gpus = get("lease"), get("visible"), get("indices"), get("gpus")
@@ -187,7 +187,7 @@ class Granted:
 
     __slots__ = ("grant", "key")
 
-    def __init__(self, key: str, grant: Grant) -> None:
+    def __init__(self, key: str, grant: GrantedGpus) -> None:
         self.key: Final = key
         self.grant: Final = grant
 
@@ -386,7 +386,7 @@ class LeaseConversation:
             self._reasons_id = 0
             return Reasons(_reasons(message))
         if message.get("ev") == "granted":
-            self._return(Grant.from_json(message))
+            self._return(GrantedGpus.from_json(message))
         return None
 
     def _read_unasked(self, message: Message) -> LeaseEvent | None:
@@ -398,7 +398,7 @@ class LeaseConversation:
         if kind == "waiting":
             return Waiting(key, _text(message, "text"))
         if kind == "granted":
-            grant = Grant.from_json(message)
+            grant = GrantedGpus.from_json(message)
             if not grant.is_nested:
                 self._held.add(grant.lease)
             del self._asked[number], self._requests[key]
@@ -422,7 +422,7 @@ class LeaseConversation:
             return None
         return Settled(lease)
 
-    def _return(self, grant: Grant) -> None:
+    def _return(self, grant: GrantedGpus) -> None:
         """Return a lease that was granted while its request was being cancelled."""
         if not grant.is_nested and grant.lease not in self._held:
             self.done(grant.lease, "failed")

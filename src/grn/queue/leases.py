@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from grn.client import daemons
-from grn.client.connection import call
+from grn.client.negotiator import call
 from grn.errors import GrnError
 from grn.protocol.lease import (
     Answered,
     Garbled,
-    Grant,
     Granted,
+    GrantedGpus,
     LeaseConversation,
     LeaseRequest,
     Reasons,
@@ -47,7 +47,7 @@ class LeaseListener(Protocol):
 
     def disconnected(self) -> None: ...
 
-    def granted(self, job: int, grant: Grant) -> None: ...
+    def granted(self, job: int, grant: GrantedGpus) -> None: ...
 
     def awaited(self, job: int, text: str) -> None: ...
 

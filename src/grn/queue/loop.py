@@ -18,7 +18,7 @@ from typing import Any
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
 from grn.proc.watch import Watches
-from grn.protocol.lease import Grant
+from grn.protocol.lease import GrantedGpus
 from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
@@ -313,7 +313,7 @@ class QueueLoop:
     def disconnected(self) -> None:
         self.tell(NegotiatorLost(self.now()))
 
-    def granted(self, job: int, grant: Grant) -> None:
+    def granted(self, job: int, grant: GrantedGpus) -> None:
         self.tell(LeaseGranted(
             self.now(), job, grant.lease, grant.visible, grant.gpus, grant.reserved_bytes,
             not grant.is_first_run,

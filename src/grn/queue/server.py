@@ -13,10 +13,11 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from grn.client import trust
+from grn.client import queue
 from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.model.tag import tag_of
+from grn.proc import pidfd
 from grn.protocol import queue_requests
 from grn.queue.job import JobState, JobView
 from grn.queue.loop import QueueLoop
@@ -117,7 +118,7 @@ class QueuePeer:
         self._waits: list[tuple[int, Callable[[int], None]]] = []
         self.changes: Changes | None = None  # once this client watches jobs
         self._connection = connection
-        self.uid = trust.user_of(connection)
+        self.uid = pidfd.credentials(connection)[1]
         doubt = _doubt(self.uid, connection)
         if doubt is not None:
             talk.turn_away(doubt)
@@ -258,7 +259,7 @@ def _doubt(uid: int, connection: socket.socket) -> GrnError | None:
     if uid != os.getuid():
         return NotAllowed("this queue belongs to another user.")
     try:
-        return trust.apart(connection)
+        return queue.apart(connection)
     except ConnectionError as error:
         return DaemonError(f"{error}.")
 

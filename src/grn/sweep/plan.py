@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grn.client import job_features
-from grn.client.job_request import type_and_label
+from grn.client.job_request import command_type, type_and_label
 from grn.client.remote_call import name_of
 from grn.errors import UsageError
 from grn.group.task import Needs
@@ -179,7 +178,7 @@ def _program(command: Template | None, text: str) -> str:
         words = text.split()
     else:
         words = ["".join(str(piece) for piece in word) for word in command.words]
-    return os.path.splitext(os.path.basename(job_features.command_type(words)[1]))[0]
+    return os.path.splitext(os.path.basename(command_type(words)[1]))[0]
 
 
 def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> Needs:

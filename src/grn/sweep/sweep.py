@@ -8,10 +8,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from grn.errors import DaemonError, JobFailed, UsageError
-from grn.group.progress import Progress
-from grn.group.roles import Slots
+from grn.group.roles import Progress, Slots
 from grn.group.task import Task
 from grn.sweep import plan as plans
 from grn.sweep.manifest import RunManifest

@@ -18,8 +18,7 @@ from typing import Protocol
 from grn.client import remote_call
 from grn.errors import MachineError, UsageError
 from grn.group.choose_runner import runner_for
-from grn.group.progress import Progress
-from grn.group.roles import RunControl, Slots
+from grn.group.roles import Progress, RunControl, Slots
 from grn.group.task import CommandEnd, Slot, Task
 from grn.sweep.manifest import LOG_FILE, About, RunManifest, RunState, SweepFolder, git_commit
 from grn.sweep.plan import Plan
@@ -288,15 +287,8 @@ class Study:
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # large tables are slow
 
-    def _change(
-        self, run: RunManifest, *, running: int = 0, finished: int = 0, failed: int = 0
-    ) -> None:
-        self.progress = replace(
-            self.progress,
-            running=self.progress.running + running,
-            finished=self.progress.finished + finished,
-            failed=self.progress.failed + failed,
-        )
+    def _change(self, run: RunManifest, **counts: int) -> None:
+        self.progress = self.progress.plus(**counts)
         self._on_change(self.progress, run)
 
     @property

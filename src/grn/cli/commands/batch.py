@@ -23,7 +23,7 @@ from grn.cli.output.table import table
 from grn.cli.output.terminal import print_json, width
 from grn.client.logs import last_line
 from grn.errors import MachineError, UsageError
-from grn.group.progress import Progress
+from grn.group.roles import Progress
 from grn.group.task import Needs
 from grn.model.text import harmless
 from grn.model.units import parse_size, show_size, show_time

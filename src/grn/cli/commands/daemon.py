@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from grn.cli.output.job_text import going_on
-from grn.client.connection import ask_once
 from grn.client.daemons import (
     negotiator_argv,
     start_aside,
     start_or_find_negotiator,
     who_answers,
 )
+from grn.client.negotiator import ask_once
 from grn.errors import DaemonError
 from grn.proc import spawn, terminate
 

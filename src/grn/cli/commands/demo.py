@@ -23,7 +23,7 @@ from rich.text import Text
 from grn.cli.commands.daemon import STOP_S
 from grn.cli.output import render
 from grn.cli.output.table import table
-from grn.client import pages
+from grn.client import negotiator
 from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.paths import user_name
@@ -97,7 +97,7 @@ def demo() -> int:
                 process.kill()
                 process.wait()
         took_s = time.monotonic() - began
-        learned = read_all(ProfileRow, pages.ask_all({"op": "profiles"})["profiles"])
+        learned = read_all(ProfileRow, negotiator.ask_all({"op": "profiles"})["profiles"])
     _tell(demo, console, learned, took_s)
     return 1 if demo.failed else 0
 
@@ -136,7 +136,7 @@ def _watch(demo: Demo, console: Console, deadline: float) -> None:
             if time.monotonic() > deadline:
                 raise MachineError("the demo took too long; is this machine very busy?")
             with contextlib.suppress(GrnError):
-                status = read(Status, pages.status())
+                status = read(Status, negotiator.status())
                 if console.is_terminal:
                     live.update(_picture(demo, status, console.width))
             time.sleep(PACE_S)

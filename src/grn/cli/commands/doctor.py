@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 from grn import __version__, paths
 from grn.cli.app import grn as grn_group
 from grn.cli.output.terminal import json_flag, print_json
-from grn.client import pages, queue
+from grn.client import negotiator, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.units import show_size
 from grn.proc import pidfd
@@ -146,7 +146,7 @@ def _queue() -> Iterator[Finding]:
 
 def _negotiator() -> Iterator[Finding]:
     try:
-        status = read(Status, pages.status())
+        status = read(Status, negotiator.status())
     except GrnError as error:
         yield Finding(NOTE, f"{error.message} {error.hint}".strip())
         return

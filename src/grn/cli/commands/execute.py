@@ -14,11 +14,16 @@ import click
 
 from grn.cli import options
 from grn.cli.app import say_error
-from grn.client import fingerprint, frameworks, job_features
+from grn.client import frameworks
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
-from grn.client.job_request import lease_request
-from grn.client.lease import Lease, bind
+from grn.client.job_request import (
+    code_of_command,
+    command_arguments,
+    command_type,
+    lease_request,
+)
+from grn.client.lease import ClientLease, bind
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again
 from grn.model.text import harmless
@@ -26,7 +31,6 @@ from grn.proc import pidfd, spawn, terminate
 from grn.protocol.lease import LeaseRequest
 
 OWN_TROUBLE = 125
-IDLE_EXIT_S = 300.0
 TAIL_BYTES = 64 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
@@ -60,13 +64,13 @@ def execute(
     the background if none runs.
     """
     try:
-        full, label = job_features.command_type(command)
+        full, label = command_type(command)
         request = lease_request(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
             priority=priority, policy="pack" if pack else "spread",
         )  # fmt: skip
-        ensure_negotiator(IDLE_EXIT_S)
-        facts, code = job_features.of_command(command), fingerprint.of_command(command)
+        ensure_negotiator()
+        facts, code = command_arguments(command), code_of_command(command)
         request = request.but(args=facts, code=code or None, command=True)
         return _run(command, request, retry_oom, quiet)
     except GrnError as error:
@@ -78,7 +82,7 @@ def _run(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, quiet:
     """Run the command, and again after memory ran out if retries were requested."""
     had = Had()
     while True:
-        lease = Lease(request.but(**had.told()), None if quiet else _say_why)
+        lease = ClientLease(request.but(**had.told()), None if quiet else _say_why)
         status = _run_once(command, lease)
         settled = lease.settled
         if settled is None or settled.outcome != "oom":
@@ -93,7 +97,7 @@ def _run(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, quiet:
         had = following
 
 
-def _run_once(command: tuple[str, ...], lease: Lease) -> int:
+def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     """Run the command under one lease and return its status."""
     lease.acquire()
     environment = dict(os.environ)
@@ -127,7 +131,7 @@ def _say_why(text: str) -> None:
 
 
 def _become(
-    command: tuple[str, ...], lease: Lease, environment: dict[str, str], writer: int
+    command: tuple[str, ...], lease: ClientLease, environment: dict[str, str], writer: int
 ) -> int:
     """In the child: take the lease over, so that it outlives `grn exec`, and be the command."""
     try:

@@ -325,10 +325,10 @@ def _memory(jobs: Sequence[JobRow]) -> dict[int, dict[str, int | None]]:
     """Return the memory that running jobs use and reserve, by the negotiator."""
     if not any(job.lease and job.state == "running" for job in jobs):
         return {}
-    from grn.client import pages
+    from grn.client import negotiator
 
     try:
-        leases = {row.id: row for row in read(Status, pages.status()).leases}
+        leases = {row.id: row for row in read(Status, negotiator.status()).leases}
     except GrnError:
         return {}  # the list is good without it
     running = [(job, leases.get(job.lease or "")) for job in jobs if job.state == "running"]

@@ -17,18 +17,17 @@ import click
 
 from grn.cli.options import needs
 from grn.cli.output.terminal import json_flag, print_json
-from grn.client import pages, retry
+from grn.client import negotiator
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
 from grn.client.job_request import lease_request
-from grn.client.lease import Lease, bind
+from grn.client.lease import ClientLease, bind
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.proc import processes
 from grn.protocol.lease import LeaseRequest
 from grn.protocol.rows import Status, read
 
-IDLE_EXIT_S = 300.0
 NOT_NOW = 1
 
 
@@ -71,7 +70,7 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
         )
     if release:
         return 0 if _give_back(mark) else NOT_NOW
-    ensure_negotiator(IDLE_EXIT_S)
+    ensure_negotiator()
     request = _request(holder, options)
     former = _leases()
     try:
@@ -110,7 +109,7 @@ def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
     return request.but(command=True)
 
 
-def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: bool) -> Lease:
+def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: bool) -> ClientLease:
     """Wait for the GPUs, for ever without a timeout."""
 
     def hear(text: str) -> None:
@@ -125,12 +124,12 @@ def _wait(mark: str, request: LeaseRequest, timeout_s: float | None, is_quiet: b
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
     try:
-        return Lease(request, hear, key=mark).acquire()
+        return ClientLease(request, hear, key=mark).acquire()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _bind(lease: Lease, holder: int) -> None:
+def _bind(lease: ClientLease, holder: int) -> None:
     """Bind the lease to the process it is for; end it if that fails."""
     try:
         bind(lease.id, holder)
@@ -158,15 +157,15 @@ def _give_back(mark: str) -> bool:
 def _leases() -> set[str]:
     """Return the ids of all leases that are held now; none without a negotiator."""
     try:
-        return {row.id for row in read(Status, pages.status(retry.ask)).leases}
+        return {row.id for row in read(Status, negotiator.status(negotiator.ask)).leases}
     except DaemonNotRunning:
         return set()
 
 
-def _show(lease: Lease, holder: int, options: dict[str, Any]) -> int:
+def _show(lease: ClientLease, holder: int, options: dict[str, Any]) -> int:
     # Inside another job it is that job's GPUs, as they are named there.
     visible = lease.visible_devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    status = read(Status, retry.ask({"op": "status"})["status"])
+    status = read(Status, negotiator.ask({"op": "status"})["status"])
     uuids = [gpu.uuid for gpu in status.gpus if lease.id in gpu.leases]
     if options["as_json"]:
         return print_json(

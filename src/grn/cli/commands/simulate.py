@@ -13,8 +13,8 @@ from grn import settings
 from grn.cli.output import html
 from grn.cli.output.terminal import json_flag, print_json, width
 from grn.cli.report import replay
-from grn.client import pages
-from grn.client.job_features import of_command
+from grn.client import negotiator
+from grn.client.job_request import command_arguments
 from grn.errors import GrnError, MachineError, UsageError
 from grn.model.gpu import Gpu
 from grn.model.text import counted
@@ -189,14 +189,14 @@ def _exported(row: JobRow, began: float, loads: dict[str, float]) -> SimulatedJo
         gpus=max(1, len(row.gpus)),
         load=loads.get(row.label, 0.9),
         user=os.getuid(),
-        arguments=tuple(sorted(of_command(row.argv).items())),
+        arguments=tuple(sorted(command_arguments(row.argv).items())),
     )
 
 
 def _loads() -> dict[str, float]:
     """Return the load of each job type, as the negotiator has measured it."""
     try:
-        profiles = read_all(ProfileRow, pages.ask_all({"op": "profiles"})["profiles"])
+        profiles = read_all(ProfileRow, negotiator.ask_all({"op": "profiles"})["profiles"])
     except GrnError:
         return {}  # the file is good without it
     return {row.label: row.load for row in profiles if row.load is not None}

@@ -11,8 +11,8 @@ from grn.cli import options
 from grn.cli.output import job_text, render
 from grn.cli.output.table import table
 from grn.cli.output.terminal import is_ascii, json_flag, print_json, width
-from grn.client import pages, queue
-from grn.client.connection import ask_once
+from grn.client import negotiator, queue
+from grn.client.negotiator import ask_once
 from grn.client.submit import is_id
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model.text import harmless
@@ -57,7 +57,7 @@ def gpus(is_watched: bool, as_json: bool) -> int:
 @json_flag
 def ps(as_json: bool) -> int:
     """Show the jobs of all users: what runs, what waits, and why it waits."""
-    status = pages.status()
+    status = negotiator.status()
     if as_json:
         keys = ("schema", "version", "leases", "waiting")
         return print_json({key: status[key] for key in keys})
@@ -136,7 +136,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
     """Show what was learned of job types: runs, peaks, and the estimate for the next run."""
     if ctx.invoked_subcommand is not None:
         return 0
-    rows = pages.ask_all({"op": "profiles"})["profiles"]
+    rows = negotiator.ask_all({"op": "profiles"})["profiles"]
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
     click.echo(render.profiles(read_all(ProfileRow, rows), width()))
@@ -148,7 +148,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
 @json_flag
 def profiles_show(job_type: str, as_json: bool) -> int:
     """Explain what is believed of TYPE and why, run by run."""
-    rows = pages.ask_all({"op": "profiles", "type": job_type})["profiles"]
+    rows = negotiator.ask_all({"op": "profiles", "type": job_type})["profiles"]
     if not rows:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
     if as_json:
@@ -184,7 +184,7 @@ def _own_job(job: str) -> Row | None:
 
 def _of_lease(lease: str | None) -> list[Row]:
     try:
-        return list(pages.ask_all({"op": "why", "name": lease})["why"]) if lease else []
+        return list(negotiator.ask_all({"op": "why", "name": lease})["why"]) if lease else []
     except GrnError:
         return []  # what the queue says is good without it
 
@@ -192,7 +192,7 @@ def _of_lease(lease: str | None) -> list[Row]:
 def _of_machine(job: str, ended: Row | None) -> tuple[Row | None, list[Row]]:
     """Prefer what lives under that name, a process for one, to a job that has ended."""
     try:
-        return None, pages.ask_all({"op": "why", "name": job})["why"]
+        return None, negotiator.ask_all({"op": "why", "name": job})["why"]
     except UnknownJob:
         if ended is None:
             raise

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TextIO
 
-from grn.group.progress import Progress
+from grn.group.roles import Progress
 from grn.model.text import harmless
 from grn.model.units import show_time
 

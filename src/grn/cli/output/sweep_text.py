@@ -8,7 +8,7 @@ from typing import Any
 
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.table import table
-from grn.group.progress import Progress
+from grn.group.roles import Progress
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.sweep.manifest import RunManifest, RunState

@@ -17,7 +17,7 @@ from grn.cli.top.rows import Row, Section
 from grn.cli.top.screen import Look
 from grn.cli.top.state import KeyAction
 from grn.client import logs, queue
-from grn.client.connection import ask_once
+from grn.client.negotiator import ask_once
 from grn.errors import GrnError
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time

@@ -29,7 +29,7 @@ from grn.cli.top import rows as boards
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
-from grn.client.connection import MALFORMED, garbled
+from grn.client.negotiator import MALFORMED, garbled
 from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError, UsageError
 from grn.paths import user_name

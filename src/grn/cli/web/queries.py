@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from grn.cli.report.usage import Span
-from grn.client import logs, pages, queue
-from grn.client.connection import ask_once
+from grn.client import logs, queue
+from grn.client.negotiator import ask_all, ask_once
 from grn.errors import DaemonError, DaemonNotRunning, GrnError, UnknownJob, UsageError
 from grn.model.outcome import Outcome
 from grn.paths import user_name
@@ -143,7 +143,7 @@ def history(most: int, since: float = 0.0) -> list[JobRow]:
 
 def profiles() -> list[Row]:
     """Return what was learned of job types."""
-    rows: list[Row] = pages.ask_all({"op": "profiles"})["profiles"]
+    rows: list[Row] = ask_all({"op": "profiles"})["profiles"]
     return rows
 
 

@@ -29,7 +29,7 @@ _before: dict[str, str | None] = {}
 _hook_before = sys.__excepthook__
 
 
-def draw() -> None:
+def hide() -> None:
     """Hide the GPUs if a module with a task is being imported for a scheduler."""
     global _hook_before
     if _before or os.environ.get("GRN_TASKS_HIDE_GPUS") == "0":
@@ -42,7 +42,7 @@ def draw() -> None:
     _hook_before, sys.excepthook = sys.excepthook, _explain
 
 
-def lift() -> None:
+def show() -> None:
     """Show the GPUs again: the class is defined, so its module's imports are done."""
     for name, value in _before.items():
         if value is None:

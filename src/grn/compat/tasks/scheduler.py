@@ -26,7 +26,7 @@ class GPUTaskScheduler:
     """`GPUTaskScheduler(config=config, gpu_task_class=MyGPUTask).start()`."""
 
     def __init__(self, config: Mapping[str, Any], gpu_task_class: type[Any]) -> None:
-        hide_gpus.lift()
+        hide_gpus.show()
         self._manager = ConfigManager(config)
         self._task_class = _checked(gpu_task_class)
 

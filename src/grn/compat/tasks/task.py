@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-hide_gpus.draw()  # we may be in the middle of a task module whose imports take the GPUs
+hide_gpus.hide()  # we may be in the middle of a task module whose imports take the GPUs
 
 
 class GPUTask:
@@ -20,7 +20,7 @@ class GPUTask:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        hide_gpus.lift()
+        hide_gpus.show()
 
     def required_env(self) -> dict[str, str]:
         """Return variables that the task's process is to have besides its GPUs."""

@@ -18,7 +18,8 @@ import time
 
 from grn import wire
 from grn.client import frameworks, gpu_environment, logs
-from grn.client.connection import connect, drive
+from grn.client.connection import drive
+from grn.client.negotiator import connect
 from grn.errors import GrnError
 from grn.proc import processes, spawn, terminate
 from grn.protocol.lease import bind_message

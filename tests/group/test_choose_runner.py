@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grn.group.nested import Nested
+from grn.group.choose_runner import NestedSlots
 from grn.group.task import Needs, Slot, SlotGrant, Task
 
 
@@ -10,10 +10,10 @@ def task(number: int, gpus: int = 1) -> Task:
     return Task(number, ("true",), str(number), needs=Needs(gpus=gpus))
 
 
-def nested(visible: str, *gpus: int) -> Nested:
-    found = Nested()
+def nested(visible: str, *gpus: int) -> NestedSlots:
+    found = NestedSlots("lease", visible)
     for number, count in enumerate(gpus, 1):
-        found.ask(task(number, count), "lease", visible)
+        found.ask(task(number, count))
     return found
 
 
@@ -36,7 +36,7 @@ def test_each_task_has_a_gpu_of_its_own_and_sees_no_other() -> None:
 def test_a_gpu_that_is_free_again_goes_to_the_next() -> None:
     line = nested("3,5", 1, 1, 1)
     first, _ = slots(line.grants())
-    line.give(first)
+    line.unused(first)
     again = line.grants()
 
     assert numbers(again) == [3]
@@ -48,7 +48,7 @@ def test_who_asks_for_several_is_not_overtaken() -> None:
     (first,) = slots(line.grants())
     assert line.grants() == []
 
-    line.give(first)
+    line.unused(first)
     assert numbers(line.grants()) == [2]
 
 
@@ -65,6 +65,6 @@ def test_a_line_that_was_withdrawn_starts_nothing_more() -> None:
     line = nested("0", 1, 1)
     (first,) = slots(line.grants())
     line.withdraw()
-    line.give(first)
+    line.unused(first)
 
     assert line.grants() == []
