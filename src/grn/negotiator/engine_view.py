@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from grn.model.gpu import GpuKind
-from grn.model.job import Argument, Request
-from grn.model.profile import Profile
+from grn.model.job import Argument, Profile, Request
 from grn.negotiator.events import Lease, Wait
 from grn.negotiator.learn.estimate_cache import Known
 from grn.negotiator.learn.margin import Margin

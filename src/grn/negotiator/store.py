@@ -21,8 +21,7 @@ import msgspec
 
 from grn.daemon import database
 from grn.errors import MachineError
-from grn.model.job import Holder
-from grn.model.profile import Profile
+from grn.model.job import Holder, Profile
 from grn.negotiator.events import (
     Action,
     DropLease,

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from grn.model.job import Argument
-from grn.model.profile import Profile, Run
+from grn.model.job import Argument, Profile, Run
 from grn.model.units import show_size
 from grn.negotiator.learn.argument_names import likely_matters, mattering
 from grn.negotiator.learn.least_squares import fit, rank_correlation

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grn.model.job import Argument
-from grn.model.profile import Estimate, Profile, Run
+from grn.model.job import Argument, Estimate, Profile, Run
 from grn.negotiator.learn import durations, profiling
 from grn.negotiator.learn.arguments import ByArguments
 from grn.negotiator.learn.durations import Times

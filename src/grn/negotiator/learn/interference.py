@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grn.model.job import Argument, Outcome
-from grn.model.profile import Profile, Run
+from grn.model.job import Argument, Outcome, Profile, Run
 from grn.negotiator.learn.argument_names import timing
 
 START_CAP = 1.8  # chosen by replay, as are the next: docs/decisions/0024

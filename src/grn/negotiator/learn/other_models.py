@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from grn.model.job import Request
-from grn.model.profile import Profile
+from grn.model.job import Profile, Request
 from grn.model.units import show_size
 from grn.negotiator.learn.argument_names import mattering
 from grn.negotiator.learn.profiling import counts_in_full

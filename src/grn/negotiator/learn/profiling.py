@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from grn.model.job import Argument, Outcome
-from grn.model.profile import Estimate, Profile, Run
+from grn.model.job import Argument, Estimate, Outcome, Profile, Run
 from grn.model.units import GiB, MiB, show_size
 from grn.negotiator.learn.argument_names import mattering
 from grn.negotiator.learn.margin import (

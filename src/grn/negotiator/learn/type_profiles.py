@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from grn.model.job import Argument, Outcome, Request
-from grn.model.profile import Estimate, Profile, Run
+from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run
 from grn.model.units import show_size
 from grn.negotiator.learn import arguments, other_models, profiling
 from grn.negotiator.learn.argument_names import mattering
