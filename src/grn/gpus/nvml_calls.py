@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from grn.proc.system import max_pids
+from grn.proc.processes import max_pids
 
 NO_PERMISSION = 4
 INSUFFICIENT_SIZE = 7

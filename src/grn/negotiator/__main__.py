@@ -33,7 +33,7 @@ from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store
-from grn.proc.system import boot_id, mounts
+from grn.proc.processes import boot_id, mounts
 
 log = logging.getLogger("grn.negotiator")
 _MAX_FILES = 1 << 20

@@ -25,7 +25,7 @@ from grn.daemon import capped_log
 from grn.daemon.lockfile import DaemonLock, lock, state_folder
 from grn.errors import GrnError
 from grn.interpreter import SERVICE
-from grn.proc.system import boot_id, mounts
+from grn.proc.processes import boot_id, mounts
 from grn.queue.engine import QueueEngine
 from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal
