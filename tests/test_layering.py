@@ -28,7 +28,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "output.html output.metrics report.__init__ report.usage report.replay "
     "top.__init__ top.rows top.draw top.state top.screen",
     "proc": "__init__ tree",
-    "gpus": "__init__ visible probe attribution",
+    "gpus": "__init__ probe attribution",
     "compat": "__init__ tasks.__init__ tasks.config",
 }
 PURE_STDLIB = (
@@ -285,7 +285,7 @@ KNOWN = {
         "grn.negotiator.loop",
         "grn.negotiator.store",
     ),
-    *("grn.client", "grn.client.lease", "grn.gpus", "grn.gpus.visible", "grn.gpus.nvml"),
+    *("grn.client", "grn.client.lease", "grn.gpus", "grn.gpus.probe", "grn.gpus.nvml"),
     *(
         "grn.protocol",
         "grn.protocol.schemas",
@@ -314,7 +314,7 @@ KNOWN = {
         ("grn.wire", "from grn.settings import Settings"),
         ("grn.gpus.nvml", "from grn.settings import Settings"),
         ("grn.gpus.nvml", "from grn.negotiator.events import Sampled"),
-        ("grn.negotiator.schedule.placement", "from grn.gpus.visible import parse"),
+        ("grn.negotiator.schedule.placement", "from grn.gpus.probe import parse"),
         ("grn.negotiator.schedule.placement", "from grn import wire"),
         ("grn.negotiator.loop", "from grn.client.lease import acquire"),
         ("grn.negotiator.loop", "from grn import job"),
@@ -345,7 +345,7 @@ def test_a_wrong_arrow_is_caught(module: str, source: str) -> None:
         ("grn.wire", "print('sent')"),
         ("grn.cli.output.render", "from grn.cli.app import main"),
         ("grn.cli.output.render", "from rich.table import Table"),
-        ("grn.gpus.visible", "import os"),
+        ("grn.gpus.probe", "import os"),
     ],
 )
 def test_a_pure_file_that_touches_the_machine_is_caught(module: str, source: str) -> None:

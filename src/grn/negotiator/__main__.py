@@ -22,9 +22,8 @@ from grn.daemon import capped_log
 from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError
 from grn.gpus.nvml import NvmlProbe
-from grn.gpus.probe import GpuProbe, Inventory
+from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
-from grn.gpus.visible import restrict
 from grn.model.job import Policy
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
