@@ -13,7 +13,7 @@ from grn.client import queue
 from grn.client.daemons import start_aside
 from grn.client.negotiator import ask_once
 from grn.daemon.capped_log import MAX_LINE_CHARS, MAX_LOG_BYTES
-from grn.interpreter import own_module
+from grn.proc.spawn import own_module
 from tests.harness import Story, wait_for
 
 WRITER = """

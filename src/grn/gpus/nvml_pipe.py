@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from grn.gpus.nvml_calls import CannotOpen, FoundGpu, Joined
-from grn.interpreter import own_module
+from grn.proc.spawn import own_module
 
 _COMMAND = own_module("grn.gpus.nvml_helper")
 _GOODBYE_S = 3.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grn.interpreter import SERVICE
 from grn.model.job import Holder
 from grn.proc import processes
+from grn.proc.spawn import SERVICE
 
 _LEASE = b"GRN_LEASE="
 _SERVICE = SERVICE.encode() + b"="

@@ -24,8 +24,8 @@ from grn.client.queue import end_former
 from grn.daemon import capped_log
 from grn.daemon.lockfile import DaemonLock, lock, state_folder
 from grn.errors import GrnError
-from grn.interpreter import SERVICE
 from grn.proc.processes import boot_id, mounts
+from grn.proc.spawn import SERVICE
 from grn.queue.engine import QueueEngine
 from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal
