@@ -13,7 +13,7 @@ from typing import Protocol
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
 from grn.negotiator.events import Lease, Wait
-from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.estimate import Known
 from grn.negotiator.learn.margin import Margin
 from grn.negotiator.learn.profiling import RunWatch
 from grn.negotiator.schedule.allocations import Holdings

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from grn.model.job import Argument, Outcome, Run
-from grn.negotiator.learn.argument_names import is_work, timing
+from grn.negotiator.learn.arguments import is_work, timing
 from grn.negotiator.learn.least_squares import slopes
 
 RUNS = 30  # the latest runs count

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from grn.model.job import Profile, Request
 from grn.model.units import show_size
-from grn.negotiator.learn.argument_names import mattering
+from grn.negotiator.learn.arguments import mattering
 from grn.negotiator.learn.profiling import counts_in_full
 from grn.negotiator.schedule.placement import Need, Size
 

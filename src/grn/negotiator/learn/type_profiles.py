@@ -13,8 +13,8 @@ from dataclasses import replace
 from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run
 from grn.model.units import show_size
 from grn.negotiator.learn import arguments, other_models, profiling
-from grn.negotiator.learn.argument_names import mattering
-from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.estimate import Known
 from grn.negotiator.learn.margin import ENOUGH_RUNS, Experience, Margin
 from grn.negotiator.learn.quota import TypeQuota
 from grn.negotiator.schedule.placement import Need, Size
