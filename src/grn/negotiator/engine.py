@@ -27,7 +27,6 @@ from grn.negotiator.events import (
     LeaseState,
     LookSoon,
     ProfileForgotten,
-    Refuse,
     Released,
     ReporterJoined,
     ReporterLost,
@@ -212,7 +211,7 @@ class Engine:
         if held is not None:  # the client lost the answer and asks again
             yield self._granted(held)
             return
-        refused = refusal(request, list(self._books.values())) or self._tried_in_vain(request)
+        refused = refusal(request, list(self._books.values()), self._granter.never_fits)
         if refused is not None:
             yield from self._withdrawn(Withdrawn(event.at, request.key))
             yield refused
@@ -233,11 +232,6 @@ class Engine:
             self._saved.add(request.key)
             yield SaveWaiting(request.key, waiting.sequence, request.holder)
             yield TellWaiting(request.key, self._why(request.key, event.at) or _RESTARTING)
-
-    def _tried_in_vain(self, request: Request) -> Refuse | None:
-        text = self._granter.never_fits(request)
-        hint = "Make it smaller, or run it where a GPU has more memory."
-        return None if text is None else Refuse(request.key, text, hint)
 
     def _ends_grace(self, at: float) -> bool:
         """True once after a restart: when all waiting requests are back, or the grace is over."""
