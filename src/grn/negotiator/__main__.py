@@ -11,14 +11,12 @@ import contextlib
 import gc
 import logging
 import os
-import resource
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from grn import __version__, settings
-from grn.daemon import capped_log
+from grn.daemon import process
 from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError
 from grn.gpus.nvml import NvmlProbe
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with DaemonLock() as ground:
             asyncio.run(_serve(chosen, ground, arguments))
     except GrnError as error:
-        _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
+        process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
@@ -93,10 +91,8 @@ async def _serve_gpus(
         weights(chosen.shares),
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
-    stopped = asyncio.Event()
+    stopped = process.stop_event()
     server = Server(loop, _limits(chosen), VERBS, __version__, stopped.set)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     loop.start(inventory)
     with contextlib.suppress(GrnError):
         await loop.look()
@@ -119,23 +115,17 @@ async def _serve_gpus(
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m grn.negotiator")
+    parser = process.parser("grn.negotiator")
     parser.add_argument("--gpus", help="nvml, or virtual:4x8GiB")
     parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
-    parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
-    parser.add_argument("--log", help="the file that standard error is, to be kept small")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
 
 
 def _limits(chosen: settings.Settings) -> ServerLimits:
     """Leave descriptors for our own work, and half of the connections to other users."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard if hard != resource.RLIM_INFINITY else _MAX_FILES, _MAX_FILES)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-        soft = max(soft, wanted)
-    most = max(8, (soft - _OWN_FILES) // 2)  # two for each client: its socket, its pidfd
+    files = process.raise_file_limit(_MAX_FILES)
+    most = max(8, (files - _OWN_FILES) // 2)  # two for each client: its socket, its pidfd
     return ServerLimits(
         min(chosen.connections_per_user, most // 2),
         chosen.waiting_per_user,
@@ -165,15 +155,7 @@ def _announce(
         log.warning(text)
     names = ", ".join(gpu.shown_name for gpu in inventory.gpus)
     log.info("Managing GPUs {%s}", names)
-    _say(arguments.ready_fd, "ready")
-
-
-def _say(fd: int | None, line: str) -> None:
-    """Report to the process that started this one in the background; it may be gone."""
-    if fd is not None:
-        with contextlib.suppress(OSError):
-            os.write(fd, line.replace("\n", " ").encode() + b"\n")
-            os.close(fd)
+    process.report(arguments.ready_fd, "ready")
 
 
 def _calm_collector() -> None:
@@ -203,7 +185,7 @@ async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event
 
 
 def _log_to_stderr(path: str | None, is_debug: bool) -> None:
-    capped_log.begin(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
+    process.log_to_stderr(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     # Do not look up, for each log line, facts that the format does not show.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
