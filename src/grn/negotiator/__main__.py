@@ -9,16 +9,18 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import grp
 import logging
 import os
+import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from grn import __version__, settings
 from grn.daemon import process
 from grn.daemon.lockfile import DaemonLock, state_folder
-from grn.errors import GrnError
+from grn.errors import BadSetting, GrnError
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
@@ -28,7 +30,6 @@ from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
-from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store
 from grn.proc.processes import boot_id, mounts
 
@@ -88,7 +89,7 @@ async def _serve_gpus(
         chosen.load_cap,
         chosen.short_s,
         chosen.share_half_life_s,
-        weights(chosen.shares),
+        share_weights(chosen.shares),
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = process.stop_event()
@@ -144,6 +145,51 @@ def _probe(chosen: settings.Settings) -> GpuProbe:
 def _restricted(inventory: Inventory) -> Inventory:
     gpus = restrict(inventory.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return replace(inventory, gpus=gpus)
+
+
+# --- the setting `shares`: names of users and groups as numbers --------------------------------
+
+
+def share_weights(shares: Mapping[str, float]) -> dict[int, float]:
+    """Return the fair-share weight of each user named, by itself or as a member of a @group.
+
+    A user's own entry wins; of several groups the one with the largest weight does.
+    """
+    groups: dict[int, float] = {}
+    for name, weight in shares.items():
+        if name.startswith("@"):
+            for user in _members(name[1:]):
+                groups[user] = max(groups.get(user, 0.0), weight)
+    own = {_user(name): weight for name, weight in shares.items() if not name.startswith("@")}
+    return groups | own
+
+
+def _user(name: str) -> int:
+    if name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise _unknown(name, "user") from None
+
+
+def _members(name: str) -> list[int]:
+    """Return the members of a group, and users with it as primary group."""
+    try:
+        group = grp.getgrgid(int(name)) if name.isdecimal() else grp.getgrnam(name)
+    except KeyError:
+        raise _unknown(f"@{name}", "group") from None
+    users = pwd.getpwall()
+    named = set(group.gr_mem)
+    return [one.pw_uid for one in users if one.pw_name in named or one.pw_gid == group.gr_gid]
+
+
+def _unknown(name: str, what: str) -> BadSetting:
+    hint = 'Write it like `ada = 2` or `"@lab" = 0.5` under [shares]; see docs/settings.md.'
+    return BadSetting(f"shares names '{name}', which is no {what} here.", hint)
+
+
+# --- the process --------------------------------------------------------------------------------
 
 
 def _announce(
