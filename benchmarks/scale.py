@@ -14,8 +14,7 @@ import time
 import rig
 
 from grn.model.gpu import Gpu, Reading
-from grn.model.job import Holder, Outcome, Request
-from grn.model.profile import Profile, Run
+from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB, MiB
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Grant, JobStarted, Released, Requested, Withdrawn

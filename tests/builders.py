@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, ProcessUse, Reading
-from grn.model.job import Holder, Outcome, Request
-from grn.model.profile import Profile, Run
+from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grn.cli.commands.service import UNIT_NAME, cron_line, unit_path, unit_text
-from grn.interpreter import own_module
+from grn.proc.spawn import own_module
 from tests.cli.live import Shell
 from tests.harness import Ended, Story
 from tests.queue.daemon import a_queue

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from grn import interpreter
 from grn.client.gpu_environment import GpuEnvironment, for_command
+from grn.proc import spawn
 from tests.harness import Story
 
 LEFT_TO_THE_USER = ("TF_FORCE_GPU_ALLOW_GROWTH", "XLA_PYTHON_CLIENT_PREALLOCATE")
@@ -95,7 +95,7 @@ def test_a_service_gets_nothing_of_the_job_around_it(monkeypatch: pytest.MonkeyP
     for name in ("GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("GRN_GPUS", "virtual:1x1GiB")
-    found = interpreter.service_environment("queue")
+    found = spawn.service_environment("queue")
     assert found["GRN_GPUS"] == "virtual:1x1GiB"
     assert found["GRN_SERVICE"] == "queue"
     assert not {"GRN_JOB_TAG", "GRN_LEASE", "CUDA_VISIBLE_DEVICES"} & found.keys()
@@ -106,4 +106,4 @@ def test_gpus_that_a_user_has_chosen_without_a_lease_are_kept_for_a_service(
 ) -> None:
     monkeypatch.delenv("GRN_LEASE", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert interpreter.service_environment("negotiator")["CUDA_VISIBLE_DEVICES"] == "1"
+    assert spawn.service_environment("negotiator")["CUDA_VISIBLE_DEVICES"] == "1"

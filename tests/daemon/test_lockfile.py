@@ -17,7 +17,7 @@ import pytest
 from grn.client.negotiator import ask_once, connect
 from grn.daemon.lockfile import DaemonLock, file_system_of, state_folder
 from grn.errors import AlreadyRunning, MachineError
-from grn.proc.system import mounts
+from grn.proc.processes import mounts
 from tests.harness import Story, wait_for
 from tests.negotiator.live import OTHER_UID, OWN_UID, begin, needs_root, negotiator_of
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
-from grn.model.job import Outcome, Policy, Request
-from grn.model.profile import Profile
+from grn.model.job import Outcome, Policy, Profile, Request
 from grn.model.units import GiB
 from grn.negotiator.endings import COMMAND_S
 from grn.negotiator.engine import Engine

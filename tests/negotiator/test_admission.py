@@ -3,10 +3,15 @@
 import pytest
 
 from grn.model.units import GiB
-from grn.negotiator.schedule.admission import refusal
+from grn.negotiator.schedule import admission
 from tests.builders import a_book, a_gpu, a_lease, a_reading, a_request, a_use
 
 SMALL, LARGE = a_gpu(0, 8 * GiB, model="Small"), a_gpu(1, 24 * GiB)
+
+
+def refusal(request, books, proved=None):
+    """Refuse a request where runs have proved all GPUs too small, or have proved nothing."""
+    return admission.refusal(request, books, lambda _: proved)
 
 
 def books(*on_small):
@@ -76,3 +81,12 @@ def test_a_silent_gpu_is_no_reason_to_refuse():
     silent = a_book(LARGE, reading=a_reading(LARGE, used_bytes=None))
 
     assert refusal(a_request(mem_bytes=24 * GiB), [silent]) is None
+
+
+def test_a_job_that_runs_have_proved_too_large_is_refused_unless_its_request_is_at_fault():
+    refused = refusal(a_request("k"), books(), "it needs 30.0 GiB.")
+    assert refused is not None
+    assert (refused.message, refused.code) == ("it needs 30.0 GiB.", "NeverFits")
+    refused = refusal(a_request("k", gpus=3), books(), "it needs 30.0 GiB.")
+    assert refused is not None
+    assert "3 GPUs" in refused.message

@@ -11,7 +11,7 @@ from grn.model.units import GiB, MiB
 from grn.negotiator import views
 from grn.negotiator.events import WaitReason
 from grn.negotiator.learn import arguments
-from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.estimate import Known
 from grn.negotiator.learn.least_squares import fit
 from tests.builders import Story, a_profile, a_run, some_gpus
 

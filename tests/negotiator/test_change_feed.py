@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from grn.model.job import Outcome
-from grn.model.tag import tag_of
+from grn.model.job import Outcome, tag_of
 from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.change_feed import ChangeFeed

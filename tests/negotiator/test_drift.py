@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from grn.model.job import Outcome
-from grn.model.profile import Run
+from grn.model.job import Outcome, Run
 from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.learn import profiling

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grn.model.job import Outcome
-from grn.negotiator.learn.argument_names import lasting
+from grn.negotiator.learn.arguments import lasting
 from grn.negotiator.learn.durations import Times
 from tests.builders import a_run
 

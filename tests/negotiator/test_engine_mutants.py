@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from grn.model.job import Outcome
-from grn.model.profile import Run
+from grn.model.job import Outcome, Run
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     DropWaiting,

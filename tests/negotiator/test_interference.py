@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from grn.model.job import Outcome
-from grn.model.profile import Profile, Run
+from grn.model.job import Outcome, Profile, Run
 from grn.model.units import GiB
 from grn.negotiator.learn.interference import (
     MAX_GROUPS,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from grn.model.gpu import Gpu, Reading
-from grn.model.profile import Run
+from grn.model.job import Run
 from grn.model.units import GiB
 from grn.negotiator.events import SaveRun, WaitReason
 from grn.negotiator.learn.interference import slowdown

@@ -258,30 +258,6 @@ def test_runs_that_failed_prove_a_lower_bound(runs, floor_gib):
 
 
 @pytest.mark.parametrize(
-    ("known_gib", "floor_gib", "guess_gib"),
-    [
-        ([], 0, 12),
-        ([], 15, 15),
-        ([], 30, 24),
-        ([4], 0, 12),
-        ([4], 15, 15),
-        ([1] * 8, 0, 12),
-        ([1] * 9, 0, 1),
-        ([9, 1, 2, 3, 4, 5, 6, 7, 8, 10], 0, 10),
-        ([1] * 19 + [20], 0, 1),
-        ([1] * 17 + [20, 20, 21], 0, 20),
-        ([30], 0, 24),
-    ],
-)
-def test_a_type_never_seen_is_guessed_like_nine_of_ten_others_and_one_of_half_a_gpu(
-    known_gib, floor_gib, guess_gib
-):
-    known = [gib * GiB for gib in known_gib]
-
-    assert profiling.guess_bytes(known, floor_gib * GiB, CAPACITY) == guess_gib * GiB
-
-
-@pytest.mark.parametrize(
     ("believed_gib", "attempt", "room_gib"),
     [(8, 1, 12), (1, 1, 2), (20, 1, 24), (8, 2, 24), (8, 3, 24)],
 )

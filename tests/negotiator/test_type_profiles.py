@@ -127,20 +127,20 @@ def test_a_retry_gets_more_room_and_then_a_whole_gpu(profiles, wish, needed, is_
 
 def test_what_a_first_run_shows_is_believed_until_it_ends():
     memory = a_memory()
-    memory.shown_while_running(a_request(), MODEL, 5 * GiB)
+    memory.running.settled(a_request(), MODEL, 5 * GiB)
 
     shown = need(memory)
     assert (shown.need_bytes, shown.is_probe) == (5 * GiB, False)
     assert memory.knows("train.py", MODEL)
 
-    memory.run_over(a_request(), MODEL)
+    memory.running.ended(a_request(), MODEL)
     assert need(memory).is_probe
 
 
 def test_the_end_of_another_run_does_not_end_what_a_first_run_shows():
     memory = a_memory()
-    memory.shown_while_running(a_request(), MODEL, 5 * GiB)
-    memory.run_over(a_request("b"), MODEL)
+    memory.running.settled(a_request(), MODEL, 5 * GiB)
+    memory.running.ended(a_request("b"), MODEL)
     memory.add(a_request("b"), MODEL, a_run(GiB, Outcome.FAILED))
 
     assert need(memory).need_bytes == 5 * GiB
@@ -148,7 +148,7 @@ def test_the_end_of_another_run_does_not_end_what_a_first_run_shows():
 
 def test_a_failed_run_that_needed_more_raises_what_a_first_run_shows():
     memory = a_memory()
-    memory.shown_while_running(a_request(), MODEL, 5 * GiB)
+    memory.running.settled(a_request(), MODEL, 5 * GiB)
     memory.add(a_request("b"), MODEL, a_run(8 * GiB, Outcome.FAILED))
 
     shown = need(memory)
@@ -157,7 +157,7 @@ def test_a_failed_run_that_needed_more_raises_what_a_first_run_shows():
 
 def test_a_finished_run_counts_more_than_one_that_still_goes():
     memory = a_memory()
-    memory.shown_while_running(a_request(), MODEL, 9 * GiB)
+    memory.running.settled(a_request(), MODEL, 9 * GiB)
     memory.add(a_request("b"), MODEL, a_run(4 * GiB))
 
     assert need(memory).need_bytes == believed(KNOWN)
@@ -218,7 +218,7 @@ def test_forgetting_a_type_forgets_it_on_all_models_and_nothing_else():
 
 def test_forgetting_a_type_forgets_what_its_first_run_shows():
     memory = a_memory()
-    memory.shown_while_running(a_request(), MODEL, 5 * GiB)
+    memory.running.settled(a_request(), MODEL, 5 * GiB)
 
     assert memory.forget("train.py")
     assert need(memory).is_probe
@@ -228,15 +228,15 @@ def test_forgetting_a_type_forgets_what_its_first_run_shows():
     "change",
     [
         lambda memory: memory.add(a_request(), MODEL, a_run()),
-        lambda memory: memory.shown_while_running(a_request("x"), MODEL, GiB),
-        lambda memory: memory.run_over(a_request(job_type="b.py"), MODEL),
+        lambda memory: memory.running.settled(a_request("x"), MODEL, GiB),
+        lambda memory: memory.running.ended(a_request(job_type="b.py"), MODEL),
         lambda memory: memory.forget("train.py"),
         lambda memory: memory.load([a_profile(GiB, job_type="new.py")]),
     ],
 )
 def test_the_version_rises_whenever_a_need_may_have_changed(change):
     memory = a_memory(KNOWN)
-    memory.shown_while_running(a_request(job_type="b.py"), MODEL, GiB)
+    memory.running.settled(a_request(job_type="b.py"), MODEL, GiB)
     before = memory.version
     change(memory)
 
@@ -248,6 +248,6 @@ def test_reading_changes_nothing():
     before = memory.version
     need(memory)
     memory.estimate("train.py", MODEL, CAPACITY)
-    memory.run_over(a_request("x"), MODEL)
+    memory.running.ended(a_request("x"), MODEL)
 
     assert memory.version == before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.proc.system import boot_id
+from grn.proc.processes import boot_id
 from grn.queue.local import attempt_files as attempts
 from tests.harness import wait_for
 from tests.queue_faults.rig import ROOT, Rig, gone

@@ -12,7 +12,7 @@ import pytest
 
 from grn.client.daemons import who_answers
 from grn.client.negotiator import ask_once
-from grn.interpreter import own_module
+from grn.proc.spawn import own_module
 from grn.queue.local import attempt_files as attempts
 from tests.conftest import Scripts
 from tests.harness import is_running, wait_for

@@ -8,8 +8,8 @@ import time
 from grn import paths
 from grn.client.negotiator import ask_once
 from grn.errors import AlreadyRunning, DaemonNotRunning, MachineError, NotTrusted, UsageError
-from grn.interpreter import own_module, service_environment
 from grn.proc import spawn, terminate
+from grn.proc.spawn import own_module, service_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def connect(*, may_start: bool = True) -> Connection:
                 raise
             return former
     from grn.client.daemons import start_aside, until_answered
-    from grn.interpreter import own_module
+    from grn.proc.spawn import own_module
 
     try:
         start_aside("queue", own_module("grn.queue"), is_detached=True)

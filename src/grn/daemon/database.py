@@ -81,6 +81,36 @@ def _set_aside(path: str) -> str:
     return aside
 
 
+def open_file(
+    path: str,
+    schema: Schema,
+    synchronous: str,
+    *,
+    patience_s: float = 5.0,
+    is_lenient: bool = False,
+) -> sqlite3.Connection:
+    """Open a file for this process alone, check it and bring it up to date, or make a new one.
+
+    A lenient connection replaces text that is not UTF-8; a checksum finds it later.
+    """
+    old_mask = os.umask(0o077)
+    try:
+        db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
+        try:
+            if is_lenient:
+                db.text_factory = _lenient_text
+            db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute(f"PRAGMA synchronous={synchronous}")
+            prepare(db, path, schema)
+        except BaseException:  # the file must not stay open and locked
+            db.close()
+            raise
+    finally:
+        os.umask(old_mask)
+    return db
+
+
 def prepare(db: sqlite3.Connection, path: str, schema: Schema) -> None:
     """Check a file and bring it up to date, or make its tables.
 
@@ -218,6 +248,27 @@ def copy_whole(db: sqlite3.Connection, path: str, *, may_replace: bool) -> None:
         raise
     finally:
         os.umask(old_mask)
+
+
+class Replaced(OSError):
+    """Another file is at the path of an open one."""
+
+
+def write_anew(
+    db: sqlite3.Connection, in_place: InPlace, opener: Callable[[str], sqlite3.Connection]
+) -> sqlite3.Connection:
+    """Write a removed file, or its removed log, again; return the connection to use from now on.
+
+    Raise Replaced where another file is in its place, OSError or sqlite3.Error where it fails.
+    """
+    path = in_place.path
+    if in_place.is_removed:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        copy_whole(db, path, may_replace=False)
+    elif not in_place.is_same_file:
+        raise Replaced("another file is in its place")
+    db.close()  # which checkpoints the log, also a removed one
+    return opener(path)
 
 
 class InPlace:

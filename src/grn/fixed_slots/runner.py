@@ -14,7 +14,7 @@ import time
 from grn.fixed_slots.watchdog import Watchdog
 from grn.group.task import CommandEnd, Slot
 from grn.proc import pidfd, processes, services, spawn, terminate
-from grn.proc.stop_signals import StopSignals
+from grn.proc.terminate import StopSignals
 from grn.proc.tree import ASK, Escalation, Process, below, family
 
 TYPE_CHECKING = False

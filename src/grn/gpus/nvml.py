@@ -11,17 +11,8 @@ from dataclasses import dataclass, field
 
 from grn.errors import MachineError
 from grn.gpus.attribution import Attribution
-from grn.gpus.nvml_pipe import (
-    CannotOpen,
-    Figures,
-    FoundGpu,
-    HelperLost,
-    HelperSilent,
-    Joined,
-    Launched,
-    LeftOut,
-    Patience,
-)
+from grn.gpus.nvml_calls import GPU_IS_LOST, UNKNOWN_ERROR, CannotOpen, FoundGpu, Joined
+from grn.gpus.nvml_pipe import Figures, HelperLost, HelperSilent, Launched, LeftOut, Patience
 from grn.gpus.nvml_watch import NvmlWatch
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import (
@@ -38,8 +29,6 @@ from grn.model.gpu import (
 from grn.proc import processes
 from grn.proc.identity import tag_of
 
-_GPU_IS_LOST = 15
-_UNKNOWN_ERROR = 999
 _NO_GPU_HINT = "Without a GPU, start with virtual ones: `grn start --virtual 2x2GiB`."
 _WHY: dict[str | int, str] = {
     "no-module": "the Python package nvidia-ml-py is missing.",
@@ -231,7 +220,7 @@ def _reading(
 ) -> Reading:
     if said.free_bytes is None:
         # An unknown error of all GPUs at once is the driver's, not theirs.
-        is_gone = said.code == _GPU_IS_LOST or (said.code == _UNKNOWN_ERROR and some_answer)
+        is_gone = said.code == GPU_IS_LOST or (said.code == UNKNOWN_ERROR and some_answer)
         return Reading(gpu.uuid, _health(is_gone=is_gone))
     return Reading(
         uuid=gpu.uuid,

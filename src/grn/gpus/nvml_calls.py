@@ -1,18 +1,20 @@
 """Ask NVML one thing at a time; the quirks of drivers and of pynvml end here.
 
-Runs only inside the helper process, and knows nothing of pipes, deadlines or grn's own types.
+Runs only inside the helper process, and knows nothing of pipes, deadlines or grn's own types. The
+parent process imports the values it declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from types import ModuleType
 from typing import Any
 
-from grn.proc.system import max_pids
+from grn.proc.processes import max_pids
 
-NO_PERMISSION = 4
 INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
@@ -29,6 +31,13 @@ _LIST_TRIES = 4  # a burst of starts between sizing and reading makes the list t
 _MAX_BYTES = 1 << 50
 _ALL_ONES = (1 << 64) - 1
 _LONGEST_NAME = 80
+_MAX_CARDS = 64  # beyond, there are too many pairs to ask for links
+_MAX_LANES = 36
+_NVLINK = 2  # the argument of nvmlDeviceGetP2PStatus
+_ONE_SIDE = 20  # up to here two GPUs meet in PCIe switches,
+_ONE_NODE = 40  # up to here at one processor
+
+Bus = tuple[int, int, int]
 
 
 class DriverError(Exception):
@@ -37,6 +46,39 @@ class DriverError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"NVML code {code}")
         self.code = code
+
+
+class CannotOpen(Exception):
+    """NVML as a whole cannot be used."""
+
+    def __init__(self, why: str, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.why = why
+        self.text = text
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGpu:
+    """The fixed facts of one GPU or MIG slice; `index` is that of the card it is on."""
+
+    uuid: str
+    index: int
+    model: str
+    total_bytes: int
+    is_slice: bool
+    mode: int | None
+    has_accounting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Two GPUs near each other and their link: `nvlink`, `switch` or `socket`."""
+
+    one: str
+    other: str
+    by: str
+    lanes: int = 0
 
 
 class Nvml:
@@ -249,6 +291,70 @@ def slices(nvml: Nvml, handle: object) -> list[object] | None:
         except DriverError:
             continue  # places without a slice are normal
     return found
+
+
+# --- links between GPUs, pair by pair -------------------------------------------------------
+
+
+def joined(nvml: Nvml, cards: Mapping[str, object]) -> Iterator[Joined]:
+    """Yield all pairs of GPUs that are near each other, by uuid -> handle.
+
+    Links that the driver does not report are left out.
+    """
+    if len(cards) > _MAX_CARDS:
+        return
+    places = {name: _bus(nvml, card) for name, card in cards.items()}
+    lanes = {name: _lanes(nvml, card) for name, card in cards.items()}
+    for one, other in combinations(cards, 2):
+        place = places[other]
+        direct = lanes[one][place] if place is not None else 0
+        if direct or _is_nvlink(nvml, cards[one], cards[other]):
+            # By way of a switch all lanes of a GPU lead to each of the others.
+            most = min(lanes[one].total(), lanes[other].total())
+            yield Joined(one, other, "nvlink", direct or most)
+        elif (level := _common_ancestor(nvml, cards[one], cards[other])) is not None:
+            by = "switch" if level <= _ONE_SIDE else "socket"
+            if level <= _ONE_NODE:
+                yield Joined(one, other, by)
+
+
+def _bus(nvml: Nvml, handle: object) -> Bus | None:
+    try:
+        info = nvml.call("nvmlDeviceGetPciInfo", handle)
+    except DriverError:
+        return None
+    return (int(info.domain), int(info.bus), int(info.device))
+
+
+def _lanes(nvml: Nvml, handle: object) -> Counter[Bus]:
+    """Count the active NVLinks of a GPU by their target."""
+    found: Counter[Bus] = Counter()
+    for lane in range(_MAX_LANES):
+        try:
+            if nvml.call("nvmlDeviceGetNvLinkState", handle, lane) == 1:
+                far = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, lane)
+                found[(int(far.domain), int(far.bus), int(far.device))] += 1
+        except DriverError:
+            continue
+    return found
+
+
+def _is_nvlink(nvml: Nvml, one: object, other: object) -> bool:
+    try:
+        return bool(nvml.call("nvmlDeviceGetP2PStatus", one, other, _NVLINK) == 0)
+    except DriverError:
+        return False
+
+
+def _common_ancestor(nvml: Nvml, one: object, other: object) -> int | None:
+    try:
+        level = int(nvml.call("nvmlDeviceGetTopologyCommonAncestor", one, other))
+    except DriverError:
+        return None
+    return level if level >= 0 else None
+
+
+# --- names ------------------------------------------------------------------------------------
 
 
 def uuid(nvml: Nvml, handle: object) -> str:

@@ -18,32 +18,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from grn.gpus import nvml_calls, nvml_links
-from grn.gpus.nvml_calls import DriverError, Nvml
+from grn.gpus import nvml_calls
+from grn.gpus.nvml_calls import CannotOpen, DriverError, FoundGpu, Nvml
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlot:
-    """One open GPU or MIG slice; `index` is that of the card it is on."""
+    """One open GPU or MIG slice."""
 
-    uuid: str
-    index: int
-    model: str
-    total_bytes: int
-    is_slice: bool
-    mode: int | None
+    facts: FoundGpu
     handle: object
-    has_accounting: bool
-
-
-class CannotOpen(Exception):
-    """NVML as a whole cannot be used."""
-
-    def __init__(self, why: str, text: str, code: int = 0) -> None:
-        super().__init__(text)
-        self.why = why
-        self.text = text
-        self.code = code
 
 
 class Answers:
@@ -123,40 +107,29 @@ class Session:
         self._answers.say("left-out", index=index, code=error.code, text=text)
 
     def _add(self, slot: DeviceSlot) -> None:
-        self._slots[slot.uuid] = slot
-        self._answers.say(
-            "found",
-            uuid=slot.uuid,
-            index=slot.index,
-            model=slot.model,
-            total=slot.total_bytes,
-            is_slice=slot.is_slice,
-            mode=slot.mode,
-            has_accounting=slot.has_accounting,
-        )
+        self._slots[slot.facts.uuid] = slot
+        facts = asdict(slot.facts)
+        self._answers.say("found", total=facts.pop("total_bytes"), **facts)
 
     def _sample(self, uuids: list[str]) -> None:
         for uuid in uuids:
             slot = self._slots.get(uuid)
             if slot is not None and self._nvml is not None:
-                self._answers.enter(slot.index)
+                self._answers.enter(slot.facts.index)
                 self._answers.say("reading", uuid=uuid, **read(self._nvml, slot))
 
     def _peaks(self, pids: list[int]) -> None:
         for slot in self._slots.values():
-            if slot.has_accounting and self._nvml is not None:
-                self._answers.enter(slot.index)
+            if slot.facts.has_accounting and self._nvml is not None:
+                self._answers.enter(slot.facts.index)
                 for pid, peak_bytes in nvml_calls.peaks(self._nvml, slot.handle, pids):
-                    self._answers.say("peak", uuid=slot.uuid, pid=pid, peak=peak_bytes)
+                    self._answers.say("peak", uuid=slot.facts.uuid, pid=pid, peak=peak_bytes)
 
     def _links(self) -> None:
-        cards = [
-            nvml_links.Card(slot.uuid, slot.handle)
-            for slot in self._slots.values()
-            if not slot.is_slice
-        ]
+        slots = self._slots.items()
+        cards = {uuid: slot.handle for uuid, slot in slots if not slot.facts.is_slice}
         if self._nvml is not None:
-            for pair in nvml_links.joined(self._nvml, cards):
+            for pair in nvml_calls.joined(self._nvml, cards):
                 self._answers.say("joined", **asdict(pair))
 
 
@@ -175,26 +148,26 @@ def load() -> Nvml:
 
 def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> DeviceSlot:
     """Read the fixed facts of one GPU or slice."""
-    return DeviceSlot(
+    facts = FoundGpu(
         uuid=nvml_calls.uuid(nvml, handle),
         index=index,
         model=nvml_calls.model(nvml, handle),
         total_bytes=nvml_calls.memory(nvml, handle).total_bytes,
         is_slice=is_slice,
         mode=None if is_slice else nvml_calls.compute_mode(nvml, handle),
-        handle=handle,
         has_accounting=not is_slice and nvml_calls.switch_accounting_on(nvml, handle),
     )
+    return DeviceSlot(facts, handle)
 
 
 def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
     """Read one GPU once: its figures, or the code of the error."""
     try:
         memory = nvml_calls.memory(nvml, slot.handle)
-        most_bytes = max(memory.total_bytes, slot.total_bytes)
+        most_bytes = max(memory.total_bytes, slot.facts.total_bytes)
         uses = nvml_calls.processes(nvml, slot.handle, most_bytes)
-        load = None if slot.is_slice else nvml_calls.load_pct(nvml, slot.handle)
-        mode = None if slot.is_slice else nvml_calls.compute_mode(nvml, slot.handle)
+        load = None if slot.facts.is_slice else nvml_calls.load_pct(nvml, slot.handle)
+        mode = None if slot.facts.is_slice else nvml_calls.compute_mode(nvml, slot.handle)
     except DriverError as error:
         return {"code": error.code}
     listed = None if uses is None else sorted(uses.items())

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from grn.interpreter import own_module
+from grn.gpus.nvml_calls import CannotOpen, FoundGpu, Joined
+from grn.proc.spawn import own_module
 
 _COMMAND = own_module("grn.gpus.nvml_helper")
 _GOODBYE_S = 3.0
@@ -42,29 +43,6 @@ class HelperSilent(HelperLost):
 
 class HelperGone(HelperLost):
     """The helper ended, or its output is invalid."""
-
-
-class CannotOpen(Exception):
-    """The helper works, but NVML as a whole does not."""
-
-    def __init__(self, why: str, code: int, text: str) -> None:
-        super().__init__(text)
-        self.why = why
-        self.code = code
-        self.text = text
-
-
-@dataclass(frozen=True, slots=True)
-class FoundGpu:
-    """One GPU or MIG slice, open in the helper."""
-
-    uuid: str
-    index: int
-    model: str
-    total_bytes: int
-    is_slice: bool
-    mode: int | None
-    has_accounting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +74,6 @@ class Peak:
     uuid: str
     pid: int
     peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """Two GPUs that are near each other."""
-
-    one: str
-    other: str
-    by: str
-    lanes: int
 
 
 Fact = FoundGpu | LeftOut | Figures | Peak | Joined
@@ -173,7 +141,7 @@ class Helper:
             return _FACTS[said](line)
         self.inside = _whole(line["index"]) if said == "at" else None
         if said == "failed":
-            return CannotOpen(str(line["why"]), _whole(line["code"]), str(line["text"]))
+            return CannotOpen(str(line["why"]), str(line["text"]), _whole(line["code"]))
         return None
 
     async def _next_line(self, silence_s: float, until: float | None) -> Line:

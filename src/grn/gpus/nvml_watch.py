@@ -10,14 +10,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from grn.gpus.nvml_calls import CannotOpen, Joined
 from grn.gpus.nvml_pipe import (
-    CannotOpen,
     Figures,
     Helper,
     HelperLate,
     HelperLost,
     HelperSilent,
-    Joined,
     Launched,
     Patience,
     Peak,

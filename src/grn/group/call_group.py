@@ -23,9 +23,9 @@ from grn.group.call_table import Call, CallTable, CallVerdict, CallWorker, Endin
 from grn.group.choose_runner import NestedSlots, runner_for
 from grn.group.roles import RunControl
 from grn.group.task import CommandEnd, Needs, Slot, Task
-from grn.interpreter import own_module
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
 from grn.proc import pidfd
+from grn.proc.spawn import own_module
 
 IDLE_S = 1.0  # an idle worker waits this long for the next call
 MAX_WAITING_NESTED = 4

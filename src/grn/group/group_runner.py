@@ -20,7 +20,7 @@ from grn.client.submit import request, wanted
 from grn.errors import GrnError, ProtocolError
 from grn.group.roles import RunListener, Source
 from grn.group.task import CommandEnd, Slot, Task
-from grn.proc.stop_signals import StopSignals
+from grn.proc.terminate import StopSignals
 from grn.protocol.rows import JobRow, ProgressRow, read, read_all
 
 Message = dict[str, Any]

@@ -9,31 +9,29 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import grp
 import logging
 import os
-import resource
-import signal
+import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from grn import __version__, settings
-from grn.daemon import capped_log
+from grn.daemon import process
 from grn.daemon.lockfile import DaemonLock, state_folder
-from grn.errors import GrnError
+from grn.errors import BadSetting, GrnError
 from grn.gpus.nvml import NvmlProbe
-from grn.gpus.probe import GpuProbe, Inventory
+from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
-from grn.gpus.visible import restrict
 from grn.model.job import Policy
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
-from grn.negotiator.share_weights import weights
 from grn.negotiator.store import Store
-from grn.proc.system import boot_id, mounts
+from grn.proc.processes import boot_id, mounts
 
 log = logging.getLogger("grn.negotiator")
 _MAX_FILES = 1 << 20
@@ -58,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with DaemonLock() as ground:
             asyncio.run(_serve(chosen, ground, arguments))
     except GrnError as error:
-        _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
+        process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
@@ -91,13 +89,11 @@ async def _serve_gpus(
         chosen.load_cap,
         chosen.short_s,
         chosen.share_half_life_s,
-        weights(chosen.shares),
+        share_weights(chosen.shares),
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
-    stopped = asyncio.Event()
+    stopped = process.stop_event()
     server = Server(loop, _limits(chosen), VERBS, __version__, stopped.set)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     loop.start(inventory)
     with contextlib.suppress(GrnError):
         await loop.look()
@@ -120,23 +116,17 @@ async def _serve_gpus(
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m grn.negotiator")
+    parser = process.parser("grn.negotiator")
     parser.add_argument("--gpus", help="nvml, or virtual:4x8GiB")
     parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
-    parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
-    parser.add_argument("--log", help="the file that standard error is, to be kept small")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
 
 
 def _limits(chosen: settings.Settings) -> ServerLimits:
     """Leave descriptors for our own work, and half of the connections to other users."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard if hard != resource.RLIM_INFINITY else _MAX_FILES, _MAX_FILES)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-        soft = max(soft, wanted)
-    most = max(8, (soft - _OWN_FILES) // 2)  # two for each client: its socket, its pidfd
+    files = process.raise_file_limit(_MAX_FILES)
+    most = max(8, (files - _OWN_FILES) // 2)  # two for each client: its socket, its pidfd
     return ServerLimits(
         min(chosen.connections_per_user, most // 2),
         chosen.waiting_per_user,
@@ -157,6 +147,51 @@ def _restricted(inventory: Inventory) -> Inventory:
     return replace(inventory, gpus=gpus)
 
 
+# --- the setting `shares`: names of users and groups as numbers --------------------------------
+
+
+def share_weights(shares: Mapping[str, float]) -> dict[int, float]:
+    """Return the fair-share weight of each user named, by itself or as a member of a @group.
+
+    A user's own entry wins; of several groups the one with the largest weight does.
+    """
+    groups: dict[int, float] = {}
+    for name, weight in shares.items():
+        if name.startswith("@"):
+            for user in _members(name[1:]):
+                groups[user] = max(groups.get(user, 0.0), weight)
+    own = {_user(name): weight for name, weight in shares.items() if not name.startswith("@")}
+    return groups | own
+
+
+def _user(name: str) -> int:
+    if name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise _unknown(name, "user") from None
+
+
+def _members(name: str) -> list[int]:
+    """Return the members of a group, and users with it as primary group."""
+    try:
+        group = grp.getgrgid(int(name)) if name.isdecimal() else grp.getgrnam(name)
+    except KeyError:
+        raise _unknown(f"@{name}", "group") from None
+    users = pwd.getpwall()
+    named = set(group.gr_mem)
+    return [one.pw_uid for one in users if one.pw_name in named or one.pw_gid == group.gr_gid]
+
+
+def _unknown(name: str, what: str) -> BadSetting:
+    hint = 'Write it like `ada = 2` or `"@lab" = 0.5` under [shares]; see docs/settings.md.'
+    return BadSetting(f"shares names '{name}', which is no {what} here.", hint)
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
 def _announce(
     inventory: Inventory, ground: DaemonLock, folder: str, note: str, arguments: argparse.Namespace
 ) -> None:
@@ -166,15 +201,7 @@ def _announce(
         log.warning(text)
     names = ", ".join(gpu.shown_name for gpu in inventory.gpus)
     log.info("Managing GPUs {%s}", names)
-    _say(arguments.ready_fd, "ready")
-
-
-def _say(fd: int | None, line: str) -> None:
-    """Report to the process that started this one in the background; it may be gone."""
-    if fd is not None:
-        with contextlib.suppress(OSError):
-            os.write(fd, line.replace("\n", " ").encode() + b"\n")
-            os.close(fd)
+    process.report(arguments.ready_fd, "ready")
 
 
 def _calm_collector() -> None:
@@ -204,7 +231,7 @@ async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event
 
 
 def _log_to_stderr(path: str | None, is_debug: bool) -> None:
-    capped_log.begin(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
+    process.log_to_stderr(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     # Do not look up, for each log line, facts that the format does not show.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from grn.model.tag import tag_of
+from grn.model.job import tag_of
 from grn.model.text import harmless
 from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView

@@ -5,8 +5,9 @@ Decides which request gets which GPU, and when. Does no I/O: time comes with the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.job import Outcome, Request
@@ -27,7 +28,6 @@ from grn.negotiator.events import (
     LeaseState,
     LookSoon,
     ProfileForgotten,
-    Refuse,
     Released,
     ReporterJoined,
     ReporterLost,
@@ -93,6 +93,21 @@ class Engine:
         self._returning = Returning(self._waitlist)
         self._grace_until = _NEVER
         self._residue_until = _NEVER
+        self._handlers: dict[type, Callable[[Any], Iterable[Action]]] = {
+            JobStarted: self._started,
+            Requested: self._requested,
+            Withdrawn: self._withdrawn,
+            HolderChanged: self._holder_changed,
+            ReporterJoined: self._reporter_joined,
+            ReporterLost: self._reporter_lost,
+            Released: self._released,
+            HolderGone: self._holder_gone,
+            TimerFired: self._timer_fired,
+            Resumed: self._resumed,
+            Sampled: self._sampled,
+            ProfileForgotten: self._profile_forgotten,
+            Stopping: lambda event: self._usage.to_save(event.at, is_last=True),
+        }
         self.view = EngineView(
             self._holdings,
             self._waitlist,
@@ -109,32 +124,7 @@ class Engine:
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
-        if isinstance(event, Requested):
-            return list(self._requested(event))
-        if isinstance(event, Released):
-            return list(self._released(event))
-        if isinstance(event, Resumed):
-            self._memory.refresh()
-            return []
-        if isinstance(event, Sampled):
-            return list(self._sampled(event))
-        if isinstance(event, HolderGone):
-            return list(self._holder_gone(event))
-        if isinstance(event, Withdrawn):
-            return list(self._withdrawn(event))
-        if isinstance(event, HolderChanged):
-            return list(self._holder_changed(event))
-        if isinstance(event, ReporterJoined):
-            return list(self._reporter_joined(event))
-        if isinstance(event, ReporterLost):
-            return list(self._reporter_lost(event))
-        if isinstance(event, TimerFired):
-            return list(self._timer_fired(event))
-        if isinstance(event, JobStarted):
-            return list(self._started(event))
-        if isinstance(event, Stopping):
-            return list(self._usage.to_save(event.at, is_last=True))
-        return list(self._profile_forgotten(event))
+        return list(self._handlers[type(event)](event))
 
     # --- questions (they change nothing) -------------------------------------------------
 
@@ -212,7 +202,7 @@ class Engine:
         if held is not None:  # the client lost the answer and asks again
             yield self._granted(held)
             return
-        refused = refusal(request, list(self._books.values())) or self._tried_in_vain(request)
+        refused = refusal(request, list(self._books.values()), self._granter.never_fits)
         if refused is not None:
             yield from self._withdrawn(Withdrawn(event.at, request.key))
             yield refused
@@ -233,11 +223,6 @@ class Engine:
             self._saved.add(request.key)
             yield SaveWaiting(request.key, waiting.sequence, request.holder)
             yield TellWaiting(request.key, self._why(request.key, event.at) or _RESTARTING)
-
-    def _tried_in_vain(self, request: Request) -> Refuse | None:
-        text = self._granter.never_fits(request)
-        hint = "Make it smaller, or run it where a GPU has more memory."
-        return None if text is None else Refuse(request.key, text, hint)
 
     def _ends_grace(self, at: float) -> bool:
         """True once after a restart: when all waiting requests are back, or the grace is over."""
@@ -308,10 +293,10 @@ class Engine:
                 self._endings.expect_report(lease.id)
             yield SaveLease(changed)
 
-    def _reporter_joined(self, event: ReporterJoined) -> Iterator[Action]:
+    def _reporter_joined(self, event: ReporterJoined) -> Iterable[Action]:
         if event.lease in self._leases:
             self._endings.expect_report(event.lease)
-        yield from ()
+        return ()
 
     def _reporter_lost(self, event: ReporterLost) -> Iterator[Action]:
         yield from self._concluded(self._endings.reporter_lost(event.lease), event.at)
@@ -376,6 +361,10 @@ class Engine:
         yield Settle(lease, end.at, settled, shown, is_lost)
         yield from learned
         self._waitlist.learned(lease.request.job_type, _MAX_MOVED)
+
+    def _resumed(self, _event: Resumed) -> Iterable[Action]:
+        self._memory.refresh()
+        return ()
 
     def _sampled(self, event: Sampled) -> Iterator[Action]:
         for reading in event.readings:

@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from grn.model.gpu import GpuKind
-from grn.model.job import Argument, Request
-from grn.model.profile import Profile
+from grn.model.job import Argument, Profile, Request
 from grn.negotiator.events import Lease, Wait
-from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn.estimate import Known
 from grn.negotiator.learn.margin import Margin
 from grn.negotiator.learn.profiling import RunWatch
 from grn.negotiator.schedule.allocations import Holdings

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from grn.model.gpu import Gpu, Reading
-from grn.model.job import Holder, Outcome, Request
-from grn.model.profile import Profile, Run
+from grn.model.job import Holder, Outcome, Profile, Request, Run
 
 # --- shared by events and actions ------------------------------------------------------------
 

@@ -42,10 +42,10 @@ from grn.negotiator.events import (
     TimerFired,
 )
 from grn.negotiator.history import History
-from grn.negotiator.holders import Holders
 from grn.negotiator.store import Store
 from grn.proc import terminate
 from grn.proc.identity import holder_of, is_alive, tagged
+from grn.proc.watch import Holders
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02

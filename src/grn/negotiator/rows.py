@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from grn.daemon.database import checksum, is_intact
-from grn.model.job import Argument
-from grn.model.profile import Run
+from grn.model.job import Argument, Run
 from grn.negotiator.events import (
     DropLease,
     DropProfile,

@@ -40,10 +40,10 @@ from grn.negotiator.events import (
     TellWaiting,
     Withdrawn,
 )
-from grn.negotiator.holders import peer_of
 from grn.negotiator.loop import ClientAction, Loop
 from grn.negotiator.pages import Pages
 from grn.negotiator.subscribers import Subscribers
+from grn.proc.identity import peer_of
 from grn.proc.processes import inner_pids
 from grn.protocol import negotiator_requests
 

@@ -21,8 +21,7 @@ import msgspec
 
 from grn.daemon import database
 from grn.errors import MachineError
-from grn.model.job import Holder
-from grn.model.profile import Profile
+from grn.model.job import Holder, Profile
 from grn.negotiator.events import (
     Action,
     DropLease,
@@ -138,13 +137,7 @@ class Store:
             return
         was, self._displaced = self._displaced, f"{self.path} was removed"
         try:
-            if self._in_place.is_removed:
-                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
-                database.copy_whole(self._db, self.path, may_replace=False)
-            elif not self._in_place.is_same_file:
-                raise FileExistsError("another file is in its place")
-            self._db.close()
-            self._db = _open(self.path)
+            self._db = database.write_anew(self._db, self._in_place, _open)
         except (OSError, sqlite3.Error) as error:
             self._displaced += f" and cannot be written anew: {error}"
             if was is None:
@@ -343,22 +336,4 @@ def _row_of(action: SaveLease | DropLease | SaveWaiting | DropWaiting) -> Row:
 
 
 def _open(path: str) -> sqlite3.Connection:
-    old_mask = os.umask(0o077)
-    try:
-        db = sqlite3.connect(path, timeout=LOCK_PATIENCE_S, isolation_level=None)
-    finally:
-        os.umask(old_mask)
-    try:
-        _prepare(db, path)
-    except BaseException:  # the file must not stay open and locked
-        db.close()
-        raise
-    return db
-
-
-def _prepare(db: sqlite3.Connection, path: str) -> None:
-    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    db.execute("PRAGMA locking_mode=EXCLUSIVE")
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
-    database.prepare(db, path, SCHEMA)
+    return database.open_file(path, SCHEMA, "NORMAL", patience_s=LOCK_PATIENCE_S, is_lenient=True)

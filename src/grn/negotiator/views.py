@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any
 
 from grn.model.gpu import ComputeMode, GpuKind
-from grn.model.job import Request
-from grn.model.profile import Profile, Run
+from grn.model.job import Profile, Request, Run
 from grn.model.text import harmless
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Grant, Lease, LeaseState

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 
-from grn.interpreter import SERVICE
 from grn.model.job import Holder
-from grn.proc import processes
+from grn.proc import pidfd, processes
+from grn.proc.spawn import SERVICE
 
 _LEASE = b"GRN_LEASE="
 _SERVICE = SERVICE.encode() + b"="
@@ -40,6 +42,23 @@ def ancestor_of(child: int, pid: int, user: int) -> Holder | None:
             is_theirs = user in (0, processes.user(above.pid))
             return Holder(above.pid, above.started_ticks) if is_theirs else None
     return None
+
+
+def peer_of(connection: socket.socket) -> tuple[Holder | None, int, int | None]:
+    """Return process, user and pidfd of the peer, as the kernel reports them.
+
+    No process when it has ended, or is in a pid namespace that is not visible here.
+    """
+    pid, uid = pidfd.credentials(connection)
+    try:
+        fd = pidfd.of_peer(connection, pid)
+    except ConnectionError:
+        return None, uid, None
+    holder = holder_of(pid) if pid > 0 else None
+    if holder is None or pidfd.has_ended(fd):  # checked last: the pid was this process's
+        os.close(fd)
+        return None, uid, None
+    return holder, uid, fd
 
 
 def tag_of(pid: int) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: the only file that reads what belongs to one process.
+"""Processes, and facts about the whole machine, as /proc shows them.
 
 Each reader opens as few files as possible: the negotiator reads all processes several times a
 second. A process that is gone, or hidden from this user, gives None or an empty result.
@@ -208,6 +208,28 @@ def maps_all_users() -> bool:
     return _read("/proc/self/uid_map", _STATUS_BYTES).split() == [b"0", b"0", b"4294967295"]
 
 
+# --- the whole machine ----------------------------------------------------------------------
+
+
+def boot_id() -> str:
+    """Return the id of this boot: leases of another boot are over."""
+    return _text("/proc/sys/kernel/random/boot_id").strip() or "unknown"
+
+
+def mounts() -> str:
+    """Return the mount table, a line per mount."""
+    return _text("/proc/self/mounts")
+
+
+def max_pids() -> int:
+    """Return how many pids the kernel gives at most."""
+    text = _text("/proc/sys/kernel/pid_max").strip()
+    return int(text) if text.isdigit() else 1 << 22
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
 class MemoryFiles:
     """Memory sizes of processes that are read repeatedly.
 
@@ -279,6 +301,15 @@ def _read(path: str, most: int) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def _text(path: str) -> str:
+    """Return a whole file as text, empty when it cannot be read."""
+    try:
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _environment(path: str) -> tuple[list[bytes], int]:

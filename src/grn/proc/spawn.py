@@ -26,6 +26,15 @@ _PASSING_S = 10.0  # for how long such a start is repeated
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # programs expect the default
 _MAX_OOM_SCORE, _COMMAND_OOM_SCORE = 1000, 500
+SERVICE = "GRN_SERVICE"  # marks daemons and shims: they do not count as memory of jobs
+_JOB = (
+    "GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT", "GRN_PEAK_FILE",
+)  # fmt: skip
+_LEASED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # a lease sets them too
+_OLD = (
+    "import sys; del sys.path[0]; import runpy; "
+    "runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+)
 
 
 class NotStarted(Exception):
@@ -140,6 +149,29 @@ def find_program(program: str, path: str) -> str:
         if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
             return candidate
     raise FileNotFoundError(errno.ENOENT, "command not found", program)
+
+
+# --- services of grn: with its own code, and apart from a surrounding job -------------------
+
+
+def own_module(name: str) -> list[str]:
+    """Return the command that runs a module of grn with this interpreter.
+
+    `python -m` searches the current folder first, so a stray or planted `random.py` would run.
+    """
+    if sys.version_info >= (3, 11):
+        return [sys.executable, "-P", "-m", name]
+    return [sys.executable, "-c", _OLD.format(name=name)]
+
+
+def service_environment(name: str) -> dict[str, str]:
+    """Return the environment of a service, without the variables of a job or a lease.
+
+    These would make the service a part of that job, on its GPUs only.
+    """
+    dropped = {*_JOB, *(_LEASED if "GRN_LEASE" in os.environ else ())}
+    kept = {key: value for key, value in os.environ.items() if key not in dropped}
+    return {**kept, SERVICE: name}
 
 
 # --- which process the kernel ends when memory runs out ------------------------------------

@@ -1,4 +1,7 @@
-"""Watch processes from an asyncio loop: one pidfd each, one call when a process has ended."""
+"""Watch processes from an asyncio loop: one pidfd each, one call when a process has ended.
+
+Reports ends; draws no conclusions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from grn.model.job import Holder
 from grn.proc import pidfd
+from grn.proc.identity import is_alive
 
 Key = TypeVar("Key")
 
@@ -54,3 +59,48 @@ class Watches(Generic[Key]):
     def _gone(self, key: Key) -> None:
         self.remove(key)
         self._on_gone(key)
+
+
+class Holders:
+    """Watches processes until they end or every `watch` has its `unwatch`."""
+
+    def __init__(self, on_gone: Callable[[Holder], None]) -> None:
+        self._on_gone = on_gone
+        self._watches = Watches(self._gone)
+        self._references: dict[Holder, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def watch(self, holder: Holder, fd: int | None = None) -> bool:
+        """Watch a process, or count one more watch of it; False when it has ended."""
+        if holder not in self._watches:
+            if fd is None:
+                fd = pidfd.open_pidfd(holder)
+            if fd is None:
+                return False
+            if not is_alive(holder):  # checked after opening: a reused pid shows
+                os.close(fd)
+                return False
+        self._references[holder] = self._references.get(holder, 0) + 1
+        if fd is not None:
+            self._watches.add(holder, fd)
+        return True
+
+    def unwatch(self, holder: Holder) -> None:
+        """Undo one `watch`."""
+        if holder not in self._references:
+            return
+        self._references[holder] -= 1
+        if not self._references[holder]:
+            del self._references[holder]
+            self._watches.remove(holder)
+
+    def close(self) -> None:
+        """Stop watching all."""
+        self._references.clear()
+        self._watches.close()
+
+    def _gone(self, holder: Holder) -> None:
+        del self._references[holder]
+        self._on_gone(holder)

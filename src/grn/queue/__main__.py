@@ -5,15 +5,12 @@ Run as `python -m grn.queue`; `grn submit` starts it, `grn queue` shows and stop
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import functools
 import gc
 import logging
 import os
-import resource
-import signal
 import sys
 import tempfile
 import time
@@ -21,11 +18,11 @@ from collections.abc import Sequence
 
 from grn import __version__, paths, settings
 from grn.client.queue import end_former
-from grn.daemon import capped_log
+from grn.daemon import process
 from grn.daemon.lockfile import DaemonLock, lock, state_folder
 from grn.errors import GrnError
-from grn.interpreter import SERVICE
-from grn.proc.system import boot_id, mounts
+from grn.proc.processes import boot_id, mounts
+from grn.proc.spawn import SERVICE
 from grn.queue.engine import QueueEngine
 from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal
@@ -39,16 +36,14 @@ from grn.queue.server import QueueServer
 
 log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
+_MAX_FILES = 1 << 16  # one for each running job
 _IN_PLACE_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the queue until a request or a signal stops it."""
-    parser = argparse.ArgumentParser(prog="python -m grn.queue")
-    parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
-    parser.add_argument("--log", help="the file that standard error is, to be kept small")
-    arguments = parser.parse_args(argv)
-    capped_log.begin(arguments.log)
+    arguments = process.parser("grn.queue").parse_args(argv)
+    process.log_to_stderr(arguments.log)
     os.environ.pop(SERVICE, None)  # processes that hooks start are no services
     try:
         chosen = settings.load()
@@ -56,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_former()
             asyncio.run(_serve(chosen, ground, arguments.ready_fd))
     except GrnError as error:
-        _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
+        process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
     return 0
@@ -83,11 +78,9 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
-    stopped = asyncio.Event()
+    stopped = process.stop_event()
     server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
-    _raise_limits()
+    process.raise_file_limit(_MAX_FILES)
     await loop.start()
     gc.freeze()  # permanent objects need not be walked at every collection
     await ground.serve(server.connection)
@@ -98,7 +91,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         asyncio.create_task(_keep_in_place(journal)),
     ]
     log.info("action=ready jobs=%d folder=%s", len(loop.engine.jobs), folder)
-    _say(ready_fd, "ready")
+    process.report(ready_fd, "ready")
     await stopped.wait()
     ground.close()
     for task in tasks:
@@ -130,21 +123,6 @@ async def _keep_in_place(journal: Journal) -> None:
         await asyncio.sleep(_IN_PLACE_S)
         with contextlib.suppress(NotWritten):  # logged; the next submit is refused
             journal.keep_in_place()
-
-
-def _raise_limits() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else 1 << 16
-    with contextlib.suppress(ValueError, OSError):  # one descriptor for each running job
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, 1 << 16)), hard))
-
-
-def _say(fd: int | None, line: str) -> None:
-    """Report to the process that started the queue; it may be gone."""
-    if fd is not None:
-        with contextlib.suppress(OSError):
-            os.write(fd, line.replace("\n", " ").encode() + b"\n")
-            os.close(fd)
 
 
 if __name__ == "__main__":

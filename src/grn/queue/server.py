@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from grn.client import queue
 from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
-from grn.model.tag import tag_of
+from grn.model.job import tag_of
 from grn.proc import pidfd
 from grn.protocol import queue_requests
 from grn.queue.job import JobState, JobView

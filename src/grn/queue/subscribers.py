@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from grn.daemon.publisher import Position, Publisher, Subscriber, message
-from grn.model.tag import tag_of
+from grn.model.job import tag_of
 from grn.queue.job import JobView
 from grn.queue.loop import QueueLoop
 

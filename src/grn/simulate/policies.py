@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grn.model.gpu import Gpu
-from grn.model.job import Outcome
-from grn.model.profile import Profile, Run
+from grn.model.job import Outcome, Profile, Run
 from grn.negotiator.learn.interference import MAX_CAP  # no policy shares a GPU beyond this load
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.simulate.replay import Replayed, World

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from grn.model.gpu import Gpu, Reading
-from grn.model.job import Argument, Holder, Outcome, Request
-from grn.model.profile import Profile, Run
+from grn.model.job import Argument, Holder, Outcome, Profile, Request, Run
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,

@@ -13,7 +13,7 @@ import click
 from grn import paths
 from grn.client import queue
 from grn.errors import DaemonNotRunning, MachineError
-from grn.interpreter import own_module
+from grn.proc.spawn import own_module
 
 UNIT_NAME = "grn-queue.service"
 UNIT = """\

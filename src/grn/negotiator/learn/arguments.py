@@ -1,22 +1,21 @@
-"""Memory by the arguments of a job: lines and groups fitted to finished runs.
+"""The arguments of a job: which may matter, by their names, and how memory follows them.
 
-`ByArguments` turns them into a need and a sentence for the next run.
+The names are one list; lines and groups fitted to finished runs show which of the remaining
+arguments do matter. `estimate.py` turns them into a need for the next run.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
-from grn.model.job import Argument
-from grn.model.profile import Profile, Run
-from grn.model.units import show_size
-from grn.negotiator.learn.argument_names import likely_matters, mattering
+from grn.model.job import Argument, Run
 from grn.negotiator.learn.least_squares import fit, rank_correlation
-from grn.negotiator.learn.margin import FIRST_MARGIN, MIN_SPREAD, Margin, are_spread
-from grn.negotiator.learn.profiling import Peaks, counts_in_full, pad_bytes, show_runs
+from grn.negotiator.learn.margin import are_spread
 
 ENOUGH_RUNS = 4  # for a line
 ENOUGH_FOR_TWO = 6  # for a line over two numbers
@@ -26,6 +25,65 @@ MIN_RANK = 0.8  # of the rank correlation of a number that matters
 MIN_FIT = 0.5  # R² of a line, and the share of variance that groups must explain
 MAX_MISS = 0.15  # relative error of nine in ten runs, each predicted by all others
 HEADROOM = 0.05
+
+_UNITS_OF_WORK = r"epochs?|steps?|iters?|iterations"
+_TIME_ONLY = rf"{_UNITS_OF_WORK}|patience|debug|resume|workers"
+_NEITHER = (
+    r"seeds?|lr|learning_rate|out|output|outdir|log|logs|logdir|name|dir|path|file|run|id|fold"
+    r"|momentum|decay|weight_decay|dropout|verbose|gpus?|device|port|tag|note|comment"
+)
+_LIKELY = re.compile(
+    r"batch|(^|[_-])bs|size|width|height|dim|hidden|layer|depth|length|(^|_)len|seq|resol|token"
+    r"|model|arch|channel|heads|img|image|samples|points|^b$|^n$",
+    re.IGNORECASE,
+)
+
+
+def _names(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*_)?({pattern})", re.IGNORECASE)
+
+
+_NOT_MEMORY, _NOT_TIME = _names(f"{_NEITHER}|{_TIME_ONLY}"), _names(_NEITHER)
+_WORK = _names(_UNITS_OF_WORK)
+
+
+@lru_cache(maxsize=2048)  # calls of one type repeat the same arguments
+def mattering(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """Drop arguments that memory does not depend on."""
+    found = [one for one in arguments if not _NOT_MEMORY.fullmatch(one[0])]
+    return tuple(sorted(found, key=lambda one: one[0]))
+
+
+@lru_cache(maxsize=2048)
+def timing(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """Drop arguments that duration does not depend on."""
+    found = [one for one in arguments if not _NOT_TIME.fullmatch(one[0])]
+    return tuple(sorted(found, key=lambda one: one[0]))
+
+
+@lru_cache(maxsize=2048)
+def lasting(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """Return the numbers that duration grows with, rounded to factors of 2."""
+    return tuple(
+        sorted(
+            (name, float(round(math.log2(value))))
+            for name, value in arguments
+            if not isinstance(value, str) and value > 0 and is_work(name)
+        )
+    )
+
+
+def is_work(name: str) -> bool:
+    """True for a number that duration is proportional to: epochs, steps."""
+    return _WORK.fullmatch(name) is not None
+
+
+def likely_matters(name: str) -> bool:
+    """True when memory probably depends on an argument."""
+    return _LIKELY.search(name) is not None and not _NOT_MEMORY.fullmatch(name)
+
+
+# --- how memory follows them ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,126 +277,3 @@ def _grouped(name: str, runs: Sequence[Run]) -> tuple[float, Groups]:
 def _squares(logs: Sequence[float]) -> float:
     mean = sum(logs) / len(logs)
     return sum((log - mean) ** 2 for log in logs)
-
-
-# --- as a need, and in words ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ByArguments:
-    """Memory of a type's next run, predicted by its arguments."""
-
-    line: FittedLine | None
-    groups: Groups | None
-    seen: tuple[dict[str, float | str], ...]
-    has_failed: bool
-    same: dict[tuple[Argument, ...], Peaks]  # runs by all arguments that may matter
-
-    @staticmethod
-    def of(profile: Profile) -> ByArguments:
-        """Fit a whole profile."""
-        full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
-        seen = tuple(map(dict, dict.fromkeys(run.arguments for run in full)))
-        has_failed = len(full) < len(profile.runs)
-        fitted, grouped = line(full), groups(full)
-        same: dict[tuple[Argument, ...], Peaks] = {}
-        if grouped is not None or is_open(full):
-            for run in full:
-                same.setdefault(mattering(run.arguments), Peaks()).add(run)
-        return ByArguments(fitted, grouped, seen, has_failed, same)
-
-    def stays(self, run: Run, dropped: Run | None, peaks: Peaks) -> bool:
-        """True when one more run, and one fewer, change no fit.
-
-        While peaks are alike, arguments explain nothing and there is nothing to fit.
-        """
-        if self.line is not None or self.groups is not None or self.same:
-            return False
-        if not (counts_in_full(run) and run.peak_bytes and dict(run.arguments) in self.seen):
-            return False
-        if dropped is not None and not (
-            counts_in_full(dropped) and dropped.arguments == run.arguments
-        ):
-            return False
-        return not are_spread(peaks.sizes)
-
-    def covers(self, run: Run) -> bool:
-        """True when a run is close to its prediction: it changes the fits little."""
-        if not counts_in_full(run) or self.beyond(run.arguments) is not None:
-            return False
-        said = self.bound(run.arguments, 0, FIRST_MARGIN)
-        return said is not None and 0.8 * said[0] <= run.peak_bytes <= said[0]
-
-    def bound(
-        self, given: tuple[Argument, ...], capacity_bytes: int, margin: Margin
-    ) -> tuple[int, str] | None:
-        """Return a need and the reason, None when the arguments explain nothing."""
-        values = dict(given)
-        found = [self._on_line(values), self._in_group(values, margin), self._alike(given, margin)]
-        least = min((one for one in found if one is not None), default=None)
-        return None if least is None else (least[0] + pad_bytes(capacity_bytes), least[1])
-
-    def beyond(self, given: tuple[Argument, ...]) -> Beyond | None:
-        """Return the argument that exceeds all runs, None when there is none."""
-        found = exceeds(given, self.seen)
-        if found is None and self.line is not None and len(self.line.names) > 1:
-            values = self.line.values(dict(given))  # each was seen, but not together
-            found = None if values is None else self.line.beyond(values)
-        return found
-
-    def _on_line(self, given: dict[str, float | str]) -> tuple[int, str] | None:
-        values = None if self.line is None else self.line.values(given)
-        if self.line is None or values is None:
-            return None
-        at = ", ".join(f"{name}={_spelled(given[name])}" for name in self.line.names)
-        text = f"{at} on a line through {show_runs(self.line.runs)}"
-        return self.line.bound_bytes(values), text
-
-    def _in_group(self, given: dict[str, float | str], margin: Margin) -> tuple[int, str] | None:
-        groups, line = self.groups, self.line
-        if groups is None or given.get(groups.name) not in groups.largest_bytes:
-            return None
-        if line is not None and len(line.names) > 1:
-            return None  # one number is not enough where the line is over two
-        value = given[groups.name]
-        largest, count = groups.largest_bytes[value], groups.counts[value]
-        headroom = margin.for_spread(max(groups.spread, MIN_SPREAD), count)
-        text = f"{show_size(largest)} at most in {show_runs(count)} with {groups.name}="
-        text += f"{_spelled(value)}, {headroom:.0%} headroom"
-        return int(largest * (1 + headroom)), text
-
-    def _alike(self, given: tuple[Argument, ...], margin: Margin) -> tuple[int, str] | None:
-        same = self.same.get(mattering(given))
-        if same is None:
-            return None
-        largest, headroom = max(same.sizes), margin.headroom(same.logs)
-        text = f"{show_size(largest)} at most in {show_runs(len(same.sizes))} like it"
-        return int(largest * (1 + headroom)), f"{text}, {headroom:.0%} headroom"
-
-    def sentences(self) -> list[str]:
-        """Describe the fits for people."""
-        found = []
-        if self.line is not None:
-            found.append(_spelled_line(self.line))
-        if self.groups is not None:
-            largest = self.groups.largest_bytes.items()
-            sizes = ", ".join(f"{_spelled(v)}: {show_size(size)}" for v, size in list(largest)[:8])
-            found.append(f"memory depends on {self.groups.name} ({sizes})")
-        if not found and self.same:
-            found.append("runs differ, too few to tell why: those with the same arguments count")
-        return found
-
-
-def _spelled_line(line: FittedLine) -> str:
-    parts = [
-        f"{show_size(int(slope))} for each {' × '.join(term)} (seen from {least:g} to {most:g})"
-        for term, slope, least, most in zip(
-            line.terms, line.slopes_bytes, line.least, line.most, strict=True
-        )
-    ]
-    fixed = show_size(max(0, int(line.base_bytes)))
-    return f"memory lies on a line over {line.text}: {fixed} and {', '.join(parts)}"
-
-
-def _spelled(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"

@@ -9,9 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from grn.model.job import Argument, Outcome
-from grn.model.profile import Run
-from grn.negotiator.learn.argument_names import is_work, timing
+from grn.model.job import Argument, Outcome, Run
+from grn.negotiator.learn.arguments import is_work, timing
 from grn.negotiator.learn.least_squares import slopes
 
 RUNS = 30  # the latest runs count

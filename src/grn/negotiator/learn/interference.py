@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grn.model.job import Argument, Outcome
-from grn.model.profile import Profile, Run
-from grn.negotiator.learn.argument_names import timing
+from grn.model.job import Argument, Outcome, Profile, Run
+from grn.negotiator.learn.arguments import timing
 
 START_CAP = 1.8  # chosen by replay, as are the next: docs/decisions/0024
 MIN_CAP, MAX_CAP = 0.8, 3.0

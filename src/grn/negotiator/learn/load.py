@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from grn.model.job import Argument, Outcome, Request
-from grn.model.profile import Profile, Run
+from grn.model.job import Argument, Outcome, Profile, Request, Run
 from grn.negotiator.events import Lease, LeaseState
-from grn.negotiator.learn.argument_names import mattering
+from grn.negotiator.learn.arguments import mattering
 from grn.negotiator.learn.interference import Overlaps
 from grn.negotiator.schedule.ledger import MIN_LOAD, Book
 

@@ -6,14 +6,12 @@ Arithmetic only; placement is decided elsewhere.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from grn.model.job import Argument, Outcome
-from grn.model.profile import Estimate, Profile, Run
+from grn.model.job import Argument, Estimate, Outcome, Profile, Run
 from grn.model.units import GiB, MiB, show_size
-from grn.negotiator.learn.argument_names import mattering
+from grn.negotiator.learn.arguments import mattering
 from grn.negotiator.learn.margin import (
     FIRST_MARGIN,
     LAST_RUNS,
@@ -26,7 +24,6 @@ RUNS_KEPT = 100
 TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
 ALIKE_HEADROOM = 0.05  # over the largest of those
 GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
-GANG_SHARE = 0.75  # of a GPU, for a first run on several
 GROWN = 0.95  # of its peak: counts as nearly all
 LATE = 0.3  # of its run: a job that has nearly all only then is a grower
 ENOUGH_BLANKS = 10  # this many samples without memory show that a job uses none
@@ -230,19 +227,6 @@ def most_of_alike(profile: Profile, given: Sequence[Argument]) -> int | None:
     alike = mattering(tuple(given))
     full = [run for run in profile.runs if counts_in_full(run) and run.peak_bytes]
     return max((run.peak_bytes for run in full if mattering(run.arguments) == alike), default=0)
-
-
-def guess_bytes(
-    known: Sequence[int], floor_bytes: int, capacity_bytes: int, is_ranked: bool = False
-) -> int:
-    """Guess the need of a new type: the 9th decile of known types and one imagined half GPU.
-
-    The imagined one counts while few are known: the first to end are short, and often small.
-    """
-    ranked, half = known if is_ranked else sorted(known), capacity_bytes // 2
-    place, at = math.ceil(0.9 * (len(ranked) + 1)) - 1, bisect_left(ranked, half)
-    guess = half if place == at else ranked[place if place < at else place - 1]
-    return min(capacity_bytes, max(guess, floor_bytes))
 
 
 def after_out_of_memory(believed_bytes: int, attempt: int, capacity_bytes: int) -> int:

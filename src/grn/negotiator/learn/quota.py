@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from grn.model.job import Argument
-from grn.model.profile import Profile, Run
+from grn.model.job import Argument, Profile, Run
 from grn.negotiator.learn.profiling import RUNS_KEPT
 
 MAX_TYPES_PER_USER = 2000

@@ -67,7 +67,7 @@ class Runs:
             for lease_id in book.outgrown() if book.leases else ():
                 lease, watch = self._holdings.leases[lease_id], self._holdings.watches[lease_id]
                 peak, rose_at = watch.peak_bytes, watch.rose_at
-                self._memory.outgrown(lease.request, book.gpu.model, peak + peak // 10)
+                self._memory.running.outgrew(lease.request, book.gpu.model, peak + peak // 10)
                 first = seen[lease_id] = self._outgrew.get(lease_id, peak)
                 if rose_at is not None and peak > first and at - rose_at < self._rules.flat_s:
                     is_growing = True  # not on a single jump or memory from before the lease
@@ -102,7 +102,7 @@ class Runs:
     ) -> Iterator[Action]:
         """Remember a run that shows the job's need."""
         request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
-        self._memory.run_over(request, model)
+        self._memory.running.ended(request, model)
         outcome, asked, note = event.outcome, event.asked_bytes, self._guilt.get(lease.id, "")
         ran_out_alone = False
         if verdict is not None:
@@ -226,7 +226,7 @@ class Runs:
         shrunk = tuple(min(before, keep) for before in lease.reserved)
         settled = replace(lease, reserved=shrunk, is_probe=False)
         self._holdings.replace(settled)
-        self._memory.shown_while_running(lease.request, model, keep)
+        self._memory.running.settled(lease.request, model, keep)
         yield SaveLease(settled)
 
     def _follow(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
@@ -235,7 +235,7 @@ class Runs:
         if not (lease.is_probe and is_long and watch.peak_bytes) or lease.request.is_exclusive:
             return
         books = self._holdings.books_of(lease)
-        self._memory.grows_on(lease.request, books[0].gpu.model, watch.peak_bytes)
+        self._memory.running.grows_on(lease.request, books[0].gpu.model, watch.peak_bytes)
         self._holdings.end_first_run(lease)
         reserved = tuple(
             profiling.growing_bytes(watch.peak_bytes, before, book.free_bytes)

@@ -5,29 +5,34 @@ Turns finished runs into profiles and profiles into needs; it grants nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
-from grn.model.job import Argument, Outcome, Request
-from grn.model.profile import Estimate, Profile, Run
+from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run
 from grn.model.units import show_size
-from grn.negotiator.learn import arguments, other_models, profiling
-from grn.negotiator.learn.argument_names import mattering
-from grn.negotiator.learn.estimate_cache import Known
+from grn.negotiator.learn import profiling
+from grn.negotiator.learn.arguments import mattering
+from grn.negotiator.learn.estimate import Known
 from grn.negotiator.learn.margin import ENOUGH_RUNS, Experience, Margin
+from grn.negotiator.learn.provisional import (
+    GANG_SHARE,
+    Key,
+    LowerBound,
+    RankedPeaks,
+    RunningNeeds,
+    fitted,
+    guess_bytes,
+    ran_out_alone,
+    takes_all,
+)  # fmt: skip
 from grn.negotiator.learn.quota import TypeQuota
 from grn.negotiator.schedule.placement import Need, Size
 
-Key = tuple[str, str]  # job type, GPU model
 CHANCE = "miss_chance"  # its name in the state file
 _ANY_CAPACITY = 1 << 60
 _MAX_DRAWN = 1000  # estimates of one type,
 _MAX_DRAWN_IN_ALL = 20_000  # and of all together
-_MORE = 1.1  # times the use of a first run that still grows
 _What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
-_Flat = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
 
 class TypeProfiles:
@@ -35,9 +40,7 @@ class TypeProfiles:
 
     def __init__(self) -> None:
         self._types: dict[Key, Known] = {}
-        self._running: dict[Key, _Flat] = {}  # the measured need of a flat first run
-        self._growing: dict[Key, tuple[str, int]] = {}  # a first run that is not flat: lease, peak
-        self._outgrown: dict[Key, dict[str, _Flat]] = {}  # runs above their reservation
+        self.running = RunningNeeds(self._forget_estimates)
         self._drawn: dict[str, dict[_What, Need]] = {}  # job type -> needs by arguments
         self._drawn_count = 0  # an upper bound of their number
         self._models: dict[str, set[str]] = {}  # job type -> models it was measured on
@@ -48,9 +51,7 @@ class TypeProfiles:
         self._outdated: deque[Key] = deque()  # but for these, renewed one at a time
         self.version = 0  # rises whenever a need may have changed
         self.changed: dict[str, int] = {}  # job type -> the version that its need last changed in
-        self._known: dict[tuple[str, int], dict[str, int]] = {}  # (model, capacity) -> type -> need
-        self._ranked: dict[tuple[str, int], list[int]] = {}  # the same needs in order
-        self._stale: set[Key] = set()  # entries of `_known` that are out of date
+        self._peaks = RankedPeaks(lambda: {*self._types, *self.running}, self._largest)
         self.woken: set[str] = set()  # types whose need has changed since the caller cleared this
 
     def load(self, profiles: Iterable[Profile], chance: float | None = None) -> None:
@@ -92,9 +93,8 @@ class TypeProfiles:
 
     def knows(self, job_type: str, model: str) -> bool:
         """True when a run of this type has shown what it needs on this model."""
-        return (job_type, model) in self._running or profiling.is_known(
-            self.profile(job_type, model)
-        )
+        is_measured = profiling.is_known(self.profile(job_type, model))
+        return is_measured or (job_type, model) in self.running
 
     def add(self, request: Request, model: str, run: Run) -> None:
         """Remember one finished run."""
@@ -135,52 +135,15 @@ class TypeProfiles:
                 self._forget_estimates(key)
                 return
 
-    def shown_while_running(self, request: Request, model: str, need_bytes: int) -> None:
-        """Remember the measured need of a first run that still runs."""
-        key = (request.job_type, model)
-        self._running[key] = (request.lease, need_bytes, request.arguments)
-        self._stale.add(key)
-        self._note_change(request.job_type)
-
-    def grows_on(self, request: Request, model: str, peak_bytes: int) -> None:
-        """Remember the peak of a first run that is not flat: its siblings need at least that."""
-        self._growing[(request.job_type, model)] = (request.lease, peak_bytes)
-
-    def outgrown(self, request: Request, model: str, need_bytes: int) -> None:
-        """Remember that a running job needs more than its estimate."""
-        lives = self._outgrown.setdefault((request.job_type, model), {})
-        known = lives.get(request.lease)
-        if known is None or need_bytes > known[1]:
-            lives[request.lease] = (request.lease, need_bytes, mattering(request.arguments))
-            if known is None or need_bytes > known[1] * 1.05:  # ignore small changes
-                self._note_change(request.job_type)
-
-    def run_over(self, request: Request, model: str) -> None:
-        """Drop the provisional need of a first run that has ended."""
-        key = (request.job_type, model)
-        if key in self._growing and self._growing[key][0] == request.lease:
-            del self._growing[key]
-        lives = self._outgrown.get(key, {})
-        if lives.pop(request.lease, None) is not None:
-            self._note_change(request.job_type)
-            if not lives:
-                del self._outgrown[key]
-        if key in self._running and self._running[key][0] == request.lease:
-            del self._running[key]
-            self._stale.add(key)
-            self._note_change(request.job_type)
-
     def forget(self, job_type: str) -> bool:
         """Forget a type on all models; True when there was something to forget."""
         keys = {(job_type, model) for model in self._models.get(job_type, ())}
-        keys |= {key for key in self._running if key[0] == job_type}
+        keys |= {key for key in self.running if key[0] == job_type}
         self.quota.forget(job_type)
         for key in keys:
             self._types.pop(key, None)
-            self._running.pop(key, None)
-            self._growing.pop(key, None)
+            self.running.forget(key)
             self._experience.shown(key, None)
-            self._outgrown.pop(key, None)
             self._forget_estimates(key)
         self._models.pop(job_type, None)
         self._ran_out.pop(job_type, None)
@@ -204,9 +167,7 @@ class TypeProfiles:
     def least_guess(self, sizes: Mapping[str, Size]) -> int:
         """Return the least guessed need of an unknown type on any model."""
         return min(
-            profiling.guess_bytes(
-                self._known_on(model, size.capacity_bytes), 0, size.capacity_bytes, is_ranked=True
-            )
+            guess_bytes(self._peaks.on(model, size.capacity_bytes), 0, size.capacity_bytes)
             for model, size in sizes.items()
         )
 
@@ -238,18 +199,8 @@ class TypeProfiles:
         return profiling.most_of_alike(known.of_code(request.code).telling, request.arguments)
 
     def refresh(self) -> None:
-        """Compute the estimates that new runs have changed, before a request needs them."""
-        stale, self._stale = self._stale, set()  # a set that was large once is slow to empty
-        for key in stale:
-            for (model, capacity_bytes), known in self._known.items():
-                if model == key[1]:
-                    ranked = self._ranked[(model, capacity_bytes)]
-                    before = known.pop(key[0], None)
-                    if before is not None:
-                        del ranked[bisect_left(ranked, before)]
-                    if (shown := self._shown(key, capacity_bytes)) is not None:
-                        known[key[0]] = shown
-                        insort(ranked, shown)
+        """Compute what new runs have changed, before a request needs it."""
+        self._peaks.refresh()
 
     def needs(
         self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
@@ -257,14 +208,7 @@ class TypeProfiles:
         """Return the need on each GPU model; `reach` are the models it may use, if not all."""
         needs = {model: self._need(request, model, sizes) for model in sizes}
         bound = self._bound(request, sizes)
-        if bound is None and all(
-            need.need_bytes <= sizes[model].capacity_bytes for model, need in needs.items()
-        ):
-            return needs
-        if request.gpus > 1:
-            # Too few GPUs may be as large as another model's runs suggest: try with a capped need.
-            return needs if request.mem_bytes is not None else _cut(needs, sizes)
-        return other_models.fitted(needs, bound, sizes, sizes if reach is None else reach)
+        return fitted(request, needs, bound, sizes, sizes if reach is None else reach)
 
     def never_fits(
         self, request: Request, sizes: Mapping[str, Size], reach: Collection[str]
@@ -283,21 +227,20 @@ class TypeProfiles:
             f"on {largest}, the largest GPU it may use here ({show_size(size.total_bytes)})."
         )
 
-    def _bound(self, request: Request, sizes: Mapping[str, Size]) -> other_models.LowerBound | None:
+    def _bound(self, request: Request, sizes: Mapping[str, Size]) -> LowerBound | None:
         """Return the lower bound by runs that ran out of memory alone on a GPU."""
         names = self._ran_out.get(request.job_type)
         if not names:
             return None
         profiles = [self._types[(request.job_type, model)].profile for model in names]
-        return other_models.ran_out_alone(request, profiles, sizes)
+        return ran_out_alone(request, profiles, sizes)
 
     def _need(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
         size = sizes[model]
         if request.mem_bytes is not None and request.mem_bytes > size.total_bytes:
             return Need(request.mem_bytes, False, "as stated")  # this model is too small for it
         need = self._as_said(request, model, sizes)
-        if self._outgrown:
-            need = self._at_least(request, model, size.capacity_bytes, need)
+        need = self.running.raised(request, model, size.capacity_bytes, need)
         return self._raised(request, need, size.capacity_bytes)
 
     def _as_said(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
@@ -314,27 +257,18 @@ class TypeProfiles:
         text = "as stated" if stated >= believed.need_bytes else believed.because
         return Need(max(stated, believed.need_bytes), False, text)
 
-    def _at_least(self, request: Request, model: str, capacity_bytes: int, need: Need) -> Need:
-        """Raise a need to that of a running job that has outgrown its estimate."""
-        lives = self._outgrown.get((request.job_type, model), {}).values()
-        alike = mattering(request.arguments)
-        most = max((size for _, size, given in lives if given == alike), default=0)
-        if most <= need.need_bytes:
-            return need
-        because = f"a run that is still going has grown to {show_size(most * 10 // 11)}"
-        return replace(need, need_bytes=min(most, capacity_bytes), because=because)
-
     def _believed(self, request: Request, model: str, sizes: Mapping[str, Size]) -> Need:
         key, capacity_bytes = (request.job_type, model), sizes[model].capacity_bytes
         measured = self._measured(request, model, capacity_bytes)
         if measured is not None:
             return measured
-        running = self._running.get(key)
-        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
-            need = max(running[1], self._floor(key, capacity_bytes))
+        running = self.running.sibling_bytes(request, model)
+        if running is not None:
+            need = max(running, self._floor(key, capacity_bytes))
             because = "its first run, still going, is flat at that"
             return Need(min(need, capacity_bytes), False, because)
-        floor = self._least(key, capacity_bytes)
+        floor = max(self._floor(key, capacity_bytes), self.running.grown_bytes(key))
+        floor = min(capacity_bytes, floor)
         elsewhere = self._elsewhere(request, model, sizes)
         if elsewhere is not None:
             return Need(max(floor, elsewhere[0]), True, f"as on {elsewhere[1]}")
@@ -374,9 +308,9 @@ class TypeProfiles:
         beyond = told.beyond(request.arguments)
         if beyond is None:
             return Need(min(capacity_bytes, max(need, floor)), False, because)
-        running = self._running.get((request.job_type, known.profile.model))
-        if running and arguments.exceeds(request.arguments, [dict(running[2])]) is None:
-            shown = min(capacity_bytes, max(running[1], floor))
+        running = self.running.sibling_bytes(request, known.profile.model)
+        if running is not None:
+            shown = min(capacity_bytes, max(running, floor))
             return Need(shown, False, "a run that is still going is flat at that")
         if told.line is None or beyond.name not in (told.line.text, *told.line.names):
             # Memory grows at most in proportion to the argument, and there may be a fixed part.
@@ -384,11 +318,6 @@ class TypeProfiles:
         need = min(capacity_bytes, max(need, estimate.need_bytes, floor))
         because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
         return Need(need, True, because)
-
-    def _least(self, key: Key, capacity_bytes: int) -> int:
-        """Return the least need of a type without a successful run on a model."""
-        so_far = int(self._growing.get(key, ("", 0))[1] * _MORE)
-        return min(capacity_bytes, max(self._floor(key, capacity_bytes), so_far))
 
     def _elsewhere(
         self, request: Request, model: str, sizes: Mapping[str, Size]
@@ -406,7 +335,7 @@ class TypeProfiles:
                 continue
             estimate = self.estimate(request.job_type, other, _ANY_CAPACITY)
             size = sizes.get(other)
-            if estimate is None or other_models.takes_all(estimate.largest_bytes, size):
+            if estimate is None or takes_all(estimate.largest_bytes, size):
                 continue
             capacity_bytes = size.capacity_bytes if size else _ANY_CAPACITY
             need = self._measured(request, other, capacity_bytes)
@@ -418,33 +347,19 @@ class TypeProfiles:
         return found
 
     def _guess(self, key: Key, floor: int, capacity_bytes: int, gpus: int) -> int:
-        known = self._known_on(key[1], capacity_bytes)
         if gpus > 1:  # a job on several GPUs has probably found one too small
-            floor = max(floor, int(capacity_bytes * profiling.GANG_SHARE))
-        return profiling.guess_bytes(known, floor, capacity_bytes, is_ranked=True)
+            floor = max(floor, int(capacity_bytes * GANG_SHARE))
+        return guess_bytes(self._peaks.on(key[1], capacity_bytes), floor, capacity_bytes)
 
     def _floor(self, key: Key, capacity_bytes: int) -> int:
         known = self._types.get(key)
         return known.floor_bytes(capacity_bytes) if known else 0
 
-    def _known_on(self, model: str, capacity_bytes: int) -> list[int]:
-        self.refresh()
-        slot = (model, capacity_bytes)
-        if slot not in self._known:
-            self._known[slot] = {
-                key[0]: shown
-                for key in {**self._types, **self._running}
-                if key[1] == model and (shown := self._shown(key, capacity_bytes)) is not None
-            }
-            self._ranked[slot] = sorted(self._known[slot].values())
-        return self._ranked[slot]
-
-    def _shown(self, key: Key, capacity_bytes: int) -> int | None:
+    def _largest(self, key: Key, capacity_bytes: int) -> int | None:
         """Return the largest peak of a type; a flat first run counts, too."""
-        estimate, running = self.estimate(*key, capacity_bytes), self._running.get(key)
-        if estimate is not None:
-            return min(capacity_bytes, estimate.largest_bytes)
-        return min(capacity_bytes, running[1]) if running else None
+        estimate = self.estimate(*key, capacity_bytes)
+        largest = estimate.largest_bytes if estimate else self.running.flat_bytes(key)
+        return None if largest is None else min(capacity_bytes, largest)
 
     @staticmethod
     def _raised(request: Request, need: Need, capacity_bytes: int) -> Need:
@@ -456,7 +371,7 @@ class TypeProfiles:
         return Need(more, need.is_probe, because)
 
     def _forget_estimates(self, key: Key) -> None:
-        self._stale.add(key)
+        self._peaks.outdate(key)
         self._note_change(key[0])
 
     def _note_change(self, job_type: str) -> None:
@@ -464,14 +379,6 @@ class TypeProfiles:
         self.changed[job_type] = self.version
         self.woken.add(job_type)
         self._drawn.pop(job_type, None)
-
-
-def _cut(needs: Mapping[str, Need], sizes: Mapping[str, Size]) -> dict[str, Need]:
-    """Cap each need to the memory of its GPU model."""
-    return {
-        model: replace(need, need_bytes=min(need.need_bytes, sizes[model].capacity_bytes))
-        for model, need in needs.items()
-    }
 
 
 def _was_estimated(request: Request) -> bool:

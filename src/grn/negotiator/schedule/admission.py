@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from grn.model.job import Request
 from grn.model.units import show_size
@@ -11,8 +11,13 @@ from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.placement import allowed, pinned
 
 
-def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
-    """Return the refusal of a request that can never be granted, else None."""
+def refusal(
+    request: Request, books: Sequence[Book], never_fits: Callable[[Request], str | None]
+) -> Refuse | None:
+    """Return the refusal of a request that can never be granted, else None.
+
+    `never_fits` returns why runs have proved all GPUs too small, None when they have not.
+    """
     for slot in request.slots:
         if not any(slot in book.names for book in books):
             names = ", ".join(str(book.gpu.index) for book in books)
@@ -27,7 +32,11 @@ def refusal(request: Request, books: Sequence[Book]) -> Refuse | None:
         home = ", ".join(str(book.gpu.index) for book in homes)
         text = f"this process already uses GPU {home} and cannot get {request.gpus} GPUs now."
         return Refuse(request.key, text, "Ask in a fresh process.", "UsageError")
-    return _too_large(request, homes or mine, bool(homes))
+    refused = _too_large(request, homes or mine, bool(homes))
+    if refused is None and (proved := never_fits(request)) is not None:
+        hint = "Make it smaller, or run it where a GPU has more memory."
+        return Refuse(request.key, proved, hint)
+    return refused
 
 
 def _too_large(request: Request, books: Sequence[Book], is_pinned: bool) -> Refuse | None:

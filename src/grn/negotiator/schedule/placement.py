@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from grn.model.job import Policy, Request
 from grn.model.units import show_size
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.interference import is_worth
+from grn.negotiator.schedule.gang import Candidate, choose
 from grn.negotiator.schedule.ledger import MIN_LOAD, Book
-from grn.negotiator.schedule.topology import best_linked
 
 LOW_LOAD = 0.5  # of a GPU's time, by all its jobs together
 _BUSY = "as runs have shown"
@@ -51,17 +50,6 @@ class Place:
     gpus: tuple[str, ...]
     reserved: tuple[int, ...]
     is_probe: bool
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A GPU that can take the request: its free memory and the reservation."""
-
-    book: Book
-    free_bytes: int
-    reserve_bytes: int
-    is_probe: bool
-    slowed: float = 1.0
 
 
 Entry = tuple[float, int]  # the room on a GPU, and its index among the books
@@ -124,14 +112,14 @@ def place(
             return Place((best.book.gpu.uuid,), (best.reserve_bytes,), False)
     fits = [fit for book in usable if (fit := _fit(request, needs[book.gpu.model], book))]
     open_to_it = [fit for fit in fits if fit.book.gpu.uuid not in closed] if closed else fits
-    chosen = _choose(request, open_to_it)
+    chosen = choose(request, open_to_it)
     if chosen:
         return Place(
             tuple(fit.book.gpu.uuid for fit in chosen),
             tuple(fit.reserve_bytes for fit in chosen),
             any(fit.is_probe for fit in chosen),
         )
-    if _choose(request, fits):
+    if choose(request, fits):
         return Wait(WaitReason.YIELDS_TO_OLDER, "an older request is kept a GPU free for its turn")
     return _why(request, needs, usable, fits, bool(homes))
 
@@ -254,62 +242,6 @@ def _fit(request: Request, need: Need, book: Book) -> Candidate | None:
     return Candidate(book, free, reserve, False, slowed)
 
 
-def _choose(request: Request, fits: Sequence[Candidate]) -> list[Candidate]:
-    """Return the best GPUs, as many as requested, or none."""
-    ranked = sorted(fits, key=partial(_taste, request.policy))
-    if request.gpus == 1 or len(ranked) < request.gpus:
-        return ranked[:1] if request.gpus == 1 else []
-    return _gang(request, ranked)
-
-
-def _gang(request: Request, ranked: Sequence[Candidate]) -> list[Candidate]:
-    """Return a set of GPUs: preferably of one model, then the least busy, then the best linked."""
-    best: list[Candidate] = []
-    rank, count = None, request.gpus
-    for pool in _pools(ranked, count):
-        # A gang is as slow as its slowest GPU.
-        calm = max(_calmness(request.policy, fit) for fit in pool[:count])
-        pool = [fit for fit in pool if _calmness(request.policy, fit) <= calm]
-        places, (weakest, total) = best_linked([fit.book.gpu for fit in pool], count)
-        found = (calm, -weakest, -total)
-        if rank is None or found < rank:
-            best, rank = [pool[place] for place in places], found
-    return _equal(best)
-
-
-def _pools(ranked: Sequence[Candidate], count: int) -> list[list[Candidate]]:
-    """Return the GPUs of each model that has enough, else all without first runs."""
-    models: dict[str, list[Candidate]] = {}
-    for fit in ranked:
-        models.setdefault(fit.book.gpu.model, []).append(fit)
-    known = [fit for fit in ranked if not fit.is_probe]
-    apart = [fit for fit in ranked if not fit.book.has_probe]
-    alike = [pool for pool in models.values() if len(pool) >= count]
-    mixed = known if len(known) >= count else apart
-    return alike or ([mixed] if len(mixed) >= count else [])
-
-
-def _equal(gang: list[Candidate]) -> list[Candidate]:
-    """Reserve the same on all GPUs of a gang: any of them may get the largest part."""
-    if not gang or any(fit.is_probe for fit in gang):
-        return gang
-    most = max(fit.reserve_bytes for fit in gang)
-    return [replace(fit, reserve_bytes=min(most, fit.free_bytes)) for fit in gang]
-
-
-def _calmness(policy: Policy, fit: Candidate) -> tuple[float, ...]:
-    """Return the part of the preference that outranks links: no link makes up for a busy GPU."""
-    return () if policy is Policy.PACK and not fit.is_probe else _taste(policy, fit)[:2]
-
-
-def _taste(policy: Policy, fit: Candidate) -> tuple[float, ...]:
-    """Return the sort key of a GPU: spread prefers empty and roomy GPUs, pack the fullest."""
-    index = fit.book.gpu.index
-    if policy is Policy.PACK and not fit.is_probe:
-        return (0, fit.free_bytes, index)
-    return (fit.slowed, 1 if fit.book.leases else 0, -fit.free_bytes, index)
-
-
 def _but_for_load(needs: Mapping[str, Need]) -> dict[str, Need]:
     return {model: replace(need, load=None, beside=None) for model, need in needs.items()}
 
@@ -331,7 +263,7 @@ def _but_for_pairs(needs: Mapping[str, Need]) -> dict[str, Need]:
 def _could(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -> bool:
     """True when a request with these needs would be placed."""
     fits = [fit for book in books if (fit := _fit(request, needs[book.gpu.model], book))]
-    return bool(_choose(request, fits))
+    return bool(choose(request, fits))
 
 
 def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:

@@ -16,7 +16,7 @@ from itertools import count, islice
 from operator import itemgetter
 
 from grn.model.job import Request
-from grn.negotiator.learn.argument_names import lasting, mattering
+from grn.negotiator.learn.arguments import lasting, mattering
 from grn.negotiator.schedule.order import (
     Entry,
     Group,

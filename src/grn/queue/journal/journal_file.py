@@ -132,18 +132,13 @@ class Disk:
             self._is_displaced = True
             log.error("action=journal-removed path=%s", self.path)
         try:
-            if self._in_place.is_removed:
-                os.makedirs(self._folder, mode=0o700, exist_ok=True)
-                database.copy_whole(self.db, self.path, may_replace=False)
-            elif not self._in_place.is_same_file:
-                raise NotWritten(
-                    f"the journal {self.path} was replaced by another file under this queue.",
-                    "Running jobs go on. Put the journal back, or end this queue with"
-                    " `grn queue stop` to go on with the other file.",
-                )
-            # Closing checkpoints the log, also a removed one.
-            self.db.close()
-            self.db = open_file(self.path)
+            self.db = database.write_anew(self.db, self._in_place, open_file)
+        except database.Replaced as error:
+            raise NotWritten(
+                f"the journal {self.path} was replaced by another file under this queue.",
+                "Running jobs go on. Put the journal back, or end this queue with"
+                " `grn queue stop` to go on with the other file.",
+            ) from error
         except (OSError, sqlite3.Error) as error:
             raise NotWritten(
                 f"the journal {self.path} was removed under this queue and cannot be written"
@@ -218,24 +213,7 @@ class Disk:
 
 def open_file(path: str) -> sqlite3.Connection:
     """Open a journal, or make an empty one."""
-    old_mask = os.umask(0o077)
-    try:
-        db = sqlite3.connect(path, isolation_level=None)
-        try:
-            _prepare(db, path)
-        except BaseException:  # the file must not stay open and locked
-            db.close()
-            raise
-    finally:
-        os.umask(old_mask)
-    return db
-
-
-def _prepare(db: sqlite3.Connection, path: str) -> None:
-    db.execute("PRAGMA locking_mode=EXCLUSIVE")
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
-    database.prepare(db, path, SCHEMA)
+    return database.open_file(path, SCHEMA, "FULL")
 
 
 def _written_at(path: str) -> float:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from grn import wire
 from grn.client import frameworks
-from grn.interpreter import SERVICE
 from grn.proc import services, spawn, terminate
+from grn.proc.spawn import SERVICE
 from grn.queue.job import EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders

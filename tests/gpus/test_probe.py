@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grn.errors import BadSetting
-from grn.gpus.visible import restrict
+from grn.gpus.probe import restrict
 from grn.model.gpu import Gpu, GpuKind
 
 GPUS = (

@@ -12,15 +12,15 @@ import pytest
 from grn.client import queue
 from grn.client.daemons import start_aside
 from grn.client.negotiator import ask_once
-from grn.daemon.capped_log import MAX_LINE_CHARS, MAX_LOG_BYTES
-from grn.interpreter import own_module
+from grn.daemon.process import MAX_LINE_CHARS, MAX_LOG_BYTES
+from grn.proc.spawn import own_module
 from tests.harness import Story, wait_for
 
 WRITER = """
     import logging, subprocess, sys
-    from grn.daemon import capped_log as daemon_log
+    from grn.daemon import process as daemon_log
 
-    daemon_log.begin(sys.argv[1])
+    daemon_log.log_to_stderr(sys.argv[1])
     for number in range(10_000):
         logging.info("number=%d type=%s", number, "x" * 100_000)
     subprocess.run(["/bin/sh", "-c", "echo a child >&2"], check=True)

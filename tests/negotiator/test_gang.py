@@ -8,8 +8,8 @@ import pytest
 from grn.model.gpu import Link, LinkKind
 from grn.model.job import Policy
 from grn.model.units import GiB
+from grn.negotiator.schedule.gang import best_linked
 from grn.negotiator.schedule.placement import Need, Place, place
-from grn.negotiator.schedule.topology import best_linked
 from tests.builders import Story, a_book, a_gpu, a_lease, a_profile, a_request
 
 NVLINK, SWITCH, SOCKET = LinkKind

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from grn.model.job import Holder
-from grn.negotiator.holders import Holders, peer_of
-from grn.proc.identity import holder_of
+from grn.proc.identity import holder_of, peer_of
+from grn.proc.watch import Holders
 from tests.harness import SOURCES
 from tests.negotiator.live import OTHER_UID, client_of, needs_root, reachable
 
@@ -180,7 +180,7 @@ def test_the_user_is_the_one_who_connected_whoever_speaks(tmp_path: Path) -> Non
 
 REUSE = """
 import os, socket, sys
-from grn.negotiator.holders import peer_of
+from grn.proc.identity import peer_of
 from grn.proc.pidfd import SO_PEERPIDFD
 
 def reused(pid):  # in a namespace of our own nobody else takes the number

@@ -1,4 +1,4 @@
-"""Machines with GPUs of several models: what a run on one of them tells of the others."""
+"""Needs by other evidence: runs on GPUs of other models, and runs of other types."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import Refuse, Settle
+from grn.negotiator.learn.provisional import guess_bytes
 from tests.builders import Story, a_gpu, a_profile, a_request, a_run
 
 SMALL = a_gpu(0, 8 * GiB, model="Small")
@@ -131,3 +132,27 @@ def test_a_job_on_several_gpus_is_not_kept_off_models_that_it_needs(
     story = Story([SMALL, MIDDLE, BIG], profiles=profiles)
 
     assert story.asks("a", gpus=2, mem_bytes=stated_bytes) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("known_gib", "floor_gib", "guess_gib"),
+    [
+        ([], 0, 12),
+        ([], 15, 15),
+        ([], 30, 24),
+        ([4], 0, 12),
+        ([4], 15, 15),
+        ([1] * 8, 0, 12),
+        ([1] * 9, 0, 1),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0, 10),
+        ([1] * 19 + [20], 0, 1),
+        ([1] * 17 + [20, 20, 21], 0, 20),
+        ([30], 0, 24),
+    ],
+)
+def test_a_type_never_seen_is_guessed_like_nine_of_ten_others_and_one_of_half_a_gpu(
+    known_gib: list[int], floor_gib: int, guess_gib: int
+) -> None:
+    ranked = [gib * GiB for gib in known_gib]
+
+    assert guess_bytes(ranked, floor_gib * GiB, 24 * GiB) == guess_gib * GiB
