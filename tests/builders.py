@@ -5,8 +5,8 @@ A story holds an engine, a clock and what is true of the GPUs; each step tells o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
 
 from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Profile, Request, Run
@@ -117,6 +117,19 @@ def an_engine(
     engine.handle(JobStarted(**values | remembered, waiting=places))
     engine.check()
     return engine
+
+
+Made = TypeVar("Made")
+
+
+def result_of(pieces: Generator[None, None, Made]) -> Made:
+    """Make an answer that comes in pieces, to its end, and return it."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
 
 
 class Story:

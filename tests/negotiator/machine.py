@@ -404,6 +404,11 @@ class Negotiation(RuleBasedStateMachine):
             assert wait.text
         assert self.engine.view.why("nobody", self.now) is None
 
+    @invariant()
+    def the_order_of_all_is_that_of_their_turns(self) -> None:
+        view = self.engine.view
+        assert view.waitlist.ordered() == sorted(view.waitlist, key=view.turn)
+
     # --- what may happen -----------------------------------------------------------------
 
     def _new_number(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from grn.client import negotiator as client
 from grn.model.units import GiB
 from grn.negotiator import views
 from grn.negotiator.pages import MAX_ORDERS, PAGE_ROWS, PROFILE_ROWS, Pages
-from tests.builders import Story, a_profile, a_run, an_engine
+from tests.builders import Story, a_profile, a_run, an_engine, result_of, some_gpus
 
 MANY = 5 * PAGE_ROWS // 2
 
@@ -37,10 +38,10 @@ def reader(
             between()
         after = message.get("after")
         if message["op"] == "status":
-            page, more = made.status(story.at, after)
+            page, more = result_of(made.status(story.at, after))
             answer: dict[str, Any] = {"status": page}
         else:
-            rows, more = made.why(message["name"], story.at, after)
+            rows, more = result_of(made.why(message["name"], story.at, after))
             answer = {"why": rows}
         answers.append(answer if more is None else {**answer, "more": more})
         return copy.deepcopy(answers[-1])
@@ -102,10 +103,51 @@ def test_who_is_granted_between_two_pages_is_shown_once() -> None:
 
     ids = [row["id"] for row in (*whole["leases"], *whole["waiting"])]
     assert len(ids) == len(set(ids))
-    still = set(story.engine.view.leases) | {
-        one.request.lease for one in story.engine.view.waitlist
-    }
-    assert set(ids) >= still
+    assert set(ids) >= ids_in(story)
+
+
+ASKED: dict[str, Callable[[Pages, float], Any]] = {
+    "status": lambda made, at: made.status(at, None),
+    "a later page": lambda made, at: made.status(at, "1.0"),
+    "why": lambda made, at: made.why("lease-", at, None),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_who_is_there_throughout_is_shown_once_wherever_an_answer_pauses(asked: str) -> None:
+    """While an answer is paused, a lease ends, some are granted, and some give up."""
+    pauses, is_over = 0, False
+    while not is_over:
+        story = Story(some_gpus(1, 8 * GiB))
+        for number in range(20):
+            story.asks(f"{number:02}", mem_bytes=GiB, job_type=f"type {number}")
+        pieces = ASKED[asked](Pages(story.engine.view), story.at)
+        before = ids_in(story)
+        is_over = len(list(islice(pieces, pauses))) < pauses
+        if is_over:
+            break
+        leases = list(story.engine.view.leases.values())
+        story.at += 1
+        story.ends(leases[0].request.key)
+        story.ends(leases[-1].request.key)
+        for key in ("10", "19"):
+            story.gives_up(key)
+
+        shown, _ = result_of(pieces)
+
+        rows = shown if asked == "why" else [*shown["leases"], *shown["waiting"]]
+        ids = [row["id"] for row in rows]
+        assert len(ids) == len(set(ids))
+        assert set(ids) >= before & ids_in(story), f"after {pauses} pauses"
+        assert all(row["for_s"] >= 0 for row in rows)
+        pauses += 1
+    assert pauses > 20, "it pauses after each row"
+
+
+def ids_in(story: Story) -> set[str]:
+    """Return the ids of all leases and waiting requests."""
+    view = story.engine.view
+    return set(view.leases) | {one.request.lease for one in view.waitlist}
 
 
 def test_all_that_a_name_may_mean_comes_in_pages_too() -> None:
@@ -119,17 +161,17 @@ def test_all_that_a_name_may_mean_comes_in_pages_too() -> None:
 def test_profiles_come_in_pages() -> None:
     learned = [a_profile(a_run(GiB), job_type=f"type {number}") for number in range(60)]
     made = Pages(an_engine(profiles=tuple(learned)).view)
-    first, more = made.profiles(None, None)
+    first, more = result_of(made.profiles(None, None))
     assert (len(first), more) == (PROFILE_ROWS, f"0.{PROFILE_ROWS}")
-    assert len(made.profiles("type 7", None)[0]) == 1
-    last, more = made.profiles(None, f"0.{2 * PROFILE_ROWS}")
+    assert len(result_of(made.profiles("type 7", None))[0]) == 1
+    last, more = result_of(made.profiles(None, f"0.{2 * PROFILE_ROWS}"))
     assert (len(last), more) == (60 - 2 * PROFILE_ROWS, None)
 
 
 @pytest.mark.parametrize("cursor", ["0.0", "999999999999999.0", "1.999999999999999"])
 def test_a_cursor_that_leads_nowhere_is_no_harm(cursor: str) -> None:
     story = crowded()
-    page, _ = Pages(story.engine.view).status(story.at, cursor)
+    page, _ = result_of(Pages(story.engine.view).status(story.at, cursor))
     assert set(page) == {"leases", "waiting"}
 
 
@@ -137,7 +179,7 @@ def test_only_a_few_orders_are_kept() -> None:
     story = crowded()
     made = Pages(story.engine.view)
     for number in range(1, 4 * MAX_ORDERS):
-        page, _ = made.status(story.at, f"{number}.0")
+        page, _ = result_of(made.status(story.at, f"{number}.0"))
         assert len(page["waiting"]) >= PAGE_ROWS - 1
-    page, more = made.status(story.at, "1.0")  # long forgotten
+    page, more = result_of(made.status(story.at, "1.0"))  # long forgotten
     assert more == f"{4 * MAX_ORDERS - 1}.{PAGE_ROWS}"

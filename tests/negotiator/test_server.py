@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import operator
 import os
 import resource
 import select
@@ -22,9 +24,11 @@ from hypothesis import strategies as st
 from grn import wire
 from grn.model.job import Policy
 from grn.negotiator.handlers import MAX_ASKED_AT_ONCE
+from grn.negotiator.server import MAX_WITHDRAWN_AT_ONCE
 from grn.protocol import negotiator_requests
 from tests.harness import Story, wait_for
 from tests.negotiator.live import (
+    ANSWER_S,
     OTHER_UID,
     OWN_UID,
     THIRD_UID,
@@ -270,6 +274,38 @@ def test_a_flood_of_questions_leaves_others_their_turn(tmp_path: Path) -> None:
         greedy.sock.shutdown(socket.SHUT_RDWR)
         for thread in busy:
             thread.join()
+
+
+def test_the_requests_of_lost_clients_are_withdrawn_a_few_at_a_time(tmp_path: Path) -> None:
+    with inside(tmp_path, gpus="1x64GiB") as server, contextlib.ExitStack() as clients:
+        waiting = server.engine.view.waitlist
+        clients.enter_context(server.client()).lease(exclusive=True)
+        leaving = [clients.enter_context(server.client()) for _ in range(10)]
+        for client in leaving:
+            client.say(*(a_wish(id=number) for number in range(100)))
+            for _ in range(100):
+                client.hear()
+        left: list[int] = []  # after each turn of the event loop
+        is_over = threading.Event()
+
+        def watch() -> None:
+            left.append(len(waiting))
+            if left[-1]:
+                asyncio.get_running_loop().call_soon(watch)
+            else:
+                is_over.set()
+
+        def leave() -> None:
+            for client in leaving:
+                client.sock.close()
+            watch()
+
+        server.call(leave)
+        assert is_over.wait(ANSWER_S)
+
+    assert left[0] == 1000
+    # The first are withdrawn when the loss is seen, others later in the same turn.
+    assert max(map(operator.sub, left, left[1:])) <= 2 * MAX_WITHDRAWN_AT_ONCE
 
 
 def test_a_frame_loses_no_time_while_the_server_does_not_listen(tmp_path: Path) -> None:

@@ -12,8 +12,19 @@ from grn.model.job import Outcome
 from grn.model.text import harmless
 from grn.model.units import GiB
 from grn.negotiator import views
+from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import LeaseState
-from tests.builders import Story, a_gpu, a_profile, a_run, a_use, an_engine, some_gpus
+from grn.negotiator.pages import Pages
+from tests.builders import (
+    Story,
+    a_gpu,
+    a_profile,
+    a_run,
+    a_use,
+    an_engine,
+    result_of,
+    some_gpus,
+)
 
 
 def test_status_is_json_and_names_what_is_free_and_who_has_the_rest() -> None:
@@ -86,13 +97,19 @@ def test_those_who_wait_are_listed_in_turn_with_place_and_reason() -> None:
     assert all(row["reason"] and row["why"] and row["for_s"] == 3 for row in waiting)
 
 
+def explain(view: EngineView, name: str, at: float) -> list[views.Row]:
+    """Return the rows of the jobs that a name matches."""
+    rows, _ = result_of(Pages(view).why(name, at, None))
+    return rows
+
+
 def test_the_place_in_an_explanation_is_the_place_among_all() -> None:
     story = Story()
     story.asks("first", is_exclusive=True)
     for key in ("b", "c", "d"):
         story.asks(key)
 
-    (row,) = views.explain(story.engine.view, "lease-d", story.at)
+    (row,) = explain(story.engine.view, "lease-d", story.at)
 
     assert row["place"] == 3
 
@@ -124,7 +141,7 @@ def test_a_job_is_found_by_id_pid_label_and_type(name: str) -> None:
     story = Story()
     story.asks("a", pid=77, label="short", job_type="/full/path.py::f")
 
-    (row,) = views.explain(story.engine.view, name, story.at)
+    (row,) = explain(story.engine.view, name, story.at)
 
     assert row["id"] == "lease-a"
 
@@ -134,7 +151,7 @@ def test_a_job_is_not_found_by_parts_of_names(name: str) -> None:
     story = Story()
     story.asks("a", pid=77, label="short", job_type="/full/path.py::f")
 
-    assert views.explain(story.engine.view, name or "x", story.at) == []
+    assert explain(story.engine.view, name or "x", story.at) == []
 
 
 def test_a_profile_shows_what_is_believed_and_its_last_runs() -> None:

@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -24,7 +24,7 @@ from grn.protocol.schemas import Rejected
 
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 64 << 10
-TURN_S = 0.005
+TURN_S = 0.002
 _PAUSE_S = 0.0005
 MAX_KEPT_BYTES_PER_USER = 8 << 20
 MAX_KEPT_BYTES = 64 << 20  # of all users together
@@ -45,8 +45,13 @@ class Speaker(Protocol):
         """Note that a message was answered by an error."""
 
 
-Verbs = Mapping[type, Callable[[Any, Any], None]]
-"""The handler of each kind of message; it gets the speaker and the message."""
+Pieces = Iterator[None]
+Verbs = Mapping[type, Callable[[Any, Any], Pieces | None]]
+"""The handler of each kind of message; it gets the speaker and the message.
+
+The handler of a long answer is a generator: at each `yield` it may be paused, other requests are
+answered and events are handled.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,8 @@ class Turns:
 
     A request is answered as it arrives while its user has used less than `TURN_S` in this turn of
     the event loop. Later requests of that user wait in line, so a user with many connections delays
-    others by about one answer.
+    others by about one answer, or one piece of a long one. A user in line who has used its time
+    waits for the next turn: requests of others that arrived meanwhile are read first.
     """
 
     def __init__(self) -> None:
@@ -119,9 +125,16 @@ class Turns:
         if used_s > TURN_S / 2:
             self._end_turn_soon()
 
-    def join(self, uid: int, talk: Talk) -> None:
-        """Put a connection last in the line of its user."""
-        self._lines.setdefault(uid, deque()).append(talk)
+    def join(self, uid: int, talk: Talk, has_begun: bool) -> None:
+        """Put a connection last in the line of its user; first when it has begun an answer.
+
+        So a user has at most one unfinished answer in memory, whatever its connections.
+        """
+        line = self._lines.setdefault(uid, deque())
+        if has_begun:
+            line.appendleft(talk)
+        else:
+            line.append(talk)
         self._end_turn_soon()
 
     def _end_turn_soon(self) -> None:
@@ -130,18 +143,22 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
-        """Answer one connection of each user in line that has time left; begin the next turn."""
+        """Begin the next turn; answer users in line that have time left, in rotation."""
         self._is_due = False
         used_s, self._used_s = self._used_s, {}
-        ends_at = time.monotonic() + TURN_S
-        for uid in [uid for uid in self._lines if used_s.get(uid, 0.0) <= TURN_S]:
+        users = deque(uid for uid in self._lines if used_s.get(uid, 0.0) <= TURN_S)
+        began_at = time.monotonic()
+        ends_at = began_at + TURN_S
+        while users and began_at <= ends_at:
+            uid = users.popleft()
             line = self._lines.pop(uid)
             talk = line.popleft()
             if line:
                 self._lines[uid] = line
+                users.append(uid)
             talk.answer_until(ends_at)
-            if time.monotonic() > ends_at:
-                break
+            self.has_answered(uid, began_at)
+            began_at = self._ended_at
         if self._lines:
             self._end_turn_soon()
 
@@ -177,6 +194,7 @@ class Talk(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._speaker: Speaker | None = None
         self._todo: deque[bytes] = deque()  # frames that wait for their turn
+        self._begun: tuple[Any, Pieces] | None = None  # a message and the rest of its answer
         self._frame_deadline: asyncio.TimerHandle | None = None
         self._read_deadline: asyncio.TimerHandle | None = None
         self._is_in_line = False
@@ -226,6 +244,7 @@ class Talk(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._todo.clear()
+        self._begun = None
         self._count_kept(0)
         for timer in filter(None, (self._frame_deadline, self._read_deadline)):
             timer.cancel()
@@ -271,17 +290,20 @@ class Talk(asyncio.BufferedProtocol):
 
     # --- messages in order -----------------------------------------------------
 
+    def _has_work(self) -> bool:
+        return bool(self._todo) or self._begun is not None
+
     def _work(self) -> None:
         """Answer received requests, now or in turn, and bound the buffered bytes."""
         turns, speaker = self._service.turns, self._speaker
-        if not self._todo:
+        if not self._has_work():
             self._listen()
         elif not self._is_in_line:
             if speaker is not None and turns.may_answer_now(speaker.uid):
                 began_at = time.monotonic()
                 self._answer_some(began_at + TURN_S)
                 turns.has_answered(speaker.uid, began_at)
-            if self._todo:
+            if self._has_work():
                 self._stand_in_line()
         self._count()
 
@@ -289,7 +311,7 @@ class Talk(asyncio.BufferedProtocol):
         """Answer until a time; the rest follows after the turns of all others."""
         self._is_in_line = False
         self._answer_some(ends_at)
-        if self._todo:
+        if self._has_work():
             self._stand_in_line()
         self._count()
 
@@ -299,9 +321,10 @@ class Talk(asyncio.BufferedProtocol):
         if transport is None or speaker is None or transport.is_closing():
             return
         transport.pause_reading()
-        if not self.is_stuffed and not self._service.is_closed:
+        has_begun = self._begun is not None
+        if (has_begun or not self.is_stuffed) and not self._service.is_closed:
             self._is_in_line = True
-            self._service.turns.join(speaker.uid, self)
+            self._service.turns.join(speaker.uid, self, has_begun)
 
     def _count(self) -> None:
         if self._todo or self._kept_bytes or self._frames.is_mid_frame:
@@ -333,12 +356,18 @@ class Talk(asyncio.BufferedProtocol):
             self._kept_bytes = count
 
     def _answer_some(self, ends_at: float) -> None:
-        """Answer one request, and others while there is time."""
-        while self._todo and self._transport is not None:
-            if self._transport.is_closing() or self._service.is_closed or self.is_stuffed:
+        """Answer one request or a piece of it, and others while there is time.
+
+        A begun answer is completed even when the client does not read: an unfinished one may hold
+        more memory than its text.
+        """
+        while self._has_work() and self._transport is not None:
+            if self._transport.is_closing() or self._service.is_closed:
                 return
-            self._answer(self._todo.popleft())
-            if self._todo and time.monotonic() > ends_at:
+            if self.is_stuffed and self._begun is None:
+                return
+            self._answer(ends_at)
+            if self._has_work() and time.monotonic() > ends_at:
                 return
         self._listen()
 
@@ -351,17 +380,26 @@ class Talk(asyncio.BufferedProtocol):
                 # is paused.
                 self._frame_deadline = self._drop_later("half-a-frame")
 
-    def _answer(self, body: bytes) -> None:
+    def _answer(self, ends_at: float) -> None:
+        """Answer the next message, or continue an answer, at most until a time."""
         message: Any = None
-        message_id: int | None = None
+        pieces: Pieces | None = None
+        if self._begun is not None:
+            message, pieces = self._begun
+            self._begun = None
         try:
-            message = self._read(body)
-            message_id = message.id
-            self._verbs[type(message)](self._speaker, message)
+            if pieces is None:
+                message = self._read(self._todo.popleft())
+                pieces = self._verbs[type(message)](self._speaker, message)
+            if pieces is not None:
+                for _ in pieces:
+                    if time.monotonic() > ends_at:
+                        self._begun = message, pieces
+                        return
         except Rejected as rejected:
             self.refuse(rejected.message_id, rejected.error)
         except GrnError as error:
-            self.refuse(message_id, error)
+            self.refuse(message.id if message is not None else None, error)
             if self._speaker is not None:
                 self._speaker.refused(message, error)
         except Exception:
@@ -369,4 +407,5 @@ class Talk(asyncio.BufferedProtocol):
             # and the log the traceback.
             log.exception("action=answer result=failed")
             name = self._service.manners.name
+            message_id = message.id if message is not None else None
             self.refuse(message_id, GrnError(f"the {name} failed on this request; see its log."))

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from grn.daemon.connection import Verbs
+from grn.daemon.connection import Pieces, Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError
 from grn.model.job import Argument, Outcome, Policy, Request
 from grn.model.text import harmless
@@ -128,9 +128,9 @@ def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
     peer.send(message.id, {"ok": True})
 
 
-def status(peer: Peer, message: negotiator_requests.StatusRequest) -> None:
+def status(peer: Peer, message: negotiator_requests.StatusRequest) -> Pieces:
     """Show GPUs, leases and waiting requests."""
-    page, more = peer.server.pages.status(peer.loop.now(), message.after)
+    page, more = yield from peer.server.pages.status(peer.loop.now(), message.after)
     _send_page(peer, message.id, {"status": {"schema": 1, **peer.server.facts(), **page}}, more)
 
 
@@ -157,9 +157,9 @@ def samples(peer: Peer, message: negotiator_requests.SamplesRequest) -> None:
     peer.send(message.id, {"samples": show(view, history, offset_s)})
 
 
-def why(peer: Peer, message: negotiator_requests.WhyRequest) -> None:
+def why(peer: Peer, message: negotiator_requests.WhyRequest) -> Pieces:
     """Explain why a job waits, or where it runs."""
-    found, more = peer.server.pages.why(message.name, peer.loop.now(), message.after)
+    found, more = yield from peer.server.pages.why(message.name, peer.loop.now(), message.after)
     if not found and message.after is None:
         raise UnknownJob(f"nothing runs or waits under '{message.name}'.", "See `grn ps`.")
     _send_page(peer, message.id, {"why": found}, more)
@@ -171,9 +171,9 @@ def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> None:
     peer.send(message.id, {"reasons": found})
 
 
-def profiles(peer: Peer, message: negotiator_requests.ProfilesRequest) -> None:
+def profiles(peer: Peer, message: negotiator_requests.ProfilesRequest) -> Pieces:
     """Show what was learned."""
-    page, more = peer.server.pages.profiles(message.type, message.after)
+    page, more = yield from peer.server.pages.profiles(message.type, message.after)
     _send_page(peer, message.id, {"profiles": page}, more)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -87,6 +87,7 @@ class Server:
         self.waiting: Counter[int] = Counter()
         self.refusals: Counter[int] = Counter()
         self.namespaces = len(inner_pids(os.getpid()))
+        self._leaving: deque[Peer] = deque()  # lost clients with requests to withdraw
         self._is_awake = False
         self._awake_until = 0.0
         manners = ConnectionSettings(
@@ -141,6 +142,23 @@ class Server:
                 del self.asking[action.key]
             asking.answer(action)
 
+    def withdraw_all_of(self, peer: Peer) -> None:
+        """Withdraw a lost client's requests, after those of clients that were lost before."""
+        self._leaving.append(peer)
+        if len(self._leaving) == 1:
+            self._withdraw_some()
+
+    def _withdraw_some(self) -> None:
+        """Withdraw a limited number of requests per turn of the event loop."""
+        peer = self._leaving[0]
+        try:
+            peer.withdraw(MAX_WITHDRAWN_AT_ONCE)
+        finally:  # a failure must not keep the requests of all others
+            if not peer.asked:
+                self._leaving.popleft()
+            if self._leaving:
+                asyncio.get_running_loop().call_soon(self._withdraw_some)
+
     def stay_awake(self) -> None:
         """Poll for a moment instead of sleeping: a client that asked often asks again at once.
 
@@ -193,7 +211,8 @@ class Peer:
         if self.follows:
             self.server.followers.remove(self)
         self.server.connections[self.uid] -= 1
-        self._withdraw_all()
+        if self.asked:
+            self.server.withdraw_all_of(self)
         loop = self.loop
         for lease_id in self.granted & loop.view.leases.keys():
             loop.line_lost(lease_id)
@@ -205,15 +224,13 @@ class Peer:
         if self.holder is not None:
             self.loop.holders.unwatch(self.holder)
 
-    def _withdraw_all(self) -> None:
-        """Withdraw the client's requests, a limited number per turn of the loop."""
-        for key in list(islice(self.asked, MAX_WITHDRAWN_AT_ONCE)):
+    def withdraw(self, most: int) -> None:
+        """Withdraw some requests of this client."""
+        for key in list(islice(self.asked, most)):
             self._answered(key)
             if self.server.asking.get(key) is self:  # else another connection has taken it over
                 del self.server.asking[key]
                 self.loop.tell(Withdrawn(self.loop.now(), key))
-        if self.asked:
-            asyncio.get_running_loop().call_soon(self._withdraw_all)
 
     def refused(self, message: Any, error: GrnError) -> None:
         """Log an attempt to change what belongs to others."""

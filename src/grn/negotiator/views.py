@@ -21,7 +21,6 @@ from grn.negotiator.schedule.order import Turn, WaitingRequest
 from grn.protocol.rows import ShareRow
 
 Row = dict[str, Any]
-Meant = Lease | tuple[int, WaitingRequest]  # a lease, or a waiting request and its place
 
 
 def status(view: EngineView, at: float, most: int | None = None) -> Row:
@@ -87,23 +86,6 @@ def granted(grant: Grant, indices_hold: bool) -> Row:
     }
 
 
-def explain(view: EngineView, name: str, at: float) -> list[Row]:
-    """Return the jobs that `name` matches: the beginning of an id, a pid, a type, a label."""
-    return [meant(view, one, at) for one in all_meant(view, name)]
-
-
-def all_meant(view: EngineView, name: str) -> list[Meant]:
-    """Find the jobs that `name` matches, the leases first."""
-    leases: list[Meant] = [
-        one for one in view.leases.values() if _is_meant(name, one.request, one.id)
-    ]
-    return leases + [
-        (place, one)
-        for place, one in enumerate(view.waitlist.ordered(), 1)
-        if _is_meant(name, one.request, one.request.lease)
-    ]
-
-
 def reasons(view: EngineView, user: int, keys: Iterable[str], at: float) -> Row:
     """Return by key why requests of a user wait; requests of one group share the answer."""
     found: Row = {}
@@ -126,14 +108,8 @@ def _reason(view: EngineView, key: str, at: float) -> Row:
     }
 
 
-def meant(view: EngineView, one: Meant, at: float) -> Row:
-    """Return a lease or a waiting request."""
-    if isinstance(one, Lease):
-        return lease(view, one, at)
-    return waiting(view, one[1], one[0], at)
-
-
-def _is_meant(name: str, request: Request, shown_id: str) -> bool:
+def is_meant(name: str, request: Request, shown_id: str) -> bool:
+    """True when a name is the beginning of an id, or the pid, the type or the label of a job."""
     if shown_id.startswith(name) or name in (request.label, request.job_type):
         return True
     return request.holder is not None and name == str(request.holder.pid)
@@ -190,7 +166,8 @@ def used_by(view: EngineView, lease: Lease) -> int | None:
 
 def lease(view: EngineView, lease: Lease, at: float) -> Row:
     """Return one lease."""
-    return granted_lease(view, lease) | moving_parts(view, lease) | {"for_s": at - lease.granted_at}
+    for_s = max(0.0, at - lease.granted_at)  # a long answer may include a newer one
+    return granted_lease(view, lease) | moving_parts(view, lease) | {"for_s": for_s}
 
 
 def granted_lease(view: EngineView, lease: Lease) -> Row:

@@ -233,29 +233,32 @@ class Shares:
 
     def turn(self, waiting: WaitingRequest) -> Turn:
         """Return the turn of a request by its user's present level."""
-        return next(self.turns((waiting,)))
+        user = waiting.request.user
+        stand = self._stands.get(user)
+        chain = stand.chains.get(class_of(waiting)) if stand is not None else None
+        if stand is None or chain is None:
+            return turn(waiting)
+        level = _level(stand, chain, waiting.place_h / self._usage.weight(user))
+        return turn(waiting, stand.is_over, level)
 
-    def turns(self, many: Iterable[WaitingRequest]) -> Iterator[Turn]:
-        """Return the turns of requests, quickly where users and classes seldom alternate."""
-        last: tuple[int, Class] | None = None
+    def turns(self, alike: Iterable[WaitingRequest]) -> Iterator[Turn]:
+        """Return the turns of requests that differ only by age and by being short, quickly."""
+        was_short: bool | None = None
         stand: _Stand | None = None
         chain: _Chain | None = None
+        again = priority = is_long = 0
         weight = 1.0
-        for waiting in many:
-            request = waiting.request
-            kind = (request.attempt > 0, request.priority, waiting.is_short)
-            if last is None or kind != last[1] or request.user != last[0]:
-                user = request.user
-                last, stand, weight = (user, kind), self._stands.get(user), self._usage.weight(user)
-                chain = stand.chains.get(kind) if stand is not None else None
+        for waiting in alike:
+            if waiting.is_short is not was_short:
+                was_short, user = waiting.is_short, waiting.request.user
+                stand, weight = self._stands.get(user), self._usage.weight(user)
+                chain = stand.chains.get(class_of(waiting)) if stand is not None else None
+                again, priority, is_long, _, _ = self.turn(waiting)
             if stand is None or chain is None:
                 yield turn(waiting)
-                continue
-            level = chain.base + waiting.place_h / weight
-            if level < stand.level:
-                level = stand.level
-            # Rounded: equal levels with different rounding errors are decided by age.
-            yield turn(waiting, stand.is_over, round(level, 9))
+            else:
+                level = _level(stand, chain, waiting.place_h / weight)
+                yield (again, priority, is_long, level, waiting.sequence)
 
     def are_several(self) -> bool:
         """True when more than one user waits."""
@@ -308,6 +311,15 @@ class Shares:
 def class_of(waiting: WaitingRequest) -> Class:
     """Return the sort keys that precede fair share: it orders only requests of equal class."""
     return (waiting.request.attempt > 0, waiting.request.priority, waiting.is_short)
+
+
+def _level(stand: _Stand, chain: _Chain, before: float) -> float:
+    """Return the level of a request behind so much weighted cost of its user's earlier ones.
+
+    Rounded: equal levels with different rounding errors are decided by age.
+    """
+    level = chain.base + before
+    return round(level if level > stand.level else stand.level, 9)
 
 
 def _has_moved(stand: _Stand, level: float, weight: float) -> bool:
