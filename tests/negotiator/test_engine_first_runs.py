@@ -5,7 +5,13 @@ import pytest
 from grn.model.gpu import GpuHealth
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB, MiB
-from grn.negotiator.events import ProfileForgotten, SaveLease, SaveRun, WaitReason
+from grn.negotiator.events import (
+    ProfileForgotten,
+    RunsImported,
+    SaveLease,
+    SaveRun,
+    WaitReason,
+)
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import MODEL, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
@@ -14,6 +20,42 @@ FAILED, KILLED = Outcome.FAILED, Outcome.KILLED
 
 def probes(story):
     return [lease.request.key for lease in story.engine.view.leases.values() if lease.is_probe]
+
+
+# --- measured elsewhere ----------------------------------------------------------------------
+
+
+def test_a_type_that_another_machine_has_measured_needs_no_first_run():
+    story = Story(some_gpus(2))
+    runs = (a_run(4 * GiB, ended_at=1.0), a_run(4 * GiB, ended_at=2.0))
+
+    story.tell(RunsImported(story.at, 1000, "train.py", "train", MODEL, runs))
+
+    assert [action.run for action in story.actions if isinstance(action, SaveRun)] == list(runs)
+    assert story.asks("a") == ["a"]
+    assert probes(story) == []
+    assert story.reserved("a") < 8 * GiB
+    assert story.asks("b") == ["b"]
+
+
+def test_runs_of_another_machine_count_once_however_often_they_are_told():
+    story = Story()
+    runs = (a_run(4 * GiB, ended_at=1.0),)
+    story.tell(RunsImported(story.at, 1000, "train.py", "train", MODEL, runs))
+
+    story.tell(RunsImported(story.at, 1000, "train.py", "train", MODEL, runs))
+
+    assert not any(isinstance(action, SaveRun) for action in story.actions)
+    assert len(story.engine.view.memory.profile("train.py", MODEL).runs) == 1
+
+
+def test_a_waiting_sibling_starts_when_runs_of_another_machine_are_told():
+    story = Story(some_gpus(2))
+    story.asks("a")
+    assert story.asks("b") == []
+
+    runs = (a_run(4 * GiB, ended_at=1.0),)
+    assert story.tell(RunsImported(story.at, 1000, "train.py", "train", MODEL, runs)) == ["b"]
 
 
 # --- alone first ---------------------------------------------------------------------------

@@ -622,6 +622,46 @@ def test_what_nobody_knows_is_an_error_with_a_hint(shared: Inside) -> None:
             assert "See `grn" in error["hint"]
 
 
+def test_runs_of_one_negotiator_are_learned_by_another(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with inside(tmp_path / "a") as first, first.client() as client:
+        lease = client.lease(type="t.py", label="t")["lease"]
+        client.ask("done", lease=lease, outcome="ok", resident=1 << 20, peak=300 << 20)
+        (told,) = client.ask("runs", types=["t.py"])["runs"]
+        assert client.ask("runs", types=["other.py"])["runs"] == []
+
+    with inside(tmp_path / "b") as second, second.client() as client:
+        assert client.ask("learn", **told)["learned"] == 1
+        client.ask("learn", **told)  # a second time it says nothing new
+        (profile,) = client.ask("profiles")["profiles"]
+        assert (profile["label"], profile["runs"]) == ("t", 1)
+        assert client.lease(type="t.py", label="t")["probe"] is False
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"peak_bytes": -1},
+        {"duration_s": -1.0},
+        {"peak_bytes": 1 << 60},
+        {"load": 1e9},
+        {"grown": 2.0},
+        {"code": "x" * 1000},
+        {"arguments": [["x" * 1000, 1.0]]},
+        {"outcome": "nonsense"},
+        {"ended_at": "today"},
+    ],
+)
+def test_runs_that_cannot_be_are_refused(shared: Inside, wrong: dict[str, Any]) -> None:
+    run = {"outcome": "ok", "peak_bytes": 1 << 20, "duration_s": 1.0, "ended_at": 1.0}
+    with shared.client() as client:
+        answer = client.ask("learn", type="w.py", label="w", model="M", runs=[run | wrong])
+
+        assert answer["error"]["code"] in ("UsageError", "ProtocolError")
+        assert client.is_served()
+
+
 def test_stop_is_passed_on_with_the_number_of_leases(tmp_path: Path) -> None:
     with inside(tmp_path) as server, server.client() as client:
         client.lease()
@@ -721,6 +761,8 @@ MAY = {
     "why": EVERYBODY,
     "reasons": EVERYBODY,  # of its own requests
     "profiles": EVERYBODY,
+    "runs": EVERYBODY,  # of its own types
+    "learn": {"owner"},  # else somebody could change what another's jobs get
     "lease": EVERYBODY,
     "hold": {"owner", "root"},
     "watch": {"owner", "root"},
@@ -780,9 +822,11 @@ def _try(verb: str, client: Client, owner: Client) -> dict[str, Any]:
             more["name"] = lease
         if verb == "reasons":
             more["keys"] = [wish["key"]]
-        if verb == "forget":
+        if verb in ("forget", "learn"):
             owner.ask("done", lease=lease, outcome="ok", resident=1 << 20)
             more["type"] = "owned"
+        if verb == "learn":
+            more |= {"label": "owned", "model": "Virtual GPU", "runs": []}
         answer = client.ask(verb, **more)
     for row in owner.ask("status")["status"]["leases"]:
         owner.ask("done", lease=row["id"], outcome="failed")

@@ -33,8 +33,10 @@ from grn.negotiator.events import (
     ReporterLost,
     Requested,
     Resumed,
+    RunsImported,
     Sampled,
     SaveLease,
+    SaveRun,
     SaveWaiting,
     SetTimer,
     Settle,
@@ -106,6 +108,7 @@ class Engine:
             Resumed: self._resumed,
             Sampled: self._sampled,
             ProfileForgotten: self._profile_forgotten,
+            RunsImported: self._runs_imported,
             Stopping: lambda event: self._usage.to_save(event.at, is_last=True),
         }
         self.view = EngineView(
@@ -388,6 +391,17 @@ class Engine:
         self._loads.forget(event.job_type)
         if self._memory.forget(event.job_type):
             yield DropProfile(event.job_type)
+            self._waitlist.learned(event.job_type, _MAX_MOVED)
+            yield from self._schedule(event.at)
+
+    def _runs_imported(self, event: RunsImported) -> Iterator[Action]:
+        """Learn from runs on another machine; each counts once, however often it is told."""
+        new = self._memory.unknown(event.job_type, event.model, event.runs)
+        for run in new:
+            self._memory.add_imported(event.job_type, event.model, event.label, event.user, run)
+            yield SaveRun(event.job_type, event.model, event.label, event.user, run)
+        if new:
+            yield from self._drop_types()
             self._waitlist.learned(event.job_type, _MAX_MOVED)
             yield from self._schedule(event.at)
 

@@ -189,6 +189,18 @@ class ProfileForgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class RunsImported:
+    """A user's own runs of a job type, measured by the negotiator of another machine."""
+
+    at: float
+    user: int
+    job_type: str
+    label: str
+    model: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The negotiator is about to end; leases go on."""
 
@@ -208,6 +220,7 @@ Event = (
     | Resumed
     | Sampled
     | ProfileForgotten
+    | RunsImported
     | Stopping
 )
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from grn.daemon.connection import Pieces, Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError
-from grn.model.job import Argument, Outcome, Policy, Request
+from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
 from grn.negotiator import change_feed, views
 from grn.negotiator.events import (
@@ -24,6 +25,7 @@ from grn.negotiator.events import (
     Released,
     ReporterJoined,
     Requested,
+    RunsImported,
     Withdrawn,
 )
 from grn.negotiator.learn.quota import kept_arguments
@@ -32,6 +34,8 @@ from grn.proc.identity import ancestor_of, child_of
 from grn.protocol import negotiator_requests
 
 MAX_ASKED_AT_ONCE = 1024
+MAX_PROFILES_TOLD, MAX_RUNS_TOLD = 500, 20
+MAX_ARGUMENTS, MAX_TEXT, MAX_BYTES, MAX_LOAD = 32, 64, 1 << 50, 64.0
 KEEPERS = "the user who started the negotiator, or root, and not in a container,"
 
 
@@ -177,6 +181,51 @@ def profiles(peer: Peer, message: negotiator_requests.ProfilesRequest) -> Pieces
     _send_page(peer, message.id, {"profiles": page}, more)
 
 
+def runs(peer: Peer, message: negotiator_requests.RunsRequest) -> None:
+    """Return what was measured of the user's own job types."""
+    wanted = set(message.types)
+    own = [
+        profile
+        for profile in peer.loop.view.memory.profiles()
+        if profile.owner == peer.uid and (not wanted or profile.job_type in wanted)
+    ]
+    own.sort(key=lambda profile: profile.runs[-1].ended_at if profile.runs else 0.0)
+    told = [
+        {
+            "type": profile.job_type, "label": profile.label, "model": profile.model,
+            "runs": [replace(run, note="", beside=()) for run in profile.runs[-MAX_RUNS_TOLD:]],
+        }
+        for profile in own[-MAX_PROFILES_TOLD:]
+    ]  # fmt: skip
+    peer.send(message.id, {"runs": told})
+
+
+def learn(peer: Peer, message: negotiator_requests.LearnRequest) -> None:
+    """Learn from runs on another machine, unless another user's jobs have taught the type."""
+    if peer.loop.view.memory.owners(message.type) - {peer.uid}:
+        raise NotAllowed("this type is learned from another user's jobs.")
+    new = tuple(_checked(run) for run in message.runs)
+    imported = RunsImported(
+        peer.loop.now(), peer.uid, message.type, message.label, message.model, new
+    )
+    peer.loop.tell(imported)
+    peer.send(message.id, {"learned": len(new)})
+
+
+def _checked(run: Run) -> Run:
+    """Return a run of another machine without what only holds there; refuse impossible values."""
+    arguments = run.arguments[:MAX_ARGUMENTS]
+    sizes = (run.peak_bytes, run.reserved_bytes)
+    is_right = all(0 <= size <= MAX_BYTES for size in sizes) and 0 <= run.duration_s < 1e9
+    is_right &= run.load is None or 0 <= run.load <= MAX_LOAD
+    is_right &= run.grown is None or 0 <= run.grown <= 1
+    texts = [run.code, *(name for name, _ in arguments)]
+    texts += [value for _, value in arguments if isinstance(value, str)]
+    if not is_right or any(len(text) > MAX_TEXT for text in texts):
+        raise UsageError("a run of another machine is not as it should be.")
+    return replace(run, arguments=arguments, note="", beside=(), crowd=None)
+
+
 def audit(peer: Peer, message: negotiator_requests.AuditRequest) -> None:
     """Show the audit log."""
     if not peer.is_keeper:
@@ -228,6 +277,8 @@ VERBS: Verbs = {
     negotiator_requests.WhyRequest: why,
     negotiator_requests.ReasonsRequest: reasons,
     negotiator_requests.ProfilesRequest: profiles,
+    negotiator_requests.RunsRequest: runs,
+    negotiator_requests.LearnRequest: learn,
     negotiator_requests.AuditRequest: audit,
     negotiator_requests.PingRequest: ping,
     negotiator_requests.ForgetRequest: forget,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from grn.model.job import Run
 from grn.protocol import schemas
 from grn.protocol.schemas import GpuCount, Key, Priority, Reader
 
@@ -112,6 +113,21 @@ class ProfilesRequest(schemas.Message, frozen=True, tag="profiles", kw_only=True
     after: Cursor | None = None
 
 
+class RunsRequest(schemas.Message, frozen=True, tag="runs", kw_only=True):
+    """Return the runs of this user's job types, for the negotiator of another machine."""
+
+    types: Annotated[list[Name], Meta(max_length=1000)] = field(default_factory=list)  # or all
+
+
+class LearnRequest(schemas.Message, frozen=True, tag="learn", kw_only=True):
+    """Take over runs of a job type that another negotiator has measured on a GPU model."""
+
+    type: Name
+    label: Label
+    model: Name
+    runs: Annotated[list[Run], Meta(max_length=100)]
+
+
 class AuditRequest(schemas.Message, frozen=True, tag="audit", kw_only=True):
     """Show the audit log."""
 
@@ -144,6 +160,8 @@ Message = (
     | WhyRequest
     | ReasonsRequest
     | ProfilesRequest
+    | RunsRequest
+    | LearnRequest
     | AuditRequest
     | ForgetRequest
     | PingRequest

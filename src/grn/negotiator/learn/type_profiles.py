@@ -96,20 +96,39 @@ class TypeProfiles:
         is_measured = profiling.is_known(self.profile(job_type, model))
         return is_measured or (job_type, model) in self.running
 
+    def owners(self, job_type: str) -> set[int]:
+        """Return the users from whose jobs a type was learned."""
+        keys = ((job_type, model) for model in self._models.get(job_type, ()))
+        return {self._types[key].profile.owner for key in keys if key in self._types}
+
+    def unknown(self, job_type: str, model: str, runs: Iterable[Run]) -> list[Run]:
+        """Return the runs of another machine that are not known yet, oldest first."""
+        profile = self.profile(job_type, model)
+        known = {(run.ended_at, run.peak_bytes) for run in profile.runs} if profile else set()
+        new = [run for run in runs if (run.ended_at, run.peak_bytes) not in known]
+        return sorted(new, key=lambda run: run.ended_at)
+
+    def add_imported(self, job_type: str, model: str, label: str, user: int, run: Run) -> None:
+        """Remember a run of another machine; it says nothing of the estimates made here."""
+        self._add(Profile(job_type, model, label, user), run)
+
     def add(self, request: Request, model: str, run: Run) -> None:
         """Remember one finished run."""
-        key = (request.job_type, model)
+        known = self._types.get((request.job_type, model))
+        if known is not None and _was_estimated(request) and profiling.is_known(known.profile):
+            self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
+        self._add(Profile(request.job_type, model, request.label, request.user), run)
+
+    def _add(self, empty: Profile, run: Run) -> None:
+        key = (empty.job_type, empty.model)
         known = self._types.get(key)
         if known is None:
-            empty = Profile(request.job_type, model, request.label, request.user)
             known = self._types[key] = Known(empty)
-            self._models.setdefault(request.job_type, set()).add(model)
-        elif _was_estimated(request) and profiling.is_known(known.profile):
-            self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
+            self._models.setdefault(empty.job_type, set()).add(empty.model)
         known.add(run)
-        self.quota.ran(request.job_type, known.profile.owner, run, len(known.profile.runs))
+        self.quota.ran(empty.job_type, known.profile.owner, run, len(known.profile.runs))
         if run.ran_out_alone:
-            self._ran_out.setdefault(request.job_type, set()).add(model)
+            self._ran_out.setdefault(empty.job_type, set()).add(empty.model)
         known.unweighed += 1
         self._weigh(key)
         self._forget_estimates(key)
