@@ -250,6 +250,16 @@ def test_a_process_on_one_gpu_that_wants_two_is_told_so():
     assert reason(answer) is WaitReason.STAYS_ON_ITS_GPU
 
 
+def test_a_process_on_a_gpu_that_is_smaller_than_it_states_is_not_placed_there():
+    small = a_gpu(0, total_bytes=12 * GiB, model="Small")
+    books = [a_book(small, reading=a_reading(0, a_use(5, GiB))), a_filled_book(1)]
+    stated = {"Small": Need(24 * GiB, False, "as stated"), **needs(24)}
+
+    answer = place(a_request(pid=5, mem_bytes=24 * GiB), stated, books)
+    assert reason(answer) is WaitReason.STAYS_ON_ITS_GPU
+    assert "24.0 GiB" in answer.text
+
+
 # --- why not -------------------------------------------------------------------------------
 
 SILENT = a_book(a_gpu(3), reading=Reading("GPU-3", GpuHealth.UNKNOWN))

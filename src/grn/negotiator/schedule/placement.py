@@ -100,6 +100,11 @@ def place(
         names = ", ".join(str(book.gpu.index) for book in homes)
         text = f"this process already uses GPU {names} and cannot get {request.gpus} GPUs"
         return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
+    if homes and _is_too_much(request, homes):
+        names = ", ".join(str(book.gpu.index) for book in homes)
+        asked = show_size(request.mem_bytes)
+        text = f"this process already uses GPU {names} and cannot get {asked} there"
+        return Wait(WaitReason.STAYS_ON_ITS_GPU, text)
     candidates = homes or books
     if homes:  # it cannot move to GPUs with more time or memory
         needs = _within(_but_for_load(needs), homes)
@@ -138,6 +143,13 @@ def pinned(request: Request, books: Sequence[Book]) -> list[Book]:
         return stay
     pid = request.holder.pid
     return [book for book in books if (book.leases or book.reading.uses) and book.has_pid(pid)]
+
+
+def _is_too_much(request: Request, homes: Sequence[Book]) -> bool:
+    """True when the GPUs that a process cannot leave are smaller than what it states to need."""
+    if request.mem_bytes is None:
+        return False
+    return sum(book.gpu.total_bytes >= request.mem_bytes for book in homes) < request.gpus
 
 
 def could_take(request: Request, need: Need, book: Book) -> bool:
