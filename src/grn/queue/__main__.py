@@ -83,8 +83,11 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
+    load_sites = functools.partial(_load_sites, loop, launch)
+    if chosen.sites:
+        load_sites()
     stopped = asyncio.Event()
-    server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold)
+    server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold, load_sites)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     _raise_limits()
@@ -103,10 +106,21 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     ground.close()
     for task in tasks:
         task.cancel()
-    loop.leases.close()
+    if loop.fleet is not None:
+        loop.fleet.close()
     loop.site.close()
     loop.submitters.close()
     journal.close()
+
+
+def _load_sites(loop: QueueLoop, launch: LaunchSettings) -> None:
+    """Read the sites of the settings file; without any, nothing of them is imported."""
+    if loop.fleet is None:
+        from grn.queue.sites.fleet import Fleet, FleetSettings
+
+        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes)
+        loop.fleet = Fleet(chosen, loop.site)
+    loop.fleet.load()
 
 
 def _check_locks(folder: str) -> None:

@@ -73,6 +73,7 @@ class Leases(asyncio.Protocol):
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
+        self.retry_s = RETRY_S
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
 
     @property
@@ -166,7 +167,7 @@ class Leases(asyncio.Protocol):
                 await self._wanted.wait()
             else:
                 await self._start_negotiator()
-                await asyncio.sleep(RETRY_S if self.trouble else 0)
+                await asyncio.sleep(self.retry_s if self.trouble else 0)
 
     async def _connect(self) -> bool:
         loop = asyncio.get_running_loop()

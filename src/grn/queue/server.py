@@ -40,8 +40,10 @@ class QueueServer:
         version: str,
         stop: Callable[[], None],
         hold: Callable[[], None],
+        load_sites: Callable[[], None],
     ) -> None:
         self.loop = loop
+        self.load_sites = load_sites
         self.version = version
         self.stop = stop
         self.hold = hold  # raises when another process is this user's queue

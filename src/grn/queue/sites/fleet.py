@@ -1,0 +1,201 @@
+"""The nodes of all sites: fixed hosts by ssh, and pilots that an engine's adapter places.
+
+An adapter is a child process that speaks lines of JSON. The fleet tells it the demand and the nodes
+that have attempts; it reports which nodes exist, how each is reached, and which are gone for sure.
+It keeps no state, so it may be killed at any time. Decides nothing about jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from grn import settings, sites
+from grn.interpreter import own_module, service_environment
+from grn.model.text import harmless
+from grn.proc import spawn, terminate
+from grn.queue.site import Attempt
+from grn.queue.sites.node import Node, NodeAddress
+from grn.queue.sites.router import Router
+from grn.sites import SiteConfig
+
+log = logging.getLogger(__name__)
+TELL_S = 2.0
+RESTART_S = 5.0
+MAX_LINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What every node of a queue shares."""
+
+    queue_id: str
+    folder_of: Callable[[Attempt], str]
+    log_bytes: int
+
+
+class Fleet:
+    """The sites of the settings file."""
+
+    def __init__(self, chosen: FleetSettings, router: Router) -> None:
+        self._chosen = chosen
+        self._router = router
+        self.sites: list[SiteConfig] = []
+        self._adapters: dict[str, Adapter] = {}
+
+    def load(self) -> None:
+        """Read the settings file again; raise BadSetting where it is wrong."""
+        self.sites = sites.read(settings.load().sites)
+        for name, adapter in list(self._adapters.items()):
+            if adapter.site not in self.sites:
+                self._adapters.pop(name).close()
+        for site in self.sites:
+            if site.kind != "ssh" and site.name not in self._adapters:
+                self._adapters[site.name] = Adapter(site, self._chosen.queue_id, self)
+        self.update()
+
+    def update(self) -> None:
+        """Give the router the nodes that exist now."""
+        addresses = [
+            NodeAddress(
+                sites.node_name(host), site.name,
+                sites.ssh_command(site, host, sites.pipe_command(site, self._chosen.queue_id)),
+            )
+            for site in self.sites if site.kind == "ssh" for host in site.hosts
+        ]  # fmt: skip
+        addresses += [one for adapter in self._adapters.values() for one in adapter.nodes.values()]
+        chosen = self._chosen
+        made = [
+            self._router.nodes.get(one.name)
+            or Node(one, chosen.queue_id, chosen.folder_of, chosen.log_bytes, self._router)
+            for one in addresses
+        ]
+        self._router.set_nodes(made)
+
+    def gone(self, node: str, text: str) -> None:
+        """End the attempts of a node that an engine vouches is gone."""
+        self._router.node_gone(node, text)
+
+    def demand(self, site: str) -> dict[str, int]:
+        """Return how many jobs could use one more node of a site."""
+        return self._router.demand(site)
+
+    def unseen(self, site: str) -> list[str]:
+        """Return the nodes of a site that have attempts."""
+        return self._router.nodes_with_attempts(site)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the nodes for people, and the trouble of sites without any."""
+        rows = [
+            {
+                "site": node.address.site, "node": node.name, "state": node.state,
+                "gpu_bytes": node.leases.gpu_bytes, "jobs": node.attempts,
+                "waiting": self._router.asked_at(node.name), "heard_at": node.heard_at,
+                "trouble": node.trouble or node.leases.trouble,
+            }
+            for node in self._router.nodes.values()
+        ]  # fmt: skip
+        for name, adapter in self._adapters.items():
+            for pilot, state in adapter.pending.items():
+                rows.append({
+                    "site": name, "node": pilot, "state": state, "gpu_bytes": [], "jobs": 0,
+                    "waiting": 0, "heard_at": None, "trouble": "",
+                })  # fmt: skip
+            if adapter.trouble or not (adapter.nodes or adapter.pending):
+                rows.append({
+                    "site": name, "node": "-", "state": "no pilot", "gpu_bytes": [], "jobs": 0,
+                    "waiting": 0, "heard_at": None, "trouble": adapter.trouble,
+                })  # fmt: skip
+        return rows
+
+    def close(self) -> None:
+        """End the adapters; pilots and attempts continue."""
+        for adapter in self._adapters.values():
+            adapter.close()
+
+
+class Adapter(asyncio.Protocol):
+    """The child process that speaks for one engine."""
+
+    def __init__(self, site: SiteConfig, queue_id: str, fleet: Fleet) -> None:
+        self.site = site
+        self.nodes: dict[str, NodeAddress] = {}  # pilots that run
+        self.pending: dict[str, str] = {}  # pilots that the engine has not started, and their state
+        self.trouble = ""
+        self._queue_id = queue_id
+        self._fleet = fleet
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._keep_running())
+
+    def close(self) -> None:
+        """End the process."""
+        self._task.cancel()
+
+    async def _keep_running(self) -> None:
+        while True:
+            await self._run_once()
+            await asyncio.sleep(RESTART_S)
+
+    async def _run_once(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._gone.clear()
+        ours, theirs = socket.socketpair()
+        argv = [*own_module(f"grn.queue.sites.{self.site.kind}"), "--queue", self._queue_id]
+        argv += ["--site", self.site.to_json()]
+        with theirs:
+            process = spawn.child(
+                argv, stdin=theirs.fileno(), stdout=theirs.fileno(),
+                env=service_environment("adapter"),
+            )  # fmt: skip
+        try:
+            ours.setblocking(False)
+            transport, _ = await loop.create_connection(lambda: self, sock=ours)
+            while not self._gone.is_set():
+                site = self.site.name
+                line = {"want": self._fleet.demand(site), "known": self._fleet.unseen(site)}
+                transport.write(json.dumps(line).encode() + b"\n")
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), TELL_S)
+            transport.abort()
+        finally:
+            ours.close()
+            await asyncio.shield(loop.run_in_executor(None, terminate.end_child, process, 2.0))
+        log.warning("action=adapter-ended site=%s status=%s", self.site.name, process.returncode)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._buffer = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone.set()
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > MAX_LINE:
+            self._buffer = b""
+        for line in lines:
+            try:
+                self._hear(json.loads(line))
+            except (ValueError, TypeError, AttributeError, LookupError) as error:
+                log.error("action=hear site=%s result=failed reason=%r", self.site.name, str(error))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if "nodes" in said:
+            self.nodes = {
+                name: NodeAddress(name, self.site.name, tuple(pipe))
+                for name, pipe in said["nodes"].items()
+            }
+            self.pending = dict(said.get("pending", {}))
+            self._fleet.update()
+        for name, text in said.get("gone", {}).items():
+            log.info("action=node-gone node=%s reason=%r", name, text)
+            self._fleet.gone(name, harmless(str(text)))
+        if "trouble" in said:
+            self.trouble = harmless(str(said["trouble"]))

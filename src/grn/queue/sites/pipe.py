@@ -1,0 +1,89 @@
+"""Join standard input and output to the agent of a queue on this machine; start it if need be.
+
+`ssh host grn agent --pipe --queue ID` is a stream: no port is opened, and whoever may run commands
+here as this user may talk to this user's agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import socket
+import sys
+from collections.abc import Sequence
+
+from grn.client import daemons
+from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError
+from grn.interpreter import own_module
+from grn.queue.sites.agent import socket_of
+from grn.queue.sites.stream import GREETING
+
+CHUNK = 1 << 16
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Relay bytes until either side ends."""
+    parser = argparse.ArgumentParser(prog="grn agent --pipe")
+    parser.add_argument("--queue", required=True, help="the identity of the queue at home")
+    arguments = parser.parse_args(argv)
+    try:
+        agent = _reach(arguments.queue)
+    except GrnError as error:
+        print(f"grn: {error.message} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
+    with agent, contextlib.suppress(OSError):  # either side may be gone at any time
+        _write(1, GREETING)
+        _relay(agent)
+    return 0
+
+
+def _reach(queue_id: str) -> socket.socket:
+    """Return a connection to the agent."""
+
+    def connect() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(socket_of(queue_id))
+        except OSError as error:
+            sock.close()
+            raise DaemonNotRunning(socket_of(queue_id)) from error
+        return sock
+
+    try:
+        return connect()
+    except DaemonNotRunning:
+        argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
+    try:
+        daemons.start_aside("agent", argv, is_detached=True)
+    except AlreadyRunning as held:
+        return daemons.until_answered(connect, held)
+    return connect()
+
+
+def _relay(agent: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(agent, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == 0:
+                data = os.read(0, CHUNK)
+                if data:
+                    agent.sendall(data)
+            else:
+                data = agent.recv(CHUNK)
+                _write(1, data)
+            if not data:
+                return
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
