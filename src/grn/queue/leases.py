@@ -67,7 +67,7 @@ class Leases(asyncio.Protocol):
         self._jobs: dict[str, int] = {}  # key of an open request -> job
         self._keys: dict[int, str] = {}  # and back
         self._cancelled: Counter[int] = Counter()  # requests taken back, by job
-        self._gpus_asked = 0  # number of the question for the GPUs of this machine
+        self._status_asked = 0  # number of the question for the negotiator's state
         self._when_fresh: list[Callable[[], None]] = []  # wait for the answer about reasons
         self._settling: dict[str, Callable[[Settlement], None]] = {}  # by lease
         self._lost = asyncio.Event()
@@ -75,6 +75,8 @@ class Leases(asyncio.Protocol):
         self.trouble = ""  # why there is no negotiator
         self.retry_s = RETRY_S
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
+        # Gets the leases of the negotiator once for each connection, page by page.
+        self.on_leases: Callable[[list[dict[str, Any]]], None] | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -198,7 +200,7 @@ class Leases(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._lost.clear()
         self._conversation.connection_made()
-        self._gpus_asked = self._conversation.ask({"op": "status"})
+        self._status_asked = self._conversation.ask({"op": "status"})
         self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -236,12 +238,21 @@ class Leases(asyncio.Protocol):
                 texts = {jobs[key]: text for key, text in event.texts.items() if key in jobs}
                 self._listener.reasons(texts)
                 self._refreshed()
-            case Answered() if event.number == self._gpus_asked and "status" in event.message:
-                gpus = event.message["status"]["gpus"]
-                self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in gpus), reverse=True)
+            case Answered() if event.number == self._status_asked and "status" in event.message:
+                self._take_status(event.message)
             case Garbled():
                 log.error("action=listen result=failed reason=%r", event.error.message)
                 self.close()
+
+    def _take_status(self, message: dict[str, Any]) -> None:
+        status = message["status"]
+        if "gpus" in status:  # only the first page has them
+            self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in status["gpus"]), reverse=True)
+        if self.on_leases is not None:
+            self.on_leases(status["leases"])
+            if "more" in message:
+                again = {"op": "status", "after": message["more"]}
+                self._status_asked = self._conversation.ask(again)
 
     def _closed(self, key: str) -> int:
         """Forget a request that was answered, and return its job."""
