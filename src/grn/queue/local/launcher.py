@@ -41,6 +41,7 @@ class Launcher:
         listener: SiteListener,
     ) -> None:
         self._settings = settings
+        self.log_bytes = settings.log_bytes
         self._listener = listener
         self._forker: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -129,7 +130,7 @@ class Launcher:
             lease=task.lease,
             visible=task.visible,
             grace_s=settings.grace_s,
-            log_bytes=settings.log_bytes,
+            log_bytes=self.log_bytes,
             queue_lock=settings.queue_lock,
             begun=settings.begun,
             time_limit_s=command.time_limit_s,

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from grn import __version__, paths, settings
+from grn import __version__, settings, wire
 from grn.client import daemons, trust
 from grn.client.connection import call
 from grn.daemon import capped_log
@@ -35,10 +36,12 @@ from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.log_pusher import LogPusher
+from grn.queue.sites.pipe import socket_of, version_file
 from grn.queue.sites.stream import Frame, LeaseBytes, Message
 
 log = logging.getLogger("grn.agent")
 IDLE_EXIT_S = 60.0
+SILENT_S = 60.0  # the queue pings every ten seconds
 LOOK_S = 5.0
 RETRY_S = 1.0
 MAX_UNSENT = 8 << 20
@@ -47,14 +50,9 @@ QUEUE_ID = re.compile(r"[0-9a-f]{8,64}")
 # Variables that name things of one machine: a job gets those of the node that it runs on.
 _OF_MACHINE = re.compile(
     r"(GRN_|SLURM_|RAY_|XDG_|SSH_|DBUS_|CUDA_VISIBLE_DEVICES$|CUDA_DEVICE_ORDER$|TMPDIR$|TMP$|TEMP$"
-    r"|HOSTNAME$|DISPLAY$|WAYLAND_DISPLAY$|XAUTHORITY$|PWD$|OLDPWD$|SHLVL$|TERM)"
+    r"|HOSTNAME$|DISPLAY$|WAYLAND_DISPLAY$|XAUTHORITY$|PWD$|OLDPWD$|SHLVL$|TERM"
+    r"|HOME$|USER$|LOGNAME$|SHELL$|MAIL$)"
 )
-
-
-def socket_of(queue_id: str) -> str:
-    """Return the socket of the agent that works for a queue, on this machine."""
-    folder = os.path.dirname(paths.queue_socket())
-    return os.path.join(f"{folder}-agent-{queue_id[:12]}", "agent.sock")
 
 
 def epoch() -> str:
@@ -73,6 +71,7 @@ class AgentStream(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self.is_greeted = False
+        self.heard_at = time.monotonic()
         self.environments: dict[int, dict[str, str]] = {}  # by the queue's number of each
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -83,6 +82,7 @@ class AgentStream(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self.heard_at = time.monotonic()
         try:
             for frame in self._reader.feed(data):
                 self._agent.receive(self, frame)
@@ -112,6 +112,11 @@ class AgentStream(asyncio.Protocol):
         """Close the connection once everything is sent."""
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once: the other end may not read any more."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -177,9 +182,12 @@ class Agent:
         if message.get("version") != __version__:
             source.close()  # the queue says so with both versions
             return
+        if message.get("log_bytes") is not None:
+            self._launcher.log_bytes = int(message["log_bytes"])  # the queue keeps the logs
         before, self._stream = self._stream, source
         if before is not None:
-            before.close()
+            before.abort()
+            self._logs.stop()
         log.info("action=stream-begun")
         if self._linking is not None:
             self._linking.cancel()
@@ -198,6 +206,12 @@ class Agent:
             self._linking.cancel()
             self._linking = None
         self._link.close()
+
+    def drop_silent_stream(self) -> None:
+        """Drop a stream whose queue does not ping any more: its machine or network is gone."""
+        if self._stream is not None and time.monotonic() - self._stream.heard_at > SILENT_S:
+            log.info("action=drop-stream reason=silent")
+            self._stream.abort()
 
     def _send(self, frame: Frame) -> None:
         if self._stream is not None:
@@ -250,7 +264,11 @@ class Agent:
             self._logs.forget(attempt)
 
     def _written(self, _source: AgentStream, message: Message) -> None:
-        self._launcher.written(stream.attempt_in(message))
+        """Note that the queue has an end; its copy of the output is whole unless it says so."""
+        attempt = stream.attempt_in(message)
+        self._launcher.written(attempt)
+        if not message.get("keep"):
+            shutil.rmtree(self._launcher.folder(attempt), ignore_errors=True)
 
     def _remove(self, _source: AgentStream, message: Message) -> None:
         jobs = [(int(job), int(attempts)) for job, attempts in message["jobs"]]
@@ -358,8 +376,17 @@ def _environment_here(variables: Any) -> dict[str, str]:
     """Return the submitter's variables, with those of a machine taken from this node."""
     sent = {str(name): str(value) for name, value in dict(variables).items()}
     kept = {name: value for name, value in sent.items() if not is_of_machine(name)}
-    here = {name: value for name, value in os.environ.items() if is_of_machine(name)}
-    return {**here, **kept}
+    here = {
+        wire.spelled(name): wire.spelled(value)
+        for name, value in os.environ.items() if is_of_machine(name)
+    }  # fmt: skip
+    return {**here, **kept, "PATH": _path(kept.get("PATH", ""))}
+
+
+def _path(sent: str) -> str:
+    """Return the submitter's PATH, and behind it what only this node has."""
+    folders = [*wire.meant(sent).split(os.pathsep), *os.get_exec_path()]
+    return wire.spelled(os.pathsep.join(filter(None, dict.fromkeys(folders))))
 
 
 def is_of_machine(name: str) -> bool:
@@ -408,9 +435,12 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     agent.open()
     await lock.serve(agent.new_stream)
-    tasks = [asyncio.create_task(lock.look_after(stopped.set))]
-    if not arguments.stay:
-        tasks.append(asyncio.create_task(_leave_when_idle(agent, stopped)))
+    _write_version(version_file(arguments.queue))
+    leave = None if arguments.stay else stopped.set
+    tasks = [
+        asyncio.create_task(lock.look_after(stopped.set)),
+        asyncio.create_task(_look_around(agent, leave)),
+    ]
     log.info("action=ready epoch=%s", epoch())
     _say(arguments.ready_fd, "ready")
     await stopped.wait()
@@ -420,10 +450,19 @@ async def _serve(
     agent.close()
 
 
-async def _leave_when_idle(agent: Agent, stopped: asyncio.Event) -> None:
-    while not agent.is_idle or time.monotonic() - agent.idle_since < IDLE_EXIT_S:
+async def _look_around(agent: Agent, leave: Callable[[], None] | None) -> None:
+    """Drop a dead stream, and leave after a while without a stream and attempts."""
+    while True:
+        agent.drop_silent_stream()
+        if leave and agent.is_idle and time.monotonic() - agent.idle_since >= IDLE_EXIT_S:
+            leave()
         await asyncio.sleep(LOOK_S)
-    stopped.set()
+
+
+def _write_version(path: str) -> None:
+    """Let a pipe see whether this agent is of its own version; without the file it is not."""
+    with contextlib.suppress(OSError), open(path, "w") as file:
+        file.write(__version__)
 
 
 def _say(fd: int | None, line: str) -> None:

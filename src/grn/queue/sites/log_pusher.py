@@ -58,19 +58,23 @@ class LogPusher:
     async def finish(self, attempt: Attempt) -> None:
         """Send the rest of an attempt's output."""
         one = self._followed.get(attempt)
-        while one is not None and one.is_busy:
+        if one is None:
+            return
+        while one.is_busy:
             await asyncio.sleep(LOOK_S / 10)
-        if one is not None:
-            await self._push(attempt, one)
-        self.forget(attempt)
+        await self._push(attempt, one)
+        if self._followed.get(attempt) is one:  # else a new stream follows it
+            self.forget(attempt)
 
     async def _look(self) -> None:
-        while self._followed:
-            for attempt, one in list(self._followed.items()):
-                if not one.is_busy:
-                    await self._push(attempt, one)
-            await asyncio.sleep(LOOK_S)
-        self._looking = None
+        try:
+            while self._followed:
+                for attempt, one in list(self._followed.items()):
+                    if not one.is_busy:
+                        await self._push(attempt, one)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._looking = None
 
     async def _push(self, attempt: Attempt, one: _Followed) -> None:
         one.is_busy = True

@@ -10,17 +10,31 @@ import argparse
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Sequence
 
+from grn import __version__, paths
 from grn.client import daemons
 from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError
 from grn.interpreter import own_module
-from grn.queue.sites.agent import socket_of
-from grn.queue.sites.stream import GREETING
+from grn.proc import pidfd
 
+GREETING = b"\ngrn-agent-stream 1\n"  # what comes before is a login shell's
 CHUNK = 1 << 16
+LEAVE_MS = 10_000
+
+
+def socket_of(queue_id: str) -> str:
+    """Return the socket of the agent that works for a queue, on this machine."""
+    folder = os.path.dirname(paths.queue_socket())
+    return os.path.join(f"{folder}-agent-{queue_id[:12]}", "agent.sock")
+
+
+def version_file(queue_id: str) -> str:
+    """Return the file in which a running agent tells its version."""
+    return os.path.join(os.path.dirname(socket_of(queue_id)), "version")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,14 +66,38 @@ def _reach(queue_id: str) -> socket.socket:
         return sock
 
     try:
-        return connect()
+        agent = connect()
     except DaemonNotRunning:
-        argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
+        pass
+    else:
+        if _version(queue_id) == __version__:
+            return agent
+        _end(agent)
     try:
+        argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
         daemons.start_aside("agent", argv, is_detached=True)
     except AlreadyRunning as held:
         return daemons.until_answered(connect, held)
     return connect()
+
+
+def _version(queue_id: str) -> str:
+    try:
+        with open(version_file(queue_id)) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _end(agent: socket.socket) -> None:
+    """End an agent of before an update of grn; attempts continue, and the next one finds them."""
+    with agent, contextlib.suppress(ConnectionError):
+        fd = pidfd.of_peer(agent, pidfd.credentials(agent)[0])
+        try:
+            pidfd.send_to(fd, signal.SIGTERM)
+            pidfd.has_ended(fd, LEAVE_MS)
+        finally:
+            os.close(fd)
 
 
 def _relay(agent: socket.socket) -> None:

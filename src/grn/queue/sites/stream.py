@@ -16,9 +16,9 @@ from grn import wire
 from grn.errors import ProtocolError
 from grn.queue.job import EndReason, Exit
 from grn.queue.site import Attempt
+from grn.queue.sites.pipe import GREETING
 
 VERSION = 1
-GREETING = b"\ngrn-agent-stream 1\n"
 MAX_GREETING = 256 << 10
 MAX_FRAME = 64 << 20
 MAX_PIECE = 256 << 10
