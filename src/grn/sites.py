@@ -13,6 +13,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from grn import paths
 from grn.errors import BadSetting, UsageError
@@ -80,7 +81,15 @@ _KEYS = ("ssh", "slurm", "ray", "python", "gpus", "pilots", "time", "partition",
 
 def read(tables: Mapping[str, object]) -> list[SiteConfig]:
     """Read the tables of all sites; raise BadSetting with the name of what is wrong."""
-    return [_site(name, table) for name, table in tables.items()]
+    found = [_site(name, table) for name, table in tables.items()]
+    owner = {site.name: site.name for site in found}
+    for site in found:
+        for host in site.hosts:
+            name = node_name(host)
+            if owner.setdefault(name, site.name) != site.name:
+                text = f"the site {site.name}: {name} is a name of the site {owner[name]} too."
+                raise BadSetting(text, "Each host and each site needs a name of its own.")
+    return found
 
 
 def _site(name: str, table: object) -> SiteConfig:
@@ -102,8 +111,11 @@ def _site(name: str, table: object) -> SiteConfig:
     if kinds == ["ssh"] and not (_is_texts(hosts) and hosts):
         raise wrong('ssh must be a list of hosts, like ["gpu2", "gpu3"]')
     for host in hosts:
-        if not NAME.fullmatch(node_name(host)) or host.startswith("-"):
+        if not NAME.fullmatch(node_name(host)) or node_name(host) in RESERVED or host[0] == "-":
             raise wrong(f"{host!r} is no host")
+    names = [node_name(host) for host in hosts]
+    if len(names) != len(set(names)):
+        raise wrong("it has a host twice")
     if kinds == ["ray"] and not isinstance(address, str):
         raise wrong('ray must be an address, or "auto"')
     options, env = table.get("options", []), table.get("env", {})
@@ -150,12 +162,14 @@ def pipe_command(site: SiteConfig, queue_id: str) -> list[str]:
 
 def ssh_command(site: SiteConfig, host: str, words: list[str]) -> tuple[str, ...]:
     """Return the command that runs words on a host, without asking anything at a terminal."""
-    line = " ".join(_quoted(word) for word in words)
-    alive = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-    return ("ssh", "-T", "-o", "BatchMode=yes", *alive, *site.options, "--", host, line)
+    line = " ".join(quoted(word) for word in words)
+    # Of two values for one option ssh takes the first: the user's options come before ours.
+    ours = ("ServerAliveInterval=10", "ServerAliveCountMax=3", "ConnectTimeout=20")
+    options = [word for one in ours for word in ("-o", one)]
+    return ("ssh", "-T", "-o", "BatchMode=yes", *site.options, *options, "--", host, line)
 
 
-def _quoted(word: str) -> str:
+def quoted(word: str) -> str:
     """Quote a word for the shell there; a leading ~/ stays the home folder there."""
     if word.startswith("~/"):
         return "~/" + shlex.quote(word[2:])
@@ -174,7 +188,13 @@ def add(site: SiteConfig) -> None:
 
 def remove(name: str) -> None:
     """Remove the table of a site from the settings file."""
-    _replace(_without(_text(), name))
+    text = _without(_text(), name)
+    if name in _parsed(text).get("sites", {}):
+        raise BadSetting(
+            f"the site {name} is not in a table [sites.{name}] of {paths.settings_file()}.",
+            "Remove it there by hand.",
+        )
+    _replace(text)
 
 
 def _text() -> str:
@@ -183,8 +203,17 @@ def _text() -> str:
             return file.read()
     except FileNotFoundError:
         return ""
-    except OSError as error:
-        raise BadSetting(f"{paths.settings_file()} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise BadSetting(f"{paths.settings_file()} cannot be read: {error}.") from error
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Read the text that is to be written; a file that cannot be read again is never written."""
+    try:
+        return toml(text.encode())
+    except ValueError as error:
+        path = paths.settings_file()
+        raise BadSetting(f"{path} would not be right any more: {error}.", "Edit it.") from error
 
 
 def _without(text: str, name: str) -> str:
@@ -201,7 +230,7 @@ def _without(text: str, name: str) -> str:
 
 def _replace(text: str) -> None:
     path = os.path.realpath(paths.settings_file())
-    toml(text.encode())  # never write a file that cannot be read again
+    _parsed(text)
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         fd, new = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".config-")

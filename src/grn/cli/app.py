@@ -105,8 +105,8 @@ EXAMPLES = {
     "history": ("grn history -n 10", "grn history --export jobs.csv"),
     "clean": ("grn clean --older-than 7d",),
     "queue": ("grn queue", "grn queue stop"),
-    "site": ("grn.cli.commands.site:site", "Add other machines to your queue."),
-    "sites": ("grn.cli.commands.site:all_sites", "Show the machines of your queue."),
+    "site": ("grn site add lab --ssh gpu2 gpu3", "grn site check lab"),
+    "sites": ("grn sites",),
     "service": ("grn service install",),
     "sweep": (
         "grn sweep 'python train.py --lr {lr} --bs {bs}' -p lr 1e-3 1e-4 -p bs 32 64",
