@@ -83,7 +83,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
-    load_sites = functools.partial(_load_sites, loop, launch)
+    load_sites = functools.partial(_load_sites, loop, launch, os.path.join(folder, "nodes.json"))
     if chosen.sites:
         load_sites()
     stopped = asyncio.Event()
@@ -92,6 +92,8 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     _raise_limits()
     await loop.start()
+    if loop.site.lost_nodes():  # attempts of sites that were removed while no queue ran
+        load_sites()
     gc.freeze()  # permanent objects need not be walked at every collection
     await ground.serve(server.connection)
     tasks = [
@@ -113,12 +115,12 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     journal.close()
 
 
-def _load_sites(loop: QueueLoop, launch: LaunchSettings) -> None:
+def _load_sites(loop: QueueLoop, launch: LaunchSettings, memory: str) -> None:
     """Read the sites of the settings file; without any, nothing of them is imported."""
     if loop.fleet is None:
         from grn.queue.sites.fleet import Fleet, FleetSettings
 
-        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes)
+        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes, memory)
         loop.fleet = Fleet(chosen, loop.site)
     loop.fleet.load()
 

@@ -131,6 +131,7 @@ def clean(peer: QueuePeer, message: queue_requests.CleanRequest) -> None:
     gone = loop.journal.clean(time.time() - message.older_than_s)
     # Removing many folders takes time: do it in a thread.
     asyncio.get_running_loop().run_in_executor(None, loop.site.remove, gone)
+    loop.site.remove_elsewhere(gone)
     peer.send(message.id, {"cleaned": len(gone)})
 
 
@@ -209,7 +210,7 @@ def sites(peer: QueuePeer, message: queue_requests.SitesRequest) -> None:
     if message.reload:
         peer.server.load_sites()
     fleet = peer.loop.fleet
-    peer.loop.leases.want()
+    peer.loop.leases.retry()
     peer.send(message.id, {"nodes": [] if fleet is None else fleet.rows()})
 
 
@@ -286,7 +287,7 @@ def _check_place(at: str, loop: QueueLoop) -> None:
     if at in ("", LOCAL):
         return
     sites = loop.fleet.sites if loop.fleet is not None else []
-    if at not in {*loop.site.nodes, *(site.name for site in sites)}:
+    if at not in {*loop.site.names(), *(site.name for site in sites)}:
         raise UsageError(f"there is no site or node {at}.", "See `grn sites`.")
 
 

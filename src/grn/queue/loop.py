@@ -195,7 +195,7 @@ class QueueLoop:
                 else:
                     self._unwritten.append(action)
         self._write_and_act()
-        if self.engine.jobs and not self.leases.is_connected:
+        if self.engine.jobs:
             self.leases.want()
 
     def _write_and_act(self) -> None:

@@ -74,12 +74,16 @@ class QueueServer:
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
+        row["where"] = (row["lease"] or "").rpartition("/")[0].partition("/")[0]
         folder = self.loop.site.folder(Attempt(row["id"], row["attempt"]))
         row["folder"] = folder if row["attempt"] else None
         return row
 
     def why(self, job: JobView) -> str:
         """Return why a job does not run yet, or its state."""
+        if job.state is not JobState.QUEUED:
+            doubt = self.loop.site.doubt(Attempt(job.id, job.attempt))
+            return f"{job.why} ({doubt})" if doubt else job.why
         trouble = self.loop.leases.trouble
         is_it = trouble and job.why == "no negotiator answers"
         return f"{job.why}: {trouble}" if is_it else job.why

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 from grn import settings, sites
 from grn.interpreter import own_module, service_environment
 from grn.model.text import harmless
+from grn.model.units import show_time
 from grn.proc import spawn, terminate
 from grn.queue.site import Attempt
 from grn.queue.sites.node import Node, NodeAddress
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 TELL_S = 2.0
 RESTART_S = 5.0
 MAX_LINE = 1 << 20
+MAX_SHOWN_SKEW_S = 60.0
+MEMORY_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class FleetSettings:
     queue_id: str
     folder_of: Callable[[Attempt], str]
     log_bytes: int
+    memory: str  # the file with the ways to nodes that have attempts
 
 
 class Fleet:
@@ -48,6 +53,7 @@ class Fleet:
         self._router = router
         self.sites: list[SiteConfig] = []
         self._adapters: dict[str, Adapter] = {}
+        self._memory = _remembered(chosen.memory)
 
     def load(self) -> None:
         """Read the settings file again; raise BadSetting where it is wrong."""
@@ -61,22 +67,45 @@ class Fleet:
         self.update()
 
     def update(self) -> None:
-        """Give the router the nodes that exist now."""
-        addresses = [
-            NodeAddress(
+        """Give the router the nodes that exist now, and those of removed sites with attempts."""
+        now = {
+            sites.node_name(host): NodeAddress(
                 sites.node_name(host), site.name,
                 sites.ssh_command(site, host, sites.pipe_command(site, self._chosen.queue_id)),
             )
             for site in self.sites if site.kind == "ssh" for host in site.hosts
-        ]  # fmt: skip
-        addresses += [one for adapter in self._adapters.values() for one in adapter.nodes.values()]
-        chosen = self._chosen
-        made = [
-            self._router.nodes.get(one.name)
-            or Node(one, chosen.queue_id, chosen.folder_of, chosen.log_bytes, self._router)
-            for one in addresses
-        ]
-        self._router.set_nodes(made)
+        }  # fmt: skip
+        for adapter in self._adapters.values():
+            now |= adapter.nodes
+        lost = self._router.lost_nodes() - now.keys()
+        old = {name: self._memory[name] for name in lost if name in self._memory}
+        kept = {name: node.address for name, node in self._router.nodes.items() if node.attempts}
+        self._remember({**old, **kept, **now})
+        self._router.set_nodes(map(self._node, now.values()), map(self._node, old.values()))
+
+    def _node(self, address: NodeAddress) -> Node:
+        """Return the node of this name, with this address."""
+        chosen, known = self._chosen, self._router.nodes.get(address.name)
+        if known is None:
+            return Node(address, chosen.queue_id, chosen.folder_of, chosen.log_bytes, self._router)
+        known.move(address)
+        return known
+
+    def _remember(self, addresses: dict[str, NodeAddress]) -> None:
+        """Write the ways to all nodes: a later queue may find attempts of a removed site."""
+        if addresses == self._memory:
+            return
+        self._memory = addresses
+        nodes = {name: {"site": one.site, "pipe": one.pipe} for name, one in addresses.items()}
+        path = self._chosen.memory
+        try:
+            with open(f"{path}.new", "w", encoding="utf-8", opener=_private) as file:
+                json.dump({"version": MEMORY_VERSION, "nodes": nodes}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{path}.new", path)
+        except OSError as error:  # it is needed only after a restart without these sites
+            log.error("action=remember-nodes result=failed reason=%r", str(error))
 
     def gone(self, node: str, text: str) -> None:
         """End the attempts of a node that an engine vouches is gone."""
@@ -97,7 +126,7 @@ class Fleet:
                 "site": node.address.site, "node": node.name, "state": node.state,
                 "gpu_bytes": node.leases.gpu_bytes, "jobs": node.attempts,
                 "waiting": self._router.asked_at(node.name), "heard_at": node.heard_at,
-                "trouble": node.trouble or node.leases.trouble,
+                "trouble": self._trouble(node),
             }
             for node in self._router.nodes.values()
         ]  # fmt: skip
@@ -114,10 +143,40 @@ class Fleet:
                 })  # fmt: skip
         return rows
 
+    def _trouble(self, node: Node) -> str:
+        texts = [node.trouble or node.leases.trouble]
+        if self._router.is_leaving(node.name):
+            texts.append("its site was removed: nothing new starts there")
+        if abs(node.clock_skew_s) > MAX_SHOWN_SKEW_S:
+            texts.append(f"its clock is off by {show_time(abs(node.clock_skew_s))}")
+        return "; ".join(filter(None, texts))
+
     def close(self) -> None:
         """End the adapters; pilots and attempts continue."""
         for adapter in self._adapters.values():
             adapter.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _remembered(path: str) -> dict[str, NodeAddress]:
+    """Return the nodes that an earlier queue knew; none where the file cannot be used."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        if found["version"] != MEMORY_VERSION:
+            return {}
+        return {
+            name: NodeAddress(name, str(one["site"]), tuple(map(str, one["pipe"])))
+            for name, one in found["nodes"].items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        log.error("action=recall-nodes result=failed reason=%r", str(error))
+        return {}
 
 
 class Adapter(asyncio.Protocol):

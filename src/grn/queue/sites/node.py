@@ -14,7 +14,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from grn import __version__
@@ -22,10 +22,10 @@ from grn.errors import ProtocolError
 from grn.model.text import harmless
 from grn.proc import spawn, terminate
 from grn.protocol.lease import Grant
-from grn.queue.job import AttemptFate, Exit, Settlement
+from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases
-from grn.queue.site import Attempt, Found
+from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.stream import Frame, LeaseBytes, LogPiece, Message
 
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 GREET_S = 40.0
 PING_S, SILENT_S = 10.0, 35.0
 FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+STEADY_S = 5.0  # a stream that lasted so long was a good one
+MAX_SKEW_S = 2.0  # below, the difference may be the time that a greeting takes
 MAX_STDERR = 4096
 
 
@@ -102,6 +104,7 @@ class Node(asyncio.Protocol):
         self.address = address
         self.name = address.name
         self.leases = Leases(queue_id, _NodeLeases(self, listener))
+        self.leases.on_leases = self._return_unknown
         self.epoch = ""  # known once the agent has answered
         self.trouble = ""  # why it cannot be used
         self.heard_at: float | None = None  # of the wall clock
@@ -110,8 +113,9 @@ class Node(asyncio.Protocol):
         self._log_bytes = log_bytes
         self._listener = listener
         self._queue_id = queue_id
-        self._attempts: dict[Attempt, str] = {}  # believed to be there, with the epoch of each
-        self._unstarted: set[Attempt] = set()  # sent, and not acknowledged yet
+        self._attempts: dict[Attempt, RemoteLease] = {}  # believed to be there
+        self._cwds: dict[Attempt, str] = {}  # of those that this queue has started
+        self._incomplete: set[Attempt] = set()  # whose output could not be written here
         self._unwritten: set[Attempt] = set()  # whose ends were heard over the present stream
         self._agent = ""  # the process that holds leases until an attempt takes them over
         self._held: set[str] = set()  # leases that this agent was granted
@@ -119,8 +123,10 @@ class Node(asyncio.Protocol):
         self._reader = stream.FrameReader(is_home=True)
         self._known: set[int] = set()  # environments that the agent has over this stream
         self._is_greeted = False
+        self._fault = ""  # of the present stream
         self._gone = asyncio.Event()
         self._wanted = asyncio.Event()
+        self._retried = asyncio.Event()
         self._last_heard = 0.0
         self._is_closed = False
 
@@ -149,6 +155,19 @@ class Node(asyncio.Protocol):
         """Connect soon: there is work."""
         self._wanted.set()
 
+    def retry(self) -> None:
+        """Try again soon to reach a node that is away: somebody looks."""
+        self._wanted.set()
+        self._retried.set()
+
+    def move(self, address: NodeAddress) -> None:
+        """Use another way to the node; a stream of the old way is ended."""
+        if address != self.address:
+            self.address = address
+            self._retried.set()
+            if self._transport is not None:
+                self._transport.abort()
+
     async def keep_connected(self) -> None:
         """Keep a stream while there is work, or attempts are there."""
         pause_s = FIRST_RETRY_S
@@ -157,16 +176,23 @@ class Node(asyncio.Protocol):
                 self._wanted.clear()
                 await self._wanted.wait()
             began = time.monotonic()
-            await self._stream_once()
-            if time.monotonic() - began > MAX_RETRY_S:
+            if await self._stream_once() and time.monotonic() - began > STEADY_S:
                 pause_s = FIRST_RETRY_S
             if not self._is_closed:
-                await asyncio.sleep(pause_s)
+                await self._rest(pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
-    async def _stream_once(self) -> None:
+    async def _rest(self, pause_s: float) -> None:
+        await asyncio.sleep(min(pause_s, 1.0))
+        self._retried.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._retried.wait(), max(0.0, pause_s - 1.0))
+
+    async def _stream_once(self) -> bool:
+        """Make a stream and wait for its end; True if the agent answered."""
         loop = asyncio.get_running_loop()
         self._gone.clear()
+        self._fault = ""
         ours, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as complaints:
             try:
@@ -177,8 +203,9 @@ class Node(asyncio.Protocol):
                     )  # fmt: skip
             except OSError as error:
                 ours.close()
-                self._changed(f"{self.address.pipe[0]}: {error.strerror}")
-                return
+                self._away(f"{self.address.pipe[0]}: {error.strerror}")
+                return False
+            heard_at = self.heard_at
             try:
                 ours.setblocking(False)
                 await loop.create_connection(lambda: self, sock=ours)
@@ -188,7 +215,8 @@ class Node(asyncio.Protocol):
                     self._transport.abort()
                 await loop.run_in_executor(None, terminate.end_child, process, 1.0)
             if not self._is_closed:
-                self._changed(self.trouble or _complaint(complaints, process))
+                self._away(self._fault or _complaint(complaints, process))
+            return self.heard_at != heard_at
 
     async def _until_gone(self) -> None:
         """Wait for the end of the stream; end one that is silent."""
@@ -196,7 +224,7 @@ class Node(asyncio.Protocol):
         while not self._gone.is_set():
             limit_s = SILENT_S if self._is_greeted else GREET_S
             if time.monotonic() - self._last_heard > limit_s:
-                self.trouble = f"not heard of for {limit_s:.0f} s"
+                self._fault = f"not heard of for {limit_s:.0f} s"
                 return
             if self._is_greeted:
                 self._send({"op": "ping"})
@@ -214,8 +242,8 @@ class Node(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._reader = stream.FrameReader(is_home=True)
         self._known = set()
-        self.trouble = ""
-        self._send({"op": "hello", "version": __version__, "stream": stream.VERSION})
+        self._send({"op": "hello", "version": __version__, "stream": stream.VERSION,
+                    "log_bytes": self._log_bytes})  # fmt: skip
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -227,20 +255,20 @@ class Node(asyncio.Protocol):
             log.info("action=node-cut node=%s", self.name)
             self._listener.node_changed(self)
 
-    def _changed(self, trouble: str) -> None:
-        if trouble != self.trouble or not self._is_greeted:
-            self.trouble = trouble
+    def _away(self, trouble: str) -> None:
+        if trouble != self.trouble:
             log.info("action=node-away node=%s reason=%r", self.name, trouble)
-            self._listener.node_changed(self)
+        self.trouble = trouble
+        self._listener.node_changed(self)
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = time.monotonic()
-        self.heard_at = time.time()
         try:
             for frame in self._reader.feed(data):
+                self.heard_at = time.time()
                 self._receive(frame)
         except ProtocolError as error:
-            self.trouble = error.message
+            self._fault = error.message
             log.error("action=receive node=%s result=failed reason=%r", self.name, error.message)
             if self._transport is not None:
                 self._transport.abort()
@@ -267,11 +295,10 @@ class Node(asyncio.Protocol):
     def _greeted(self, message: Message) -> None:
         version, epoch = message.get("version"), message.get("epoch")
         if version != __version__:
-            self.trouble = (
+            raise ProtocolError(
                 f"grn {version} is there and {__version__} here:"
                 f" `grn site update {self.address.site}`"
             )
-            raise ProtocolError(self.trouble)
         if type(epoch) is not str or "/" in epoch or not epoch:
             raise ProtocolError("the agent does not say which life of the node this is.")
         self.epoch = epoch
@@ -281,9 +308,10 @@ class Node(asyncio.Protocol):
         with contextlib.suppress(TypeError, ValueError):
             self.clock_skew_s = float(message["at"]) - time.time()
         self._is_greeted = True
+        self.trouble = ""
         log.info("action=node-found node=%s epoch=%s", self.name, epoch)
-        for attempt, began_in in list(self._attempts.items()):
-            self._ask_for(attempt, began_in)
+        for attempt, lease in list(self._attempts.items()):
+            self._ask_for(attempt, lease)
         self._listener.node_changed(self)
 
     def _negotiator(self, message: Message) -> None:
@@ -297,20 +325,43 @@ class Node(asyncio.Protocol):
             self.leases.trouble = str(message.get("text", ""))
         self._listener.node_changed(self)
 
+    def _return_unknown(self, rows: list[Message]) -> None:
+        """Return leases that the agent was granted for an earlier queue, which did not use them."""
+        known = {*self._held, *(lease.lease for lease in self._attempts.values())}
+        pid = self._agent.partition("-")[0]
+        for row in rows:
+            lease = row.get("id")
+            if type(lease) is str and str(row.get("pid")) == pid and lease not in known:
+                log.info("action=return-lease node=%s lease=%s", self.name, lease)
+                self.leases.done(lease, {"outcome": "failed"}, lambda _: None)
+
     def _started(self, message: Message) -> None:
         attempt = stream.attempt_in(message)
         if attempt in self._attempts:
-            self._unstarted.discard(attempt)
             self._listener.attempt_started(attempt)
 
     def _ended(self, message: Message) -> None:
         attempt = stream.attempt_in(message)
         if attempt not in self._attempts:
-            self._send(_about("written", attempt))  # the end was heard before
+            self._send({**_about("written", attempt), "keep": True})  # the end was heard before
             return
-        self._unstarted.discard(attempt)
         self._unwritten.add(attempt)
-        self._listener.attempt_ended(attempt, stream.exit_from_json(message.get("exit")))
+        exit = stream.exit_from_json(message.get("exit"))
+        if exit is not None and exit.because is EndReason.NOT_RUNNABLE:
+            exit = replace(exit, text=self._not_runnable(attempt, exit.text))
+        if exit is not None and exit.ended_at and abs(self.clock_skew_s) > MAX_SKEW_S:
+            exit = replace(exit, ended_at=exit.ended_at - self.clock_skew_s)
+        self._listener.attempt_ended(attempt, exit)
+
+    def _not_runnable(self, attempt: Attempt, text: str) -> str:
+        """Say where a command could not be run, and what to do about a missing folder."""
+        cwd = harmless(self._cwds.get(attempt, ""))
+        if cwd and text.startswith(f"{cwd}: "):
+            return (
+                f"the folder {cwd} cannot be used on {self.name} ({text[len(cwd) + 2 :]}): make it"
+                f" there, share it, or submit from a folder that {self.name} has"
+            )
+        return f"on {self.name}: {text}"
 
     def _found(self, message: Message) -> None:
         attempt = stream.attempt_in(message)
@@ -320,7 +371,6 @@ class Node(asyncio.Protocol):
             fate = AttemptFate(message.get("fate"))
         except ValueError as error:
             raise ProtocolError("the fate of an attempt is not as it should be.") from error
-        self._unstarted.discard(attempt)
         text = f"{self.name} went down"
         if fate is AttemptFate.NOT_BEGUN:
             text = f"the connection to {self.name} was cut before it began"
@@ -340,27 +390,28 @@ class Node(asyncio.Protocol):
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             fd = os.open(path, flags, 0o600)
             try:
-                size = os.fstat(fd).st_size
-                is_next = piece.offset <= size  # a gap would be another file's
-                if is_next and piece.offset + len(piece.data) <= self._log_bytes:
-                    os.pwrite(fd, piece.data, piece.offset)
+                is_next = piece.offset <= os.fstat(fd).st_size  # after a gap it is another file's
+                fits = piece.offset + len(piece.data) <= self._log_bytes
+                if not (is_next and fits and _write_at(fd, piece.data, piece.offset)):
+                    self._incomplete.add(piece.attempt)
             finally:
                 os.close(fd)
             _drop_older(folder, piece.name)
-        except OSError as error:  # a full disk at home: the node has the whole output
+        except OSError as error:  # a full disk at home: the node keeps the whole output
+            self._incomplete.add(piece.attempt)
             log.error("action=write-log node=%s result=failed reason=%r", self.name, str(error))
 
     # --- orders of the queue -------------------------------------------------------------
 
     def start(self, attempt: Attempt, command: Command, lease: RemoteLease, visible: str) -> None:
         """Start an attempt under a lease, unless the agent that was granted the lease is gone."""
-        self._attempts[attempt] = lease.epoch
+        self._attempts[attempt] = lease
+        self._cwds[attempt] = command.cwd
         if lease.lease not in self._held:
             loop = asyncio.get_running_loop()
             fate, text = AttemptFate.NOT_BEGUN, f"the agent on {self.name} ended before it began"
             loop.call_soon(self._listener.attempt_found, attempt, fate, text)
             return
-        self._unstarted.add(attempt)
         number = command.environment_id
         message: Message = {
             **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
@@ -386,33 +437,31 @@ class Node(asyncio.Protocol):
         """Make the agent end an attempt; said again when the node is found again."""
         self._send({**_about("stop", attempt), "now": is_now})
 
-    def expect(self, attempt: Attempt, epoch: str) -> Found:
+    def expect(self, attempt: Attempt, lease: RemoteLease) -> None:
         """Note an attempt that an earlier queue started there; its agent will tell more."""
-        self._attempts[attempt] = epoch
+        self._attempts[attempt] = lease
+        self.leases.watch(lease.lease)
         self._wanted.set()
         if self._is_greeted:
-            self._ask_for(attempt, epoch)
-        return Found(AttemptFate.ALIVE)
+            self._ask_for(attempt, lease)
 
-    def _ask_for(self, attempt: Attempt, epoch: str) -> None:
+    def _ask_for(self, attempt: Attempt, lease: RemoteLease) -> None:
         have = _sizes(self._folder_of(attempt))
-        self._send({**_about("find", attempt), "epoch": epoch, "have": have})
+        self._send({**_about("find", attempt), "epoch": lease.epoch, "have": have})
 
     def written(self, attempt: Attempt) -> None:
         """Tell the agent that the end of an attempt is in the journal."""
         self._attempts.pop(attempt, None)
-        self._unstarted.discard(attempt)
+        self._cwds.pop(attempt, None)
+        is_incomplete = attempt in self._incomplete
+        self._incomplete.discard(attempt)
         if attempt in self._unwritten:
             self._unwritten.discard(attempt)
-            self._send(_about("written", attempt))
+            self._send({**_about("written", attempt), "keep": is_incomplete})
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the files of jobs on the node; one that is away keeps them."""
         self._send({"op": "remove", "jobs": jobs})
-
-    def attempts_there(self) -> list[Attempt]:
-        """Return the attempts that are believed to be there."""
-        return list(self._attempts)
 
     @property
     def attempts(self) -> int:
@@ -487,12 +536,19 @@ def _sizes(folder: str) -> dict[str, int]:
     return sizes
 
 
+def _write_at(fd: int, data: bytes, offset: int) -> bool:
+    """Write all of a piece; False when the disk took a part of it."""
+    return os.pwrite(fd, data, offset) == len(data)
+
+
 def _drop_older(folder: str, name: str) -> None:
     """Remove what the node has dropped of a long log: all but the last two parts."""
     base, mark, number = name.partition(".tail")
     if mark and int(number) >= 2:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, f"{base}.tail{int(number) - 2}"))
+        for other in os.listdir(folder):
+            its_base, its_mark, its_number = other.partition(".tail")
+            if (its_base, its_mark) == (base, mark) and int(its_number) <= int(number) - 2:
+                os.unlink(os.path.join(folder, other))
 
 
 def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from grn.model.units import show_time
 from grn.protocol.lease import Grant
 from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Exit, Settlement
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOCAL_RETRY_S = 30.0
+GIVEN_UP = "{node}, whose site was removed, could not be reached"
 
 
 class RouterListener(LeaseListener, SiteListener, Protocol):
@@ -59,40 +62,77 @@ class Router:
         self._local = local(listener)
         self.nodes: dict[str, Node] = {}
         self._requests: dict[int, _Request] = {}
-        self._attempts: dict[Attempt, str] = {}  # where each attempt is
+        self._attempts: dict[Attempt, RemoteLease | None] = {}  # None for one on this machine
+        self._leaving: set[str] = set()  # nodes of removed sites: nothing new starts there
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._was_connected = False
 
     # --- nodes ---------------------------------------------------------------------------
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Add nodes, and let go of those that are not among them and run nothing."""
+    def set_nodes(self, nodes: Iterable[Node], leaving: Iterable[Node] = ()) -> None:
+        """Replace the nodes; one that has attempts stays until they have ended."""
         wanted = {node.name: node for node in nodes}
-        for name, node in list(self.nodes.items()):
-            if name not in wanted and not node.attempts:
-                self._drop_node(name)
+        old = {node.name: node for node in leaving if node.name not in wanted}
+        self._leaving = (self.nodes.keys() | old.keys()) - wanted.keys()
         # Where jobs can run elsewhere, this machine need not have GPUs.
         self._local_leases.retry_s = LOCAL_RETRY_S if wanted else RETRY_S
-        for name, node in wanted.items():
+        for name, node in {**wanted, **old}.items():
             if name not in self.nodes:
-                self.nodes[name] = node
-                self._tasks[name] = asyncio.get_running_loop().create_task(node.keep_connected())
+                self._add_node(node)
+        for name in sorted(self._leaving):
+            self._let_go(name)
         self._ask_more(self._requests.values())
+        self._tell_connected()
+
+    def _add_node(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        for attempt, lease in self._attempts.items():
+            if lease is not None and lease.node == node.name:
+                node.expect(attempt, lease)
+        loop = asyncio.get_running_loop()
+        self._tasks[node.name] = loop.create_task(node.keep_connected())
+
+    def _let_go(self, name: str) -> None:
+        """Withdraw all requests at a node of a removed site; drop the node once it is empty."""
+        node = self.nodes.get(name)
+        if node is None or name not in self._leaving:
+            return
+        for job, request in self._requests.items():
+            if name in request.places:
+                request.places.discard(name)
+                node.leases.drop(job)
+        if not node.attempts:
+            self._drop_node(name)
 
     def _drop_node(self, name: str) -> None:
         node = self.nodes.pop(name)
         node.close()
         self._tasks.pop(name).cancel()
+        self._leaving.discard(name)
         for request in self._requests.values():
             request.places.discard(name)
 
+    def is_leaving(self, name: str) -> bool:
+        """True for a node whose site was removed."""
+        return name in self._leaving
+
+    def names(self) -> set[str]:
+        """Return the nodes that a job may be sent to."""
+        return self.nodes.keys() - self._leaving
+
+    def lost_nodes(self) -> set[str]:
+        """Return the nodes that have attempts and that nobody has told the way to."""
+        there = {lease.node for lease in self._attempts.values() if lease is not None}
+        return there - self.nodes.keys()
+
     def node_gone(self, name: str, text: str) -> None:
         """End the attempts of a node that is gone for sure."""
-        gone = [attempt for attempt, where in self._attempts.items() if where == name]
-        for attempt in gone:
-            self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
+        for attempt, lease in list(self._attempts.items()):
+            if lease is not None and lease.node == name:
+                self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
         if name in self.nodes:
             self._drop_node(name)
+            self._ask_more(self._requests.values())
             self._tell_connected()
 
     def demand(self, site: str) -> dict[str, int]:
@@ -106,7 +146,7 @@ class Router:
 
     def nodes_with_attempts(self, site: str) -> list[str]:
         """Return the nodes that have attempts, of this site or of one not seen since a restart."""
-        names = set(self._attempts.values()) - {LOCAL}
+        names = {lease.node for lease in self._attempts.values() if lease is not None}
         return sorted(
             name for name in names
             if name not in self.nodes or self.nodes[name].address.site == site
@@ -119,13 +159,14 @@ class Router:
     def node_changed(self, node: Node) -> None:
         """Ask a node that has come up; without one that went away, ask others."""
         if not node.is_up:
-            for job, request in list(self._requests.items()):
+            for job, request in self._requests.items():
                 if node.name in request.places:
                     request.places.discard(node.name)
-                    request.said[node.name] = _away(node)
                     node.leases.drop(job)
         self._ask_more(self._requests.values())
         self._tell_connected()
+        for request in self._requests.values():
+            self._say_why(request)
 
     def _tell_connected(self) -> None:
         """Report whether any place can be asked."""
@@ -161,6 +202,11 @@ class Router:
         for node in self.nodes.values():
             node.want()
 
+    def retry(self) -> None:
+        """Try again soon to reach the nodes that are away."""
+        for node in self.nodes.values():
+            node.retry()
+
     def ask(self, asked: AskLease, facts: dict[str, Any], code: str = "") -> None:
         """Request the lease of one attempt where it could start soonest."""
         request = _Request(asked, facts, code)
@@ -171,10 +217,11 @@ class Router:
     def _ask_more(self, requests: Iterable[_Request]) -> None:
         places = self._places() if self.nodes else []
         for request in list(requests):
-            if not self.nodes:
-                self._ask_at(LOCAL, request)
-                continue
             spec = request.asked.spec
+            if not self.nodes:
+                if spec.at in ("", LOCAL):
+                    self._ask_at(LOCAL, request)
+                continue
             chosen = choice.choose(spec, places, request.places, request.refusals)
             for name in chosen.withdraw:
                 request.places.discard(name)
@@ -197,10 +244,10 @@ class Router:
                 node.name, node.address.site, node.is_up, tuple(node.leases.gpu_bytes),
                 open_at.count(node.name) + node.attempts,
             )
-            for node in self.nodes.values()
+            for node in self.nodes.values() if node.name not in self._leaving
         ]  # fmt: skip
         leases = self._local_leases
-        here = sum(node == LOCAL for node in self._attempts.values())
+        here = sum(lease is None for lease in self._attempts.values())
         busy = open_at.count(LOCAL) + here
         return [Place(LOCAL, LOCAL, leases.is_connected, tuple(leases.gpu_bytes), busy), *places]
 
@@ -246,11 +293,8 @@ class Router:
 
     def watch(self, lease: str) -> None:
         """Promise to report the end of a lease that an earlier queue requested."""
-        found = self._remote(lease)
-        if found is None:
+        if self._remote(lease) is None:  # a node watches those of the attempts it expects
             self._local_leases.watch(lease)
-        elif found.node in self.nodes:
-            self.nodes[found.node].leases.watch(found.lease)
 
     def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settlement], None]) -> None:
         """Report how a lease ended; `then` gets the negotiator's view of it, if there is one."""
@@ -299,20 +343,31 @@ class Router:
             request = self._requests.get(job)
             if request is not None:
                 request.said[name] = text
-        if not self.nodes:
-            self._listener.reasons(texts)
-        else:
-            known = {job: self._requests[job] for job in texts if job in self._requests}
-            self._listener.reasons({job: _why(request) for job, request in known.items()})
+        if self.nodes:
+            texts = {job: self._why(self._requests[job]) for job in texts if job in self._requests}
+        self._listener.reasons(texts)
 
     def _say_why(self, request: _Request) -> None:
-        """Say why a request that no place was asked for waits."""
-        if self.nodes and not request.places:
-            for node in self.nodes.values():
-                if not node.is_up and choice.is_meant(request.asked.spec.at, _place(node)):
-                    request.said[node.name] = _away(node)
-            text = _why(request) or f"no place is named {request.asked.spec.at}: see `grn sites`"
-            self._listener.awaited(request.asked.spec.id, text)
+        """Say why a request waits that no place was asked for."""
+        if not request.places:
+            self._listener.awaited(request.asked.spec.id, self._why(request))
+
+    def _why(self, request: _Request) -> str:
+        """Return why a job waits, by place."""
+        at = request.asked.spec.at
+        texts = {
+            **{name: f"refused: {text}" for name, text in request.refusals.items()},
+            **{name: request.said.get(name, "was asked") for name in request.places},
+        }
+        for name in self.names():
+            node = self.nodes[name]
+            if not node.is_up and at in ("", name, node.address.site):
+                texts[name] = _away(node)
+        if not request.places and at in ("", LOCAL) and LOCAL not in texts:
+            texts[LOCAL] = self._local_leases.trouble or "no negotiator answers yet"
+        if not texts:
+            return f"no site or node is named {at}: see `grn sites`"
+        return "; ".join(f"{place}: {text}" for place, text in sorted(texts.items()))
 
     def refused(self, node: Node | None, job: int, text: str) -> None:
         """End a job that all places refuse; one that is away may still take it."""
@@ -349,28 +404,38 @@ class Router:
 
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None:
         found = self._remote(lease)
-        self._attempts[attempt] = LOCAL if found is None else found.node
+        self._attempts[attempt] = found
         if found is None:
             self._local.start(attempt, command, lease, visible)
-            return
-        self.nodes[found.node].start(attempt, command, found, visible)
+        elif found.node in self.nodes:
+            self.nodes[found.node].start(attempt, command, found, visible)
+        else:
+            text = f"{found.node} was removed before it began"
+            self._listener.attempt_found(attempt, AttemptFate.NOT_BEGUN, text)
 
     def stop(self, attempt: Attempt, is_now: bool) -> None:
-        node = self._node_of(attempt)
-        if node is None:
+        """End an attempt; one of a removed site that is out of reach is given up if told twice."""
+        lease = self._attempts.get(attempt)
+        if lease is None:
             self._local.stop(attempt, is_now)
-        else:
+            return
+        node = self.nodes.get(lease.node)
+        if node is not None:
             node.stop(attempt, is_now)
+        is_within_reach = node is not None and (node.is_heard or node.name not in self._leaving)
+        if is_now and not is_within_reach:
+            text = GIVEN_UP.format(node=lease.node)
+            self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
 
     def find(self, attempt: Attempt, is_same_boot: bool, lease: str = "") -> Found:
         """Find an attempt from before a restart; one of a node counts as alive until it is told."""
         found = self._remote(lease)
-        self._attempts[attempt] = LOCAL if found is None else found.node
+        self._attempts[attempt] = found
         if found is None:
             return self._local.find(attempt, is_same_boot)
-        if found.node not in self.nodes:
-            return Found(AttemptFate.ALIVE)  # of a site that is not configured any more
-        return self.nodes[found.node].expect(attempt, found.epoch)
+        if found.node in self.nodes:
+            self.nodes[found.node].expect(attempt, found)
+        return Found(AttemptFate.ALIVE)
 
     def report(self, attempt: Attempt) -> None:
         self._local.report(attempt)
@@ -380,24 +445,42 @@ class Router:
 
     def written(self, attempt: Attempt) -> None:
         """Note that the end of an attempt is in the journal."""
-        node = self._node_of(attempt)
-        self._attempts.pop(attempt, None)
-        if node is None:
+        lease = self._attempts.pop(attempt, None)
+        if lease is None:
             self._local.written(attempt)
-        else:
-            node.written(attempt)
+        elif lease.node in self.nodes:
+            self.nodes[lease.node].written(attempt)
+            if lease.node in self._leaving:
+                asyncio.get_running_loop().call_soon(self._let_go, lease.node)
 
     def folder(self, attempt: Attempt) -> str:
         """Return the folder of an attempt's output; of a node's attempt it is a copy."""
         return self._local.folder(attempt)
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
+        """Delete the files of jobs on this machine; from a thread, as that takes time."""
         self._local.remove(jobs)
+
+    def remove_elsewhere(self, jobs: list[tuple[int, int]]) -> None:
+        """Delete the files of jobs on the nodes."""
         for node in self.nodes.values():
             node.remove(jobs)
 
-    def _node_of(self, attempt: Attempt) -> Node | None:
-        return self.nodes.get(self._attempts.get(attempt, LOCAL))
+    def doubt(self, attempt: Attempt) -> str:
+        """Return since when the node of an attempt is out of sight; empty while it is heard."""
+        lease = self._attempts.get(attempt)
+        if lease is None:
+            return ""
+        node = self.nodes.get(lease.node)
+        if node is None:
+            return f"{lease.node} is not known any more: `grn cancel --now` gives it up"
+        if node.is_heard:
+            return ""
+        heard = "since the queue began"
+        if node.heard_at is not None:
+            heard = f"for {show_time(max(0.0, time.time() - node.heard_at))}"
+        end = ": `grn cancel --now` gives it up" if node.name in self._leaving else ""
+        return f"{node.name} not heard of {heard}{end}"
 
     # --- reports of nodes ----------------------------------------------------------------
 
@@ -453,14 +536,5 @@ def _of_node(grant: Grant, node: Node) -> Grant:
     )  # fmt: skip
 
 
-def _place(node: Node) -> Place:
-    return Place(node.name, node.address.site, node.is_up, tuple(node.leases.gpu_bytes), 0)
-
-
 def _away(node: Node) -> str:
     return f"cannot be used: {node.trouble or node.leases.trouble or 'it is being connected'}"
-
-
-def _why(request: _Request) -> str:
-    """Return why a job waits, by place."""
-    return "; ".join(f"{place}: {text}" for place, text in sorted(request.said.items()))
