@@ -233,10 +233,15 @@ class Agent:
         if "variables" in message:
             source.environments[number] = _environment_here(message["variables"])
         limit = message.get("time_limit_s")
+        log_path = ""
+        if message.get("has_own_log"):  # a file at home: this one is copied there, whole
+            folder = self._launcher.folder(attempt)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            log_path = wire.spelled(os.path.join(folder, "log"))
         command = Command(
             tuple(map(str, message["argv"])), str(message["cwd"]), source.environments[number],
             int(message["umask"]), time_limit_s=None if limit is None else float(limit),
-            extra={**dict(message["extra"])}, environment_id=number, log=str(message["log"]),
+            extra={**dict(message["extra"])}, environment_id=number, log=log_path,
         )  # fmt: skip
         if not self._launcher.runs(attempt):
             self._launcher.start(attempt, command, str(message["lease"]), str(message["visible"]))

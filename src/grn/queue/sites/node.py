@@ -27,6 +27,7 @@ from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
+from grn.queue.sites.log_copy import LogCopies
 from grn.queue.sites.stream import Frame, LeaseBytes, LogPiece, Message
 
 if TYPE_CHECKING:
@@ -109,13 +110,12 @@ class Node(asyncio.Protocol):
         self.trouble = ""  # why it cannot be used
         self.heard_at: float | None = None  # of the wall clock
         self.clock_skew_s = 0.0
-        self._folder_of = folder_of
+        self._logs = LogCopies(folder_of, log_bytes)
         self._log_bytes = log_bytes
         self._listener = listener
         self._queue_id = queue_id
         self._attempts: dict[Attempt, RemoteLease] = {}  # believed to be there
         self._cwds: dict[Attempt, str] = {}  # of those that this queue has started
-        self._incomplete: set[Attempt] = set()  # whose output could not be written here
         self._unwritten: set[Attempt] = set()  # whose ends were heard over the present stream
         self._agent = ""  # the process that holds leases until an attempt takes them over
         self._held: set[str] = set()  # leases that this agent was granted
@@ -380,26 +380,8 @@ class Node(asyncio.Protocol):
         raise ProtocolError(str(message.get("text", "the agent refused a message.")))
 
     def _write_log(self, piece: LogPiece) -> None:
-        """Add a piece to the copy of an attempt's output at home."""
-        if piece.attempt not in self._attempts:
-            return
-        folder = self._folder_of(piece.attempt)
-        path = os.path.join(folder, piece.name)
-        try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(path, flags, 0o600)
-            try:
-                is_next = piece.offset <= os.fstat(fd).st_size  # after a gap it is another file's
-                fits = piece.offset + len(piece.data) <= self._log_bytes
-                if not (is_next and fits and _write_at(fd, piece.data, piece.offset)):
-                    self._incomplete.add(piece.attempt)
-            finally:
-                os.close(fd)
-            _drop_older(folder, piece.name)
-        except OSError as error:  # a full disk at home: the node keeps the whole output
-            self._incomplete.add(piece.attempt)
-            log.error("action=write-log node=%s result=failed reason=%r", self.name, str(error))
+        if piece.attempt in self._attempts:
+            self._logs.write(piece)
 
     # --- orders of the queue -------------------------------------------------------------
 
@@ -412,12 +394,13 @@ class Node(asyncio.Protocol):
             fate, text = AttemptFate.NOT_BEGUN, f"the agent on {self.name} ended before it began"
             loop.call_soon(self._listener.attempt_found, attempt, fate, text)
             return
+        self._logs.begin(attempt, command)
         number = command.environment_id
         message: Message = {
             **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
             "environment": number, "extra": command.extra, "umask": command.umask,
-            "time_limit_s": command.time_limit_s, "log": command.log, "lease": lease.lease,
-            "visible": visible,
+            "time_limit_s": command.time_limit_s, "has_own_log": bool(command.log),
+            "lease": lease.lease, "visible": visible,
         }  # fmt: skip
         if number not in self._known:
             self._known.add(number)
@@ -446,18 +429,18 @@ class Node(asyncio.Protocol):
             self._ask_for(attempt, lease)
 
     def _ask_for(self, attempt: Attempt, lease: RemoteLease) -> None:
-        have = _sizes(self._folder_of(attempt))
+        have = self._logs.sizes(attempt)
         self._send({**_about("find", attempt), "epoch": lease.epoch, "have": have})
 
     def written(self, attempt: Attempt) -> None:
         """Tell the agent that the end of an attempt is in the journal."""
         self._attempts.pop(attempt, None)
         self._cwds.pop(attempt, None)
-        is_incomplete = attempt in self._incomplete
-        self._incomplete.discard(attempt)
         if attempt in self._unwritten:
             self._unwritten.discard(attempt)
-            self._send({**_about("written", attempt), "keep": is_incomplete})
+            is_whole = self._logs.is_whole(attempt)
+            self._send({**_about("written", attempt), "keep": not is_whole})
+        self._logs.forget(attempt)
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the files of jobs on the node; one that is away keeps them."""
@@ -524,31 +507,6 @@ class _NodeLeases:
 
 def _about(op: str, attempt: Attempt) -> Message:
     return {"op": op, "job": attempt.job, "attempt": attempt.number}
-
-
-def _sizes(folder: str) -> dict[str, int]:
-    """Return how much of an attempt's output is here."""
-    sizes = {}
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            if stream.LOG_NAME.fullmatch(entry.name):
-                sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
-    return sizes
-
-
-def _write_at(fd: int, data: bytes, offset: int) -> bool:
-    """Write all of a piece; False when the disk took a part of it."""
-    return os.pwrite(fd, data, offset) == len(data)
-
-
-def _drop_older(folder: str, name: str) -> None:
-    """Remove what the node has dropped of a long log: all but the last two parts."""
-    base, mark, number = name.partition(".tail")
-    if mark and int(number) >= 2:
-        for other in os.listdir(folder):
-            its_base, its_mark, its_number = other.partition(".tail")
-            if (its_base, its_mark) == (base, mark) and int(its_number) <= int(number) - 2:
-                os.unlink(os.path.join(folder, other))
 
 
 def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:
