@@ -34,6 +34,7 @@ class AttemptRow:
     text: str | None = None
     ran_s: float | None = None
     peak_bytes: int | None = None
+    where: str = ""  # the node; empty for this machine
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> AttemptRow:
@@ -66,6 +67,7 @@ class JobRow:
     ran_s: float | None = None
     attempt: int = 0
     gpus: tuple[int, ...] = ()
+    where: str = ""  # the node; empty for this machine
     lease: str | None = None
     used_bytes: int | None = None
     reserved_bytes: int | None = None

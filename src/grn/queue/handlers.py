@@ -23,7 +23,7 @@ from grn.queue.job import After, JobSpec, JobState
 from grn.queue.journal.rows import BadRow, Command, NewJob
 from grn.queue.loop import QueueLoop
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
-from grn.queue.sites.choice import LOCAL
+from grn.queue.sites.choice import LOCAL, node_of
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
@@ -37,6 +37,7 @@ _STATES = {
     "stopping": "state = 'stopping'",
     "ended": "state = 'ended'",
 }
+_CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
 _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
 
@@ -167,6 +168,7 @@ def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
     row["attempts"] = peer.loop.journal.attempts(message.job)
     for one in row["attempts"]:
         one["gpus"] = numbers(one["gpus"])
+        one["where"] = node_of(one["lease"])
     try:
         command = peer.loop.journal.command(message.job)
         row["environment"] = sorted({*command.environment, *command.extra})
@@ -322,10 +324,11 @@ def _new_job(
     after: tuple[After, ...],
     submitter: str,
 ) -> NewJob:
+    at = message.at or (LOCAL if _CALLS in wanted.extra else "")
     spec = JobSpec(
         0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue, message.group, submitter,
-        message.fail_fast, "pack" if message.policy == "pack" else "", message.at,
+        message.fail_fast, "pack" if message.policy == "pack" else "", at,
     )  # fmt: skip
     command = Command(
         tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,

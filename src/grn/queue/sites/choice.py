@@ -35,6 +35,12 @@ class Choice:
     withdraw: tuple[str, ...] = ()
 
 
+def node_of(lease: str | None) -> str:
+    """Return the node that a lease is of; empty for this machine."""
+    parts = (lease or "").split("/")
+    return parts[0] if len(parts) == 3 else ""
+
+
 def is_meant(at: str, place: Place) -> bool:
     """True when a job may run at a place: by the name of a node or of a site."""
     return not at or at in (place.name, place.site)

@@ -81,8 +81,7 @@ class Router:
                 self._add_node(node)
         for name in sorted(self._leaving):
             self._let_go(name)
-        self._ask_more(self._requests.values())
-        self._tell_connected()
+        self._places_changed()
 
     def _add_node(self, node: Node) -> None:
         self.nodes[node.name] = node
@@ -132,8 +131,7 @@ class Router:
                 self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
         if name in self.nodes:
             self._drop_node(name)
-            self._ask_more(self._requests.values())
-            self._tell_connected()
+            self._places_changed()
 
     def demand(self, site: str) -> dict[str, int]:
         """Return how many requests no place has granted that a site may serve, and the largest."""
@@ -163,6 +161,9 @@ class Router:
                 if node.name in request.places:
                     request.places.discard(node.name)
                     node.leases.drop(job)
+        self._places_changed()
+
+    def _places_changed(self) -> None:
         self._ask_more(self._requests.values())
         self._tell_connected()
         for request in self._requests.values():
