@@ -191,7 +191,7 @@ class GroupRunner:
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
             if not self._watch:  # without GPUs nothing is submitted
-                daemons.ensure_negotiator(IDLE_EXIT_S)
+                _ensure_gpus()
             if not self._line.open():
                 return
         except GrnError as error:
@@ -396,6 +396,15 @@ class GroupRunner:
             self._reason_at = now + REASON_AGAIN_S
             asked = {"which": "alive", "states": ["queued"], "group": self._group, "most": 100}
             self._reason_asked = self._tell({"op": "list", **asked})
+
+
+def _ensure_gpus() -> None:
+    """Start a negotiator; raise if there can be none and the queue has no other machines."""
+    try:
+        daemons.ensure_negotiator(IDLE_EXIT_S)
+    except GrnError:
+        if not queue.ask({"op": "sites"})["nodes"]:
+            raise
 
 
 class _Deaf:
