@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         command = [*own_module("grn.queue.sites.pipe"), *argv[1:]]
         os.execv(command[0], command)
     if argv[:1] == ["--check"]:
-        print(json.dumps(_facts()))
+        print(f"\n{json.dumps(_facts())}")  # a login shell may have left an unfinished line
         return 0
     print("error: grn agent is called by a queue, with --pipe or --check.", file=sys.stderr)
     print("hint: See docs/sites.md.", file=sys.stderr)

@@ -102,8 +102,9 @@ def rm(name: str) -> int:
     """Remove a site from your settings; what runs there goes on, and is still heard of."""
     _named(name)
     sites.remove(name)
-    _reload()
-    click.echo(f"{name} removed.")
+    jobs = sum(row["jobs"] for row in _reload() if row["site"] == name)
+    left = f" {counted(jobs, 'job')} of yours may still run there: see `grn ls`." if jobs else ""
+    click.echo(f"{name} removed.{left}")
     return 0
 
 
@@ -178,12 +179,12 @@ def _names(one: SiteConfig) -> set[str]:
     return {one.name, *map(sites.node_name, one.hosts)}
 
 
-def _reload() -> None:
-    """Tell a running queue that the settings have changed."""
+def _reload() -> list[dict[str, Any]]:
+    """Tell a running queue that the settings have changed; return its nodes."""
     try:
-        queue.ask({"op": "sites", "reload": True}, may_start=False)
+        return list(queue.ask({"op": "sites", "reload": True}, may_start=False)["nodes"])
     except DaemonNotRunning:
-        pass  # the next queue reads them
+        return []  # the next queue reads them
 
 
 def _gpus(sizes: Sequence[int]) -> str:
