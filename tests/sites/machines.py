@@ -121,6 +121,7 @@ class Machine:
             "GRN_GRACE_TO_END_S": "1",
             "PYTHONPATH": os.pathsep.join((PYTHON_PATH, str(ROOT))),
             "PATH": f"{os.path.dirname(sys.executable)}:{_SBIN}",
+            "HOME": str(self.folder),  # without the user's own dot files
             "STORY": str(story.folder),
             "XDG_TEST_MACHINE": name,
             **env,
@@ -260,9 +261,10 @@ class NamespaceMachine(Machine):
         self._inside("ip", "addr", "add", f"{self.address}/30", "dev", self._theirs)
         self._inside("ip", "link", "set", "lo", "up")
         _do("ip", "link", "set", self._ours, "up")
+        self.boot = ""  # the id of its boot
+        self.is_cut = False
         self.connect()
         keys.note(name, self.address, 22)
-        self.boots = 0
 
     def _inside(self, *command: str) -> None:
         _do("ip", "netns", "exec", self._space, *command)
@@ -270,21 +272,23 @@ class NamespaceMachine(Machine):
     def connect(self) -> None:
         """Plug its network cable in."""
         self._inside("ip", "link", "set", self._theirs, "up")
+        self.is_cut = False
 
     def cut(self) -> None:
         """Pull its network cable: nothing gets through, and nobody is told."""
         self._inside("ip", "link", "set", self._theirs, "down")
+        self.is_cut = True
 
     def start(self) -> None:
         """Boot it: another boot id, and nothing left in its runtime folder."""
-        self.boots += 1
         shutil.rmtree(self.runtime, ignore_errors=True)
+        self.boot = str(uuid.uuid4())
         boot = self.folder / "boot_id"
-        boot.write_text(f"{uuid.uuid4()}\n")
+        boot.write_text(f"{self.boot}\n")
         config = self._write_config(self.address, 22)
         script = (
             f"mount --bind {boot} /proc/sys/kernel/random/boot_id && hostname {self.name} &&"
-            f" exec {sshd()} -D -e -f {config}"
+            f" {{ {sshd()} -D -e -f {config} & wait; }}"
         )
         self._sshd = self.story.start(
             "ip", "netns", "exec", self._space, "unshare", "--mount", "--pid", "--uts", "--fork",

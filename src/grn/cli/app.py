@@ -148,7 +148,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], COMMANDS)
+            near = difflib.get_close_matches(args[0], COMMANDS, cutoff=0.65)
             if not near:
                 raise
             text = f"{error.message} Did you mean {' or '.join(near)}?"
