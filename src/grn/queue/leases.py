@@ -77,6 +77,8 @@ class Leases(asyncio.Protocol):
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
         # Gets the leases of the negotiator once for each connection, page by page.
         self.on_leases: Callable[[list[dict[str, Any]]], None] | None = None
+        self.on_connected: Callable[[], None] | None = None
+        self._answers: dict[int, Callable[[dict[str, Any]], None]] = {}  # by number of a question
 
     @property
     def is_connected(self) -> bool:
@@ -200,7 +202,10 @@ class Leases(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._lost.clear()
         self._conversation.connection_made()
+        self._answers.clear()
         self._status_asked = self._conversation.ask({"op": "status"})
+        if self.on_connected is not None:
+            self.on_connected()
         self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -240,9 +245,17 @@ class Leases(asyncio.Protocol):
                 self._refreshed()
             case Answered() if event.number == self._status_asked and "status" in event.message:
                 self._take_status(event.message)
+            case Answered() if event.number in self._answers:
+                self._answers.pop(event.number)(event.message)
             case Garbled():
                 log.error("action=listen result=failed reason=%r", event.error.message)
                 self.close()
+
+    def tell(self, message: dict[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        """Ask the negotiator a question that is not repeated; `then` gets an answer, if any."""
+        if self._transport is not None:
+            self._answers[self._conversation.ask(message)] = then
+            self._send()
 
     def _take_status(self, message: dict[str, Any]) -> None:
         status = message["status"]

@@ -8,6 +8,7 @@ that has the attempt. With no site it passes everything on to this machine. `cho
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -23,12 +24,15 @@ from grn.queue.leases import RETRY_S, LeaseListener, Leases
 from grn.queue.site import Attempt, Found, Site, SiteListener
 from grn.queue.sites import choice
 from grn.queue.sites.choice import LOCAL, Place
+from grn.queue.sites.teaching import Teacher
 
 if TYPE_CHECKING:
     from grn.queue.sites.node import Node, RemoteLease
 
 log = logging.getLogger(__name__)
 LOCAL_RETRY_S = 30.0
+RUNS_S = 0.5  # between the end of an attempt and the question what was measured
+MAX_TYPES_ASKED = 1000
 GIVEN_UP = "{node}, whose site was removed, could not be reached"
 
 
@@ -66,6 +70,9 @@ class Router:
         self._leaving: set[str] = set()  # nodes of removed sites: nothing new starts there
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._was_connected = False
+        self._teacher = Teacher()
+        self._ran: dict[str, set[str]] = {}  # types granted at a place since it was asked for runs
+        self._local_leases.on_connected = functools.partial(self._ask_all_runs, LOCAL)
 
     # --- nodes ---------------------------------------------------------------------------
 
@@ -79,12 +86,14 @@ class Router:
         for name, node in {**wanted, **old}.items():
             if name not in self.nodes:
                 self._add_node(node)
+        self._ask_all_runs(LOCAL)
         for name in sorted(self._leaving):
             self._let_go(name)
         self._places_changed()
 
     def _add_node(self, node: Node) -> None:
         self.nodes[node.name] = node
+        node.leases.on_connected = functools.partial(self._ask_all_runs, node.name)
         for attempt, lease in self._attempts.items():
             if lease is not None and lease.node == node.name:
                 node.expect(attempt, lease)
@@ -233,6 +242,7 @@ class Router:
     def _ask_at(self, name: str, request: _Request) -> None:
         if name not in request.places:
             request.places.add(name)
+            self._teach(name, request.asked.spec.job_type)
             self._leases_at(name).ask(request.asked, request.facts, request.code)
 
     def _leases_at(self, name: str) -> Leases:
@@ -302,10 +312,42 @@ class Router:
         found = self._remote(lease)
         if found is None:
             self._local_leases.done(lease, ending, then)
+            self._ask_runs_soon(LOCAL)
         elif found.node in self.nodes:
             self.nodes[found.node].done(found.lease, ending, then)
+            self._ask_runs_soon(found.node)
         else:
             then(Settlement())
+
+    # --- what places have measured, taught to the others -----------------------------------
+
+    def _ask_all_runs(self, name: str) -> None:
+        """Ask a place that has just come up for all it has measured, if there are others."""
+        self._teacher.forget(name)
+        if self.nodes:
+            hear = functools.partial(self._heard_runs, name)
+            self._leases_at(name).tell({"op": "runs"}, hear)
+
+    def _ask_runs_soon(self, name: str) -> None:
+        """Ask a place for the runs of types that were granted there, a moment after one ended."""
+        if self.nodes and name in self._ran:
+            asyncio.get_running_loop().call_later(RUNS_S, self._ask_runs, name)
+
+    def _ask_runs(self, name: str) -> None:
+        types = sorted(self._ran.pop(name, ()))[:MAX_TYPES_ASKED]
+        if types and (name == LOCAL or name in self.nodes):
+            hear = functools.partial(self._heard_runs, name)
+            self._leases_at(name).tell({"op": "runs", "types": types}, hear)
+
+    def _heard_runs(self, name: str, reply: dict[str, Any]) -> None:
+        self._teacher.heard(name, reply)
+        for request in self._requests.values():
+            for place in request.places:
+                self._teach(place, request.asked.spec.job_type)
+
+    def _teach(self, name: str, job_type: str) -> None:
+        for lesson in self._teacher.lessons(name, job_type) if self.nodes else ():
+            self._leases_at(name).tell(lesson, lambda _answer: None)
 
     def _remote(self, lease: str) -> RemoteLease | None:
         if "/" not in lease:
@@ -328,6 +370,7 @@ class Router:
             self._leases_at(other).drop(job)
         self._listener.granted(job, grant if node is None else _of_node(grant, node))
         if request is not None and self.nodes:
+            self._ran.setdefault(name, set()).add(request.asked.spec.job_type)
             self._ask_more(self._requests.values())  # the withdrawn requests made room
 
     def awaited(self, node: Node | None, job: int, text: str) -> None:
