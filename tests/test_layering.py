@@ -19,7 +19,8 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "protocol": "__init__ lease rows snapshot",
     "negotiator": "__init__ events endings engine engine_view schedule learn views explain history "
     "change_feed pages",
-    "queue": "__init__ job events engine job_table lease_window finish",
+    "queue": "__init__ job events engine job_table lease_window finish sites.__init__ "
+    "sites.choice sites.teaching",
     "simulate": "__init__ workload schedulers replay policies",
     "group": "__init__ task roles call_table",
     "sweep": "__init__ grid space condition values template",
@@ -48,6 +49,7 @@ ARROWS = {
     "wire": {"model", "errors"},
     "option_file": {"errors"},
     "settings": {"option_file", "errors", "model", "paths"},
+    "sites": {"option_file", "errors", "model", "paths"},
     "pure protocol": {"errors", "wire", "model"},
     "protocol": {"pure protocol", "errors", "wire", "model"},
     "proc": {"errors", "model", "paths"},
@@ -79,6 +81,7 @@ ARROWS = {
         "model",
         "settings",
         "paths",
+        "sites",
         "errors",
     },
     "client": {
@@ -145,6 +148,7 @@ ARROWS = {
         "wire",
         "model",
         "settings",
+        "sites",
         "paths",
         "proc",
         "errors",

@@ -60,7 +60,7 @@ def test_flags_win_over_the_environment_that_over_the_file_that_over_defaults(
     assert found.patience_s == Settings().patience_s
 
 
-@pytest.mark.parametrize("name", Settings.__struct_fields__)
+@pytest.mark.parametrize("name", [name for name in Settings.__struct_fields__ if name != "sites"])
 def test_every_setting_can_be_set_by_its_variable(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

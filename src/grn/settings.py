@@ -42,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_running: int = 0  # jobs of the queue that may run at once; 0: as many as GPUs allow
     grace_to_end_s: float = 10.0  # between asking a job to end and killing it
     log_size: str = "64MiB"  # how much of a job's output is kept
+    sites: dict[str, dict[str, object]] = {}  # other machines: docs/sites.md
     on_end: str = ""  # commands for the shell: when a job has ended,
     on_failure: str = ""  # has failed,
     on_empty: str = ""  # and when no job is left
@@ -133,6 +134,10 @@ def _read(given: _Given) -> object:
     kind = _KINDS[given.name]
     if given.name == "shares":
         return _read_shares(given)
+    if given.name == "sites":
+        if not isinstance(given.value, dict):
+            raise given.wrong("and must be tables like [sites.lab]")
+        return given.value
     try:
         value: object = msgspec.convert(given.value, kind, strict=False)
     except msgspec.ValidationError as error:

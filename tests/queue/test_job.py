@@ -12,6 +12,7 @@ from grn.queue import events
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     ActionFailed,
+    AttemptFound,
     AttemptStarted,
     CancelAsked,
     DrainAsked,
@@ -29,7 +30,7 @@ from grn.queue.events import (
     Submitted,
     SubmitterGone,
 )
-from grn.queue.job import Exit, JobState, Step, after
+from grn.queue.job import AttemptFate, Exit, JobState, Step, after
 from tests.queue.builders import Line, a_spec
 
 QUEUE = Path(__file__).resolve().parents[2] / "src" / "grn" / "queue"
@@ -48,6 +49,7 @@ EVENTS: dict[type, Event] = {
         AttemptStarted(1.0, 1, 1),
         Exited(1.0, 1, 1, Exit(0)),
         ShimLost(1.0, 1, 1),
+        AttemptFound(1.0, 1, 1, AttemptFate.INTERRUPTED, "gpu2 went down"),
         ActionFailed(1.0, 1, 1, "its record is damaged"),
         CancelAsked(1.0, (1,)),
         HoldAsked(1.0, (1,)),
@@ -66,15 +68,18 @@ MOVES = {
     (STARTING, AttemptStarted): RUNNING,
     (STARTING, Exited): ENDED,
     (STARTING, ShimLost): ENDED,
+    (STARTING, AttemptFound): ENDED,
     (STARTING, ActionFailed): ENDED,
     (STARTING, CancelAsked): STOPPING,
     (RUNNING, Exited): ENDED,
     (RUNNING, ShimLost): ENDED,
+    (RUNNING, AttemptFound): ENDED,
     (RUNNING, CancelAsked): STOPPING,
     (STOPPING, AttemptStarted): STOPPING,
     (STOPPING, CancelAsked): STOPPING,
     (STOPPING, Exited): ENDED,
     (STOPPING, ShimLost): ENDED,
+    (STOPPING, AttemptFound): ENDED,
     (STOPPING, ActionFailed): ENDED,
 }
 STEPS = {

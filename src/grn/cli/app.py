@@ -51,6 +51,8 @@ COMMANDS = {
     "history": ("grn.cli.commands.jobs:history", "Show what has ended."),
     "clean": ("grn.cli.commands.jobs:clean", "Forget what has ended."),
     "queue": ("grn.cli.commands.jobs:queue_command", "Show, start or stop your queue."),
+    "site": ("grn.cli.commands.site:site", "Add other machines to your queue."),
+    "sites": ("grn.cli.commands.site:all_sites", "Show the machines of your queue."),
     "service": ("grn.cli.commands.service:service", "Keep your queue through logout and reboot."),
     "sweep": ("grn.cli.commands.sweep:sweep", "Run a command for many values of its parameters."),
     "batch": ("grn.cli.commands.batch:batch", "Run the lines of a file on GPUs that have room."),
@@ -81,7 +83,7 @@ COMMANDS = {
 SECTIONS = {
     "Run now": "exec run select batch sweep",
     "Submit and walk away": "submit ls show logs wait cancel retry hold release move drain history "
-    "clean queue service",
+    "clean queue service site sites",
     "Look": "top web gpus ps why profiles shares report events metrics",
     "The negotiator": "start stop audit",
     "Try and set up": "demo simulate doctor completion",
@@ -103,6 +105,8 @@ EXAMPLES = {
     "history": ("grn history -n 10", "grn history --export jobs.csv"),
     "clean": ("grn clean --older-than 7d",),
     "queue": ("grn queue", "grn queue stop"),
+    "site": ("grn site add lab --ssh gpu2 gpu3", "grn site check lab"),
+    "sites": ("grn sites",),
     "service": ("grn service install",),
     "sweep": (
         "grn sweep 'python train.py --lr {lr} --bs {bs}' -p lr 1e-3 1e-4 -p bs 32 64",
@@ -144,7 +148,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], COMMANDS)
+            near = difflib.get_close_matches(args[0], COMMANDS, cutoff=0.65)
             if not near:
                 raise
             text = f"{error.message} Did you mean {' or '.join(near)}?"

@@ -11,6 +11,14 @@ def main() -> None:
         from grn.cli.commands import submit
 
         sys.exit(submit.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["agent"]:
+        from grn.cli.commands import agent
+
+        sys.exit(agent.main(sys.argv[2:]))
     from grn.cli import app
 
     app.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -24,8 +24,10 @@ _RANGES = {
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
     "retry": (0, MAX_RETRIES),
 }
-_OPTIONS = ("gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy")
-_LONGEST = {"name": 128, "type": 1024, "notify": 4096}
+_OPTIONS = (
+    "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at",
+)  # fmt: skip
+_LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128}
 
 
 class JobHandle:
@@ -165,8 +167,9 @@ def request(**options: Any) -> Message:
             raise TypeError(f"submit() has no option '{name}'")
         if value is not None:
             message["held" if name == "hold" else name] = _checked_option(name, value)
-    if message.get("policy") == "spread":
-        del message["policy"]  # older queues do not know it
+    for name, usual in (("policy", "spread"), ("at", "")):
+        if message.get(name) == usual:
+            del message[name]  # older queues do not know it
     return message
 
 

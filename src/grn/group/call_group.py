@@ -18,7 +18,7 @@ from typing import Any
 
 from grn.client import remote_call
 from grn.client.submit import JobHandle, request
-from grn.errors import JobFailed, from_code
+from grn.errors import JobFailed, UsageError, from_code
 from grn.group.call_table import Call, CallTable, CallVerdict, CallWorker, Ending, Kind
 from grn.group.choose_runner import NestedSlots, runner_for
 from grn.group.roles import RunControl
@@ -49,6 +49,11 @@ class CallGroup:
         **options: Any,
     ) -> None:
         self._shared = request(**options)  # raises on wrong options
+        if options.get("at") not in (None, "", "local"):
+            raise UsageError(
+                f"calls cannot run at {options['at']}: they talk to this process.",
+                "Submit a command there: grn.submit(..., at=...).",
+            )
         self._name = group or os.path.basename(sys.argv[0] or "python") or "python"
         retries = self._shared.get("retry", 0)
         is_nestable = not any(options.get(name) for name in _QUEUE_ONLY)

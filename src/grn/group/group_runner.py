@@ -215,7 +215,7 @@ class GroupRunner:
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
             if not self._watch:  # without GPUs nothing is submitted
-                daemons.ensure_negotiator()
+                _ensure_gpus()
             if not self._line.open():
                 return
         except GrnError as error:
@@ -455,6 +455,15 @@ def _attempt_end(sent: SentTask, row: ProgressRow) -> CommandEnd:
         is_cancelled=is_cancelled, because=text if is_oom else "",
         reason=row.reason or reason or "", text=row.text or text,
     )  # fmt: skip
+
+
+def _ensure_gpus() -> None:
+    """Start a negotiator; raise if there can be none and the queue has no other machines."""
+    try:
+        daemons.ensure_negotiator()
+    except GrnError:
+        if not queue.ask({"op": "sites"})["nodes"]:
+            raise
 
 
 class _Deaf:

@@ -57,6 +57,7 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     tied: bool = False
     fail_fast: bool = False
     policy: Literal["spread", "pack"] = "spread"
+    at: Annotated[str, Meta(max_length=128)] = ""
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
@@ -151,6 +152,12 @@ class PingQueueRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
     """Ask for version, process and user of the queue."""
 
 
+class SitesRequest(schemas.Message, frozen=True, tag="sites", kw_only=True):
+    """Show the nodes of all sites; with `reload` read the settings file first."""
+
+    reload: bool = False
+
+
 class StopQueueRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
     """End the queue; running jobs continue."""
 
@@ -171,6 +178,7 @@ Message = (
     | CountRequest
     | FollowQueueRequest
     | PingQueueRequest
+    | SitesRequest
     | StopQueueRequest
 )
 

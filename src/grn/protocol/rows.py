@@ -266,6 +266,7 @@ class AttemptRow:
     status: int | None = None
     signal: int | None = None
     resident_bytes: int | None = None
+    where: str = ""  # the node; empty for this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +300,7 @@ class JobRow:
     ran_s: float | None = None
     attempt: int = 0
     gpus: tuple[int, ...] = ()
+    where: str = ""  # the node; empty for this machine
     lease: str | None = None
     used_bytes: int | None = None
     reserved_bytes: int | None = None

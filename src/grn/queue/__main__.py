@@ -78,10 +78,15 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         boot_id(),
         Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
     )
+    load_sites = functools.partial(_load_sites, loop, launch, os.path.join(folder, "nodes.json"))
+    if chosen.sites:
+        load_sites()
     stopped = process.stop_event()
-    server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold)
+    server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold, load_sites)
     process.raise_file_limit(_MAX_FILES)
     await loop.start()
+    if loop.site.lost_nodes():  # attempts of sites that were removed while no queue ran
+        load_sites()
     gc.freeze()  # permanent objects need not be walked at every collection
     await ground.serve(server.connection)
     tasks = [
@@ -96,10 +101,21 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     ground.close()
     for task in tasks:
         task.cancel()
-    loop.leases.close()
+    if loop.fleet is not None:
+        loop.fleet.close()
     loop.site.close()
     loop.submitters.close()
     journal.close()
+
+
+def _load_sites(loop: QueueLoop, launch: LaunchSettings, memory: str) -> None:
+    """Read the sites of the settings file; without any, nothing of them is imported."""
+    if loop.fleet is None:
+        from grn.queue.sites.fleet import Fleet, FleetSettings
+
+        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes, memory)
+        loop.fleet = Fleet(chosen, loop.site)
+    loop.fleet.load()
 
 
 def _check_locks(folder: str) -> None:

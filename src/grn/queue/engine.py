@@ -14,6 +14,7 @@ from grn.queue import finish
 from grn.queue.events import (
     Action,
     ActionFailed,
+    AttemptFound,
     AttemptStarted,
     CancelAsked,
     DrainAsked,
@@ -296,20 +297,37 @@ class QueueEngine:
         """Continue from what recovery found of an attempt; exits follow as separate events."""
         job = self._table.jobs[kept.spec.id]
         if kept.found in (AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED):
-            is_stopping = job.state is JobState.STOPPING
-            text, verdict = finish.after_restart(kept.found, job.spec.may_requeue, is_stopping)
-            exit = Exit(None, text=text)
-            yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
-            if job.lease:
-                yield ReturnLease(job.lease)
-            yield from self._conclude(job, verdict, None)
+            yield from self._end_unfinished(job, kept.found, "")
             return
         if kept.found is AttemptFate.ALIVE:
-            self._table.step(job, Step.RUN)
-            if job.state is JobState.STOPPING:
-                yield Stop(job.spec.id, job.attempt, is_now=False)
+            yield from self._found_alive(job)
         if job.lease:
             yield WatchLease(job.lease)
+
+    def _attempt_found(self, event: AttemptFound) -> Iterator[Action]:
+        """Continue from what a node has found of an attempt."""
+        job = self._table.at(event.job, event.attempt)
+        if job is None:
+            return
+        if event.fate in (AttemptFate.NOT_BEGUN, AttemptFate.INTERRUPTED):
+            yield from self._end_unfinished(job, event.fate, event.text)
+        elif event.fate is AttemptFate.ALIVE:
+            yield from self._found_alive(job)
+
+    def _found_alive(self, job: QueuedJob) -> Iterator[Action]:
+        self._table.step(job, Step.RUN)
+        if job.state is JobState.STOPPING:
+            yield Stop(job.spec.id, job.attempt, is_now=False)
+
+    def _end_unfinished(self, job: QueuedJob, fate: AttemptFate, what: str) -> Iterator[Action]:
+        """Conclude an attempt that never began, or did not survive its machine."""
+        is_stopping = job.state is JobState.STOPPING
+        text, verdict = finish.after_restart(fate, job.spec.may_requeue, is_stopping, what)
+        exit = Exit(None, text=text)
+        yield SaveAttemptEnd(job.spec.id, job.attempt, EndReason.INTERRUPTED, exit, None)
+        if job.lease:
+            yield ReturnLease(job.lease)
+        yield from self._conclude(job, verdict, None)
 
 
 class JobViews(Mapping[int, JobView]):
@@ -370,6 +388,7 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     AttemptStarted: QueueEngine._started,
     Exited: QueueEngine._exited,
     ShimLost: QueueEngine._shim_lost,
+    AttemptFound: QueueEngine._attempt_found,
     ActionFailed: QueueEngine._action_failed,
     CancelAsked: QueueEngine._cancel_asked,
     SubmitterGone: QueueEngine._submitter_gone,

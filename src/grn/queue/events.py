@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grn.queue.job import EndReason, Exit, JobSpec, JobState, Kept, Settlement
+from grn.queue.job import AttemptFate, EndReason, Exit, JobSpec, JobState, Kept, Settlement
 
 # --- events --------------------------------------------------------------------------------
 
@@ -97,6 +97,17 @@ class ShimLost:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptFound:
+    """A node has told what became of an attempt that was out of sight."""
+
+    at: float
+    job: int
+    attempt: int
+    fate: AttemptFate
+    text: str  # what happened there
+
+
+@dataclass(frozen=True, slots=True)
 class ActionFailed:
     """An action for one attempt of a job could not be carried out."""
 
@@ -156,6 +167,7 @@ Event = (
     | AttemptStarted
     | Exited
     | ShimLost
+    | AttemptFound
     | ActionFailed
     | CancelAsked
     | SubmitterGone

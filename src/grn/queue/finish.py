@@ -103,16 +103,17 @@ def after_loss(tries_left: int, is_stopping: bool) -> AttemptEnd | RunAgain:
 
 
 def after_restart(
-    fate: AttemptFate, may_requeue: bool, is_stopping: bool
+    fate: AttemptFate, may_requeue: bool, is_stopping: bool, what: str = ""
 ) -> tuple[str, AttemptEnd | RunAgain]:
     """Decide what follows an attempt that did not survive a restart; also describe it."""
     again = RunAgain(EndReason.INTERRUPTED, is_counted=False)
     if fate is AttemptFate.NOT_BEGUN:
         end = AttemptEnd(EndReason.CANCELLED)
-        text = "the queue ended before it began"
+        text = what or "the queue ended before it began"
         return text, end if is_stopping else replace(again, has_begun=False)
-    end = AttemptEnd(EndReason.INTERRUPTED, "the machine went down while it ran")
-    return "the machine went down", again if may_requeue and not is_stopping else end
+    text = what or "the machine went down"
+    end = AttemptEnd(EndReason.INTERRUPTED, f"{text} while it ran")
+    return text, again if may_requeue and not is_stopping else end
 
 
 def may_pass_on(exit: Exit) -> bool:

@@ -23,6 +23,7 @@ from grn.queue.job import After, JobSpec, JobState
 from grn.queue.journal.rows import BadRow, Command, NewJob
 from grn.queue.loop import QueueLoop
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
+from grn.queue.sites.choice import LOCAL, node_of
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
@@ -36,6 +37,7 @@ _STATES = {
     "stopping": "state = 'stopping'",
     "ended": "state = 'ended'",
 }
+_CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
 _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
 
@@ -130,6 +132,7 @@ def clean(peer: QueuePeer, message: queue_requests.CleanRequest) -> None:
     gone = loop.journal.clean(time.time() - message.older_than_s)
     # Removing many folders takes time: do it in a thread.
     asyncio.get_running_loop().run_in_executor(None, loop.site.remove, gone)
+    loop.site.remove_elsewhere(gone)
     peer.send(message.id, {"cleaned": len(gone)})
 
 
@@ -165,6 +168,7 @@ def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
     row["attempts"] = peer.loop.journal.attempts(message.job)
     for one in row["attempts"]:
         one["gpus"] = numbers(one["gpus"])
+        one["where"] = node_of(one["lease"])
     try:
         command = peer.loop.journal.command(message.job)
         row["environment"] = sorted({*command.environment, *command.extra})
@@ -203,6 +207,15 @@ def _fresh(verb: Callable[[QueuePeer, Any], None]) -> Callable[[QueuePeer, Any],
     return lambda peer, message: peer.when_fresh(message.id, lambda: verb(peer, message))
 
 
+def sites(peer: QueuePeer, message: queue_requests.SitesRequest) -> None:
+    """Show the nodes of all sites, after reading the settings again if that is wanted."""
+    if message.reload:
+        peer.server.load_sites()
+    fleet = peer.loop.fleet
+    peer.loop.leases.retry()
+    peer.send(message.id, {"nodes": [] if fleet is None else fleet.rows()})
+
+
 VERBS: Verbs = {
     queue_requests.SubmitRequest: submit,
     queue_requests.RetryRequest: retry,
@@ -219,6 +232,7 @@ VERBS: Verbs = {
     queue_requests.MoveRequest: move,
     queue_requests.DrainRequest: drain,
     queue_requests.CleanRequest: clean,
+    queue_requests.SitesRequest: sites,
     queue_requests.StopQueueRequest: stop,
 }
 
@@ -253,6 +267,7 @@ def _accept(
     if len(loop.engine.jobs) + len(jobs) > MAX_QUEUED:
         raise UsageError(f"not accepted: {MAX_QUEUED} jobs are queued at the most.")
     for job in jobs:
+        _check_place(job.spec.at, loop)
         _check_fits(job.spec, loop.leases.gpu_bytes)
     first, is_new = loop.journal.submit(key, jobs, is_held)
     if is_new:
@@ -267,6 +282,15 @@ def _check_disk(loop: QueueLoop) -> None:
             f"not accepted: {loop.trouble}",
             "Running jobs go on. Make room on that disk, or look for its errors in `dmesg`.",
         )
+
+
+def _check_place(at: str, loop: QueueLoop) -> None:
+    """Refuse the name of a place that is not known."""
+    if at in ("", LOCAL):
+        return
+    sites = loop.fleet.sites if loop.fleet is not None else []
+    if at not in {*loop.site.names(), *(site.name for site in sites)}:
+        raise UsageError(f"there is no site or node {at}.", "See `grn sites`.")
 
 
 def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
@@ -300,10 +324,11 @@ def _new_job(
     after: tuple[After, ...],
     submitter: str,
 ) -> NewJob:
+    at = message.at or (LOCAL if _CALLS in wanted.extra else "")
     spec = JobSpec(
         0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue, message.group, submitter,
-        message.fail_fast, "pack" if message.policy == "pack" else "",
+        message.fail_fast, "pack" if message.policy == "pack" else "", at,
     )  # fmt: skip
     command = Command(
         tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,

@@ -84,6 +84,7 @@ class JobSpec:
     submitter: str = ""  # the process it is tied to: the job is cancelled when that ends
     is_fail_fast: bool = False  # its failure cancels the queued jobs of its group
     policy: str = ""  # how it is placed: "pack", or spread
+    at: str = ""  # the site or node that it must run at, or "local"; empty: anywhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class QueuedJob:
         spec = self.spec
         return (
             spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
-            self.memory_attempt,
+            self.memory_attempt, spec.at,
         )  # fmt: skip
 
     @property

@@ -67,13 +67,18 @@ class Leases(asyncio.Protocol):
         self._jobs: dict[str, int] = {}  # key of an open request -> job
         self._keys: dict[int, str] = {}  # and back
         self._cancelled: Counter[int] = Counter()  # requests taken back, by job
-        self._gpus_asked = 0  # number of the question for the GPUs of this machine
+        self._status_asked = 0  # number of the question for the negotiator's state
         self._when_fresh: list[Callable[[], None]] = []  # wait for the answer about reasons
         self._settling: dict[str, Callable[[Settlement], None]] = {}  # by lease
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
+        self.retry_s = RETRY_S
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
+        # Gets the leases of the negotiator once for each connection, page by page.
+        self.on_leases: Callable[[list[dict[str, Any]]], None] | None = None
+        self.on_connected: Callable[[], None] | None = None
+        self._answers: dict[int, Callable[[dict[str, Any]], None]] = {}  # by number of a question
 
     @property
     def is_connected(self) -> bool:
@@ -166,7 +171,7 @@ class Leases(asyncio.Protocol):
                 await self._wanted.wait()
             else:
                 await self._start_negotiator()
-                await asyncio.sleep(RETRY_S if self.trouble else 0)
+                await asyncio.sleep(self.retry_s if self.trouble else 0)
 
     async def _connect(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -197,7 +202,10 @@ class Leases(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._lost.clear()
         self._conversation.connection_made()
-        self._gpus_asked = self._conversation.ask({"op": "status"})
+        self._answers.clear()
+        self._status_asked = self._conversation.ask({"op": "status"})
+        if self.on_connected is not None:
+            self.on_connected()
         self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -235,12 +243,29 @@ class Leases(asyncio.Protocol):
                 texts = {jobs[key]: text for key, text in event.texts.items() if key in jobs}
                 self._listener.reasons(texts)
                 self._refreshed()
-            case Answered() if event.number == self._gpus_asked and "status" in event.message:
-                gpus = event.message["status"]["gpus"]
-                self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in gpus), reverse=True)
+            case Answered() if event.number == self._status_asked and "status" in event.message:
+                self._take_status(event.message)
+            case Answered() if event.number in self._answers:
+                self._answers.pop(event.number)(event.message)
             case Garbled():
                 log.error("action=listen result=failed reason=%r", event.error.message)
                 self.close()
+
+    def tell(self, message: dict[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        """Ask the negotiator a question that is not repeated; `then` gets an answer, if any."""
+        if self._transport is not None:
+            self._answers[self._conversation.ask(message)] = then
+            self._send()
+
+    def _take_status(self, message: dict[str, Any]) -> None:
+        status = message["status"]
+        if "gpus" in status:  # only the first page has them
+            self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in status["gpus"]), reverse=True)
+        if self.on_leases is not None:
+            self.on_leases(status["leases"])
+            if "more" in message:
+                again = {"op": "status", "after": message["more"]}
+                self._status_asked = self._conversation.ask(again)
 
     def _closed(self, key: str) -> int:
         """Forget a request that was answered, and return its job."""

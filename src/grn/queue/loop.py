@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
@@ -25,6 +25,7 @@ from grn.queue.events import (
     Action,
     ActionFailed,
     AskLease,
+    AttemptFound,
     AttemptStarted,
     DropAsk,
     Event,
@@ -52,9 +53,12 @@ from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.journal.rows import BadRow
-from grn.queue.leases import Leases
 from grn.queue.notifications import Hooks, Notifications
 from grn.queue.site import Attempt, Site, SiteListener
+from grn.queue.sites.router import Router
+
+if TYPE_CHECKING:
+    from grn.queue.sites.fleet import Fleet
 
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
@@ -114,11 +118,11 @@ class QueueLoop:
     ) -> None:
         self.engine = engine
         self.journal = journal
-        self.leases = Leases(journal.identity, self)
-        self.site = site(self)
+        self.site = self.leases = Router(journal.identity, self, site)
         self.submitters = Submitters(boot, self._submitter_gone)
         self.notifications = Notifications(hooks)
         self.trouble: str | None = None
+        self.fleet: Fleet | None = None  # without sites there is none
         self._inbox: list[Event] = []
         self._unwritten: list[Action] = []
 
@@ -171,7 +175,7 @@ class QueueLoop:
     def _found(self, kept: Kept) -> Kept:
         if kept.state not in BUSY:
             return kept
-        found = self.site.find(Attempt(kept.spec.id, kept.attempt), kept.is_same_boot)
+        found = self.site.find(Attempt(kept.spec.id, kept.attempt), kept.is_same_boot, kept.lease)
         fate, fault = found.fate, kept.fault or found.fault
         log.info(
             "action=recover job=%d attempt=%d found=%s", kept.spec.id, kept.attempt, fate.value
@@ -191,7 +195,7 @@ class QueueLoop:
                 else:
                     self._unwritten.append(action)
         self._write_and_act()
-        if self.engine.jobs and not self.leases.is_connected:
+        if self.engine.jobs:
             self.leases.want()
 
     def _write_and_act(self) -> None:
@@ -299,6 +303,9 @@ class QueueLoop:
             self.tell(ShimLost(self.now(), attempt.job, attempt.number))
         else:
             self.tell(Exited(self.now(), attempt.job, attempt.number, exit))
+
+    def attempt_found(self, attempt: Attempt, fate: AttemptFate, text: str) -> None:
+        self.tell(AttemptFound(self.now(), attempt.job, attempt.number, fate, text))
 
     def _submitter_gone(self, submitter: str) -> None:
         log.info("action=submitter-gone submitter=%s", submitter)

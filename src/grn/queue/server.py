@@ -22,6 +22,7 @@ from grn.protocol import queue_requests
 from grn.queue.job import JobState, JobView
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
+from grn.queue.sites.choice import node_of
 from grn.queue.subscribers import QueueSubscribers
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ class QueueServer:
         version: str,
         stop: Callable[[], None],
         hold: Callable[[], None],
+        load_sites: Callable[[], None],
     ) -> None:
         self.loop = loop
+        self.load_sites = load_sites
         self.version = version
         self.stop = stop
         self.hold = hold  # raises when another process is this user's queue
@@ -73,12 +76,16 @@ class QueueServer:
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
+        is_waiting = job is not None and job.state is JobState.QUEUED
+        row["where"] = "" if is_waiting else node_of(row["lease"])
         folder = self.loop.site.folder(Attempt(row["id"], row["attempt"]))
         row["folder"] = folder if row["attempt"] else None
         return row
 
     def why(self, job: JobView) -> str:
         """Return why a job does not run yet, or its state."""
+        if job.state is not JobState.QUEUED:
+            return self.loop.site.doubt(Attempt(job.id, job.attempt)) or job.why
         trouble = self.loop.leases.trouble
         is_it = trouble and job.why == "no negotiator answers"
         return f"{job.why}: {trouble}" if is_it else job.why

@@ -50,7 +50,7 @@ class Site(Protocol):
 
     def stop(self, attempt: Attempt, is_now: bool) -> None: ...
 
-    def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
+    def find(self, attempt: Attempt, is_same_boot: bool, lease: str = "") -> Found:
         """Find an attempt from before a restart; if it lives, report its end later."""
 
     def report(self, attempt: Attempt) -> None:

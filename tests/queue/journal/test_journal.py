@@ -632,6 +632,7 @@ _NEW = {  # columns that a version of the schema brought
     4: ["jobs.checksum", "jobs.state_checksum", "attempts.checksum", "identity.checksum"],
     5: ["jobs.group_name", "jobs.submitter", "jobs.log", "jobs.is_fail_fast"],
     6: ["jobs.policy"],
+    7: ["jobs.at"],
 }
 
 

@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("--shell", action="store_true", help="CMD is a line for the shell")
     add("--lines", metavar="FILE", help="submit each line of FILE (- for stdin), run by the shell")
     add("--array", metavar="A-B", help="submit CMD for each number, in GRN_ARRAY_INDEX")
+    add("--at", default="", metavar="SITE", help="run it at this site or node, or local")
     add("--requeue", action="store_true", help="run it again if the machine goes down under it")
     add("--hold", action="store_true", help="keep it back until `grn release`")
     add("--notify", default="", metavar="CMD", help="run CMD by the shell when it has ended")
@@ -120,6 +121,7 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "time_limit": options.time_limit,
         "cwd": options.cwd,
         "env": dict(_pair(text) for text in options.env),
+        "at": options.at,
         "requeue": options.requeue,
         "hold": options.hold,
         "notify": options.notify,

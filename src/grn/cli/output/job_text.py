@@ -18,19 +18,22 @@ def jobs(rows: Sequence[JobRow], now: float, width: int = 0) -> str:
     """List jobs of the queue."""
     if not rows:
         return "no jobs"
+    has_nodes = any(row.where for row in rows)
     lines = [
-        (
+        [
             str(row.id),
             shown_state(row),
+            *([harmless(row.where)] if has_nodes else []),
             ",".join(map(str, row.gpus)) if not row.is_waiting else "",
             _job_memory(row),
             show_time(now - _since(row)),
             shown_command(row),
-            "" if row.state in ("running", "starting") else harmless(row.why),
-        )
+            "" if row.why in ("running", "starting") else harmless(row.why),
+        ]
         for row in rows
     ]
-    headers = ("ID", "STATE", "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY")
+    where = ["WHERE"] if has_nodes else []
+    headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"]
     return table(headers, lines, width, elastic=("COMMAND", "WHY"), spare=("USED/RESERVED",))
 
 
@@ -101,6 +104,7 @@ def _attempt(one: AttemptRow, row: JobRow, now: float) -> Iterator[tuple[str, st
     if one.peak_bytes is not None:
         text += f", peak {show_size(one.peak_bytes)}"
     where = f"GPU {','.join(map(str, one.gpus))}" if one.gpus else "no GPU"
+    where += f" of {harmless(one.where)}" if one.where else ""
     yield "attempt", f"{one.attempt} on {where}: {text}"
     yield "", harmless(one.text or "")
 

@@ -170,7 +170,7 @@ class Journal:
         """
         lease, boot = self.lease_of(kept.spec.id, kept.attempt)
         fault = kept.fault if boot else kept.fault or rows.RUN_NO_MORE
-        is_same = boot in ("", self._boot)
+        is_same = boot in ("", self._boot) or "/" in lease  # a node has boots of its own
         return replace(kept, lease=lease if is_same else "", fault=fault, is_same_boot=is_same)
 
     def _latest_attempt(self, job_id: int) -> object:

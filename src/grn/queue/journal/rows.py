@@ -36,7 +36,7 @@ _SUBMITTED = (
 )  # fmt: skip
 # Of a job without a group these are blank, and not part of its checksum: journals from before
 # there were groups need no new ones.
-_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy")
+_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at")
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
 )  # fmt: skip
@@ -139,14 +139,17 @@ def of_job(
         json.dumps(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
         spec.retries, int(spec.may_requeue), float(now), job.code,
     )  # fmt: skip
-    group = (spec.group, spec.submitter, command.log, int(spec.is_fail_fast), spec.policy)
+    group = (
+        spec.group, spec.submitter, command.log, int(spec.is_fail_fast), spec.policy, spec.at,
+    )  # fmt: skip
     state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
     return (*submitted, *group, checksum(*submitted, *_told(group)), *state, checksum(*state))
 
 
 def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the columns of a group that a checksum covers."""
-    group = group if group[-1] else group[:-1]  # version 5 had no policy
+    if not group[-1]:  # version 6 had no place, and version 5 no policy
+        group = group[:-1] if group[-2] else group[:-2]
     return group if group != ("", "", "", 0) else ()
 
 
@@ -196,7 +199,7 @@ def spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
         tuple(After(*one) for one in after), row["retries"], bool(row["may_requeue"]),
         texts.setdefault(row["group_name"], row["group_name"]),
         texts.setdefault(row["submitter"], row["submitter"]), bool(row["is_fail_fast"]),
-        row["policy"],
+        row["policy"], row["at"],
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class Launcher:
         listener: SiteListener,
     ) -> None:
         self._settings = settings
+        self.log_bytes = settings.log_bytes
         self._listener = listener
         self._forker: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -129,7 +130,7 @@ class Launcher:
             lease=task.lease,
             visible=task.visible,
             grace_s=settings.grace_s,
-            log_bytes=settings.log_bytes,
+            log_bytes=self.log_bytes,
             queue_lock=settings.queue_lock,
             begun=settings.begun,
             time_limit_s=command.time_limit_s,
@@ -242,9 +243,19 @@ class Launcher:
         """Return where an attempt's files are."""
         return self._settings.folder(attempt)
 
-    def find(self, attempt: Attempt, is_same_boot: bool) -> Found:
+    def find(self, attempt: Attempt, is_same_boot: bool, lease: str = "") -> Found:
         """Find an attempt of before a restart; report its end if it lives."""
         return self._recovery.find(attempt, is_same_boot)
+
+    def runs(self, attempt: Attempt) -> bool:
+        """True while an attempt has a shim, or waits for one."""
+        is_postponed = any(task.attempt == attempt for task in self._postponed.tasks)
+        return attempt in self._busy or attempt in self._recovery.adopted or is_postponed
+
+    @property
+    def has_attempts(self) -> bool:
+        """True while any attempt runs or waits for a shim."""
+        return bool(self._busy or self._recovery.adopted or self._postponed.tasks)
 
     def tidy(self) -> None:
         """Shorten the list of begun attempts to those that are under way."""

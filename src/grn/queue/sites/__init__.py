@@ -1,0 +1,1 @@
+"""Nodes on other machines: the agent that runs attempts there, and the queue's side of it."""

@@ -1,0 +1,470 @@
+"""The agent on a node: runs attempts for one queue at home, with the launcher and shims of a queue.
+
+It decides nothing about jobs. It serves one stream at a time, the newest; attempts continue without
+one, and their ends stay in their records until the queue has written them. Run as
+`python -m grn.queue.sites.agent`; `pipe.py` starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from grn import __version__, settings, wire
+from grn.client import daemons
+from grn.client.negotiator import call
+from grn.daemon import process
+from grn.daemon.lockfile import DaemonLock, state_folder
+from grn.errors import GrnError, ProtocolError
+from grn.proc.pidfd import credentials
+from grn.proc.processes import boot_id, mounts
+from grn.proc.spawn import SERVICE
+from grn.queue.job import AttemptFate, Exit
+from grn.queue.journal.rows import Command
+from grn.queue.local.launcher import Launcher
+from grn.queue.local.workers import LaunchSettings
+from grn.queue.site import Attempt
+from grn.queue.sites import stream
+from grn.queue.sites.log_pusher import LogPusher
+from grn.queue.sites.pipe import socket_of, version_file
+from grn.queue.sites.stream import Frame, LeaseBytes, Message
+
+log = logging.getLogger("grn.agent")
+IDLE_EXIT_S = 60.0
+SILENT_S = 60.0  # the queue pings every ten seconds
+LOOK_S = 5.0
+RETRY_S = 1.0
+MAX_UNSENT = 8 << 20
+_BORN = time.time_ns()  # with the pid: which agent this is
+QUEUE_ID = re.compile(r"[0-9a-f]{8,64}")
+# Variables that name things of one machine: a job gets those of the node that it runs on.
+_OF_MACHINE = re.compile(
+    r"(GRN_|SLURM_|RAY_|XDG_|SSH_|DBUS_|CUDA_VISIBLE_DEVICES$|CUDA_DEVICE_ORDER$|TMPDIR$|TMP$|TEMP$"
+    r"|HOSTNAME$|DISPLAY$|WAYLAND_DISPLAY$|XAUTHORITY$|PWD$|OLDPWD$|SHLVL$|TERM"
+    r"|HOME$|USER$|LOGNAME$|SHELL$|MAIL$)"
+)
+
+
+def epoch() -> str:
+    """Return the life of this node: its boot, and the allocation that it belongs to."""
+    allocation = os.environ.get("GRN_ALLOCATION", "")
+    return f"{boot_id()[:13]}{'+' if allocation else ''}{allocation}"
+
+
+class AgentStream(asyncio.Protocol):
+    """One connection of the queue."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._reader = stream.FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self.is_greeted = False
+        self.heard_at = time.monotonic()
+        self.environments: dict[int, dict[str, str]] = {}  # by the queue's number of each
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(MAX_UNSENT)
+        peer = transport.get_extra_info("socket")
+        if credentials(peer)[1] != os.getuid():
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = time.monotonic()
+        try:
+            for frame in self._reader.feed(data):
+                self._agent.receive(self, frame)
+        except (GrnError, LookupError, TypeError, ValueError) as error:
+            text = error.message if isinstance(error, GrnError) else str(error)
+            log.error("action=receive result=failed reason=%r", text)
+            self.send({"ev": "refused", "text": text})
+            self.close()
+
+    def send(self, frame: Frame) -> None:
+        """Send one frame; without a connection it is dropped."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(stream.encode(frame))
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    async def room(self) -> bool:
+        """Wait until the queue reads on; False when the connection is lost."""
+        await self._may_write.wait()
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once: the other end may not read any more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._may_write.set()
+        self._agent.stream_lost(self)
+
+
+class Agent:
+    """The attempts on this node, and the stream of the queue."""
+
+    def __init__(self, launch: LaunchSettings) -> None:
+        self._launcher = Launcher(launch, self)
+        self._logs = LogPusher(self._launcher.folder)
+        self._stream: AgentStream | None = None
+        self._link = NegotiatorLink(self._from_negotiator, self._negotiator_changed)
+        self._linking: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self.idle_since = time.monotonic()
+
+    def open(self) -> None:
+        """Get ready to run attempts."""
+        self._launcher.open()
+
+    def close(self) -> None:
+        """Let go of all attempts; they continue."""
+        self._link.close()
+        if self._linking is not None:
+            self._linking.cancel()
+        self._launcher.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no queue is connected and no attempt runs."""
+        return self._stream is None and not self._launcher.has_attempts
+
+    # --- the stream ----------------------------------------------------------------------
+
+    def new_stream(self) -> AgentStream:
+        """Make the protocol of a new connection."""
+        return AgentStream(self)
+
+    def receive(self, source: AgentStream, frame: Frame) -> None:
+        """Handle one frame of the queue."""
+        if isinstance(frame, LeaseBytes):
+            if source is self._stream:
+                self._link.write(frame.data)
+        elif isinstance(frame, dict):
+            if not source.is_greeted and frame.get("op") != "hello":
+                raise ProtocolError("a stream begins with hello.")
+            if source.is_greeted and source is not self._stream:
+                return  # a newer stream has taken over
+            handler = _HANDLERS.get(str(frame.get("op")))
+            if handler is None:
+                raise ProtocolError(f"{frame.get('op')!r} is no message for an agent.")
+            handler(self, source, frame)
+
+    def _hello(self, source: AgentStream, message: Message) -> None:
+        source.is_greeted = True
+        source.send({
+            "ev": "hello", "version": __version__, "stream": stream.VERSION, "epoch": epoch(),
+            "host": socket.gethostname(), "at": time.time(), "agent": f"{os.getpid()}-{_BORN}",
+        })  # fmt: skip
+        if message.get("version") != __version__:
+            source.close()  # the queue says so with both versions
+            return
+        if message.get("log_bytes") is not None:
+            self._launcher.log_bytes = int(message["log_bytes"])  # the queue keeps the logs
+        before, self._stream = self._stream, source
+        if before is not None:
+            before.abort()
+            self._logs.stop()
+        log.info("action=stream-begun")
+        if self._linking is not None:
+            self._linking.cancel()
+        self._link.close()
+        self._linking = asyncio.get_running_loop().create_task(self._link.keep_connected())
+
+    def stream_lost(self, source: AgentStream) -> None:
+        """Continue without a queue; requests for leases end with the stream."""
+        if source is not self._stream:
+            return
+        log.info("action=stream-lost")
+        self._stream = None
+        self.idle_since = time.monotonic()
+        self._logs.stop()
+        if self._linking is not None:
+            self._linking.cancel()
+            self._linking = None
+        self._link.close()
+
+    def drop_silent_stream(self) -> None:
+        """Drop a stream whose queue does not ping any more: its machine or network is gone."""
+        if self._stream is not None and time.monotonic() - self._stream.heard_at > SILENT_S:
+            log.info("action=drop-stream reason=silent")
+            self._stream.abort()
+
+    def _send(self, frame: Frame) -> None:
+        if self._stream is not None:
+            self._stream.send(frame)
+
+    # --- the node's negotiator -----------------------------------------------------------
+
+    def _from_negotiator(self, data: bytes) -> None:
+        self._send(LeaseBytes(data))
+
+    def _negotiator_changed(self, is_up: bool, text: str) -> None:
+        self._send({"ev": "negotiator", "up": is_up, "text": text})
+
+    # --- orders of the queue -------------------------------------------------------------
+
+    def _start(self, source: AgentStream, message: Message) -> None:
+        attempt = stream.attempt_in(message)
+        number = int(message["environment"])
+        if "variables" in message:
+            source.environments[number] = _environment_here(message["variables"])
+        limit = message.get("time_limit_s")
+        log_path = ""
+        if message.get("has_own_log"):  # a file at home: this one is copied there, whole
+            folder = self._launcher.folder(attempt)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            log_path = wire.spelled(os.path.join(folder, "log"))
+        command = Command(
+            tuple(map(str, message["argv"])), str(message["cwd"]), source.environments[number],
+            int(message["umask"]), time_limit_s=None if limit is None else float(limit),
+            extra={**dict(message["extra"])}, environment_id=number, log=log_path,
+        )  # fmt: skip
+        if not self._launcher.runs(attempt):
+            self._launcher.start(attempt, command, str(message["lease"]), str(message["visible"]))
+        self._follow(attempt, {})
+
+    def _stop(self, _source: AgentStream, message: Message) -> None:
+        self._launcher.stop(stream.attempt_in(message), bool(message.get("now")))
+
+    def _find(self, _source: AgentStream, message: Message) -> None:
+        """Report what became of an attempt that the queue believes to be here."""
+        attempt = stream.attempt_in(message)
+        have = {str(name): int(size) for name, size in dict(message["have"]).items()}
+        if self._launcher.runs(attempt):
+            fate = AttemptFate.ALIVE
+        else:
+            fate = self._launcher.find(attempt, message.get("epoch") == epoch()).fate
+        self._follow(attempt, have)
+        if fate in (AttemptFate.ENDED, AttemptFate.LOST):
+            self._launcher.report(attempt)
+            return
+        self._send({
+            "ev": "found", "job": attempt.job, "attempt": attempt.number, "fate": fate.value,
+        })  # fmt: skip
+        if fate is not AttemptFate.ALIVE:
+            self._logs.forget(attempt)
+
+    def _written(self, _source: AgentStream, message: Message) -> None:
+        """Note that the queue has an end; its copy of the output is whole unless it says so."""
+        attempt = stream.attempt_in(message)
+        self._launcher.written(attempt)
+        if not message.get("keep"):
+            shutil.rmtree(self._launcher.folder(attempt), ignore_errors=True)
+
+    def _remove(self, _source: AgentStream, message: Message) -> None:
+        jobs = [(int(job), int(attempts)) for job, attempts in message["jobs"]]
+        self._launcher.remove(jobs)
+
+    def _ping(self, source: AgentStream, _message: Message) -> None:
+        source.send({"ev": "pong"})
+
+    # --- reports of the launcher ---------------------------------------------------------
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Tell the queue that an attempt has a shim."""
+        self._send({"ev": "started", "job": attempt.job, "attempt": attempt.number})
+
+    def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
+        """Tell the queue how an attempt ended, behind all of its output."""
+        if self._stream is None:
+            return  # the next stream asks
+        task = asyncio.get_running_loop().create_task(self._report_end(self._stream, attempt, exit))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _report_end(self, to: AgentStream, attempt: Attempt, exit: Exit | None) -> None:
+        await self._logs.finish(attempt)
+        to.send({
+            "ev": "ended", "job": attempt.job, "attempt": attempt.number,
+            "exit": stream.exit_to_json(exit),
+        })  # fmt: skip
+
+    def _follow(self, attempt: Attempt, have: dict[str, int]) -> None:
+        if self._stream is not None:
+            self._logs.follow(attempt, have, self._stream.send, self._stream.room)
+
+
+_HANDLERS: dict[str, Callable[[Agent, AgentStream, Message], None]] = {
+    "hello": Agent._hello,
+    "start": Agent._start,
+    "stop": Agent._stop,
+    "find": Agent._find,
+    "written": Agent._written,
+    "remove": Agent._remove,
+    "ping": Agent._ping,
+}
+
+
+class NegotiatorLink(asyncio.Protocol):
+    """A connection to the node's negotiator; its bytes are relayed unread."""
+
+    def __init__(
+        self, received: Callable[[bytes], None], changed: Callable[[bool, str], None]
+    ) -> None:
+        self._received = received
+        self._changed = changed
+        self._transport: asyncio.Transport | None = None
+        self._lost = asyncio.Event()
+
+    async def keep_connected(self) -> None:
+        """Connect, and connect again after a loss; start a negotiator if none answers."""
+        loop = asyncio.get_running_loop()
+        told: str | None = None
+        while True:
+            trouble = ""
+            try:
+                await loop.run_in_executor(None, daemons.ensure_negotiator, None)
+                self._lost.clear()
+                sock = await loop.run_in_executor(None, call)
+                await loop.create_unix_connection(lambda: self, sock=sock)
+            except GrnError as error:
+                trouble = f"{error.message} {error.hint}".strip()
+            except OSError as error:
+                trouble = str(error)
+            else:
+                told = None
+                self._changed(True, "")
+                await self._lost.wait()
+                self._changed(False, "its negotiator has ended")
+            if trouble and trouble != told:
+                told = trouble
+                self._changed(False, trouble)
+            await asyncio.sleep(RETRY_S if trouble else 0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost.set()
+
+    def write(self, data: bytes) -> None:
+        """Pass bytes on; without a negotiator they are dropped, and asked again later."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+def _environment_here(variables: Any) -> dict[str, str]:
+    """Return the submitter's variables, with those of a machine taken from this node."""
+    sent = {str(name): str(value) for name, value in dict(variables).items()}
+    kept = {name: value for name, value in sent.items() if not is_of_machine(name)}
+    here = {
+        wire.spelled(name): wire.spelled(value)
+        for name, value in os.environ.items() if is_of_machine(name)
+    }  # fmt: skip
+    return {**here, **kept, "PATH": _path(kept.get("PATH", ""))}
+
+
+def _path(sent: str) -> str:
+    """Return the submitter's PATH, and behind it what only this node has."""
+    folders = [*wire.meant(sent).split(os.pathsep), *os.get_exec_path()]
+    return wire.spelled(os.pathsep.join(filter(None, dict.fromkeys(folders))))
+
+
+def is_of_machine(name: str) -> bool:
+    """True for a variable that names something of one machine."""
+    return _OF_MACHINE.match(name) is not None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent until it is idle or a signal stops it."""
+    parser = process.parser("grn.queue.sites.agent")
+    parser.add_argument("--queue", required=True, help="the identity of the queue it works for")
+    parser.add_argument("--stay", action="store_true", help="do not exit when idle")
+    arguments = parser.parse_args(argv)
+    process.log_to_stderr(arguments.log)
+    os.environ.pop(SERVICE, None)
+    try:
+        if not QUEUE_ID.fullmatch(arguments.queue):
+            raise ProtocolError(f"{arguments.queue!r} is no identity of a queue.")
+        chosen = settings.load()
+        with DaemonLock(socket_of(arguments.queue), is_private=True) as lock:
+            asyncio.run(_serve(chosen, lock, arguments))
+    except GrnError as error:
+        process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
+        print(f"error: {error.message} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+async def _serve(
+    chosen: settings.Settings, lock: DaemonLock, arguments: argparse.Namespace
+) -> None:
+    state, note = state_folder(mounts())
+    if note:
+        log.warning(note)
+    agent = Agent(LaunchSettings(
+        root=os.path.join(state, "agent", arguments.queue),
+        queue_id=arguments.queue,
+        queue_lock=lock.lock_path,
+        grace_s=chosen.grace_to_end_s,
+        log_bytes=chosen.log_bytes,
+    ))  # fmt: skip
+    stopped = process.stop_event()
+    agent.open()
+    await lock.serve(agent.new_stream)
+    _write_version(version_file(arguments.queue))
+    leave = None if arguments.stay else stopped.set
+    tasks = [
+        asyncio.create_task(lock.look_after(stopped.set)),
+        asyncio.create_task(_look_around(agent, leave)),
+    ]
+    log.info("action=ready epoch=%s", epoch())
+    process.report(arguments.ready_fd, "ready")
+    await stopped.wait()
+    lock.close()
+    for task in tasks:
+        task.cancel()
+    agent.close()
+
+
+async def _look_around(agent: Agent, leave: Callable[[], None] | None) -> None:
+    """Drop a dead stream, and leave after a while without a stream and attempts."""
+    while True:
+        agent.drop_silent_stream()
+        if leave and agent.is_idle and time.monotonic() - agent.idle_since >= IDLE_EXIT_S:
+            leave()
+        await asyncio.sleep(LOOK_S)
+
+
+def _write_version(path: str) -> None:
+    """Let a pipe see whether this agent is of its own version; without the file it is not."""
+    with contextlib.suppress(OSError), open(path, "w") as file:
+        file.write(__version__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

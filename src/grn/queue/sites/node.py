@@ -1,0 +1,518 @@
+"""One node as the queue sees it: a stream to its agent, made again whenever it is lost.
+
+A node that cannot be reached keeps its attempts: nobody knows what became of them until its agent
+answers again, or an engine vouches that the node is gone. Decides nothing about jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+
+from grn import __version__
+from grn.errors import ProtocolError
+from grn.model.text import harmless
+from grn.proc import spawn, terminate
+from grn.protocol.lease import GrantedGpus
+from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
+from grn.queue.journal.rows import Command
+from grn.queue.leases import Leases
+from grn.queue.site import Attempt
+from grn.queue.sites import stream
+from grn.queue.sites.log_copy import LogCopies
+from grn.queue.sites.stream import Frame, LeaseBytes, LogPiece, Message
+
+if TYPE_CHECKING:
+    import subprocess
+
+log = logging.getLogger(__name__)
+GREET_S = 40.0
+PING_S, SILENT_S = 10.0, 35.0
+FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+STEADY_S = 5.0  # a stream that lasted so long was a good one
+MAX_SKEW_S = 2.0  # below, the difference may be the time that a greeting takes
+MAX_STDERR = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """A node by its name, its site, and the command that makes a stream to its agent."""
+
+    name: str
+    site: str
+    pipe: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLease:
+    """A lease of a node: its name carries the node, and the life of it that granted the lease."""
+
+    node: str
+    epoch: str
+    lease: str
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.epoch}/{self.lease}"
+
+
+def remote(lease: str) -> RemoteLease | None:
+    """Read the name of a lease; None for one of this machine."""
+    parts = lease.split("/")
+    return RemoteLease(*parts) if len(parts) == 3 else None
+
+
+class NodeListener(Protocol):
+    """The router, as a node sees it."""
+
+    def has_work(self) -> bool: ...
+
+    def node_changed(self, node: Node) -> None: ...
+
+    def granted(self, node: Node, job: int, grant: GrantedGpus) -> None: ...
+
+    def awaited(self, node: Node, job: int, text: str) -> None: ...
+
+    def reasons(self, node: Node, texts: dict[int, str]) -> None: ...
+
+    def refused(self, node: Node, job: int, text: str) -> None: ...
+
+    def attempt_started(self, attempt: Attempt) -> None: ...
+
+    def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None: ...
+
+    def attempt_found(self, attempt: Attempt, fate: AttemptFate, text: str) -> None: ...
+
+
+class Node(asyncio.Protocol):
+    """A node's stream, the lease conversation over it, and the attempts that are there."""
+
+    def __init__(
+        self,
+        address: NodeAddress,
+        queue_id: str,
+        folder_of: Callable[[Attempt], str],
+        log_bytes: int,
+        listener: NodeListener,
+    ) -> None:
+        self.address = address
+        self.name = address.name
+        self.leases = Leases(queue_id, _NodeLeases(self, listener))
+        self.leases.on_leases = self._return_unknown
+        self.epoch = ""  # known once the agent has answered
+        self.trouble = ""  # why it cannot be used
+        self.heard_at: float | None = None  # of the wall clock
+        self.clock_skew_s = 0.0
+        self._logs = LogCopies(folder_of, log_bytes)
+        self._log_bytes = log_bytes
+        self._listener = listener
+        self._queue_id = queue_id
+        self._attempts: dict[Attempt, RemoteLease] = {}  # believed to be there
+        self._cwds: dict[Attempt, str] = {}  # of those that this queue has started
+        self._unwritten: set[Attempt] = set()  # whose ends were heard over the present stream
+        self._agent = ""  # the process that holds leases until an attempt takes them over
+        self._held: set[str] = set()  # leases that this agent was granted
+        self._transport: asyncio.Transport | None = None
+        self._reader = stream.FrameReader(is_home=True)
+        self._known: set[int] = set()  # environments that the agent has over this stream
+        self._is_greeted = False
+        self._fault = ""  # of the present stream
+        self._gone = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._retried = asyncio.Event()
+        self._last_heard = 0.0
+        self._is_closed = False
+
+    # --- the connection ------------------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        """True while the agent answers and the node's negotiator too."""
+        return self._is_greeted and self.leases.is_connected
+
+    @property
+    def is_heard(self) -> bool:
+        """True while the agent answers."""
+        return self._is_greeted
+
+    @property
+    def state(self) -> str:
+        """Return its state for people."""
+        if self.is_up:
+            return "up"
+        if self._is_greeted:
+            return "no negotiator"
+        return "cut" if self.heard_at is not None else "connecting" if not self.trouble else "away"
+
+    def want(self) -> None:
+        """Connect soon: there is work."""
+        self._wanted.set()
+
+    def retry(self) -> None:
+        """Try again soon to reach a node that is away: somebody looks."""
+        self._wanted.set()
+        self._retried.set()
+
+    def move(self, address: NodeAddress) -> None:
+        """Use another way to the node; a stream of the old way is ended."""
+        if address != self.address:
+            self.address = address
+            self._retried.set()
+            if self._transport is not None:
+                self._transport.abort()
+
+    async def keep_connected(self) -> None:
+        """Keep a stream while there is work, or attempts are there."""
+        pause_s = FIRST_RETRY_S
+        while not self._is_closed:
+            if not self._attempts and not self._listener.has_work():
+                self._wanted.clear()
+                await self._wanted.wait()
+            began = time.monotonic()
+            if await self._stream_once() and time.monotonic() - began > STEADY_S:
+                pause_s = FIRST_RETRY_S
+            if not self._is_closed:
+                await self._rest(pause_s)
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    async def _rest(self, pause_s: float) -> None:
+        await asyncio.sleep(min(pause_s, 1.0))
+        self._retried.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._retried.wait(), max(0.0, pause_s - 1.0))
+
+    async def _stream_once(self) -> bool:
+        """Make a stream and wait for its end; True if the agent answered."""
+        loop = asyncio.get_running_loop()
+        self._gone.clear()
+        self._fault = ""
+        ours, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as complaints:
+            try:
+                with theirs:
+                    process = spawn.child(
+                        self.address.pipe, stdin=theirs.fileno(), stdout=theirs.fileno(),
+                        stderr=complaints.fileno(), start_new_session=True,
+                    )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                self._away(f"{self.address.pipe[0]}: {error.strerror}")
+                return False
+            heard_at = self.heard_at
+            try:
+                ours.setblocking(False)
+                await loop.create_connection(lambda: self, sock=ours)
+                await self._until_gone()
+            finally:
+                if self._transport is not None:
+                    self._transport.abort()
+                await loop.run_in_executor(None, terminate.end_child, process, 1.0)
+            if not self._is_closed:
+                self._away(self._fault or _complaint(complaints, process))
+            return self.heard_at != heard_at
+
+    async def _until_gone(self) -> None:
+        """Wait for the end of the stream; end one that is silent."""
+        self._last_heard = time.monotonic()
+        while not self._gone.is_set():
+            limit_s = SILENT_S if self._is_greeted else GREET_S
+            if time.monotonic() - self._last_heard > limit_s:
+                self._fault = f"not heard of for {limit_s:.0f} s"
+                return
+            if self._is_greeted:
+                self._send({"op": "ping"})
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), PING_S)
+
+    def close(self) -> None:
+        """Close the stream; attempts continue on the node."""
+        self._is_closed = True
+        self._wanted.set()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._reader = stream.FrameReader(is_home=True)
+        self._known = set()
+        self._send({"op": "hello", "version": __version__, "stream": stream.VERSION,
+                    "log_bytes": self._log_bytes})  # fmt: skip
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        was_greeted, self._is_greeted = self._is_greeted, False
+        if self.leases.is_connected:
+            self.leases.connection_lost(None)
+        self._gone.set()
+        if was_greeted:
+            log.info("action=node-cut node=%s", self.name)
+            self._listener.node_changed(self)
+
+    def _away(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.info("action=node-away node=%s reason=%r", self.name, trouble)
+        self.trouble = trouble
+        self._listener.node_changed(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_heard = time.monotonic()
+        try:
+            for frame in self._reader.feed(data):
+                self.heard_at = time.time()
+                self._receive(frame)
+        except ProtocolError as error:
+            self._fault = error.message
+            log.error("action=receive node=%s result=failed reason=%r", self.name, error.message)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _send(self, frame: Frame) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(stream.encode(frame))
+
+    # --- frames of the agent -------------------------------------------------------------
+
+    def _receive(self, frame: Frame) -> None:
+        if isinstance(frame, LeaseBytes):
+            if self.leases.is_connected:
+                self.leases.data_received(frame.data)
+        elif isinstance(frame, LogPiece):
+            self._write_log(frame)
+        elif frame.get("ev") == "hello":
+            self._greeted(frame)
+        elif self._is_greeted:
+            handler = _HANDLERS.get(str(frame.get("ev")))
+            if handler is not None:  # else it is of a newer version
+                handler(self, frame)
+
+    def _greeted(self, message: Message) -> None:
+        version, epoch = message.get("version"), message.get("epoch")
+        if version != __version__:
+            raise ProtocolError(
+                f"grn {version} is there and {__version__} here:"
+                f" `grn site update {self.address.site}`"
+            )
+        if type(epoch) is not str or "/" in epoch or not epoch:
+            raise ProtocolError("the agent does not say which life of the node this is.")
+        self.epoch = epoch
+        agent = str(message.get("agent"))
+        if agent != self._agent:
+            self._agent, self._held = agent, set()  # the leases of an earlier agent ended with it
+        with contextlib.suppress(TypeError, ValueError):
+            self.clock_skew_s = float(message["at"]) - time.time()
+        self._is_greeted = True
+        self.trouble = ""
+        log.info("action=node-found node=%s epoch=%s", self.name, epoch)
+        for attempt, lease in list(self._attempts.items()):
+            self._ask_for(attempt, lease)
+        self._listener.node_changed(self)
+
+    def _negotiator(self, message: Message) -> None:
+        is_up = message.get("up") is True
+        if is_up and not self.leases.is_connected:
+            self.leases.trouble = ""
+            self.leases.connection_made(_LeaseTransport(self._send))
+        elif not is_up:
+            if self.leases.is_connected:
+                self.leases.connection_lost(None)
+            self.leases.trouble = str(message.get("text", ""))
+        self._listener.node_changed(self)
+
+    def _return_unknown(self, rows: list[Message]) -> None:
+        """Return leases that the agent was granted for an earlier queue, which did not use them."""
+        known = {*self._held, *(lease.lease for lease in self._attempts.values())}
+        pid = self._agent.partition("-")[0]
+        for row in rows:
+            lease = row.get("id")
+            if type(lease) is str and str(row.get("pid")) == pid and lease not in known:
+                log.info("action=return-lease node=%s lease=%s", self.name, lease)
+                self.leases.done(lease, {"outcome": "failed"}, lambda _: None)
+
+    def _started(self, message: Message) -> None:
+        attempt = stream.attempt_in(message)
+        if attempt in self._attempts:
+            self._listener.attempt_started(attempt)
+
+    def _ended(self, message: Message) -> None:
+        attempt = stream.attempt_in(message)
+        if attempt not in self._attempts:
+            self._send({**_about("written", attempt), "keep": True})  # the end was heard before
+            return
+        self._unwritten.add(attempt)
+        exit = stream.exit_from_json(message.get("exit"))
+        if exit is not None and exit.because is EndReason.NOT_RUNNABLE:
+            exit = replace(exit, text=self._not_runnable(attempt, exit.text))
+        if exit is not None and exit.ended_at and abs(self.clock_skew_s) > MAX_SKEW_S:
+            exit = replace(exit, ended_at=exit.ended_at - self.clock_skew_s)
+        self._listener.attempt_ended(attempt, exit)
+
+    def _not_runnable(self, attempt: Attempt, text: str) -> str:
+        """Say where a command could not be run, and what to do about a missing folder."""
+        cwd = harmless(self._cwds.get(attempt, ""))
+        if cwd and text.startswith(f"{cwd}: "):
+            return (
+                f"the folder {cwd} cannot be used on {self.name} ({text[len(cwd) + 2 :]}): make it"
+                f" there, share it, or submit from a folder that {self.name} has"
+            )
+        return f"on {self.name}: {text}"
+
+    def _found(self, message: Message) -> None:
+        attempt = stream.attempt_in(message)
+        if attempt not in self._attempts:
+            return
+        try:
+            fate = AttemptFate(message.get("fate"))
+        except ValueError as error:
+            raise ProtocolError("the fate of an attempt is not as it should be.") from error
+        text = f"{self.name} went down"
+        if fate is AttemptFate.NOT_BEGUN:
+            text = f"the connection to {self.name} was cut before it began"
+        self._listener.attempt_found(attempt, fate, text)
+
+    def _refused(self, message: Message) -> None:
+        raise ProtocolError(str(message.get("text", "the agent refused a message.")))
+
+    def _write_log(self, piece: LogPiece) -> None:
+        if piece.attempt in self._attempts:
+            self._logs.write(piece)
+
+    # --- orders of the queue -------------------------------------------------------------
+
+    def start(self, attempt: Attempt, command: Command, lease: RemoteLease, visible: str) -> None:
+        """Start an attempt under a lease, unless the agent that was granted the lease is gone."""
+        self._attempts[attempt] = lease
+        self._cwds[attempt] = command.cwd
+        if lease.lease not in self._held:
+            loop = asyncio.get_running_loop()
+            fate, text = AttemptFate.NOT_BEGUN, f"the agent on {self.name} ended before it began"
+            loop.call_soon(self._listener.attempt_found, attempt, fate, text)
+            return
+        self._logs.begin(attempt, command)
+        number = command.environment_id
+        message: Message = {
+            **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
+            "environment": number, "extra": command.extra, "umask": command.umask,
+            "time_limit_s": command.time_limit_s, "has_own_log": bool(command.log),
+            "lease": lease.lease, "visible": visible,
+        }  # fmt: skip
+        if number not in self._known:
+            self._known.add(number)
+            message["variables"] = command.environment
+        self._send(message)  # without a stream: the next one asks what became of it
+
+    def note_granted(self, lease: str) -> None:
+        """Note a lease that the agent holds until an attempt takes it over."""
+        self._held.add(lease)
+
+    def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settlement], None]) -> None:
+        """Report the end of a lease to the node's negotiator."""
+        self._held.discard(lease)
+        self.leases.done(lease, ending, then)
+
+    def stop(self, attempt: Attempt, is_now: bool) -> None:
+        """Make the agent end an attempt; said again when the node is found again."""
+        self._send({**_about("stop", attempt), "now": is_now})
+
+    def expect(self, attempt: Attempt, lease: RemoteLease) -> None:
+        """Note an attempt that an earlier queue started there; its agent will tell more."""
+        self._attempts[attempt] = lease
+        self.leases.watch(lease.lease)
+        self._wanted.set()
+        if self._is_greeted:
+            self._ask_for(attempt, lease)
+
+    def _ask_for(self, attempt: Attempt, lease: RemoteLease) -> None:
+        have = self._logs.sizes(attempt)
+        self._send({**_about("find", attempt), "epoch": lease.epoch, "have": have})
+
+    def written(self, attempt: Attempt) -> None:
+        """Tell the agent that the end of an attempt is in the journal."""
+        self._attempts.pop(attempt, None)
+        self._cwds.pop(attempt, None)
+        if attempt in self._unwritten:
+            self._unwritten.discard(attempt)
+            is_whole = self._logs.is_whole(attempt)
+            self._send({**_about("written", attempt), "keep": not is_whole})
+        self._logs.forget(attempt)
+
+    def remove(self, jobs: list[tuple[int, int]]) -> None:
+        """Delete the files of jobs on the node; one that is away keeps them."""
+        self._send({"op": "remove", "jobs": jobs})
+
+    @property
+    def attempts(self) -> int:
+        """Return how many attempts are believed to be there."""
+        return len(self._attempts)
+
+
+_HANDLERS: dict[str, Callable[[Node, Message], None]] = {
+    "negotiator": Node._negotiator,
+    "started": Node._started,
+    "ended": Node._ended,
+    "found": Node._found,
+    "refused": Node._refused,
+}
+
+
+class _LeaseTransport(asyncio.Transport):
+    """Carries the bytes of the lease conversation as frames of the stream."""
+
+    def __init__(self, send: Callable[[Frame], None]) -> None:
+        super().__init__()
+        self._carry = send
+
+    def write(self, data: Any) -> None:
+        self._carry(LeaseBytes(bytes(data)))
+
+    def close(self) -> None:
+        """Leave the stream open: only the conversation over it ends."""
+
+
+class _NodeLeases:
+    """Passes the events of one node's lease conversation on, with the node."""
+
+    def __init__(self, node: Node, listener: NodeListener) -> None:
+        self._node = node
+        self._listener = listener
+
+    def has_work(self) -> bool:
+        return self._listener.has_work()
+
+    def connected(self) -> None:
+        self._listener.node_changed(self._node)
+
+    def disconnected(self) -> None:
+        self._listener.node_changed(self._node)
+
+    def granted(self, job: int, grant: GrantedGpus) -> None:
+        self._node.note_granted(grant.lease)
+        self._listener.granted(self._node, job, grant)
+
+    def awaited(self, job: int, text: str) -> None:
+        self._listener.awaited(self._node, job, text)
+
+    def reasons(self, texts: dict[int, str]) -> None:
+        self._listener.reasons(self._node, texts)
+
+    def refused(self, job: int, text: str) -> None:
+        self._listener.refused(self._node, job, text)
+
+
+def _about(op: str, attempt: Attempt) -> Message:
+    return {"op": op, "job": attempt.job, "attempt": attempt.number}
+
+
+def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:
+    """Return why a pipe has ended, in its own words."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MAX_STDERR))
+    lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    said = [harmless(line) for line in lines if line]
+    return said[-1] if said else f"the connection ended (status {process.returncode})"

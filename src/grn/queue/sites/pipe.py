@@ -1,0 +1,127 @@
+"""Join standard input and output to the agent of a queue on this machine; start it if need be.
+
+`ssh host grn agent --pipe --queue ID` is a stream: no port is opened, and whoever may run commands
+here as this user may talk to this user's agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from grn import __version__, paths
+from grn.client import daemons
+from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError
+from grn.proc import pidfd
+from grn.proc.spawn import own_module
+
+GREETING = b"\ngrn-agent-stream 1\n"  # what comes before is a login shell's
+CHUNK = 1 << 16
+LEAVE_MS = 10_000
+
+
+def socket_of(queue_id: str) -> str:
+    """Return the socket of the agent that works for a queue, on this machine."""
+    folder = os.path.dirname(paths.queue_socket())
+    return os.path.join(f"{folder}-agent-{queue_id[:12]}", "agent.sock")
+
+
+def version_file(queue_id: str) -> str:
+    """Return the file in which a running agent tells its version."""
+    return os.path.join(os.path.dirname(socket_of(queue_id)), "version")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Relay bytes until either side ends."""
+    parser = argparse.ArgumentParser(prog="grn agent --pipe")
+    parser.add_argument("--queue", required=True, help="the identity of the queue at home")
+    arguments = parser.parse_args(argv)
+    try:
+        agent = _reach(arguments.queue)
+    except GrnError as error:
+        print(f"grn: {error.message} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
+    with agent, contextlib.suppress(OSError):  # either side may be gone at any time
+        _write(1, GREETING)
+        _relay(agent)
+    return 0
+
+
+def _reach(queue_id: str) -> socket.socket:
+    """Return a connection to the agent."""
+
+    def connect() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(socket_of(queue_id))
+        except OSError as error:
+            sock.close()
+            raise DaemonNotRunning(socket_of(queue_id)) from error
+        return sock
+
+    try:
+        agent = connect()
+    except DaemonNotRunning:
+        pass
+    else:
+        if _version(queue_id) == __version__:
+            return agent
+        _end(agent)
+    try:
+        argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
+        daemons.start_aside("agent", argv, is_detached=True)
+    except AlreadyRunning as held:
+        return daemons.until_answered(connect, held)
+    return connect()
+
+
+def _version(queue_id: str) -> str:
+    try:
+        with open(version_file(queue_id)) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _end(agent: socket.socket) -> None:
+    """End an agent of before an update of grn; attempts continue, and the next one finds them."""
+    with agent, contextlib.suppress(ConnectionError):
+        fd = pidfd.of_peer(agent, pidfd.credentials(agent)[0])
+        try:
+            pidfd.send_to(fd, signal.SIGTERM)
+            pidfd.has_ended(fd, LEAVE_MS)
+        finally:
+            os.close(fd)
+
+
+def _relay(agent: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(agent, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == 0:
+                data = os.read(0, CHUNK)
+                if data:
+                    agent.sendall(data)
+            else:
+                data = agent.recv(CHUNK)
+                _write(1, data)
+            if not data:
+                return
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Frames between a queue and an agent: messages, bytes of a lease conversation, pieces of logs.
+
+Both sides use it; the caller carries the bytes. A login shell may print before the agent does, so
+the agent's side of a stream begins with a line of its own, and all before it is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from grn import wire
+from grn.errors import ProtocolError
+from grn.queue.job import EndReason, Exit
+from grn.queue.site import Attempt
+from grn.queue.sites.pipe import GREETING
+
+VERSION = 1
+MAX_GREETING = 256 << 10
+MAX_FRAME = 64 << 20
+MAX_PIECE = 256 << 10
+LOG_NAME = re.compile(r"(?:log|err)(?:\.tail[0-9]{1,9})?")
+_HEADER = struct.Struct(">IB")
+_MESSAGE, _LEASES, _LOG = range(3)
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBytes:
+    """Bytes of the lease conversation with the node's negotiator."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A part of one file of an attempt's output."""
+
+    attempt: Attempt
+    name: str  # log, err, or a later file of a long one
+    offset: int
+    data: bytes
+
+
+Frame = Message | LeaseBytes | LogPiece
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the bytes of one frame."""
+    if isinstance(frame, LeaseBytes):
+        return _framed(_LEASES, frame.data)
+    if isinstance(frame, LogPiece):
+        about = [frame.attempt.job, frame.attempt.number, frame.name, frame.offset]
+        return _framed(_LOG, json.dumps(about).encode() + b"\n" + frame.data)
+    return _framed(_MESSAGE, json.dumps(frame, separators=(",", ":")).encode())
+
+
+def _framed(kind: int, body: bytes) -> bytes:
+    return _HEADER.pack(len(body), kind) + body
+
+
+class FrameReader:
+    """Cut the bytes of a stream into frames; home trusts no text of a node on its terminal."""
+
+    def __init__(self, *, is_home: bool = False) -> None:
+        self._buffer = bytearray()
+        self._expects_greeting = is_home
+        self._decode = wire.decode_reply if is_home else wire.decode
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Add received bytes and return the complete frames; raise ProtocolError on others."""
+        self._buffer += data
+        if self._expects_greeting and not self._skip_greeting():
+            return []
+        frames: list[Frame] = []
+        while (frame := self._next()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _skip_greeting(self) -> bool:
+        found = (b"\n" + self._buffer).find(GREETING)  # it may be the very first line
+        if found < 0:
+            if len(self._buffer) > MAX_GREETING:
+                raise ProtocolError("what answers there is no agent of grn.")
+            return False
+        del self._buffer[: found + len(GREETING) - 1]
+        self._expects_greeting = False
+        return True
+
+    def _next(self) -> Frame | None:
+        if len(self._buffer) < _HEADER.size:
+            return None
+        length, kind = _HEADER.unpack_from(self._buffer)
+        if length > MAX_FRAME:
+            raise ProtocolError(f"a frame of {length} bytes is over {MAX_FRAME}.")
+        end = _HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_HEADER.size : end])
+        del self._buffer[:end]
+        if kind == _LEASES:
+            return LeaseBytes(body)
+        return _log_piece(body) if kind == _LOG else self._decode(body)
+
+
+def _log_piece(body: bytes) -> LogPiece:
+    head, _, data = body.partition(b"\n")
+    try:
+        job, number, name, offset = json.loads(head)
+    except ValueError as error:
+        raise ProtocolError("a piece of a log is not as it should be.") from error
+    is_right = all(type(one) is int and one >= 0 for one in (job, number, offset))
+    if not (is_right and isinstance(name, str) and LOG_NAME.fullmatch(name)):
+        raise ProtocolError("a piece of a log is not as it should be.")
+    return LogPiece(Attempt(job, number), name, offset, data)
+
+
+def attempt_in(message: Message) -> Attempt:
+    """Return the attempt that a message is about."""
+    job, number = message.get("job"), message.get("attempt")
+    if type(job) is not int or type(number) is not int:
+        raise ProtocolError("a message of a stream names no attempt.")
+    return Attempt(job, number)
+
+
+_EXIT_KINDS: dict[str, tuple[type, ...]] = {
+    "status": (int, type(None)), "signal": (int, type(None)), "text": (str,),
+    "resident_bytes": (int, type(None)), "asked_bytes": (int, type(None)),
+    "gpu_peak_bytes": (int, type(None)), "ran_s": (int, float), "ended_at": (int, float),
+}  # fmt: skip
+
+
+def exit_to_json(exit: Exit | None) -> Message | None:
+    """Return an end as a message; None for one that is not known."""
+    if exit is None:
+        return None
+    because = exit.because.value if exit.because else None
+    return {**{name: getattr(exit, name) for name in _EXIT_KINDS}, "because": because}
+
+
+def exit_from_json(message: object) -> Exit | None:
+    """Read an end; raise ProtocolError where it is malformed."""
+    if message is None:
+        return None
+    if not isinstance(message, dict):
+        raise ProtocolError("the end of an attempt is not as it should be.")
+    given = {name: message[name] for name in _EXIT_KINDS if name in message}
+    if not all(isinstance(value, _EXIT_KINDS[name]) for name, value in given.items()):
+        raise ProtocolError("the end of an attempt is not as it should be.")
+    because = message.get("because")
+    try:
+        return Exit(given.pop("status", None), because=EndReason(because) if because else None,
+                    **given)  # fmt: skip
+    except ValueError as error:  # an outcome of a newer version
+        raise ProtocolError(f"the outcome {because!r} is not known here.") from error

@@ -1,0 +1,90 @@
+"""Whatever is killed, cut off or loses power: no job is lost, repeated unasked, or misreported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.harness import Story, hang_up
+from tests.sites.chaos import Chaos, SiteRig
+from tests.sites.machines import NamespaceMachine, namespaces_needed
+from tests.sites.site_under_test import Home, SshSite
+
+SHORT_S = 14.0
+SOAK_S = 600.0
+Campaigns = Callable[..., Chaos]
+
+
+@pytest.fixture
+def campaigns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Campaigns]:
+    """Make campaigns: `campaigns(seed)`, or with the name of a mutant."""
+    namespaces_needed()
+    made: list[tuple[Home, list[NamespaceMachine]]] = []
+
+    def make(seed: int, mutant: str = "") -> Chaos:
+        home = Home(SiteRig(Story.begin(), mutant))
+        for name in ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG"):
+            monkeypatch.setenv(name, home.story.env[name])
+        site = SshSite(home.story, hosts=0)
+        machines: list[NamespaceMachine] = []
+        made.append((home, machines))
+        for number in (1, 2):
+            machines.append(NamespaceMachine(home.story, site.keys, f"node{number}"))
+            machines[-1].start()
+        site.machines.extend(machines)
+        home.add(site)
+        home.rig.start()
+        return Chaos(home, machines, seed)
+
+    yield make
+    hang_up()
+    for home, machines in made:
+        home.rig.close()
+        for machine in machines:
+            machine.remove()
+        home.story.end()
+
+
+@pytest.mark.timeout(400)
+def test_no_fault_loses_repeats_or_misreports_a_job(campaigns: Campaigns, seed: int) -> None:
+    result = campaigns(seed).run(SHORT_S)
+
+    print(result)
+    assert not result.complaints, str(result)
+    assert result.jobs >= 20
+    assert result.faults.total() >= 8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_no_fault_of_a_long_campaign_loses_repeats_or_misreports_a_job(
+    campaigns: Campaigns, seed: int
+) -> None:
+    result = campaigns(seed).run(SOAK_S)
+
+    print(result)
+    assert not result.complaints, str(result)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("mutant", "complaint"),
+    [
+        ("cut-is-dead", "FALSELY INTERRUPTED|ran again although"),
+        ("start-again", "ran again unasked|ran again although"),
+        ("append-logs", "its log is wrong"),
+    ],
+)
+def test_the_campaign_finds_out(
+    campaigns: Campaigns, seed: int, mutant: str, complaint: str
+) -> None:
+    for turn in range(4):  # a busy machine runs few jobs between two faults
+        result = campaigns(seed + turn, mutant).run(6.0)
+        found = re.search(complaint, "\n".join(result.complaints))
+        if found:
+            break
+
+    print(result)
+    assert found, str(result)
