@@ -268,10 +268,16 @@ class Node(asyncio.Protocol):
                 self.heard_at = time.time()
                 self._receive(frame)
         except ProtocolError as error:
-            self._fault = error.message
-            log.error("action=receive node=%s result=failed reason=%r", self.name, error.message)
-            if self._transport is not None:
-                self._transport.abort()
+            self._fail(error.message)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self._fail(f"what it sends is not understood: {error}")
+
+    def _fail(self, fault: str) -> None:
+        """End a stream that cannot be used."""
+        self._fault = fault
+        log.error("action=receive node=%s result=failed reason=%r", self.name, fault)
+        if self._transport is not None:
+            self._transport.abort()
 
     def _send(self, frame: Frame) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -305,7 +311,7 @@ class Node(asyncio.Protocol):
         agent = str(message.get("agent"))
         if agent != self._agent:
             self._agent, self._held = agent, set()  # the leases of an earlier agent ended with it
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(LookupError, TypeError, ValueError):
             self.clock_skew_s = float(message["at"]) - time.time()
         self._is_greeted = True
         self.trouble = ""
