@@ -109,6 +109,7 @@ class FakeNode:
         self.address = NodeAddress(name, site, ("true",))
         self.leases = FakeLeases()
         self.epoch = f"epoch-{name}"
+        self.agent = f"agent-{name}"
         self.is_up = is_up
         self.is_heard = is_up
         self.trouble = "" if is_up else "no route to it"

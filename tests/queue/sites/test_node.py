@@ -15,7 +15,7 @@ from grn.queue.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
-from grn.queue.sites.node import Node, NodeAddress, RemoteLease, remote
+from grn.queue.sites.node import MAX_KNOWN, Node, NodeAddress, RemoteLease, remote
 from grn.queue.sites.stream import FrameReader, LeaseBytes, LogPiece, Message, encode
 from tests.queue.sites.fakes import FakeLoop
 
@@ -33,6 +33,9 @@ class Listener(FakeLoop):
 
     def node_changed(self, _node: Node) -> None:
         self.changes += 1
+
+    def other_node_of(self, _node: Node, agent: str) -> str:
+        return "gpu1" if agent == "of-gpu1" else ""
 
     def granted(self, _node: Any, job: int, grant: Any) -> None:  # type: ignore[override]
         self.granted_to[job] = grant.lease
@@ -128,6 +131,33 @@ def test_an_agent_of_another_version_is_not_used_and_both_are_named(folder: Path
         world.connect(version="0.0.1")
         assert not world.node.is_heard
         assert world.wire.is_aborted
+
+    _in_a_loop(story)
+
+
+def test_one_machine_under_two_names_is_used_once(folder: Path) -> None:
+    async def story() -> None:
+        world = World(folder)
+        world.connect(agent="of-gpu1")
+        assert not world.node.is_heard
+        assert world.wire.is_aborted
+
+    _in_a_loop(story)
+
+
+def test_environments_are_not_kept_for_ever(folder: Path) -> None:
+    async def story() -> None:
+        world = World(folder)
+        world.connect()
+        world.hold()
+        for number in range(2 * MAX_KNOWN + 1):
+            command = replace(COMMAND, environment_id=number)
+            world.node.start(Attempt(number, 1), command, LEASE, "0")
+        world.node.start(Attempt(999, 1), replace(COMMAND, environment_id=0), LEASE, "0")
+        starts = world.wire.said("start")
+        first = [place for place, one in enumerate(starts) if one.get("is_first")]
+        assert first == [0, MAX_KNOWN, 2 * MAX_KNOWN]
+        assert "variables" in starts[-1]
 
     _in_a_loop(story)
 

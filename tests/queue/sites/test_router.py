@@ -273,3 +273,13 @@ def test_the_end_of_a_lease_of_an_unknown_node_is_settled_at_once() -> None:
         assert settled == [Settlement()]
 
     _in_a_loop(story)
+
+
+def test_two_names_of_one_machine_are_noticed() -> None:
+    async def story() -> None:
+        world = World(FakeNode("a"), FakeNode("b"))
+        first, second = world.nodes.values()
+        assert world.router.other_node_of(second, "agent-a") == "a"  # type: ignore[arg-type]
+        assert world.router.other_node_of(first, "agent-a") == ""  # type: ignore[arg-type]
+
+    _in_a_loop(story)
