@@ -21,7 +21,7 @@ __all__ = ["libraries"]
 NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
 
 # What a test that starts processes has: one of these fixtures, or one of these modules.
-PROCESS_FIXTURES = {"story", "rigs", "libraries", "chromium", "script"}
+PROCESS_FIXTURES = {"story", "rigs", "libraries", "chromium", "script", "home", "lab"}
 PROCESS_MODULES = ("subprocess", "multiprocessing", "tests.harness", "tests.negotiator.live")
 SPAWNING = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "os.system")
 

@@ -24,7 +24,7 @@ WORKERS = min(6, (os.cpu_count() or 2) + 1)  # one more than cores: many tests w
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
 SECOND_LOOKS = 3  # more failures than this are not chance
 # What needs large packages, a browser or long campaigns runs on one Python version only.
-HEAVY = ("queue_faults", "web", "examples", "integrations", "simulate", "test_docs.py")
+HEAVY = ("queue_faults", "sites", "web", "examples", "integrations", "simulate", "test_docs.py")
 HEAVY_FILES = (
     *("cli/test_events.py", "sweep/test_command.py", "sweep/test_documented.py"),
     *("sweep/test_config_file.py", "sweep/test_leases.py", "cli/test_sweep_page.py"),
@@ -38,6 +38,7 @@ DAEMONS = ("tests/queue", "tests/stories")
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ENGINES = ("podman runc",)
+SSHD = ("sshd ssh ip", "/usr/sbin/sshd ssh ip")
 WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
 
 
@@ -187,6 +188,7 @@ def main() -> None:
         if not options.no_tests:
             bring("BROWSER", BROWSERS, ("chromium",))
             bring("CONTAINER ENGINE", ENGINES, ("podman", "runc"))
+            bring("SSHD", SSHD, ("openssh-server", "openssh-client", "iproute2"))
             bring_packages()
             run_tests(CURRENT, sys.executable)
 

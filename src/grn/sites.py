@@ -44,7 +44,7 @@ class SiteConfig:
 
     def to_toml(self) -> str:
         """Return the table of this site."""
-        lines = [f"[sites.{self.name}]"]
+        lines = [f"[sites.{json.dumps(self.name) if '.' in self.name else self.name}]"]
         if self.kind == "ssh":
             lines.append(f"ssh = {json.dumps(list(self.hosts))}")
         elif self.kind == "ray":
@@ -217,14 +217,27 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _without(text: str, name: str) -> str:
-    """Return the file without the table of one site and the tables below it."""
-    own = re.compile(rf"\s*\[\s*sites\s*\.\s*\"?{re.escape(name)}\"?\s*(\.[^\]]*)?\]")
-    kept, is_own = [], False
+    """Return the file without the table of one site and the tables below it.
+
+    Comments right above the next table belong to that one, and stay.
+    """
+    spelled = re.escape(name)
+    forms = f"\"{spelled}\"|'{spelled}'" + ("" if "." in name else f"|{spelled}")
+    own = re.compile(rf"\s*\[\s*sites\s*\.\s*(?:{forms})\s*(?:\.[^\]]*)?\]")
+    kept: list[str] = []
+    comments: list[str] = []
+    is_own = False
     for line in text.splitlines(keepends=True):
         if line.lstrip().startswith("["):
             is_own = own.match(line) is not None
+            kept += [] if is_own else comments
+            comments = []
         if not is_own:
             kept.append(line)
+        elif line.lstrip().startswith("#"):
+            comments.append(line)
+        else:
+            comments = []
     return "".join(kept).rstrip("\n") + ("\n" if any(map(str.strip, kept)) else "")
 
 

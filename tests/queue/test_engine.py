@@ -9,6 +9,7 @@ from grn.queue import finish
 from grn.queue.events import (
     ActionFailed,
     AskLease,
+    AttemptFound,
     DropAsk,
     Launch,
     PassAsk,
@@ -1131,3 +1132,87 @@ def test_a_cancel_that_overtook_the_start_is_sent_again() -> None:
     line.grants(1)
     line.cancels(1)
     assert line.starts(1) == [Stop(1, 1, is_now=False)]
+
+
+# --- what a node has found -------------------------------------------------------------------
+
+
+def _finds(line: Line, fate: AttemptFate, job: int = 1, attempt: int = 1) -> list[object]:
+    return [*line.tell(AttemptFound(line.at, job, attempt, fate, "gpu2 went down"))]
+
+
+def test_an_attempt_that_a_node_has_found_alive_goes_on() -> None:
+    line = Line()
+    line.submits(1)
+    line.grants(1)
+    assert _finds(line, AttemptFate.ALIVE) == []
+    assert line.state(1) is RUNNING
+    line.exits(1)
+    assert line.ends == {1: EndReason.OK}
+
+
+def test_a_cancel_that_a_cut_swallowed_is_repeated_when_the_attempt_is_found_alive() -> None:
+    line = Line()
+    line.submits(1)
+    line.runs(1)
+    line.cancels(1)
+    assert _finds(line, AttemptFate.ALIVE) == [Stop(1, 1, is_now=False)]
+    line.exits(1, Exit(None, signal=15, because=EndReason.CANCELLED))
+    assert line.ends == {1: EndReason.CANCELLED}
+
+
+def test_an_attempt_that_never_began_on_its_node_is_asked_for_again() -> None:
+    line = Line()
+    line.submits(1)
+    line.grants(1, "gpu2/life/L")
+    actions = _finds(line, AttemptFate.NOT_BEGUN)
+    assert ReturnLease("gpu2/life/L") in actions
+    assert line.state(1) is QUEUED
+    assert line.asked == [1]
+    line.grants(1)
+    assert line.launched == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("may_requeue", [False, True])
+def test_an_attempt_that_went_down_with_its_node_is_interrupted(may_requeue: bool) -> None:
+    line = Line()
+    line.submits(1, may_requeue=may_requeue)
+    line.runs(1)
+    _finds(line, AttemptFate.INTERRUPTED)
+    (end,) = line.said(SaveAttemptEnd)
+    assert (end.reason, end.exit.text) == (EndReason.INTERRUPTED, "gpu2 went down")
+    if may_requeue:
+        assert line.state(1) is QUEUED
+        assert line.asked == [1]
+    else:
+        assert line.ends == {1: EndReason.INTERRUPTED}
+        assert line.texts[1] == "gpu2 went down while it ran"
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        (AttemptFate.NOT_BEGUN, EndReason.CANCELLED),
+        (AttemptFate.INTERRUPTED, EndReason.INTERRUPTED),
+    ],
+)
+def test_a_cancelled_attempt_that_is_found_gone_ends_and_is_not_run_again(
+    fate: AttemptFate, reason: EndReason
+) -> None:
+    line = Line()
+    line.submits(1, may_requeue=True)
+    line.runs(1)
+    line.cancels(1)
+    _finds(line, fate)
+    assert line.ends == {1: reason}
+
+
+def test_what_is_found_of_another_attempt_or_an_ended_job_means_nothing() -> None:
+    line = Line()
+    line.submits(1)
+    line.runs(1)
+    assert _finds(line, AttemptFate.INTERRUPTED, attempt=2) == []
+    assert _finds(line, AttemptFate.INTERRUPTED, job=7) == []
+    line.exits(1)
+    assert _finds(line, AttemptFate.INTERRUPTED) == []
+    assert line.ends == {1: EndReason.OK}

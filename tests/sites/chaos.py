@@ -24,7 +24,7 @@ from grn.proc.processes import boot_id
 from grn.queue.journal.rows import BEGUN
 from tests.harness import wait_for
 from tests.queue_faults.rig import Rig, gone, kill, pause
-from tests.sites.machines import NamespaceMachine
+from tests.sites.machines import NamespaceMachine, machine_of
 from tests.sites.site_ledger import SiteLedger, Wanted
 from tests.sites.site_under_test import SITE, Home, leases_at
 
@@ -168,10 +168,8 @@ class Chaos:
         daemon = self._rig.queue
         if daemon is None or not daemon.is_running:
             return
-        elsewhere = {pid for machine in self._machines for pid in machine.processes()}
-        while own := [pid for pid in self._home.story.left_behind() if pid not in elsewhere]:
+        while own := [pid for pid in self._home.story.left_behind() if machine_of(pid) == ""]:
             gone(kill(own))
-            elsewhere |= {pid for machine in self._machines for pid in machine.processes()}
         daemon.kill()
         self._ledger.note_power_loss("home", boot_id())
         if self._rig.database().exists():

@@ -27,6 +27,7 @@ GPUS = "virtual:2x512MiB"
 MARK = "NO SSHD"
 ROOT = Path(__file__).resolve().parents[2]
 _SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
+_MARK = b"XDG_TEST_MACHINE="  # of a kind that jobs get from their machine
 _numbers = itertools.count(1)
 
 
@@ -149,8 +150,7 @@ class Machine:
 
     def processes(self) -> list[int]:
         """Return all processes that belong to this machine."""
-        mark = f"XDG_TEST_MACHINE={self.name}".encode()
-        return [pid for pid in self.story.left_behind() if mark in _environment(pid)]
+        return [pid for pid in self.story.left_behind() if machine_of(pid) == self.name]
 
     def _running(self, *words: bytes) -> list[int]:
         found = []
@@ -317,6 +317,15 @@ class NamespaceMachine(Machine):
         self.lose_power()
         _try("ip", "link", "del", self._ours)
         _try("ip", "netns", "del", self._space)
+
+
+def machine_of(pid: int) -> str | None:
+    """Return the machine that a process belongs to; empty for home, None if it is gone."""
+    words = [word for word in _environment(pid) if word]
+    for word in words:
+        if word.startswith(_MARK):
+            return word.removeprefix(_MARK).decode()
+    return "" if words else None
 
 
 def _free_port() -> int:

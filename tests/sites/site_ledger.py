@@ -50,7 +50,8 @@ class SiteLedger:
     wanted: dict[str, Wanted] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)  # the id that the client was told
     cancelled: set[str] = field(default_factory=set)
-    lost_power: dict[tuple[str, str], float] = field(default_factory=dict)  # boot -> uptime
+    # When each boot of each machine lost its power; home has one boot only.
+    lost_power: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def command(self, name: str, wanted: Wanted, seconds: float) -> list[str]:
         """Return the command of a new job."""
@@ -61,7 +62,7 @@ class SiteLedger:
 
     def note_power_loss(self, machine: str, boot: str) -> None:
         """Note that a machine has lost its power; nothing of this boot runs any more."""
-        self.lost_power[(machine, boot)] = uptime()
+        self.lost_power.setdefault((machine, boot), []).append(uptime())
 
     def _read(self) -> tuple[dict[str, dict[int, list[Began]]], dict[str, dict[int, float]]]:
         begun: dict[str, dict[int, list[Began]]] = {}
@@ -108,11 +109,11 @@ class SiteLedger:
     def _was_struck(self, one: _One, attempt: int) -> bool:
         """True when a loss of power can have killed an attempt, or have hidden its end."""
         began = one.begun[attempt][0]
-        lost_at = self.lost_power.get((began.machine, began.boot))
-        if lost_at is None or lost_at < began.at:
-            return False
         ended_at = one.ended.get(attempt)
-        return ended_at is None or lost_at - ended_at < JUST_BEFORE_S
+        return any(
+            began.at <= lost_at and (ended_at is None or lost_at - ended_at < JUST_BEFORE_S)
+            for lost_at in self.lost_power.get((began.machine, began.boot), [])
+        )
 
     def _wrong_end(self, one: _One) -> list[str]:
         row, attempt = one.row, one.row["attempt"]

@@ -203,6 +203,18 @@ def _is_said(home: Home, site: SshSite, text: str, *words: str) -> None:
     assert re.search(text, home.grn_well("sites"))
 
 
+def test_one_machine_under_two_names(home: Home, site: SshSite, node: Nodes) -> None:
+    machine = node()
+    assert isinstance(machine, LoopbackMachine)
+    site.keys.note("alias", "127.0.0.1", machine.port)
+    home.rig.start()
+    assert _add(home, site, hosts=("node1", "alias")).code == 0
+    assert home.ran("true")["reason"] == "ok"
+    said = "it is the same machine as"
+    wait_for(lambda: said in home.grn_well("sites"), lambda: home.grn_well("sites"))
+    assert len(machine.agents()) == 1
+
+
 def test_a_host_that_does_not_listen(home: Home, site: SshSite, node: Nodes) -> None:
     node().cut()
     _is_said(home, site, "Connection refused")

@@ -86,7 +86,7 @@ class AgentStream(asyncio.Protocol):
         try:
             for frame in self._reader.feed(data):
                 self._agent.receive(self, frame)
-        except (GrnError, LookupError, TypeError, ValueError) as error:
+        except (GrnError, OSError, LookupError, TypeError, ValueError) as error:
             text = error.message if isinstance(error, GrnError) else str(error)
             log.error("action=receive result=failed reason=%r", text)
             self.send({"ev": "refused", "text": text})
@@ -230,6 +230,8 @@ class Agent:
     def _start(self, source: AgentStream, message: Message) -> None:
         attempt = stream.attempt_in(message)
         number = int(message["environment"])
+        if message.get("is_first"):
+            source.environments.clear()
         if "variables" in message:
             source.environments[number] = _environment_here(message["variables"])
         limit = message.get("time_limit_s")

@@ -7,7 +7,6 @@ and the copy counts as incomplete. A copy into the job's own file begins at the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -55,16 +54,18 @@ class LogCopies:
 
     def sizes(self, attempt: Attempt) -> dict[str, int]:
         """Return how much of each file of an attempt is here."""
-        own = self._own(attempt)
-        if own is not None:
-            return {"log": _size(own.path) - own.start}
-        sizes = {}
         folder = self._folder_of(attempt)
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                if LOG_NAME.fullmatch(name):
-                    sizes[name] = _size(os.path.join(folder, name))
-        return sizes
+        try:
+            own = self._own(attempt)
+            if own is not None:
+                return {"log": _size(own.path) - own.start}
+            names = [name for name in os.listdir(folder) if LOG_NAME.fullmatch(name)]
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._fail(attempt, error)
+            return {}
+        return {name: _size(os.path.join(folder, name)) for name in names}
 
     def write(self, piece: LogPiece) -> None:
         """Add a piece."""

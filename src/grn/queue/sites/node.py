@@ -40,6 +40,7 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 STEADY_S = 5.0  # a stream that lasted so long was a good one
 MAX_SKEW_S = 2.0  # below, the difference may be the time that a greeting takes
 MAX_STDERR = 4096
+MAX_KNOWN = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class NodeListener(Protocol):
     def has_work(self) -> bool: ...
 
     def node_changed(self, node: Node) -> None: ...
+
+    def other_node_of(self, node: Node, agent: str) -> str:
+        """Return another node that this agent answered as; empty if there is none."""
 
     def granted(self, node: Node, job: int, grant: GrantedGpus) -> None: ...
 
@@ -138,6 +142,11 @@ class Node(asyncio.Protocol):
         return self._is_greeted and self.leases.is_connected
 
     @property
+    def agent(self) -> str:
+        """Return the agent that answered last."""
+        return self._agent
+
+    @property
     def is_heard(self) -> bool:
         """True while the agent answers."""
         return self._is_greeted
@@ -176,7 +185,12 @@ class Node(asyncio.Protocol):
                 self._wanted.clear()
                 await self._wanted.wait()
             began = time.monotonic()
-            if await self._stream_once() and time.monotonic() - began > STEADY_S:
+            try:
+                is_heard = await self._stream_once()
+            except OSError as error:  # no files or sockets left here
+                self._away(str(error))
+                is_heard = False
+            if is_heard and time.monotonic() - began > STEADY_S:
                 pause_s = FIRST_RETRY_S
             if not self._is_closed:
                 await self._rest(pause_s)
@@ -268,10 +282,16 @@ class Node(asyncio.Protocol):
                 self.heard_at = time.time()
                 self._receive(frame)
         except ProtocolError as error:
-            self._fault = error.message
-            log.error("action=receive node=%s result=failed reason=%r", self.name, error.message)
-            if self._transport is not None:
-                self._transport.abort()
+            self._fail(error.message)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self._fail(f"what it sends is not understood: {error}")
+
+    def _fail(self, fault: str) -> None:
+        """End a stream that cannot be used."""
+        self._fault = fault
+        log.error("action=receive node=%s result=failed reason=%r", self.name, fault)
+        if self._transport is not None:
+            self._transport.abort()
 
     def _send(self, frame: Frame) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -301,11 +321,13 @@ class Node(asyncio.Protocol):
             )
         if type(epoch) is not str or "/" in epoch or not epoch:
             raise ProtocolError("the agent does not say which life of the node this is.")
-        self.epoch = epoch
         agent = str(message.get("agent"))
+        if twin := self._listener.other_node_of(self, agent):
+            raise ProtocolError(f"it is the same machine as {twin}: name it once")
+        self.epoch = epoch
         if agent != self._agent:
             self._agent, self._held = agent, set()  # the leases of an earlier agent ended with it
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(LookupError, TypeError, ValueError):
             self.clock_skew_s = float(message["at"]) - time.time()
         self._is_greeted = True
         self.trouble = ""
@@ -403,6 +425,9 @@ class Node(asyncio.Protocol):
             "lease": lease.lease, "visible": visible,
         }  # fmt: skip
         if number not in self._known:
+            if len(self._known) >= MAX_KNOWN:  # neither side keeps them for ever
+                self._known.clear()
+            message["is_first"] = not self._known
             self._known.add(number)
             message["variables"] = command.environment
         self._send(message)  # without a stream: the next one asks what became of it

@@ -172,6 +172,11 @@ class Router:
                     node.leases.drop(job)
         self._places_changed()
 
+    def other_node_of(self, node: Node, agent: str) -> str:
+        """Return another node that an agent answered as: two names of one machine."""
+        others = [one for one in self.nodes.values() if one is not node and one.agent == agent]
+        return others[0].name if others else ""
+
     def _places_changed(self) -> None:
         self._ask_more(self._requests.values())
         self._tell_connected()

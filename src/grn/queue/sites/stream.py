@@ -111,7 +111,7 @@ def _log_piece(body: bytes) -> LogPiece:
     head, _, data = body.partition(b"\n")
     try:
         job, number, name, offset = json.loads(head)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError("a piece of a log is not as it should be.") from error
     is_right = all(type(one) is int and one >= 0 for one in (job, number, offset))
     if not (is_right and isinstance(name, str) and LOG_NAME.fullmatch(name)):

@@ -1,0 +1,82 @@
+"""Which places are asked for the lease of a job: a table of cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from grn.queue.sites.choice import LOCAL, MAX_ASKED, Choice, Place, choose, is_meant, node_of
+from tests.queue.builders import a_spec
+
+GiB = 1 << 30
+
+
+def _place(name: str, busy: int = 0, gpus: int = 1, is_up: bool = True, size: int = GiB) -> Place:
+    site = LOCAL if name == LOCAL else "lab"
+    return Place(name, site, is_up, (size,) * gpus, busy)
+
+
+FOUR = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("places", "asked", "refused", "expected"),
+    [
+        ([], [], [], Choice()),
+        ([_place(LOCAL)], [], [], Choice((LOCAL,))),
+        # The least crowded first, this machine before others that are as crowded.
+        ([_place("a", 1), _place("b"), _place(LOCAL)], [], [], Choice((LOCAL, "b", "a"))),
+        ([_place("a", 3, gpus=4), _place("b", 1)], [], [], Choice(("a", "b"))),
+        # A node that is away, or has refused, or was asked, is not asked.
+        ([_place("a", is_up=False), _place("b")], [], [], Choice(("b",))),
+        ([_place("a"), _place("b")], [], ["a"], Choice(("b",))),
+        ([_place("a"), _place("b")], ["b"], [], Choice(("a",))),
+        # At most four.
+        ([_place(one) for one in "abcdef"], [], [], Choice(("a", "b", "c", "d"))),
+        ([_place(one, 1) for one in "abcdef"], FOUR, [], Choice()),
+        # A free one replaces the most crowded of four; not where that one has a free GPU too.
+        (
+            [_place("a", 1), _place("b", 5), _place("c", 2), _place("d", 1), _place("e")],
+            FOUR, [], Choice(("e",), ("b",)),
+        ),
+        ([*(_place(one, 1, gpus=2) for one in FOUR), _place("e")], FOUR, [], Choice()),
+        # A place that is too small comes last, and replaces none.
+        ([_place("a", size=1), _place("b", 9)], [], [], Choice(("b", "a"))),
+        ([*(_place(one, 4) for one in FOUR), _place("e", size=1)], FOUR, [], Choice()),
+        # A place of unknown size may be large enough.
+        ([Place("a", "lab", True, (), 0), _place("b", 1)], [], [], Choice(("a", "b"))),
+    ],
+)  # fmt: skip
+def test_the_places_that_are_asked(
+    places: list[Place], asked: list[str], refused: list[str], expected: Choice
+) -> None:
+    assert choose(a_spec(mem_bytes=1000), places, asked, refused) == expected
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [("", ("a", "b", LOCAL)), ("a", ("a",)), ("lab", ("a", "b")), (LOCAL, (LOCAL,)), ("c", ())],
+)
+def test_a_job_goes_to_the_site_or_node_that_it_names(at: str, expected: tuple[str, ...]) -> None:
+    places = [_place("a"), _place("b"), _place(LOCAL, 1)]
+
+    assert choose(a_spec(at=at), places, [], []).ask == expected
+    assert [place.name for place in places if is_meant(at, place)] == list(expected)
+
+
+def test_a_job_for_two_gpus_needs_two_that_are_large_enough() -> None:
+    spec = a_spec(gpus=2, mem_bytes=GiB)
+    places = [Place("a", "lab", True, (4 * GiB, 1), 0), _place("b", 5, gpus=2)]
+
+    assert choose(spec, places, [], []).ask == ("b", "a")
+
+
+def test_no_more_than_four_are_ever_asked() -> None:
+    assert MAX_ASKED == 4
+
+
+@pytest.mark.parametrize(
+    ("lease", "node"),
+    [(None, ""), ("", ""), ("264fa1b2", ""), ("gpu2/71b7-bf/264fa1b2", "gpu2"), ("a/b", "")],
+)
+def test_a_lease_names_its_node(lease: str | None, node: str) -> None:
+    assert node_of(lease) == node
