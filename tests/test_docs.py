@@ -17,8 +17,8 @@ from grn.cli.commands import execute
 from grn.cli.commands.submit import parser as submit_parser
 from grn.errors import BY_CODE
 from grn.model.units import GiB
-from grn.negotiator import views
 from grn.negotiator.events import WaitReason
+from grn.negotiator.queries import views
 from grn.proc.spawn import NOT_FOUND, NOT_RUNNABLE
 from grn.protocol.rows import as_json
 from grn.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from grn.batch import journal as batch_journal
 from grn.errors import UsageError
-from grn.negotiator import store
+from grn.negotiator import schema, store
 from grn.queue.journal import journal_file
 from grn.queue.local import attempt_files
 from grn.sweep import manifest
@@ -19,7 +19,7 @@ DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it
     "journal of the queue": (journal_file.SCHEMA_VERSION, 7, "queue-7ba8f4d"),
     "record of an attempt": (attempt_files.FORMAT, 4, "queue-f6b5903"),
-    "state of the negotiator": (store.SCHEMA_VERSION, 7, "negotiator-b8da9a9"),
+    "state of the negotiator": (schema.SCHEMA_VERSION, 7, "negotiator-b8da9a9"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),
     "manifests of a sweep": (manifest.VERSION, 1, None),  # the first
 }

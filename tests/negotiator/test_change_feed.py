@@ -10,9 +10,9 @@ import pytest
 
 from grn.model.job import Outcome, tag_of
 from grn.model.units import GiB
-from grn.negotiator import views
-from grn.negotiator.change_feed import ChangeFeed
-from grn.negotiator.history import History
+from grn.negotiator.queries import views
+from grn.negotiator.queries.change_feed import ChangeFeed
+from grn.negotiator.queries.history import History
 from tests.builders import Story, a_profile, a_use, some_gpus
 
 Row = dict[str, Any]

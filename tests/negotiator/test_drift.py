@@ -8,9 +8,9 @@ import pytest
 
 from grn.model.job import Outcome, Run
 from grn.model.units import GiB
-from grn.negotiator import views
 from grn.negotiator.learn import profiling
 from grn.negotiator.learn.profiling import counted
+from grn.negotiator.queries import views
 from tests.builders import Story, a_profile, a_run, some_gpus
 
 OLD, NEW = "0000000a", "0000000b"

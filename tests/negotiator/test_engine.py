@@ -23,9 +23,9 @@ from grn.negotiator.events import (
     TellWaiting,
     WaitReason,
 )
+from grn.negotiator.queries.views import gpu as gpu_view
+from grn.negotiator.queries.views import used_by
 from grn.negotiator.schedule.ledger import Guard, Rules
-from grn.negotiator.views import gpu as gpu_view
-from grn.negotiator.views import used_by
 from tests.builders import (
     MODEL,
     Story,

@@ -6,8 +6,8 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator import history as past
-from grn.negotiator.history import Curve, GpuPast, History
+from grn.negotiator.queries import history as past
+from grn.negotiator.queries.history import Curve, GpuPast, History
 from tests.builders import Story, a_lease
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from grn.client import negotiator as client
 from grn.model.units import GiB
-from grn.negotiator import views
-from grn.negotiator.pages import MAX_ORDERS, PAGE_ROWS, PROFILE_ROWS, Pages
+from grn.negotiator.queries import views
+from grn.negotiator.queries.pages import MAX_ORDERS, PAGE_ROWS, PROFILE_ROWS, Pages
 from tests.builders import Story, a_profile, a_run, an_engine, result_of, some_gpus
 
 MANY = 5 * PAGE_ROWS // 2

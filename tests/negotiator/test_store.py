@@ -32,7 +32,8 @@ from grn.negotiator.events import (
     SaveWaiting,
 )
 from grn.negotiator.learn import profiling
-from grn.negotiator.store import FILE_NAME, SCHEMA_VERSION, Remembered, Store, without_undone
+from grn.negotiator.schema import SCHEMA_VERSION
+from grn.negotiator.store import FILE_NAME, Remembered, Store, without_undone
 from tests.builders import a_holder, a_lease, a_run
 from tests.harness import SOURCES, Story, wait_for
 from tests.negotiator.live import OTHER_UID, Client, begin, needs_root, negotiator_of

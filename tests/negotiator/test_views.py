@@ -11,10 +11,10 @@ from grn.model.gpu import GpuHealth, Reading
 from grn.model.job import Outcome
 from grn.model.text import harmless
 from grn.model.units import GiB
-from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import LeaseState
-from grn.negotiator.pages import Pages
+from grn.negotiator.queries import views
+from grn.negotiator.queries.pages import Pages
 from tests.builders import (
     Story,
     a_gpu,

@@ -14,7 +14,6 @@ from grn.daemon.connection import Pieces, Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError
 from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
-from grn.negotiator import change_feed, views
 from grn.negotiator.events import (
     Grant,
     HolderChanged,
@@ -29,6 +28,7 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.learn.quota import kept_arguments
+from grn.negotiator.queries import change_feed, views
 from grn.negotiator.server import Peer
 from grn.proc.identity import ancestor_of, child_of
 from grn.protocol import negotiator_requests
@@ -241,11 +241,7 @@ def ping(peer: Peer, message: negotiator_requests.PingRequest) -> None:
 
 def forget(peer: Peer, message: negotiator_requests.ForgetRequest) -> None:
     """Forget what was learned of a job type."""
-    known = [
-        profile
-        for profile in peer.loop.view.memory.profiles()
-        if message.type in (profile.job_type, profile.label)
-    ]
+    known = views.profiles_of(peer.loop.view, message.type)
     if not known:
         raise UnknownJob(f"no job type '{message.type}' is known.", "See `grn profiles`.")
     if not all(peer.is_keeper or peer.uid == profile.owner for profile in known):

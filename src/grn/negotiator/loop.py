@@ -41,7 +41,7 @@ from grn.negotiator.events import (
     TellWaiting,
     TimerFired,
 )
-from grn.negotiator.history import History
+from grn.negotiator.queries.history import History
 from grn.negotiator.store import Store
 from grn.proc import terminate
 from grn.proc.identity import holder_of, is_alive, tagged

@@ -27,7 +27,6 @@ from grn.daemon.connection import (
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
-from grn.negotiator import views
 from grn.negotiator.audit import Audit
 from grn.negotiator.events import (
     Grant,
@@ -41,7 +40,8 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.loop import ClientAction, Loop
-from grn.negotiator.pages import Pages
+from grn.negotiator.queries import views
+from grn.negotiator.queries.pages import Pages
 from grn.negotiator.subscribers import Subscribers
 from grn.proc.identity import peer_of
 from grn.proc.processes import inner_pids

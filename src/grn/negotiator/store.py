@@ -35,51 +35,13 @@ from grn.negotiator.events import (
     SaveWaiting,
 )
 from grn.negotiator.learn import profiling
-from grn.negotiator.rows import LEASE, RUN, WRITERS, fill_checksums, is_good, read_run
+from grn.negotiator.schema import LEASE, RUN, SCHEMA, WRITERS, is_good, read_run
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 7
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 LOCK_PATIENCE_S = 2.0
 IN_PLACE_S = 2.0
-
-_SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to inspect
-_USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
-_GPUS = "CREATE TABLE gpus (uuid TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;"
-_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS}
-CREATE TABLE leases (
-  id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER
-) WITHOUT ROWID;
-CREATE TABLE waiting (
-  key TEXT PRIMARY KEY, boot TEXT NOT NULL, place INTEGER NOT NULL,
-  pid INTEGER, started_ticks INTEGER
-) WITHOUT ROWID;
-CREATE TABLE runs (
-  id INTEGER PRIMARY KEY, job_type TEXT NOT NULL, model TEXT NOT NULL,
-  label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
-  duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
-  arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
-  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL,
-  ran_out_alone INTEGER NOT NULL DEFAULT 0, checksum INTEGER
-);
-CREATE INDEX runs_by_type ON runs (job_type, model);
-CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
-"""
-
-_CHANGES = {  # migrations from one version to the next
-    1: "ALTER TABLE runs ADD COLUMN load REAL;",
-    2: "ALTER TABLE runs ADD COLUMN crowd REAL; ALTER TABLE runs ADD COLUMN beside TEXT;",
-    3: _USES,
-    4: "ALTER TABLE runs ADD COLUMN code TEXT NOT NULL DEFAULT '';"
-    " CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;",
-    5: "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';"
-    " ALTER TABLE runs ADD COLUMN grown REAL;",
-    6: "ALTER TABLE leases ADD COLUMN checksum INTEGER;"
-    " ALTER TABLE runs ADD COLUMN ran_out_alone INTEGER NOT NULL DEFAULT 0;"
-    f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
-}
-SCHEMA = database.Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {6: fill_checksums})
 
 Row = tuple[str, str]  # table, key
 

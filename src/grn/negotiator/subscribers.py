@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grn.daemon.publisher import PACE_S, Position, Publisher, Subscriber, message
-from grn.negotiator.change_feed import ChangeFeed
 from grn.negotiator.loop import Loop
+from grn.negotiator.queries.change_feed import ChangeFeed
 
 PART_S = 0.02  # between two parts of a snapshot
 PART_ROWS = 100

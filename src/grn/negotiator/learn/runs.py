@@ -53,27 +53,27 @@ class Runs:
                     yield from self._drain(lease)
             else:
                 yield from self._look_at(lease, at)
-        self._close_growing(at)
+        outgrew: dict[str, int] = {}
         for book in self._holdings.books.values():
             if book.leases:
                 self._loads.look(book, at)
                 self._holdings.weigh(book)
-
-    def _close_growing(self, at: float) -> None:
-        """Close the GPUs where a job grows beyond its reservation; open those where none does."""
-        seen: dict[str, int] = {}
-        for book in self._holdings.books.values():
-            is_growing = False
-            for lease_id in book.outgrown() if book.leases else ():
-                lease, watch = self._holdings.leases[lease_id], self._holdings.watches[lease_id]
-                peak, rose_at = watch.peak_bytes, watch.rose_at
-                self._memory.running.outgrew(lease.request, book.gpu.model, peak + peak // 10)
-                first = seen[lease_id] = self._outgrew.get(lease_id, peak)
-                if rose_at is not None and peak > first and at - rose_at < self._rules.flat_s:
-                    is_growing = True  # not on a single jump or memory from before the lease
+            is_growing = self._is_growing(book, at, outgrew)
             if is_growing != book.is_closed:
                 book.close(is_growing)
-        self._outgrew = seen
+        self._outgrew = outgrew
+
+    def _is_growing(self, book: Book, at: float, outgrew: dict[str, int]) -> bool:
+        """True while a job grows beyond its reservation; note such jobs in `outgrew`."""
+        is_growing = False
+        for lease_id in book.outgrown() if book.leases else ():
+            lease, watch = self._holdings.leases[lease_id], self._holdings.watches[lease_id]
+            peak, rose_at = watch.peak_bytes, watch.rose_at
+            self._memory.running.outgrew(lease.request, book.gpu.model, peak + peak // 10)
+            first = outgrew[lease_id] = self._outgrew.get(lease_id, peak)
+            if rose_at is not None and peak > first and at - rose_at < self._rules.flat_s:
+                is_growing = True  # not on a single jump or memory from before the lease
+        return is_growing
 
     def drop(self, lease: Lease) -> Iterator[Action]:
         """Remove a lease, also from the state file."""

@@ -14,11 +14,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
+from grn.negotiator.queries import views
+from grn.negotiator.queries.views import Row
 from grn.negotiator.schedule.order import WaitingRequest
-from grn.negotiator.views import Row
 
 PAGE_ROWS = 50  # some 70 us each
 PROFILE_ROWS = 25  # each has twenty runs

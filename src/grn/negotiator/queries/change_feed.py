@@ -12,10 +12,10 @@ from typing import Any
 
 from grn.model.job import tag_of
 from grn.model.text import harmless
-from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
-from grn.negotiator.history import STEP_S, Curve, History, LeaseEnd
+from grn.negotiator.queries import views
+from grn.negotiator.queries.history import STEP_S, Curve, History, LeaseEnd
 from grn.negotiator.schedule.order import Group, WaitingRequest
 from grn.protocol.rows import CurveRow, EndRow, SamplesRow
 

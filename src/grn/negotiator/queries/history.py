@@ -10,9 +10,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from grn.model.outcome import LEASE_OUTCOMES, Outcome
-from grn.negotiator import views
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease, LeaseSettled, LeaseState
+from grn.negotiator.queries import views
 
 STEP_S = 1.0  # from one kept sample to the next
 RECENT = 120  # samples of a GPU that are kept one by one

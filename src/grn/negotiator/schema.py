@@ -1,4 +1,7 @@
-"""The engine's state as rows of the database: one function for each kind of action."""
+"""The tables of the state file, their migrations, and the engine's state as their rows.
+
+One function writes each kind of action; `store.py` decides when.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from grn.daemon.database import checksum, is_intact
+from grn.daemon.database import Schema, checksum, is_intact
 from grn.model.job import Argument, Run
 from grn.negotiator.events import (
     DropLease,
@@ -24,12 +27,48 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn import profiling
 
+SCHEMA_VERSION = 7
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 
 _encode = msgspec.json.Encoder().encode
 _decode_arguments = msgspec.json.Decoder(tuple[Argument, ...]).decode
 _decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 
+_SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to inspect
+_USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
+_GPUS = "CREATE TABLE gpus (uuid TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;"
+_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS}
+CREATE TABLE leases (
+  id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER
+) WITHOUT ROWID;
+CREATE TABLE waiting (
+  key TEXT PRIMARY KEY, boot TEXT NOT NULL, place INTEGER NOT NULL,
+  pid INTEGER, started_ticks INTEGER
+) WITHOUT ROWID;
+CREATE TABLE runs (
+  id INTEGER PRIMARY KEY, job_type TEXT NOT NULL, model TEXT NOT NULL,
+  label TEXT NOT NULL, owner INTEGER NOT NULL, outcome TEXT NOT NULL, peak_bytes INTEGER NOT NULL,
+  duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
+  arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
+  crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL,
+  ran_out_alone INTEGER NOT NULL DEFAULT 0, checksum INTEGER
+);
+CREATE INDEX runs_by_type ON runs (job_type, model);
+CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
+"""
+
+_CHANGES = {  # migrations from one version to the next
+    1: "ALTER TABLE runs ADD COLUMN load REAL;",
+    2: "ALTER TABLE runs ADD COLUMN crowd REAL; ALTER TABLE runs ADD COLUMN beside TEXT;",
+    3: _USES,
+    4: "ALTER TABLE runs ADD COLUMN code TEXT NOT NULL DEFAULT '';"
+    " CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;",
+    5: "ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT '';"
+    " ALTER TABLE runs ADD COLUMN grown REAL;",
+    6: "ALTER TABLE leases ADD COLUMN checksum INTEGER;"
+    " ALTER TABLE runs ADD COLUMN ran_out_alone INTEGER NOT NULL DEFAULT 0;"
+    f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
+}
 
 RUN = (
     "job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at, reserved_bytes,"
@@ -44,7 +83,7 @@ def is_good(row: Sequence[Any]) -> bool:
     return is_intact(stored, tuple(values))
 
 
-def fill_checksums(db: sqlite3.Connection) -> None:
+def _fill_checksums(db: sqlite3.Connection) -> None:
     """Add checksums to all rows of a file of an older version."""
     for table, columns in (("leases", LEASE), ("runs", RUN)):
         found = db.execute(f"SELECT id, {columns} FROM {table}").fetchall()
@@ -52,6 +91,9 @@ def fill_checksums(db: sqlite3.Connection) -> None:
             f"UPDATE {table} SET checksum = ? WHERE id = ?",
             [(checksum(*values), key) for key, *values in found],
         )
+
+
+SCHEMA = Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {6: _fill_checksums})
 
 
 def _real(value: float | None) -> float | None:

@@ -1,0 +1,1 @@
+"""Pure reading: the engine and its recent past, as rows, pages and changes for clients."""
