@@ -12,7 +12,7 @@ from grn.model.oom_retry import Had, again
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
-_TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
+_TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom", EndReason.CANCELLED: "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Runs:
             code=request.code,
         )
         usual_s = None
-        if outcome is Outcome.FAILED:  # only a failure is compared with the usual duration
+        if outcome in profiling.CUT_SHORT:  # only these are compared with the usual duration
             usual_s = profiling.usual_duration_s(self._memory.profile(request.job_type, model))
         watch = self._holdings.watches[lease.id]
         run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
