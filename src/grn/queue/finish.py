@@ -99,7 +99,8 @@ def after_loss(tries_left: int, is_stopping: bool) -> AttemptEnd | RunAgain:
         return AttemptEnd(EndReason.CANCELLED)
     if tries_left > 0:
         return RunAgain(EndReason.LOST, is_counted=True)
-    return AttemptEnd(EndReason.LOST, "its shim was killed; what was left of it has been ended")
+    text = "how it ended is not known: its shim was killed, or could not write the record"
+    return AttemptEnd(EndReason.LOST, f"{text}; what was left of it has been ended")
 
 
 def after_restart(
