@@ -693,6 +693,21 @@ def test_a_broken_journal_is_set_aside_and_told_of(journals: Journals, tmp_path:
     submit(journal)
 
 
+def test_an_id_whose_files_are_there_is_not_given_to_another_job(
+    journals: Journals, tmp_path: Path
+) -> None:
+    """A journal may lack its latest changes, and their files may be there."""
+    journal = journals()
+    submit(journal)
+    files = tmp_path / "queue" / "jobs" / journal.identity
+    for name in ("0/7.1", "1/1003.2", "1/1004.1"):
+        (files / name).mkdir(parents=True)
+    (files / "1" / "1005.1.run").touch()
+    (files / "1" / "notes.txt").touch()
+    assert submit(journals()) == 1006
+    assert submit(journals()) == 1007
+
+
 def test_a_journal_made_anew_keeps_its_jobs_apart_from_older_ones(
     journals: Journals, tmp_path: Path
 ) -> None:
