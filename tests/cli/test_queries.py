@@ -39,9 +39,11 @@ def test_jobs_are_counted_and_not_the_leases_of_the_queue():
         an_end("aaaa0002", **OWN, outcome="oom"),  # the first attempt of job 3
         an_end("aaaa0003", **OWN),
         an_end("aaaa0004", **OWN, outcome="failed"),
-        an_end("aaaa0005", **OWN, outcome="cancelled"),  # given back unused
+        an_end("aaaa0005", **OWN, outcome="not-started"),  # given back unused
         an_end("bbbb0001", user=os.getuid(), origin="f" * 16, outcome="failed"),  # grn exec
         an_end("bbbb0002", user=OTHER, origin=ORIGIN),
+        an_end("bbbb0003", user=os.getuid(), origin=None, outcome="cancelled"),  # Ctrl-C
+        an_end("bbbb0004", user=OTHER, outcome="cancelled"),  # a job of another's queue
     ]
     running = {"leases": [a_lease("cccc0001", **OWN)], "jobs": [a_job(5, lease="cccc0001")]}
 
@@ -49,9 +51,9 @@ def test_jobs_are_counted_and_not_the_leases_of_the_queue():
 
     assert sorted(span.lease for span in spans if not span.is_job) == ["aaaa0002"]
     assert [span.job for span in spans if span.lease == "cccc0001"] == [5]
-    assert count(spans) == len(past) + 3
+    assert count(spans) == len(past) + 5
     assert count(spans, OutcomeKind.BAD) == 1
-    assert count(spans, OutcomeKind.CANCELLED) == 1
+    assert count(spans, OutcomeKind.CANCELLED) == 3
     assert "aaaa0005" not in {span.lease for span in spans}
 
 

@@ -135,6 +135,8 @@ def test_what_is_no_time_is_none(text: str) -> None:
     ("seconds", "text"),
     [
         (None, "?"),
+        (-86400, "?"),  # the clock was wrong
+        (-0.3, "0.0s"),
         (0, "0.0s"),
         (9.94, "9.9s"),
         (9.96, "10s"),

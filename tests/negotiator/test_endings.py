@@ -114,12 +114,22 @@ def test_without_its_reporter_a_dead_holder_ends_its_lease_at_once(is_gone_first
     assert not held(story)
 
 
-def test_a_command_lease_that_no_command_used_is_shown_as_cancelled() -> None:
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
+def test_a_command_lease_that_no_command_used_is_shown_as_not_started(outcome: Outcome) -> None:
     story = a_story(pid=5, is_command=True)
-    story.ends("a", Outcome.FAILED)
+    story.ends("a", outcome)
 
     (end,) = settled(story)
-    assert (end.settled.outcome, end.shown) == (Outcome.FAILED, Outcome.CANCELLED)
+    assert (end.settled.outcome, end.shown) == (outcome, Outcome.NOT_STARTED)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
+def test_a_command_that_ran_is_shown_as_it_ended(outcome: Outcome) -> None:
+    story = a_story(pid=5, is_command=True)
+    story.ends("a", outcome, resident_bytes=1)
+
+    (end,) = settled(story)
+    assert end.shown is outcome
 
 
 @pytest.mark.parametrize(("kind", "peak"), [(GpuKind.CARD, 3 * GiB), (GpuKind.VIRTUAL, 2 * GiB)])

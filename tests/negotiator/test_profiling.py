@@ -109,6 +109,8 @@ SHORT = [(95, 4)]  # flat only for the last five
         (an_end(Outcome.PROFILED), LONG, Outcome.PROFILED, 4, False),
         (an_end(FAILED), SHORT, FAILED, 4, False),
         (an_end(FAILED), LONG, FAILED, 4, True),
+        (an_end(Outcome.CANCELLED), SHORT, Outcome.CANCELLED, 4, False),
+        (an_end(Outcome.CANCELLED), LONG, Outcome.CANCELLED, 4, True),
         (an_end(KILLED), LONG, KILLED, 4, False),
         (an_end(OOM), LONG, OOM, 4, False),
         (an_end(OOM, asked_bytes=8 * GiB), LONG, OOM, 12, False),
@@ -140,9 +142,10 @@ def test_a_run_that_shows_nothing_of_the_need_is_not_remembered(end, samples):
     assert profiling.finished_run(end, watched(*samples), None, flat_s=60.0) is None
 
 
+@pytest.mark.parametrize("outcome", [FAILED, Outcome.CANCELLED])
 @pytest.mark.parametrize(("usual_s", "is_full"), [(None, True), (200.0, True), (201.0, False)])
-def test_a_failed_run_counts_in_full_only_after_half_the_usual_time(usual_s, is_full):
-    run = profiling.finished_run(an_end(FAILED), watched(*LONG), usual_s, flat_s=60.0)
+def test_a_cut_run_counts_in_full_only_after_half_the_usual_time(outcome, usual_s, is_full):
+    run = profiling.finished_run(an_end(outcome), watched(*LONG), usual_s, flat_s=60.0)
 
     assert run is not None
     assert run.is_full is is_full

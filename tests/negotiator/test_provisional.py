@@ -39,6 +39,8 @@ def test_a_need_learned_on_a_large_gpu_keeps_a_job_off_a_free_small_one() -> Non
     assert story.asks("big", job_type="other.py", mem_bytes=20 * GiB) == ["big"]
     assert story.asks("a") == []
     assert story.text("a").startswith("needs 16.6 GiB (12.0 GiB at most")  # on Big, which is busy
+    room = "of the GPUs large enough for it, GPU 2 has the most free, 4.0 GiB"
+    assert story.text("a").endswith(f"; {room}")  # Small has more
     assert story.asks("b", slots=("0",)) == ["b"]  # nothing else is open to it: it may try
     assert story.ends("big") == ["a"]
     assert story.gpus("a") == [2]

@@ -208,6 +208,12 @@ def test_an_attempt_that_may_have_begun_never_begins_again() -> None:
             assert seen is not AttemptFate.NOT_BEGUN
 
 
+def test_the_negotiator_hears_that_a_job_was_cancelled() -> None:
+    cancelled = Exit(None, 15, EndReason.CANCELLED, resident_bytes=9)
+    assert told_to_negotiator(cancelled) == {"outcome": "cancelled", "resident": 9}
+    assert told_to_negotiator(Exit(None, 15, EndReason.TIMED_OUT)) == {"outcome": "failed"}
+
+
 def test_the_negotiator_gets_the_peak_that_a_command_reported() -> None:
     assert told_to_negotiator(Exit(0, gpu_peak_bytes=5)) == {"outcome": "ok", "peak": 5}
     assert told_to_negotiator(Exit(0, gpu_peak_bytes=0)) == {"outcome": "ok"}

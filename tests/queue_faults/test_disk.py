@@ -18,7 +18,8 @@ import pytest
 from grn.errors import GrnError
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
-from tests.queue_faults.disks import small_disk
+from tests.queue_faults.disks import cut_disk, small_disk
+from tests.queue_faults.engines import GRN
 from tests.queue_faults.ledger import Ledger
 from tests.queue_faults.rig import Rig, pause
 
@@ -142,6 +143,24 @@ def test_the_queue_starts_on_a_full_disk_and_adopts_its_jobs(rig: Rig) -> None:
         wait_for(lambda: disk.submit() is not None, "the queue to accept again")
 
         assert not disk.complaints()
+
+
+def test_a_change_that_a_dead_disk_does_not_take_is_not_told_as_done(rig: Rig) -> None:
+    with cut_disk(rig.story.folder) as disk:
+        rig.state = disk.point / "state"
+        rig.start_negotiator()
+        rig.story.env["GRN_STATE_DIR"] = str(rig.state)
+        rig.start()
+        held, running = rig.submit(["true"], held=True), rig.submit(["sleep", "600"])
+        rig.running(running)
+        disk.cut()
+        changes = (f"cancel {running}", f"release {held}", f"move --front {held}", "drain")
+        for words in changes:
+            ended = rig.story.start(*GRN, *words.split()).wait()
+            assert ended.code == 0, ended.err
+            assert ended.err.startswith("warning: not done yet: "), ended.err
+            assert "queue.sqlite3 cannot be written" in ended.err
+        rig.close()
 
 
 def test_the_check_finds_out_a_queue_that_accepts_what_it_could_not_write(rigs: Rigs) -> None:

@@ -55,6 +55,8 @@ class Cuts:
         swapped = [one for one, name in self.told.items() if rows.get(one, {}).get("name") != name]
         self.complaints += [f"job {job_id} is lost" for job_id in lost]
         self.complaints += [f"job {job_id} is another" for job_id in swapped]
+        trouble = rig.ask("ping")["trouble"]
+        self.complaints += [trouble] if "cannot be read" in trouble else []  # torn, not damaged
         assert rig.queue is not None
         rig.queue.kill()
         gone(kill(self._users_of_the_disk()))

@@ -297,7 +297,7 @@ def test_out_of_memory_is_read_from_what_the_command_says(
     said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
     ended = grn_exec("--", "sh", "-c", f"echo '{said}' >&2; exit 1").wait()
     assert ended.code == 1
-    because = "ran out of GPU memory although it was alone on its GPU"
+    because = "ran out of GPU memory although it was alone on GPU 0 (512 MiB)"
     assert ended.err == f"{said}\ngrn: the command {because}\n"
     assert "outcome=oom" in here.log
 
@@ -326,7 +326,7 @@ def test_a_command_that_overflows_a_virtual_gpu_is_told_apart_from_other_kills(
     path = story.write("train.py", "from act import gate, take\nkept = take(600)\ngate('never')\n")
     ended = grn_exec("--", sys.executable, path).wait()
     assert ended.code == 128 + 9
-    because = "ran out of GPU memory although it was alone on its GPU"
+    because = "ran out of GPU memory although it was alone on GPU 0 (512 MiB)"
     assert ended.err == f"grn: the command {because}\n"
 
 

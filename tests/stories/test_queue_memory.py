@@ -65,7 +65,7 @@ def test_out_of_memory_alone_is_the_jobs_own(queue: Queue) -> None:
     job = queue.sh(ONCE)
     row = queue.ended(job)
     assert (row["reason"], row["status"], row["attempt"]) == ("out-of-memory", 1, 1)
-    assert row["text"] == "ran out of GPU memory although it was alone on its GPU"
+    assert row["text"] == "ran out of GPU memory although it was alone on GPU 0 (512 MiB)"
     assert queue("wait", str(job)).code == 1
 
 

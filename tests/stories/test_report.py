@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 
 import pytest
 
@@ -64,13 +65,17 @@ def test_jobs_are_counted_and_not_leases_and_what_was_cancelled_has_not_failed(
     grn("cancel", number).ended_well()
     grn("wait", number).wait()
     grn("exec", *small, "--", "true").ended_well()
+    stopped = grn("exec", *small, "--", "sh", "-c", "echo up; exec sleep 60")
+    wait_for(lambda: stopped.out, "it to run")
+    stopped.signal(signal.SIGINT)
+    stopped.wait()
 
     assert report("--since", "1h").err == ""
     text = (story.folder / "grn-report.html").read_text()
 
     tiles = re.findall(r"<b>(\d+)</b>(jobs|failed|cancelled or interrupted)<", text)
     assert {name: int(value) for value, name in tiles} == {
-        "jobs": 60 + 5, "failed": 2, "cancelled or interrupted": 1,
+        "jobs": 60 + 6, "failed": 2, "cancelled or interrupted": 2,
     }  # fmt: skip
     cells = re.findall(r"<tr><td>([^<]*)</td><td class=n>(\d+)</td><td class=n>(\d+)</td>"
                        r"<td class=n>(\d+)</td>", text)  # fmt: skip
@@ -80,6 +85,7 @@ def test_jobs_are_counted_and_not_leases_and_what_was_cancelled_has_not_failed(
     assert types["sleep"] == (2, 1, 1)
     assert types["again"] == (1, 0, 0)
     assert types["bad"] == (1, 1, 0)
+    assert types["sh"] == (1, 0, 1)
     assert "timed-out" in text
 
 

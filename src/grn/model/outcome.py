@@ -21,14 +21,14 @@ class Outcome(Enum):
     FAILED = "failed"
     OUT_OF_MEMORY = "out-of-memory"
     TIMED_OUT = "timed-out"
-    CANCELLED = "cancelled"  # of a lease: its user stopped it, or nothing ran under it
+    CANCELLED = "cancelled"  # its user stopped it
     NOT_RUNNABLE = "not-runnable"
     REFUSED = "refused"  # its request can never be granted
     SKIPPED = "skipped"  # a job it comes after did not end as it must
     INTERRUPTED = "interrupted"  # the machine went down under it
     LOST = "lost"  # its shim was killed, or its record is damaged: how it ended is not known
     REQUEUED = "requeued"  # of attempts in records of earlier versions; no job ends so
-    NOT_STARTED = "not-started"  # an attempt was put off before it began; no job ends so
+    NOT_STARTED = "not-started"  # an attempt put off before it began, an unused lease; no job
     KILLED = "killed"  # the holder of a lease ended without a report
     PROFILED = "profiled"  # a run of the type's stand-in, to learn from
 
@@ -65,6 +65,7 @@ LEASE_OUTCOMES = (
     Outcome.PROFILED,
     Outcome.REQUEUED,
     Outcome.CANCELLED,
+    Outcome.NOT_STARTED,
 )
 JOB_OUTCOMES = tuple(one for one in Outcome if one not in (Outcome.KILLED, Outcome.PROFILED))
 

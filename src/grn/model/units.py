@@ -84,9 +84,10 @@ def parse_time(text: str | float, *, needs_unit: bool = False) -> float:
 
 
 def show_time(duration_s: float | None) -> str:
-    """Spell a duration in its two largest units; unknown is `?`."""
-    if duration_s is None:
+    """Spell a duration in its two largest units; `?` if unknown, or negative by a wrong clock."""
+    if duration_s is None or duration_s < -1.0:
         return "?"
+    duration_s = max(0.0, duration_s)
     if duration_s < 59.5:
         return f"{duration_s:.1f}s" if duration_s < 9.95 else f"{duration_s:.0f}s"
     minutes, rest = divmod(int(duration_s + 0.5), 60)

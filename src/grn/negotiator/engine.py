@@ -319,8 +319,9 @@ class Engine:
             peak = max(peak or 0, reported)
         outcome = self._endings.outcome_of(lease, event.outcome)
         shown = outcome
-        if outcome is Outcome.FAILED and lease.request.is_command and event.resident_bytes is None:
-            shown = Outcome.CANCELLED  # no command has run under it
+        is_vain = outcome in (Outcome.FAILED, Outcome.CANCELLED)
+        if is_vain and lease.request.is_command and event.resident_bytes is None:
+            shown = Outcome.NOT_STARTED  # no command has run under it
         if outcome is not event.outcome or peak != event.peak_bytes:
             event = Released(event.at, lease.id, outcome, peak, event.asked_bytes)
         yield from self._ended(lease, event, shown)

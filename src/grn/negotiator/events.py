@@ -319,7 +319,7 @@ class Settle:
     lease: Lease
     at: float
     settled: LeaseSettled
-    shown: Outcome  # in the history: a command lease that no command used was cancelled
+    shown: Outcome  # in the history: a command lease that no command used was not started
     is_lost: bool = False  # its process ended without a report
 
 

@@ -12,7 +12,7 @@ from grn.model.oom_retry import Had, again
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
-_TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom"}
+_TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom", EndReason.CANCELLED: "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ def after_loss(tries_left: int, is_stopping: bool) -> AttemptEnd | RunAgain:
         return AttemptEnd(EndReason.CANCELLED)
     if tries_left > 0:
         return RunAgain(EndReason.LOST, is_counted=True)
-    return AttemptEnd(EndReason.LOST, "its shim was killed; what was left of it has been ended")
+    text = "how it ended is not known: its shim was killed, or could not write the record"
+    return AttemptEnd(EndReason.LOST, f"{text}; what was left of it has been ended")
 
 
 def after_restart(

@@ -96,7 +96,7 @@ def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
         alive = [job for job in alive if loop.engine.jobs[job].state is JobState.QUEUED]
     _note(peer, "cancel", alive)
     loop.tell_now(CancelAsked(loop.now(), tuple(alive), message.now))
-    peer.send(message.id, {"cancelled": alive})
+    peer.send(message.id, {"cancelled": alive, "trouble": loop.trouble or ""})
 
 
 def hold(peer: QueuePeer, message: queue_requests.HoldRequest) -> None:
@@ -104,7 +104,7 @@ def hold(peer: QueuePeer, message: queue_requests.HoldRequest) -> None:
     _check_queued(peer, message.jobs)
     _note(peer, "hold" if message.held else "release", message.jobs)
     peer.loop.tell_now(HoldAsked(peer.loop.now(), tuple(message.jobs), message.held))
-    peer.send(message.id, {"ok": True})
+    peer.send(message.id, {"ok": True, "trouble": peer.loop.trouble or ""})
 
 
 def move(peer: QueuePeer, message: queue_requests.MoveRequest) -> None:
@@ -113,14 +113,15 @@ def move(peer: QueuePeer, message: queue_requests.MoveRequest) -> None:
     _note(peer, "move", message.jobs)
     now, jobs = peer.loop.now(), tuple(message.jobs)
     peer.loop.tell_now(MoveAsked(now, jobs, message.priority, message.front))
-    peer.send(message.id, {"ok": True})
+    peer.send(message.id, {"ok": True, "trouble": peer.loop.trouble or ""})
 
 
 def drain(peer: QueuePeer, message: queue_requests.DrainRequest) -> None:
     """Stop starting jobs, or resume."""
     _note(peer, "drain" if message.drained else "drain-off")
     peer.loop.tell_now(DrainAsked(peer.loop.now(), message.drained))
-    peer.send(message.id, {"running": peer.loop.engine.counts()["running"]})
+    running = peer.loop.engine.counts()["running"]
+    peer.send(message.id, {"running": running, "trouble": peer.loop.trouble or ""})
 
 
 def clean(peer: QueuePeer, message: queue_requests.CleanRequest) -> None:
@@ -159,7 +160,8 @@ def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
         rows += read(sql, [message.since, *values], "jobs.ended_at DESC", left)
     if message.states:
         rows = [row for row in rows if {row["state"], row["reason"]} & set(message.states)]
-    peer.send(message.id, {"jobs": rows, "counts": peer.server.counts()})
+    trouble = peer.loop.trouble or peer.loop.journal.trouble
+    peer.send(message.id, {"jobs": rows, "counts": peer.server.counts(), "trouble": trouble})
 
 
 def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:

@@ -694,6 +694,42 @@ def test_a_broken_journal_is_set_aside_and_told_of(journals: Journals, tmp_path:
     submit(journal)
 
 
+def test_an_id_whose_files_are_there_is_not_given_to_another_job(
+    journals: Journals, tmp_path: Path
+) -> None:
+    """A journal may lack its latest changes, and their files may be there."""
+    journal = journals()
+    submit(journal)
+    files = tmp_path / "queue" / "jobs" / journal.identity
+    for name in ("0/7.1", "1/1003.2", "1/1004.1"):
+        (files / name).mkdir(parents=True)
+    (files / "1" / "1005.1.run").touch()
+    (files / "1" / "notes.txt").touch()
+    assert submit(journals()) == 1006
+    assert submit(journals()) == 1007
+
+
+def test_a_damaged_log_of_a_killed_queue_is_told_of_and_kept(
+    journals: Journals, tmp_path: Path
+) -> None:
+    journal = journals()
+    for _ in range(6):
+        submit(journal)
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "queue", killed)  # it is still open
+    wal = bytearray((killed / "queue.sqlite3-wal").read_bytes())
+    wal[len(wal) // 2] ^= 1
+    (killed / "queue.sqlite3-wal").write_bytes(wal)
+    again = journals("killed")
+    aside = killed / "queue.sqlite3-wal.broken-1"
+    assert str(aside) in again.trouble
+    assert "changes before the queue was killed cannot be read" in again.trouble
+    assert aside.read_bytes() == wal
+    assert again.is_drained()  # a job that waits may have run
+    again = journals("killed")
+    assert (again.trouble, again.is_drained()) == ("", True)
+
+
 def test_a_journal_made_anew_keeps_its_jobs_apart_from_older_ones(
     journals: Journals, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from grn.cli.app import grn as grn_group
 from grn.cli.output.terminal import json_flag, print_json
 from grn.client import negotiator, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
+from grn.model.text import counted
 from grn.model.units import show_size
 from grn.proc import pidfd
 from grn.protocol.rows import QueueFacts, Status, read
@@ -152,7 +153,7 @@ def _negotiator() -> Iterator[Finding]:
         return
     text = f"negotiator {status.version} answers (pid {status.pid})"
     jobs = f"{len(status.leases)} running, {len(status.waiting)} waiting"
-    yield Finding(FINE, f"{text}: {len(status.gpus)} GPUs, {jobs}")
+    yield Finding(FINE, f"{text}: {counted(len(status.gpus), 'GPU')}, {jobs}")
     if status.version != __version__:
         yield Finding(NOTE, f"this client is {__version__}: restart the negotiator when convenient")
     if status.trouble:

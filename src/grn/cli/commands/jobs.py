@@ -86,6 +86,8 @@ def ls(
     if not found or len(found) == most:
         note = f" ({most} shown: -n shows more)" if found else ""
         click.echo(job_text.counts(answer["counts"]) + note, err=True)
+    if answer.get("trouble"):  # a queue of an older version does not say
+        click.echo(f"warning: {answer['trouble']}", err=True)
     return 0
 
 
@@ -195,7 +197,7 @@ def cancel(jobs: tuple[str, ...], everything: bool, group: str | None, now: bool
         asked: dict[str, Any] = {"op": "list", "which": "alive", "most": 1_000_000}
         rows = queue.ask(asked | ({"group": group} if group else {}))["jobs"]
         ids = [row["id"] for row in rows]
-    cancelled = queue.ask({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
+    cancelled = _change({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
     over = sorted(set(ids) - set(cancelled))
     if over:
         click.echo(f"ended already: {', '.join(map(str, over))}", err=True)
@@ -206,7 +208,7 @@ def cancel(jobs: tuple[str, ...], everything: bool, group: str | None, now: bool
 @_ids
 def hold(jobs: tuple[str, ...]) -> int:
     """Keep queued jobs back until `grn release`."""
-    queue.ask({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": True})
+    _change({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": True})
     return 0
 
 
@@ -214,7 +216,7 @@ def hold(jobs: tuple[str, ...]) -> int:
 @_ids
 def release(jobs: tuple[str, ...]) -> int:
     """Let held jobs go."""
-    queue.ask({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": False})
+    _change({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": False})
     return 0
 
 
@@ -237,7 +239,7 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
         message["priority"] = priority
     if front is not None:
         message["front"] = front == "front"
-    queue.ask(message)
+    _change(message)
     return 0
 
 
@@ -253,7 +255,7 @@ def retry(jobs: tuple[str, ...]) -> int:
 @click.option("--off", is_flag=True, help="Go on starting jobs.")
 def drain(off: bool) -> int:
     """Start nothing more and let what runs finish; --off goes on."""
-    running = queue.ask({"op": "drain", "drained": not off})["running"]
+    running = _change({"op": "drain", "drained": not off})["running"]
     if not off:
         text = f"{counted(running, 'job')} still {'runs' if running == 1 else 'run'}"
         click.echo(f"draining: {text}; `grn drain --off` goes on", err=True)
@@ -292,6 +294,15 @@ def queue_command(what: str, as_json: bool) -> int:
     if facts.trouble:
         click.echo(f"warning: {facts.trouble}", err=True)
     return 0
+
+
+def _change(message: dict[str, Any]) -> dict[str, Any]:
+    """Ask for a change, and warn when it is not written and so not done."""
+    answer = queue.ask(message)
+    if answer.get("trouble"):
+        text = f"warning: not done yet: {answer['trouble']} The queue tries again until it ends."
+        click.echo(text, err=True)
+    return answer
 
 
 def _resolve(names: Sequence[str], *, is_whole: bool = False) -> list[int]:

@@ -81,7 +81,7 @@ def spans(picture: Snapshot, since: float, ended: Sequence[JobRow]) -> list[Span
     busy = {job.lease: job.id for job in picture.jobs.values() if job.lease}
     spans = [_span(row, job=busy.get(row.id)) for row in picture.leases.values()]
     for row in picture.ends:
-        is_unused = row.outcome == Outcome.CANCELLED.value
+        is_unused = row.outcome == Outcome.NOT_STARTED.value
         if row.ended_at >= since and row.id not in served and not is_unused:
             is_own = row.user == os.getuid() and origin is not None
             is_job = not (is_own and row.origin == origin)

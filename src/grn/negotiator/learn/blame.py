@@ -45,6 +45,7 @@ class Scene:
     neighbours: Sequence[Participant] = ()
     strangers_bytes: int = 0
     guard_bytes: int = 0
+    where: str = "its GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def judge(scene: Scene) -> Verdict:
     job, has_strangers = scene.job, scene.strangers_bytes > scene.guard_bytes
     offenders = tuple(part for part in scene.neighbours if part.is_above)
     if not scene.neighbours and not has_strangers:
-        return Verdict(Fault.OWN, text="ran out of GPU memory although it was alone on its GPU")
+        text = f"ran out of GPU memory although it was alone on {scene.where}"
+        return Verdict(Fault.OWN, text=text)
     wanted = job.used_bytes + (scene.asked_bytes or 0)
     is_explained = bool(offenders) or has_strangers
     if wanted > job.reserved_bytes or (scene.asked_bytes is None and not is_explained):

@@ -30,6 +30,7 @@ ENOUGH_BLANKS = 10  # this many samples without memory show that a job uses none
 DRIFT_RUNS = 5  # runs of an older code that still count, and runs that show a changed peak
 _APART = 1.1  # how many times larger all peaks on one side of a change are
 _FULL = (Outcome.OK, Outcome.PROFILED)
+CUT_SHORT = (Outcome.FAILED, Outcome.CANCELLED)  # its peak may have been reached all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ def finished_run(end: RunEnd, watch: RunWatch, usual_s: float | None, flat_s: fl
         return None
     ran_s = max(0.0, end.at - watch.began_at)
     is_long = watch.is_flat(end.at, flat_s) and ran_s >= (usual_s or 0.0) / 2
-    is_full = is_long and end.outcome is Outcome.FAILED
+    is_full = is_long and end.outcome in CUT_SHORT
     return Run(
         outcome, peak, ran_s, end.at + end.wall_offset_s, end.reserved_bytes, end.arguments,
         is_full, code=end.code, ran_out_alone=end.ran_out_alone,

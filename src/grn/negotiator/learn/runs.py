@@ -123,7 +123,7 @@ class Runs:
             code=request.code,
         )
         usual_s = None
-        if outcome is Outcome.FAILED:  # only a failure is compared with the usual duration
+        if outcome in profiling.CUT_SHORT:  # only these are compared with the usual duration
             usual_s = profiling.usual_duration_s(self._memory.profile(request.job_type, model))
         watch = self._holdings.watches[lease.id]
         run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
@@ -149,11 +149,11 @@ class Runs:
         beside.pop(lease.id)
         worst = max(books, key=lambda book: book.strangers_bytes - book.guard_bytes)
         strangers, guard = worst.strangers_bytes, worst.guard_bytes
-        verdict = judge(Scene(job, asked_bytes, tuple(beside.values()), strangers, guard))
+        where = " and ".join(f"GPU {book.gpu.index}" for book in books)
+        where += f" ({show_size(max(book.gpu.total_bytes for book in books))})"
+        verdict = judge(Scene(job, asked_bytes, tuple(beside.values()), strangers, guard, where))
         if verdict.fault is Fault.OWN and self._has_larger(lease, job.used_bytes, asked_bytes):
-            where = " and ".join(f"GPU {book.gpu.index}" for book in books)
-            size = show_size(max(book.gpu.total_bytes for book in books))
-            text = f"ran out of memory with all of {where} ({size}); a larger GPU is managed here"
+            text = f"ran out of memory with all of {where}; a larger GPU is managed here"
             return replace(verdict, text=text, has_larger=True)
         return verdict
 

@@ -307,9 +307,12 @@ def _why(
     able = [book for book in usable if needs[book.gpu.model].need_bytes <= book.capacity_bytes]
     best = max(able or usable, key=lambda book: book.free_bytes)
     need = needs[best.gpu.model]
-    room = f"GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
+    is_choosy = 0 < len(able) < len(usable)  # a smaller GPU may have more free
+    among = "of the GPUs large enough for it, " if is_choosy else ""
+    room = f"{among}GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
     if best.free_bytes <= 0:
-        room = f"nothing is free on {'any GPU' if len(usable) > 1 else f'GPU {best.gpu.index}'}"
+        which = "any GPU" if len(able or usable) > 1 else f"GPU {best.gpu.index}"
+        room = f"nothing is free on {which}{' large enough for it' if is_choosy else ''}"
     if best.is_closed:
         room += f"; GPU {best.gpu.index} is closed while a job there outgrows what it reserved"
     strangers = best.strangers_bytes + best.unexplained_bytes

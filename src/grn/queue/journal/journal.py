@@ -43,7 +43,8 @@ class Journal:
         self.path = self._disk.path
         # A new journal numbers its jobs from 1: the identity keeps old jobs' files apart.
         self.identity = self._identity(os.path.join(folder, "jobs"))
-        self._last_id = self._highest_id()
+        of_files = _highest_with_files(os.path.join(folder, "jobs", self.identity))
+        self._last_id = max(self._highest_id(), of_files)
         count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
         self.ended = int(count.fetchone()[0])  # kept up to date: counting many rows is slow
         self.last_ended: deque[int] = deque(maxlen=MAX_LAST)  # in the order of their writes
@@ -385,3 +386,21 @@ class Journal:
             self._db.execute("DELETE FROM identity")
             self._db.execute("INSERT INTO identity VALUES (?,?)", (found, checksum(found)))
         return found
+
+
+def _highest_with_files(folder: str) -> int:
+    """Return the highest id that has files of an attempt.
+
+    A journal may lack its latest changes: its log was damaged, or it is a copy that was put back.
+    An id that is given again would find the files of an earlier job, and take its end for its own.
+    """
+    newest = max((int(name) for name in _names_in(folder) if name.isdecimal()), default=0)
+    ids = (name.partition(".")[0] for name in _names_in(os.path.join(folder, str(newest))))
+    return max((int(one) for one in ids if one.isdecimal()), default=0)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:  # nothing has run yet
+        return []

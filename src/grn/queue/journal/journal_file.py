@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from grn.daemon import database
+from grn.daemon import database, wal
 from grn.errors import MachineError
 from grn.queue.journal import rows
 
@@ -189,7 +189,15 @@ class Disk:
 
     def _open_or_begin_anew(self) -> sqlite3.Connection:
         """Open the file; set aside one that is no journal, so that it can be repaired."""
+        unread, log_aside = wal.set_damage_aside(self.path)
         db, aside = database.open_or_set_aside(self.path, open_file)
+        if unread and not aside:
+            self.trouble = (
+                f"the last {unread} changes before the queue was killed cannot be read: its log was"
+                f" damaged and is kept as {log_aside}; jobs may be missing, and one that waits may"
+                " have run, so nothing is started until `grn drain --off`"
+            )
+            db.execute("INSERT OR REPLACE INTO switches VALUES ('drained', 1)")
         if aside:
             self.trouble = (
                 f"the journal was broken and is set aside as {aside}; its jobs are not here"
