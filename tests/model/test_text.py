@@ -30,7 +30,9 @@ def test_what_drives_a_terminal_is_spelled_out(text: str) -> None:
     assert harmless(text) == HOSTILE[text]
 
 
-@pytest.mark.parametrize("text", ["", "train.py::fit", "größe", "模型", "a b", "C:\\x", "🙂", "👩‍🔬", "🏳️‍🌈"])
+@pytest.mark.parametrize(
+    "text", ["", "train.py::fit", "größe", "模型", "a b", "C:\\x", "🙂", "👩‍🔬", "🏳️‍🌈"]
+)
 def test_what_is_plain_stays_as_it_is(text: str) -> None:
     assert harmless(text) == text
 

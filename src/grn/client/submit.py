@@ -152,9 +152,9 @@ def request(**options: Any) -> Message:
     }
     mem = options.pop("mem", None)
     if mem is not None:
-        from grn.model.units import parse_size
+        from grn.model.units import parse_memory
 
-        message["mem"] = parse_size(mem)
+        message["mem"] = parse_memory(mem)
     time_limit = options.pop("time_limit", None)
     if time_limit is not None:
         from grn.model.units import parse_time
