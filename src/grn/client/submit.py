@@ -56,11 +56,12 @@ class JobHandle:
 
     def logs(self, *, stderr: bool = False) -> str:
         """Return the job's output so far."""
-        from grn.client.logs import read_log
+        from grn.client.logs import check_stderr, read_log
 
-        return read_log(self.status()["folder"], "err" if stderr else "log").decode(
-            errors="replace"
-        )
+        job = self.status()
+        if stderr:
+            check_stderr(job["folder"], self.id, job["environment"])
+        return read_log(job["folder"], "err" if stderr else "log").decode(errors="replace")
 
     def __await__(self) -> Generator[Any, None, int]:
         ended = yield from drive_async(queue.end_of(self.id)).__await__()
@@ -71,7 +72,7 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify; as of `grn submit`.
+    requeue, hold, notify, separate_stderr; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -141,6 +142,10 @@ def request(**options: Any) -> Message:
     """Return the fields that all jobs of a submit share."""
     env = dict(os.environ)
     env.pop("GRN_LEASE", None)  # a separate job gets its own lease
+    if options.pop("separate_stderr", False):
+        from grn.client.logs import SEPARATE_STDERR
+
+        env[SEPARATE_STDERR] = "1"
     env.update(options.pop("env", None) or {})
     mask = os.umask(0)
     os.umask(mask)
