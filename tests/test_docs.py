@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # What grn's own processes tell each other; nobody sets or reads these.
 INTERNAL = {"GRN_COMPLETE"}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def page(name: str) -> str:
@@ -230,17 +232,49 @@ def test_there_is_a_way_to_every_page() -> None:
 # --- as a site -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_pages_are_built_as_a_site_that_asks_nobody_else(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site once."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
     mkdocs = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet")
-    where = ("-f", str(ROOT / "tools" / "mkdocs.yml"), "-d", str(tmp_path / "site"))
+    where = ("-f", str(ROOT / "tools" / "mkdocs.yml"), "-d", str(folder))
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 
     built = subprocess.run([*mkdocs, *where], capture_output=True, text=True, env=environment)
 
     assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = [path for path in DOCS.rglob("*.md") if "decisions" not in path.parts]
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)")
     for path in pages:
-        made = tmp_path / "site" / path.relative_to(DOCS).with_suffix(".html")
+        made = site / path.relative_to(DOCS).with_suffix(".html")
         assert loaded.findall(made.read_text()) == [], path.name
+
+
+@pytest.mark.slow
+def test_the_site_can_be_searched_when_it_is_opened_from_a_file(site: Path) -> None:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="NO BROWSER TESTS: no playwright"
+    )
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser_path is None:
+        pytest.skip("NO BROWSER TESTS: install chromium (on Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto((site / "commands" / "submit.html").as_uri())
+        page.locator("input.md-search__input").first.click()
+        page.keyboard.type("half-life")
+        found = page.wait_for_selector(".md-search-result__link", timeout=60_000)
+        assert "packing.html" in found.get_attribute("href")
+        browser.close()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_code_shows_a_backslash_that_only_escapes_a_table(path: Path) -> None:
+    text = without_blocks(path.read_text())
+    assert [code for code in re.findall(r"`([^`\n]+)`", text) if r"\|" in code] == []

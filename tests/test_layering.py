@@ -34,7 +34,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
 PURE_STDLIB = (
     "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
     "heapq html itertools json math operator posixpath re shlex statistics struct textwrap types "
-    "typing"
+    "typing unicodedata"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 

@@ -87,6 +87,17 @@ def test_a_bad_size_is_told_before_anything_is_started(grn: Shell) -> None:
     assert grn("ps").code == DaemonNotRunning.exit_code
 
 
+@pytest.mark.parametrize(
+    "words", ["exec --mem 5 -- true", "start --virtual 2x5", "submit --mem 5 -- true"]
+)
+def test_a_size_without_its_unit_is_asked_about(grn: Shell, words: str) -> None:
+    ended = grn(*words.split())
+
+    assert ended.code != 0
+    assert "'5' would be 5 bytes." in ended.err
+    assert "hint: Did you mean 5GiB?" in ended.err
+
+
 @pytest.mark.parametrize("words", ALL)
 def test_every_command_says_what_it_does_and_every_flag_what_it_means(words: str) -> None:
     command = ALL[words]
@@ -323,6 +334,16 @@ def test_lines_are_cut_to_the_width_of_a_terminal(grn: Shell, negotiator: Start)
 
 
 # --- completion ----------------------------------------------------------------------------
+
+
+def test_completion_without_a_shell_asks_for_one(grn: Shell) -> None:
+    ended = grn("completion")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines() == [
+        "error: say which shell you use.",
+        "hint: Run `grn completion bash`, `zsh` or `fish`.",
+    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -141,8 +141,15 @@ def test_history_is_newest_first(queue: Queue) -> None:
 def test_logs_are_what_was_printed(queue: Queue) -> None:
     (job,) = queue.shs("echo out; echo err >&2; exit 1")
     queue.ended(job)
-    assert sorted(queue.fine("logs", str(job)).split()) == ["err", "out"]
-    assert queue.fine("logs", str(job), "--stderr") == "err\n"
+    assert queue.fine("logs", str(job)).split() == ["out", "err"]
+    refused = queue("logs", str(job), "--stderr")
+    assert (refused.code, refused.out) == (2, "")
+    assert "holds both of its streams" in refused.err
+    assert "--separate-stderr" in refused.err
+    apart = queue.submit("--separate-stderr", "--", "sh", "-c", "echo out; echo err >&2")
+    queue.ended(apart)
+    assert queue.fine("logs", str(apart), "--stderr") == "err\n"
+    assert sorted(queue.fine("logs", str(apart)).split()) == ["err", "out"]
 
 
 def test_logs_of_what_never_ran_say_so(queue: Queue) -> None:

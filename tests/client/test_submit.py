@@ -46,10 +46,18 @@ def test_a_command_is_handed_over_and_waited_for(queue: Queue) -> None:
     assert repr(job) == f"<grn job {job.id}>"
     ended = job.wait()
     assert (ended["id"], ended["reason"], ended["status"]) == (job.id, "failed", 3)
-    assert sorted(job.logs().split()) == ["1", "bad"]
-    assert job.logs(stderr=True) == "bad\n"
+    assert job.logs().split() == ["1", "bad"]
+    with pytest.raises(UsageError, match="holds both of its streams"):
+        job.logs(stderr=True)
     assert job.status()["text"] == "exit status 3"
     assert job.wait() == ended, "waiting twice is no trouble"
+
+
+def test_standard_error_can_be_kept_apart(queue: Queue) -> None:
+    job = grn.submit("echo out; echo bad >&2", shell=True, separate_stderr=True, mem=MEM)
+    job.wait()
+    assert sorted(job.logs().split()) == ["bad", "out"]
+    assert job.logs(stderr=True) == "bad\n"
 
 
 def test_a_good_end_is_zero_and_a_bad_one_raises(queue: Queue) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from grn.group.choose_runner import NestedSlots
 from grn.group.task import Needs, Slot, SlotGrant, Task
 
@@ -68,3 +70,13 @@ def test_a_line_that_was_withdrawn_starts_nothing_more() -> None:
     line.unused(first)
 
     assert line.grants() == []
+
+
+def test_python_prints_at_once_into_logs_of_nested_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (slot,) = slots(nested("3", 1).grants())
+    assert slot.environment == {"PYTHONUNBUFFERED": "1"}
+
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    (slot,) = slots(nested("3", 1).grants())
+    assert slot.environment == {}

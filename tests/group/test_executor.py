@@ -81,7 +81,7 @@ def test_an_exception_comes_back_as_it_was_raised(queue: Queue) -> None:
     assert caught.value.args == ("too large", 3)
     row = queue.job(future.job.id)
     assert (row["reason"], row["status"]) == ("failed", 1)
-    assert "in fails" in queue.log(future.job.id, "err")
+    assert "in fails" in queue.log(future.job.id)
 
 
 def test_a_call_that_ends_its_process_is_a_failed_job(queue: Queue) -> None:

@@ -10,6 +10,7 @@ from grn.model.units import (
     KiB,
     MiB,
     TiB,
+    parse_memory,
     parse_size,
     parse_time,
     short_size,
@@ -52,6 +53,22 @@ def test_what_is_no_size_is_said_so_with_an_example(text):
     with pytest.raises(BadSetting) as caught:
         parse_size(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("given", ["10", " 10 ", "1.5", 10, "1048575"])
+def test_a_bare_number_of_few_bytes_is_no_gpu_memory(given):
+    with pytest.raises(BadSetting) as caught:
+        parse_memory(given)
+    assert caught.value.message == f"'{str(given).strip()}' would be {str(given).strip()} bytes."
+    assert caught.value.hint == f"Did you mean {str(given).strip()}GiB?"
+
+
+@pytest.mark.parametrize(
+    ("given", "size_bytes"),
+    [("10b", 10), ("1KiB", KiB), ("1048576", MiB), (GiB, GiB), ("6g", 6 * GiB)],
+)
+def test_gpu_memory_may_be_small_with_a_unit_and_bytes_if_they_are_many(given, size_bytes):
+    assert parse_memory(given) == size_bytes
 
 
 @given(st.text(alphabet="0123456789.,+-eE kKmMgGtTiIbB²٣\n", max_size=12) | st.text(max_size=8))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
-from grn.model.units import parse_size
+from grn.model.units import parse_memory
 
 OPTIONS = "gpus, mem, exclusive, priority, type, name"
 
@@ -136,9 +136,12 @@ def _value(name: str, value: str | None, line: int) -> object:
     if name in ("type", "name"):
         return value
     try:
-        number = parse_size(value) if name == "mem" else int(value)
-    except (UsageError, ValueError) as error:
-        raise UsageError(f"line {line}: {name}={value} cannot be read.") from error
+        number = parse_memory(value) if name == "mem" else int(value)
+    except UsageError as error:
+        raise UsageError(f"line {line}: {name}={value}: {error.message}", error.hint) from error
+    except ValueError as error:
+        text = f"line {line}: {name}={value} is not a whole number."
+        raise UsageError(text) from error
     is_good = {
         "mem": True,
         "gpus": 1 <= number <= MAX_GPUS,

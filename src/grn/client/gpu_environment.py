@@ -14,6 +14,8 @@ UNLESS_SET = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
+# For commands whose output goes to a log that somebody may follow.
+LOGGED_UNLESS_SET = {"PYTHONUNBUFFERED": "1"}
 
 
 def for_command(lease_id: str, visible: str, environment: dict[str, str]) -> dict[str, str]:

@@ -56,9 +56,9 @@ def lease_request(
         )
     mem_bytes = None
     if mem is not None:
-        from grn.model.units import parse_size
+        from grn.model.units import parse_memory
 
-        mem_bytes = parse_size(mem)
+        mem_bytes = parse_memory(mem)
     return LeaseRequest(
         _text(job_type, 1024), _text(label, 256), gpus=gpus, mem=mem_bytes,
         exclusive=bool(exclusive), priority=priority, policy=POLICIES[policy],

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import os
 
+from grn.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SEPARATE_STDERR = "GRN_SEPARATE_STDERR"  # set for a job whose standard error has a file of its own
 LINE_BYTES = 4096  # read for the last line of a log
 DROPPED = b"\n[grn: what came here was too much to keep; the end follows]\n"
 
@@ -31,6 +38,16 @@ def read_log(folder: str | None, name: str) -> bytes:
             text += DROPPED
         text += read_from(path, 0)
     return text
+
+
+def check_stderr(folder: str | None, job_id: int, variables: Sequence[str]) -> None:
+    """Raise UsageError for a job whose standard error is not in a file of its own."""
+    is_there = folder is not None and bool(parts(os.path.join(folder, "err")))
+    if not is_there and SEPARATE_STDERR not in variables:
+        raise UsageError(
+            f"the log of job {job_id} holds both of its streams, in the order of its writes.",
+            "Submit a job with --separate-stderr to keep its standard error apart.",
+        )
 
 
 def read_from(path: str, at: int) -> bytes:

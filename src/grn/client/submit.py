@@ -58,11 +58,12 @@ class JobHandle:
 
     def logs(self, *, stderr: bool = False) -> str:
         """Return the job's output so far."""
-        from grn.client.logs import read_log
+        from grn.client.logs import check_stderr, read_log
 
-        return read_log(self.status()["folder"], "err" if stderr else "log").decode(
-            errors="replace"
-        )
+        job = self.status()
+        if stderr:
+            check_stderr(job["folder"], self.id, job["environment"])
+        return read_log(job["folder"], "err" if stderr else "log").decode(errors="replace")
 
     def __await__(self) -> Generator[Any, None, int]:
         ended = yield from drive_async(queue.end_of(self.id)).__await__()
@@ -73,7 +74,7 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify; as of `grn submit`.
+    requeue, hold, notify, separate_stderr; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -143,6 +144,10 @@ def request(**options: Any) -> Message:
     """Return the fields that all jobs of a submit share."""
     env = dict(os.environ)
     env.pop("GRN_LEASE", None)  # a separate job gets its own lease
+    if options.pop("separate_stderr", False):
+        from grn.client.logs import SEPARATE_STDERR
+
+        env[SEPARATE_STDERR] = "1"
     env.update(options.pop("env", None) or {})
     mask = os.umask(0)
     os.umask(mask)
@@ -154,9 +159,9 @@ def request(**options: Any) -> Message:
     }
     mem = options.pop("mem", None)
     if mem is not None:
-        from grn.model.units import parse_size
+        from grn.model.units import parse_memory
 
-        message["mem"] = parse_size(mem)
+        message["mem"] = parse_memory(mem)
     time_limit = options.pop("time_limit", None)
     if time_limit is not None:
         from grn.model.units import parse_time

@@ -14,7 +14,7 @@ from grn.gpus.attribution import Attribution
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import Gpu, GpuKind, Link, LinkKind, ProcessUse, Reading
 from grn.model.job import Holder
-from grn.model.units import parse_size
+from grn.model.units import parse_memory
 from grn.proc import processes as procs
 from grn.proc.identity import tag_of
 from grn.proc.tree import Process
@@ -36,7 +36,7 @@ def parse_virtual(spec: str) -> list[Gpu]:
             raise BadSetting(
                 f"'{spec}' does not describe virtual GPUs.", "Write it like 4x8GiB or 2x512MiB."
             )
-        total_bytes = parse_size(found[2])
+        total_bytes = parse_memory(found[2])
         model = f"virtual {found[2].strip()}"
         first, count, joined = len(gpus), int(found[1]), int(found[3] or 1)
         for index in range(first, first + count):

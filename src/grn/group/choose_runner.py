@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.client import frameworks, logs, negotiator
+from grn.client.gpu_environment import LOGGED_UNLESS_SET
 from grn.errors import DaemonError
 from grn.fixed_slots.runner import Runner
 from grn.group.group_runner import AHEAD, GroupRunner
@@ -102,9 +103,12 @@ class NestedSlots:
 
     def _slot(self, names: list[str]) -> Slot:
         visible = ",".join(names)
-        environment = {"CUDA_VISIBLE_DEVICES": visible, "GRN_GPU_COUNT": str(len(names))}
-        is_part = len(names) < len(self._all)
-        return Slot(visible, environment if is_part else {}, f"{self._lease}:{visible}")
+        unless_set = LOGGED_UNLESS_SET.items()
+        environment = {name: value for name, value in unless_set if name not in os.environ}
+        if len(names) < len(self._all):
+            environment["CUDA_VISIBLE_DEVICES"] = visible
+            environment["GRN_GPU_COUNT"] = str(len(names))
+        return Slot(visible, environment, f"{self._lease}:{visible}")
 
     def started(self, slot: Slot, pid: int) -> None:
         """Do nothing: the lease is bound to the outer job."""

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
-# Characters that take two columns of a terminal, and those that take none.
-_WIDE = re.compile(
-    "[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f"
-    "\uff00-\uff60\uffe0-\uffe6\U0001f300-\U0001f64f\U0001f900-\U0001f9ff\U00020000-\U0003fffd]"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_JOINER = "\u200d"
+_EMOJI_STYLE = "\ufe0f"  # the character before it is drawn as an emoji, in two columns
+_SKIN_TONES = frozenset(map(chr, range(0x1F3FB, 0x1F400)))
+# Latin letters, punctuation, arrows, boxes and blocks: one column each, so they need no table.
+_ONE_COLUMN = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2190-\u2319\u2500-\u25fc]*")
+# A joiner between two emoji: it makes one picture of them. Anywhere else it is only invisible.
+_JOINS_EMOJI = re.compile(
+    "(?<=[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])\u200d(?=[\u2190-\u2bff\U0001f000-\U0001faff])"
 )
-_JOINED = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]")
 
 
 def harmless(text: str) -> str:
     """Escape characters that control a terminal or change the direction of text."""
     if text.isprintable():
         return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
-        for char in text
-    )
+    return _JOINER.join(map(_escaped, _JOINS_EMOJI.split(text)))
 
 
 def columns_of(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
-    if text.isascii():
+    if text.isascii() or _ONE_COLUMN.fullmatch(text):
         return len(text)
-    return len(text) + len(_WIDE.findall(text)) - len(_JOINED.findall(text))
+    return sum(columns for _, columns in _clusters(text))
 
 
 def cut(text: str, size: int, mark: str = "…") -> str:
@@ -36,14 +41,53 @@ def cut(text: str, size: int, mark: str = "…") -> str:
     if columns_of(text) <= size:
         return text
     kept, used = "", 0
-    for char in text:
-        used += columns_of(char)
+    for cluster, columns in _clusters(text):
+        used += columns
         if used > size - 1:
             break
-        kept += char
+        kept += cluster
     return kept + mark
 
 
 def counted(number: int, noun: str) -> str:
     """Spell a count: `1 job`, `2 jobs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _escaped(text: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in text
+    )
+
+
+def _clusters(text: str) -> Iterator[tuple[str, int]]:
+    """Cut a text into what a terminal draws as one character, each with its columns."""
+    cluster, columns = "", 0
+    for char in text:
+        own = _columns_of_char(char)
+        if char == _EMOJI_STYLE and columns == 1:
+            columns = 2
+        elif own and not _is_joined(cluster, columns, char):
+            if cluster:
+                yield cluster, columns
+            cluster, columns = "", own
+        cluster += char
+    if cluster:
+        yield cluster, columns
+
+
+def _is_joined(cluster: str, columns: int, char: str) -> bool:
+    """True for a character that is drawn as a part of the emoji before it."""
+    if columns < 2:
+        return False
+    return char in _SKIN_TONES or bool(_JOINS_EMOJI.match(cluster[-2:] + char, 1))
+
+
+@functools.lru_cache(maxsize=4096)
+def _columns_of_char(char: str) -> int:
+    import unicodedata
+
+    if unicodedata.category(char) in ("Mn", "Me", "Cf") or "\u1160" <= char <= "\u11ff":
+        return 0  # accents, invisible characters, and the later parts of a Korean syllable
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

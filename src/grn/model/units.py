@@ -31,6 +31,15 @@ def parse_size(text: str | int) -> int:
     return _parse(str(text))
 
 
+def parse_memory(text: str | int) -> int:
+    """Read a size of GPU memory; a number of bytes that no job could use is a forgotten unit."""
+    size_bytes = parse_size(text)
+    if size_bytes < MiB and re.fullmatch(r"[\s\d.]*", str(text)):
+        plain = str(text).strip()
+        raise BadSetting(f"'{plain}' would be {plain} bytes.", f"Did you mean {plain}GiB?")
+    return size_bytes
+
+
 @functools.lru_cache(maxsize=256)  # a job states the same at every call
 def _parse(text: str) -> int:
     found = _SIZE.fullmatch(text)

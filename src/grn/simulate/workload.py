@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from grn.model.gpu import Gpu
 from grn.model.job import Argument
-from grn.model.units import parse_size
+from grn.model.units import parse_memory
 
 LOADS_S = 20.0  # a job has a third of its memory at once and what it starts with after this
 _AT_ONCE = 0.3
@@ -102,7 +102,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
             raise BadSetting(f"'{text}' does not describe GPUs.", "Write it like 4x40GB.")
         size, _, speed = size.partition("@")
         _check_speed(speed, text)
-        total = parse_size(size)
+        total = parse_memory(size)
         model = f"simulated {size.strip()}" + (f"{_AT}{speed}" if speed else "")
         for _ in range(int(count)):
             index = len(gpus)

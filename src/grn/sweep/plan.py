@@ -13,7 +13,7 @@ from grn.client.remote_call import name_of
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
-from grn.model.units import parse_size
+from grn.model.units import parse_memory
 from grn.option_file import nearest
 from grn.sweep import condition, space, template
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
@@ -189,7 +189,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
     job_type = options.get("type") or (identity(function) if function is not None else None)
     return Needs(
         gpus=options.get("gpus", 1),
-        mem_bytes=parse_size(options["mem"]) if options.get("mem") is not None else None,
+        mem_bytes=parse_memory(options["mem"]) if options.get("mem") is not None else None,
         is_exclusive=options.get("exclusive", False),
         priority=priority,
         job_type=job_type,

@@ -38,8 +38,39 @@ def shims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shims]:
 def test_what_a_command_prints_is_kept(shims: Shims) -> None:
     run, record = shims.ran("echo out; echo err >&2; echo more")
     assert record["status"] == 0
+    assert run.log.splitlines() == ["out", "err", "more"]
+    assert run.err == ""
+
+
+def test_both_streams_keep_the_order_of_their_writes(shims: Shims) -> None:
+    script = "import os\nfor at in range(200): os.write(1 + at % 2, b'%d\\n' % at)"
+    run = shims.python(script)
+    assert run.ended()["status"] == 0
+    assert run.log.split() == [str(at) for at in range(200)]
+
+
+def test_standard_error_can_be_kept_apart(shims: Shims) -> None:
+    env = PLAIN | {"GRN_SEPARATE_STDERR": "1"}
+    run, record = shims.ran("echo out; echo err >&2; echo more", env=env)
+    assert record["status"] == 0
     assert sorted(run.log.splitlines()) == ["err", "more", "out"]
     assert run.err == "err\n"
+
+
+@pytest.mark.parametrize("env", [PLAIN, PLAIN | {"GRN_SEPARATE_STDERR": "1"}])
+def test_an_out_of_memory_error_is_found_whichever_way_output_is_kept(
+    shims: Shims, env: dict[str, str]
+) -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    _, record = shims.ran(f"seq 1 50000; echo '{text}' >&2; exit 1", env=env)
+    assert (record["because"], record["asked"]) == ("out-of-memory", 2 << 30)
+
+
+def test_python_prints_at_once_unless_the_job_says_otherwise(shims: Shims) -> None:
+    run, _ = shims.ran("echo $PYTHONUNBUFFERED")
+    assert run.log == "1\n"
+    run, _ = shims.ran("echo -$PYTHONUNBUFFERED-", env=PLAIN | {"PYTHONUNBUFFERED": ""})
+    assert run.log == "--\n"
 
 
 def test_bytes_are_kept_as_they_are(shims: Shims) -> None:
@@ -222,6 +253,7 @@ def test_a_command_gets_its_own_environment_and_nothing_else(shims: Shims) -> No
         b"GRN_LEASE": b"",
         b"TF_FORCE_GPU_ALLOW_GROWTH": b"true",
         b"XLA_PYTHON_CLIENT_PREALLOCATE": b"false",
+        b"PYTHONUNBUFFERED": b"1",
     }
 
 
@@ -424,7 +456,7 @@ def test_all_that_was_printed_before_the_end_is_kept(shims: Shims) -> None:
          "out-of-memory", 2 << 30),
         ("echo 'RuntimeError: CUDA error: out of memory' >&2; exit 1", "out-of-memory", None),
         ("echo 'CUDA out of memory' >&2; exit 0", None, None),
-        ("echo 'CUDA out of memory'; exit 1", None, None),
+        ("echo 'CUDA out of memory'; exit 1", "out-of-memory", None),
         ("echo 'CUDA out of memory' >&2; kill -9 $$", "out-of-memory", None),
         ("echo 'CUDA out of memory' >&2; yes x | head -c 10000 >&2; exit 1",
          "out-of-memory", None),
@@ -436,6 +468,12 @@ def test_a_command_that_says_so_has_run_out_of_memory(
     _, record = shims.ran(line)
     assert record.get("because") == because
     assert record.get("asked") == asked
+
+
+def test_where_standard_error_is_apart_only_that_tells_of_memory(shims: Shims) -> None:
+    env = PLAIN | {"GRN_SEPARATE_STDERR": "1"}
+    _, record = shims.ran("echo 'CUDA out of memory'; exit 1", env=env)
+    assert record.get("because") is None
 
 
 def test_a_cancelled_command_has_not_run_out_of_memory(shims: Shims) -> None:

@@ -26,7 +26,7 @@ from grn.errors import MachineError, UsageError
 from grn.group.roles import Progress
 from grn.group.task import Needs
 from grn.model.text import harmless
-from grn.model.units import parse_size, show_size, show_time
+from grn.model.units import parse_memory, show_size, show_time
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20
@@ -90,7 +90,7 @@ def batch(
         raise UsageError(
             "lines from standard input have no place to resume from.", "Name it with --out DIR."
         )
-    mem_bytes = None if mem is None else parse_size(mem)
+    mem_bytes = None if mem is None else parse_memory(mem)
     needs = Needs(gpus, mem_bytes, exclusive, priority, job_type)
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:

@@ -23,6 +23,7 @@ from grn.model.units import show_size
 from grn.proc import pidfd
 from grn.protocol.rows import QueueFacts, Status, read
 
+SHELLS = ["bash", "zsh", "fish"]
 FINE, NOTE, BAD = "ok", "note", "BAD"
 
 
@@ -49,8 +50,8 @@ def doctor(as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
+@click.argument("shell", type=click.Choice(SHELLS), required=False)
+def completion(shell: str | None) -> int:
     """Print the completion script for SHELL.
 
     \b
@@ -58,9 +59,9 @@ def completion(shell: str) -> int:
     zsh:   grn completion zsh >> ~/.zshrc
     fish:  grn completion fish > ~/.config/fish/completions/grn.fish
     """
-    kind = get_completion_class(shell)
+    kind = get_completion_class(shell) if shell else None
     if kind is None:
-        raise BadSetting(f"there is no completion for {shell}.")
+        raise BadSetting("say which shell you use.", "Run `grn completion bash`, `zsh` or `fish`.")
     click.echo(kind(grn_group, {}, "grn", "_GRN_COMPLETE").source())
     return 0
 

@@ -128,12 +128,16 @@ def history(most: int, file: str | None, as_json: bool) -> int:
 @click.command()
 @click.argument("job", metavar="ID")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-@click.option("--stderr", is_flag=True, help="Standard error alone.")
+@click.option("--stderr", is_flag=True,
+              help="Print only standard error, of a job with --separate-stderr.")  # fmt: skip
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
 def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     """Print what a job has printed."""
     (job_id,) = _resolve([job])
     row = read(JobRow, queue.show(job_id))
+    if stderr and (row.folder or follow):
+        folder = row.folder_of(attempt or row.attempt) if row.folder else None
+        job_logs.check_stderr(folder, job_id, row.environment)
     name = "err" if stderr else "log"
     if follow and attempt is None:
         return _follow(job_id, name)

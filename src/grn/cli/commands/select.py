@@ -142,7 +142,7 @@ def _give_back(mark: str) -> bool:
     """End the lease of the process of a mark; False when it has none."""
     os.environ.pop("GRN_LEASE", None)  # perhaps the very one, exported
     former = _leases()
-    request = lease_request("grn select", "grn select", mem=1).but(command=True)
+    request = lease_request("grn select", "grn select").but(mem=1, command=True)
     try:
         lease = _wait(mark, request, 0, is_quiet=True) if former else None
     except _TooLong:

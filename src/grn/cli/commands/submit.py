@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--requeue", action="store_true", help="run it again if the machine goes down under it")
     add("--hold", action="store_true", help="keep it back until `grn release`")
     add("--notify", default="", metavar="CMD", help="run CMD by the shell when it has ended")
+    add("--separate-stderr", action="store_true", help="keep standard error in a log of its own")
     add("-q", "--quiet", action="store_true", help="print nothing but ids")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     return made
@@ -125,6 +126,7 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "requeue": options.requeue,
         "hold": options.hold,
         "notify": options.notify,
+        "separate_stderr": options.separate_stderr,
     }
 
 

@@ -19,6 +19,7 @@ import time
 from grn import wire
 from grn.client import frameworks, gpu_environment, logs
 from grn.client.connection import drive
+from grn.client.logs import SEPARATE_STDERR
 from grn.client.negotiator import connect
 from grn.errors import GrnError
 from grn.proc import processes, spawn, terminate
@@ -40,7 +41,11 @@ _SHIM_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, s
 
 
 class StartedCommand:
-    """A running command and its output pipes; no pipes if it has its own log."""
+    """A running command and its output pipes.
+
+    One pipe for both streams, since two could not keep their order; two if standard error is to
+    be kept apart; none if it has its own log.
+    """
 
     def __init__(self, pid: int, pipes: tuple[int, ...], log_start: int = 0) -> None:
         self.pid = pid
@@ -62,7 +67,7 @@ class Shim:
         self._stopping = Termination(order, wake, channel)
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
-        self._error_tail = b""
+        self._tail = bytearray()  # the end of its output, of standard error if that is apart
         self._file = -1  # the attempt's record, and our lock
 
     def run(self) -> bytes:
@@ -87,7 +92,7 @@ class Shim:
         status, usage = self._wait(started.pipes)
         if not started.pipes:
             log = wire.meant(self._order.log)
-            self._error_tail = logs.tail(log, TAIL_BYTES, started.log_start)
+            self._tail[:] = logs.tail(log, TAIL_BYTES, started.log_start)
         self._stopping.end_leftovers(self._ended_main)
         record = self._record(status)
         if (peak_bytes := attempt_files.take_peak(self._folder)) is not None:
@@ -171,7 +176,7 @@ class Shim:
         log = output_log.CappedLog(os.path.join(self._folder, "log"), cap)
         errors = output_log.CappedLog(os.path.join(self._folder, "err"), cap)
         pipes = dict(zip(ends, ((log,), (log, errors)), strict=False))
-        err = ends[-1] if ends else -1
+        last = ends[-1] if ends else -1
         poll = select.poll()
         for fd in (*ends, self._wake):
             os.set_blocking(fd, False)
@@ -183,7 +188,7 @@ class Shim:
         while ended is None:
             for fd, _ in poll.poll(self._patience_ms()):
                 if fd in pipes:
-                    is_open = self._carry(fd, pipes[fd], fd == err)
+                    is_open = self._carry(fd, pipes[fd], fd == last)
                 else:
                     is_open = stopping.hear_signals() if fd == self._wake else stopping.hear_queue()
                 if not is_open:
@@ -194,22 +199,24 @@ class Shim:
             ended = self._ended_main()
         for fd, targets in pipes.items():  # output in the pipes belongs to the log
             for _ in range(PIPE_READS):  # bounded: leftover processes may write for ever
-                if self._carry(fd, targets, fd == err) != 1:
+                if self._carry(fd, targets, fd == last) != 1:
                     break
             os.close(fd)
         log.close()
         errors.close()
         return ended
 
-    def _carry(self, fd: int, targets: tuple[output_log.CappedLog, ...], is_error: bool) -> int:
+    def _carry(self, fd: int, targets: tuple[output_log.CappedLog, ...], is_scanned: bool) -> int:
         """Copy one piece of output; 0 at its end, 1 when copied, 2 when there is none yet."""
         data = read_some(fd)
         if data is None:
             return 2
         for target in targets:
             target.write(data)
-        if is_error and data:
-            self._error_tail = (self._error_tail + data)[-TAIL_BYTES:]
+        if is_scanned:
+            self._tail += data
+            if len(self._tail) > 2 * TAIL_BYTES:
+                del self._tail[:-TAIL_BYTES]
         return 1 if data else 0
 
     def _ended_main(self) -> tuple[int, Any] | None:
@@ -238,7 +245,7 @@ class Shim:
         record: dict[str, Any] = {"status": code if code >= 0 else None}
         if code < 0:
             record["signal"] = -code
-        text = self._error_tail.decode(errors="replace")
+        text = self._tail[-TAIL_BYTES:].decode(errors="replace")
         if self._stopping.why and code != 0:
             record["because"] = self._stopping.why
         elif code != 0 and frameworks.is_out_of_memory_text(text):
@@ -315,9 +322,12 @@ def start_command(order: StartOrder, environment: dict[str, str]) -> StartedComm
         else:
             out, out_end = os.pipe()
             opened += (out, out_end)
-            err, err_end = os.pipe()
-            opened += (err, err_end)
-            pipes = (out, err)
+            pipes, err_end = (out,), out_end
+            if environment.get(SEPARATE_STDERR, "0") not in ("", "0"):
+                err, err_end = os.pipe()
+                opened += (err, err_end)
+                pipes = (out, err)
+        environment = {**gpu_environment.LOGGED_UNLESS_SET, **environment}
         environment = gpu_environment.for_command(order.lease, order.visible, environment)
         files = (null, out_end, err_end)
         pid = spawn.command(argv, environment, files, _SHIM_SIGNALS, setsid=True)
