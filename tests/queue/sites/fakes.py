@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from grn.protocol.lease import Grant
+from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Exit, Settlement
 from grn.queue.journal.rows import Command
@@ -35,7 +35,7 @@ class FakeLoop:
     def disconnected(self) -> None:
         self.is_connected = False
 
-    def granted(self, job: int, grant: Grant) -> None:
+    def granted(self, job: int, grant: GrantedGpus) -> None:
         self.granted_to[job] = grant.lease
 
     def awaited(self, job: int, text: str) -> None:

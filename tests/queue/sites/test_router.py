@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grn.protocol.lease import Grant
+from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Settlement
 from grn.queue.journal.rows import Command
@@ -43,7 +43,7 @@ class World:
     def grant(self, name: str, job: int = 1, lease: str = "L1") -> None:
         node = self.nodes[name]
         node.leases.asked.pop(job, None)
-        self.router.granted(node, job, Grant(lease, "0", gpus=(0,)))  # type: ignore[arg-type]
+        self.router.granted(node, job, GrantedGpus(lease, "0", gpus=(0,)))  # type: ignore[arg-type]
 
     def refuse(self, name: str, job: int = 1, text: str = "too large") -> None:
         node = self.nodes[name]
