@@ -26,6 +26,7 @@ OPTIONS = {
     "exclusive": False,
     "priority": 0,
     "policy": "spread",
+    "at": "",  # a site or node, or local
     "retry_oom": 0,
 }
 

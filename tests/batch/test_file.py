@@ -54,6 +54,7 @@ def test_what_is_not_text_is_kept_byte_for_byte():
         (b"exclusive=false", Needs()),
         (b"priority=-5 type=eval", Needs(priority=-5, job_type="eval")),
         (b"'type=my model'", Needs(job_type="my model")),
+        (b"at=gpu2", Needs(at="gpu2")),
         (b"", Needs()),
     ],
 )

@@ -261,6 +261,9 @@ FUTILE = [
     (("--name", "n" * 129, "x"), "the name is longer than 128 characters"),
     (("--type", "t" * 1025, "x"), "the type is longer than 1024 characters"),
     (("--notify", "n" * 4097, "x"), "the notify is longer than 4096 characters"),
+    (("--at", "n" * 129, "x"), "the at is longer than 128 characters"),
+    (("--nodes", "2", "x"), "a job cannot have 2 nodes: not yet"),
+    (("--nodes", "0", "x"), "nodes is 0 and must be 1"),
 ]
 
 

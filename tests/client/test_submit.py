@@ -199,6 +199,8 @@ def test_a_handle_of_nothing_says_so(queue: Queue) -> None:
         (["x"], {"after": "never"}, "names no job"),
         (["x"], {"gpus": 0}, "gpus is 0"),
         (["x"], {"name": "n" * 200}, "the name is longer"),
+        (["x"], {"at": "n" * 200}, "the at is longer"),
+        (["x"], {"nodes": 2}, "2 nodes: not yet"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_it_is_sent(

@@ -80,3 +80,14 @@ def test_python_prints_at_once_into_logs_of_nested_tasks(monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
     (slot,) = slots(nested("3", 1).grants())
     assert slot.environment == {}
+
+
+def test_a_task_that_must_run_elsewhere_is_refused_and_holds_up_no_other() -> None:
+    line = NestedSlots("lease", "0")
+    line.ask(task(1).but(needs=Needs(gpus=9, at="gpu2")))
+    line.ask(task(2).but(needs=Needs(at="local")))
+    refused, granted = line.grants()
+
+    assert (refused.task.number, refused.slot) == (1, None)
+    assert "cannot run at gpu2" in refused.refusal
+    assert granted.slot is not None

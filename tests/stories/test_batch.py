@@ -116,9 +116,9 @@ def test_fail_fast_starts_nothing_more(negotiator, story, batch) -> None:
 
 
 def test_a_dry_run_runs_nothing_and_needs_no_negotiator(story, batch) -> None:
-    ended = batch("[mem=6GiB gpus=2] a \\\n b\n# c\nd", "--dry-run").wait()
+    ended = batch("[mem=6GiB gpus=2 at=gpu2] a \\\n b\n# c\nd", "--dry-run").wait()
 
-    assert ended.out == "1: [gpus=2 mem=6.0GiB] a  b\n4: d\n"
+    assert ended.out == "1: [gpus=2 mem=6.0GiB at=gpu2] a  b\n4: d\n"
     assert not (story.folder / "jobs.txt.grn").exists()
 
 

@@ -21,6 +21,7 @@ seed = 3
 if = "bs < 128"
 mem = "2GiB"
 gpus = 2
+at = "lab"
 keep_going = false
 
 [parameters]
@@ -36,6 +37,7 @@ seed: 3
 if: bs < 128
 mem: 2GiB
 gpus: 2
+at: lab
 keep_going: false
 parameters:
   lr: log:1e-5..1e-2
@@ -44,7 +46,8 @@ parameters:
 """
 JSON = """
 {"command": "python train.py --lr {lr} --bs {bs} --deep {deep}", "name": "first", "n_samples": 4,
- "seed": 3, "if": "bs < 128", "mem": "2GiB", "gpus": 2, "keep_going": false,
+ "seed": 3, "if": "bs < 128", "mem": "2GiB", "gpus": 2, "at": "lab",
+ "keep_going": false,
  "parameters": {"lr": "log:1e-5..1e-2", "bs": [32, 64, 128], "deep": true}}
 """
 
@@ -55,7 +58,7 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path, ending: str, text: str)
     path.write_text(text)
     made = plan.make(option_file.read(str(path)))
     assert (made.name, made.most, made.seed, made.is_fail_fast) == ("first", 4, 3, True)
-    assert (made.needs.gpus, made.needs.mem_bytes) == (2, 2 << 30)
+    assert (made.needs.gpus, made.needs.mem_bytes, made.needs.at) == (2, 2 << 30, "lab")
     found = list(points(made.space, random.Random(3), most=4))
     assert {point["bs"] for point in found} == {"32", "64"}
     assert {point["deep"] for point in found} == {"true"}
@@ -77,6 +80,8 @@ def test_options_that_make_no_sense_are_refused_in_one_line() -> None:
     refused("must be 0 or more", retry=-1)
     refused("-1000 to 1000", priority=5000)
     refused("is not a size", mem="much")
+    refused("2 nodes: not yet", nodes=2)
+    refused("must be str, not 3", at=3)
     refused("must be a text, or a list of words", command=["a", 1])
     refused("no command", command="")
     refused("must be dict", parameters=[1])

@@ -14,7 +14,7 @@ from grn.group.task import Needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
 from grn.model.units import parse_memory
 
-OPTIONS = "gpus, mem, exclusive, priority, type, name"
+OPTIONS = "gpus, mem, exclusive, priority, type, at, name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,7 @@ _FIELDS = {
     "exclusive": "is_exclusive",
     "priority": "priority",
     "type": "job_type",
+    "at": "at",
 }
 
 
@@ -133,7 +134,7 @@ def _value(name: str, value: str | None, line: int) -> object:
         )
     if not value:
         raise UsageError(f"line {line}: '{name}' needs a value, as in [mem=6GiB gpus=2].")
-    if name in ("type", "name"):
+    if name in ("type", "at", "name"):
         return value
     try:
         number = parse_memory(value) if name == "mem" else int(value)

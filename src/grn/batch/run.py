@@ -73,7 +73,7 @@ class Batch:
         options = self._options
         runner = runner_for(
             self, self, group, retries=options.retries, is_fail_fast=options.is_fail_fast,
-            on_wait=on_wait,
+            on_wait=on_wait, may_nest=not options.needs.is_elsewhere,
         )  # fmt: skip
         try:
             runner.run()

@@ -1,4 +1,4 @@
-"""Options that several commands share: what a job needs of the GPUs, how many rows to print.
+"""Options that several commands share: what a job needs, where it runs, how many rows to print.
 
 `grn submit` reads the same table through argparse, so click is imported only when used.
 """
@@ -18,6 +18,10 @@ NEEDS = {
     "exclusive": "GPUs to itself",
     "type": "job type; the program if not given",
     "priority": "higher goes first",
+}
+PLACE = {
+    "at": "run it at this site or node, or local",
+    "nodes": "machines for one job; more than 1 is not possible yet",
 }
 
 
@@ -56,6 +60,21 @@ def needs(
         return command
 
     return add
+
+
+def place(*, has_defaults: bool = True, **helps: str) -> Callable[[Any], Any]:
+    """Add `--at` and `--nodes`, where a job runs, to a click command."""
+    import click
+
+    def spoken(name: str) -> str:
+        text = helps.get(name, PLACE[name])
+        return f"{text[0].upper()}{text[1:]}."
+
+    at = click.option("--at", default="" if has_defaults else None, metavar="PLACE",
+                      help=spoken("at"))  # fmt: skip
+    nodes = click.option("--nodes", type=click.IntRange(1), default=1 if has_defaults else None,
+                         metavar="N", help=spoken("nodes"))  # fmt: skip
+    return lambda command: at(nodes(command))
 
 
 def most(usual: int = 50, largest: int | None = None) -> Callable[[Any], Any]:

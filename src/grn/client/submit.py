@@ -74,7 +74,7 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify, separate_stderr; as of `grn submit`.
+    requeue, hold, notify, separate_stderr, at; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -157,6 +157,7 @@ def request(**options: Any) -> Message:
         "umask": mask,
         "after": _all_after(options.pop("after", ())),
     }
+    check_nodes(options.pop("nodes", None))
     mem = options.pop("mem", None)
     if mem is not None:
         from grn.model.units import parse_memory
@@ -228,7 +229,19 @@ def _checked_option(name: str, value: Any) -> Any:
         if value not in job_request.POLICIES:
             raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")
         return job_request.POLICIES[value]
-    return _text(name, value) if name == "notify" else value
+    return _text(name, value) if name in ("notify", "at") else value
+
+
+def check_nodes(nodes: int | None) -> None:
+    """Refuse a job over several machines."""
+    if nodes is not None and nodes < 1:
+        raise UsageError(f"nodes is {nodes} and must be 1.")
+    if nodes is not None and nodes > 1:
+        raise UsageError(
+            f"a job cannot have {nodes} nodes: not yet. Its processes would have to start together"
+            " on machines that grant their GPUs one by one.",
+            "Ask for more GPUs of one machine (--gpus), or submit one job for each machine (--at).",
+        )
 
 
 def _text(what: str, text: str) -> str:

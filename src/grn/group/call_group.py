@@ -56,7 +56,8 @@ class CallGroup:
             )
         self._name = group or os.path.basename(sys.argv[0] or "python") or "python"
         retries = self._shared.get("retry", 0)
-        is_nestable = not any(options.get(name) for name in _QUEUE_ONLY)
+        needs_queue = any(options.get(name) for name in _QUEUE_ONLY)
+        is_nestable = not needs_queue and self._shared.get("at", "") in ("", "local")
         self._slots = NestedSlots.here() if is_nestable else None
         is_nested = self._slots is not None
         if is_nested and oom_retries is None:
@@ -173,7 +174,7 @@ class CallGroup:
             self._runner = runner_for(
                 self, self, self._name, slots=self._slots, retries=self._retries,
                 on_submit=self._submitted, shared=self._shared, ahead=MAX_AHEAD,
-                mark=f"{_MARK}={self._address}",
+                mark=f"{_MARK}={self._address}", may_nest=False,
             )  # fmt: skip
             self._runner.run()
         except BaseException as raised:  # the error belongs to the callers of the open calls

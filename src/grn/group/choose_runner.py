@@ -21,6 +21,7 @@ from grn.group.task import CommandEnd, Slot, SlotGrant, Task
 
 MAX_ASKED = 8
 TAIL_BYTES = 64 << 10
+ELSEWHERE = "a task inside a job runs on the GPUs of that job, and cannot run at"
 
 
 def runner_for(
@@ -36,9 +37,13 @@ def runner_for(
     shared: dict[str, Any] | None = None,
     ahead: int = AHEAD,
     mark: str = "",
+    may_nest: bool = True,
 ) -> RunControl:
-    """Return the runner for the tasks of a source; `mark` is that of the runner for fixed slots."""
-    slots = slots or NestedSlots.here()
+    """Return the runner for the tasks of a source; `mark` is that of the runner for fixed slots.
+
+    With `may_nest` false they are jobs of the queue also inside a job.
+    """
+    slots = slots or (NestedSlots.here() if may_nest else None)
     if slots is not None:
         return Runner(slots, source, listener, mark=mark, retries=retries)
     return GroupRunner(
@@ -87,8 +92,11 @@ class NestedSlots:
     def grants(self) -> list[SlotGrant]:
         """Return the tasks that can start now; a smaller task does not overtake."""
         grants = []
-        while self._waiting and len(self._free) >= self._count(self._waiting[0]):
+        while self._waiting and self._can_answer(self._waiting[0]):
             task = self._waiting.popleft()
+            if task.needs.is_elsewhere:
+                grants.append(SlotGrant(task, None, f"{ELSEWHERE} {task.needs.at}"))
+                continue
             taken = self._free[: self._count(task)]
             del self._free[: len(taken)]
             grants.append(SlotGrant(task, self._slot(taken)))
@@ -96,6 +104,9 @@ class NestedSlots:
             is_there = log is not None and os.path.exists(log)
             self._log_starts[task.number] = os.path.getsize(log or "") if is_there else 0
         return grants
+
+    def _can_answer(self, task: Task) -> bool:
+        return task.needs.is_elsewhere or len(self._free) >= self._count(task)
 
     def _count(self, task: Task) -> int:
         """Return how many GPUs a task gets: at most all of the lease."""

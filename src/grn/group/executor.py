@@ -22,7 +22,7 @@ from grn.group.call_group import CallGroup
 from grn.group.call_table import Kind
 
 OPTIONS = (
-    *("gpus", "mem", "exclusive", "priority", "policy", "retry_oom"),
+    *("gpus", "mem", "exclusive", "priority", "policy", "at", "retry_oom"),
     "reuse_workers",
 )
 
@@ -91,7 +91,7 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(text, f"There are {', '.join(OPTIONS)}.")
     needs = dict(options)
     retries, is_reusing = needs.pop("retry_oom", 0), needs.pop("reuse_workers", False)
-    lease_request("?", "?", **needs)
+    lease_request("?", "?", **{name: needs[name] for name in needs if name != "at"})
     return {"oom_retries": retries, "is_reusing": is_reusing, **needs}
 
 

@@ -267,6 +267,8 @@ class GroupRunner:
             }  # fmt: skip
             if needs.mem_bytes is not None:
                 shared["mem"] = needs.mem_bytes
+            if needs.at:
+                shared["at"] = needs.at
             self._submit_some(list(same), shared)
 
     def _submit_some(self, tasks: list[Task], shared: Message) -> None:
@@ -420,6 +422,15 @@ class GroupRunner:
             self._reason_at = now + REASON_AGAIN_S
             asked = {"which": "alive", "states": ["queued"], "group": self._group, "most": 100}
             self._reason_asked = self._tell({"op": "list", **asked})
+
+
+def _ensure_gpus() -> None:
+    """Start a negotiator; raise if there can be none and the queue has no other machines."""
+    try:
+        daemons.ensure_negotiator()
+    except GrnError:
+        if not queue.ask({"op": "sites"})["nodes"]:
+            raise
 
 
 def _job_of(task: Task, group: str) -> Message:

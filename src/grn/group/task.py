@@ -39,9 +39,9 @@ class _Value:
 
 
 class Needs(_Value):
-    """The needs of a task, for the negotiator; fixed slots ignore them."""
+    """The needs of a task, for the queue and the negotiator; fixed slots ignore them."""
 
-    __slots__ = ("gpus", "is_exclusive", "job_type", "mem_bytes", "priority")
+    __slots__ = ("at", "gpus", "is_exclusive", "job_type", "mem_bytes", "priority")
 
     def __init__(
         self,
@@ -50,12 +50,19 @@ class Needs(_Value):
         is_exclusive: bool = False,
         priority: int = 0,
         job_type: str | None = None,
+        at: str = "",
     ) -> None:
         self.gpus: Final = gpus
         self.mem_bytes: Final = mem_bytes
         self.is_exclusive: Final = is_exclusive
         self.priority: Final = priority
         self.job_type: Final = job_type  # None: the program, as `grn exec` names it
+        self.at: Final = at  # the site or node that it must run at, or "local"; empty: anywhere
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True when it must not run on this machine, as far as this machine's name is known."""
+        return self.at not in ("", "local")
 
 
 ONE_GPU = Needs()

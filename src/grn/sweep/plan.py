@@ -10,6 +10,7 @@ from typing import Any
 
 from grn.client.job_request import command_type, type_and_label
 from grn.client.remote_call import name_of
+from grn.client.submit import check_nodes
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
@@ -28,6 +29,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
     "zip": (list,), "if": (str, list), "shell": (bool,), "result": (str,),
     "gpus": (int,), "mem": (str, int), "exclusive": (bool,), "priority": (int,), "type": (str,),
+    "at": (str,), "nodes": (int,),
     "retry": (int,), "keep_going": (bool,), "parallel": (int,), "rerun": (bool,),
     "sampler": (str,), "maximize": (str,), "minimize": (str,), "trials": (int,),
 }  # fmt: skip
@@ -186,6 +188,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
     if abs(priority) > MAX_PRIORITY:
         limits = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
         raise UsageError(f"the option 'priority' of a sweep must be {limits}.")
+    check_nodes(options.get("nodes"))
     job_type = options.get("type") or (identity(function) if function is not None else None)
     return Needs(
         gpus=options.get("gpus", 1),
@@ -193,6 +196,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         is_exclusive=options.get("exclusive", False),
         priority=priority,
         job_type=job_type,
+        at=options.get("at", ""),
     )
 
 

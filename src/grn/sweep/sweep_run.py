@@ -146,7 +146,7 @@ class Study:
         runner = runner_for(
             self, self, self.plan.name, slots=slots, retries=self.plan.retries,
             is_fail_fast=self.plan.is_fail_fast, on_wait=on_wait, ahead=AHEAD,
-            mark=f"{_MARK}={self._mark}",
+            mark=f"{_MARK}={self._mark}", may_nest=not self.plan.needs.is_elsewhere,
         )  # fmt: skip
         try:
             runner.run()

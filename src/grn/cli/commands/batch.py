@@ -22,6 +22,7 @@ from grn.cli.output.progress import ProgressLine
 from grn.cli.output.table import table
 from grn.cli.output.terminal import print_json, width
 from grn.client.logs import last_line
+from grn.client.submit import check_nodes
 from grn.errors import MachineError, UsageError
 from grn.group.roles import Progress
 from grn.group.task import Needs
@@ -36,6 +37,7 @@ LONGEST_COMMAND = 60
 @click.command()
 @click.argument("file", default="-", metavar="[FILE]")
 @options.needs(gpus="GPUs for each line")
+@options.place(at="run the lines at this site or node, or local")
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="No more than N at once.")
 @click.option("--retry", type=click.IntRange(0), default=0, metavar="N",
               help="Run a line again up to N times if it fails.")  # fmt: skip
@@ -55,6 +57,8 @@ def batch(
     exclusive: bool,
     job_type: str | None,
     priority: int,
+    at: str,
+    nodes: int,
     parallel: int | None,
     retry: int,
     keep_going: bool,
@@ -91,7 +95,8 @@ def batch(
             "lines from standard input have no place to resume from.", "Name it with --out DIR."
         )
     mem_bytes = None if mem is None else parse_memory(mem)
-    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type)
+    check_nodes(nodes)
+    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type, at)
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})
@@ -138,6 +143,7 @@ def _options(needs: Needs) -> str:
     said += ["exclusive"] if needs.is_exclusive else []
     said += [f"priority={needs.priority}"] if needs.priority else []
     said += [f"type={needs.job_type}"] if needs.job_type else []
+    said += [f"at={needs.at}"] if needs.at else []
     return f"[{' '.join(said)}] " if said else ""
 
 

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 
-from grn.cli.options import NEEDS
+from grn.cli.options import NEEDS, PLACE
 from grn.errors import GrnError, UsageError
 
 TYPE_CHECKING = False
@@ -65,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
     add("--shell", action="store_true", help="CMD is a line for the shell")
     add("--lines", metavar="FILE", help="submit each line of FILE (- for stdin), run by the shell")
     add("--array", metavar="A-B", help="submit CMD for each number, in GRN_ARRAY_INDEX")
-    add("--at", default="", metavar="SITE", help="run it at this site or node, or local")
+    add("--at", default="", metavar="PLACE", help=PLACE["at"])
+    add("--nodes", type=int, default=1, metavar="N", help=PLACE["nodes"])
     add("--requeue", action="store_true", help="run it again if the machine goes down under it")
     add("--hold", action="store_true", help="keep it back until `grn release`")
     add("--notify", default="", metavar="CMD", help="run CMD by the shell when it has ended")
@@ -123,6 +124,7 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "cwd": options.cwd,
         "env": dict(_pair(text) for text in options.env),
         "at": options.at,
+        "nodes": options.nodes,
         "requeue": options.requeue,
         "hold": options.hold,
         "notify": options.notify,

@@ -15,7 +15,7 @@ import click
 
 from grn import option_file
 from grn.cli.commands.detach import attach, run_detached
-from grn.cli.options import needs
+from grn.cli.options import needs, place
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.terminal import is_ascii, print_json, width
@@ -107,6 +107,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
         click.option("--name", help="What to call it; made of the command if not given."),
         needs(type_name="type", has_defaults=False, gpus="how many GPUs for each run"),
+        place(has_defaults=False, at="run it all at this site or node, or local"),
         click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
         click.option("--retry", type=number, metavar="N", help="Run again so often if it fails."),
         click.option("--keep-going/--fail-fast", "keep_going", default=None,
