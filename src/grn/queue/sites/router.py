@@ -183,6 +183,11 @@ class Router:
         for request in self._requests.values():
             self._say_why(request)
 
+    def local_connected(self) -> None:
+        """Ask this machine for the requests that came before its negotiator."""
+        self._ask_more(self._requests.values())
+        self._tell_connected()
+
     def _tell_connected(self) -> None:
         """Report whether any place can be asked."""
         is_connected = self.is_connected
@@ -556,7 +561,7 @@ class _LocalLeases:
         return self._router.has_work()
 
     def connected(self) -> None:
-        self._router._tell_connected()
+        self._router.local_connected()
 
     def disconnected(self) -> None:
         self._router._tell_connected()
