@@ -70,8 +70,23 @@ def an_ended_job(id: int = 1, **changes: Any) -> dict[str, Any]:
     return a_job(id) | ended | more | changes
 
 
+def a_node(name: str = "gpu2", gpus: int = 2, *leases: str, **changes: Any) -> dict[str, Any]:
+    found = [a_gpu(index, *(leases if not index else ())) for index in range(gpus)]
+    row = {
+        "site": "lab", "node": name, "state": "up", "gpu_bytes": [24 * GiB] * gpus, "jobs": 1,
+        "waiting": 0, "heard_at": NOW, "trouble": "", "gpus": found,
+        "leases": [a_lease(one, used_bytes=3 * GiB) for one in leases],
+    }  # fmt: skip
+    return row | changes
+
+
+def away(name: str = "gpu3", **changes: Any) -> dict[str, Any]:
+    said = {"state": "cut", "heard_at": NOW - 200, "trouble": "No route to host"}
+    return a_node(name, 0, **said | changes)
+
+
 def a_picture(**parts: list[dict[str, Any]]) -> Snapshot:
-    """Return a picture as a watch would have it: gpus, leases, waiting, ends, jobs, ended."""
+    """Return a picture as a watch has it: gpus, leases, waiting, ends, jobs, ended, nodes."""
     picture = Snapshot()
     machine = {name: parts.get(name, []) for name in ("gpus", "leases", "waiting", "ends")}
     samples = [
@@ -86,5 +101,5 @@ def a_picture(**parts: list[dict[str, Any]]) -> Snapshot:
     counts = {"running": 0, "queued": len(jobs), "ended": len(ended)}
     said = {"version": "1.2", "pid": 2, "uid": UID, "trouble": "", "drained": False}
     picture.take(QUEUE, {"ev": "snapshot", "at": NOW, "jobs": jobs, "ended": ended,
-                         "counts": counts, **said})  # fmt: skip
+                         "counts": counts, "nodes": parts.get("nodes", []), **said})  # fmt: skip
     return picture

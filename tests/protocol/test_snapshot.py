@@ -13,7 +13,7 @@ from grn.protocol.snapshot import (
     Samples,
     Snapshot,
 )
-from tests.cli.pictures import a_gpu, a_job, a_lease, a_request, an_end, an_ended_job
+from tests.cli.pictures import a_gpu, a_job, a_lease, a_node, a_request, an_end, an_ended_job
 
 
 def test_a_lease_too_short_to_be_seen_is_told_as_granted_and_ended() -> None:
@@ -114,3 +114,22 @@ def test_the_past_is_bounded() -> None:
 def _whole() -> dict[str, Any]:
     empty: dict[str, Any] = {"gpus": [], "leases": [], "waiting": [], "ends": [], "samples": []}
     return {"ev": "snapshot", "at": 1.0, **empty}
+
+
+def test_nodes_come_with_the_first_picture_and_then_when_they_change() -> None:
+    picture = Snapshot()
+    facts = {"jobs": [], "ended": []}
+    picture.take(QUEUE, {"ev": "snapshot", "at": 1.0, "nodes": [a_node("gpu2")], **facts})
+    changes = {"nodes": [a_node("gpu2", 0, state="cut"), a_node("gpu3")]}
+    events = picture.take(QUEUE, {"ev": "changes", "at": 2.0, **changes})
+
+    assert [event.name for event in events] == ["node", "node"]
+    assert {key: node.state for key, node in picture.nodes.items()} == {
+        "lab/gpu2": "cut",
+        "lab/gpu3": "up",
+    }
+    (gone,) = picture.take(QUEUE, {"ev": "changes", "at": 3.0, "nodes_gone": ["lab/gpu2"]})
+    assert (gone.name, gone.data) == ("node-gone", {"name": "lab/gpu2"})
+    assert list(picture.nodes) == ["lab/gpu3"]
+    picture.take(QUEUE, {"ev": "snapshot", "at": 4.0, **facts})
+    assert picture.nodes == {}, "a queue of an older version tells of none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 from grn.queue.leases import Leases
+from tests.cli.pictures import a_gpu, a_lease
 from tests.harness import DEADLINE_S
 from tests.queue.builders import a_spec
 
@@ -256,6 +258,50 @@ def test_the_memory_of_all_gpus_is_known_while_there_is_a_negotiator(
         negotiator.hang_up()
         await queue.hears("disconnected")
         assert leases.gpu_bytes == []
+
+    tell(story)
+
+
+def test_a_look_asks_once_for_all_who_look_and_not_while_the_answer_is_fresh(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        seen = asyncio.Queue[str]()
+        negotiator.say((await negotiator.hears("status"))["id"], status={"gpus": [], "leases": []})
+        for name in ("first", "second"):
+            leases.look(partial(seen.put_nowait, name))
+        asked = await negotiator.hears("status", 1)
+        status = {"gpus": [a_gpu(0, "aaaa0001")], "leases": [a_lease("aaaa0001")]}
+        negotiator.say(asked["id"], status=status)
+        assert [await seen.get(), await seen.get()] == ["first", "second"]
+        assert [gpu.leases for gpu in leases.gpus] == [("aaaa0001",)]
+        assert [lease.used_bytes for lease in leases.leases] == [a_lease()["used_bytes"]]
+        leases.look(partial(seen.put_nowait, "third"))
+        assert seen.get_nowait() == "third"
+        negotiator.hang_up()
+        await queue.hears("disconnected")
+        assert (leases.gpus, leases.leases) == ([], [])
+        leases.look(partial(seen.put_nowait, "nobody is there"))
+        assert seen.get_nowait() == "nobody is there"
+
+    tell(story)
+
+
+@pytest.mark.parametrize("answer", ["silence", "the end", "another version"])
+def test_whoever_looks_goes_on_without_an_answer(
+    tell: Callable[[Story], None], answer: str
+) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        seen = asyncio.Event()
+        leases.look(seen.set)
+        asked = await negotiator.hears("status", 1)
+        if answer == "the end":
+            negotiator.hang_up()
+        elif answer == "another version":
+            gpus = [{"total_bytes": 5, "index": "none"}]
+            negotiator.say(asked["id"], status={"gpus": gpus, "leases": []})
+        await asyncio.wait_for(seen.wait(), DEADLINE_S)
+        assert leases.gpus == []
 
     tell(story)
 

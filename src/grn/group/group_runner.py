@@ -424,15 +424,6 @@ class GroupRunner:
             self._reason_asked = self._tell({"op": "list", **asked})
 
 
-def _ensure_gpus() -> None:
-    """Start a negotiator; raise if there can be none and the queue has no other machines."""
-    try:
-        daemons.ensure_negotiator()
-    except GrnError:
-        if not queue.ask({"op": "sites"})["nodes"]:
-            raise
-
-
 def _job_of(task: Task, group: str) -> Message:
     """Return the part of a submit message that describes one task."""
     is_named = task.label and task.label not in task.argv

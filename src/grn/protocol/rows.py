@@ -307,6 +307,7 @@ class JobRow:
     peak_bytes: int | None = None
     folder: str | None = None
     group: str = ""
+    at: str = ""  # the site or node that it must run at, or "local"; empty: anywhere
     log: str = ""
     place: int = 0
     tag: str | None = None
@@ -361,6 +362,32 @@ class ProgressRow:
     attempt_text: str | None = None
     attempt_status: int | None = None
     attempt_signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node of a site, as `sites` and the change feed tell it."""
+
+    site: str
+    node: str  # "-" for a site without any
+    state: str
+    gpu_bytes: tuple[int, ...] = ()  # memory of each GPU, largest first
+    jobs: int = 0
+    waiting: int = 0
+    heard_at: float | None = None
+    trouble: str = ""
+    gpus: tuple[GpuRow, ...] = ()  # while it is up
+    leases: tuple[LeaseRow, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return what tells it from the nodes of other sites."""
+        return f"{self.site}/{self.node}"
+
+    def lease_of(self, job: JobRow) -> LeaseRow | None:
+        """Return the lease of a job that runs on this node."""
+        name = (job.lease or "").rpartition("/")[2] if job.where == self.node else ""
+        return next((lease for lease in self.leases if lease.id == name), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from grn.protocol.rows import (
     Kind,
     LeaseRow,
     NegotiatorFacts,
+    NodeRow,
     QueueFacts,
     SamplesRow,
     WaitingRow,
@@ -57,6 +58,7 @@ class Snapshot:
         self.queue = QueueFacts()
         self.jobs: dict[int, JobRow] = {}  # not ended, by id
         self.ended: dict[int, JobRow] = {}  # the last ones, oldest first
+        self.nodes: dict[str, NodeRow] = {}  # of the queue's sites, by site and name
         self._parts: _Parts | None = None  # of a snapshot that is not complete
         self.version = 0  # counts messages, so that a reader knows what it has drawn
 
@@ -163,6 +165,7 @@ class Snapshot:
         self.queue = read(QueueFacts, message)
         self.jobs = {row.id: row for row in read_all(JobRow, message["jobs"])}
         self.ended = {row.id: row for row in read_all(JobRow, message["ended"])}
+        self.nodes = {row.key: row for row in read_all(NodeRow, message.get("nodes", ()))}
         missed = [row for row in message["ended"] if row["id"] in known]
         return [*(("job-ended", row) for row in missed), ("snapshot", _whole(message))]
 
@@ -180,6 +183,13 @@ class Snapshot:
             events.append(("job-ended", row))
         while len(self.ended) > MAX_ENDS:
             del self.ended[next(iter(self.ended))]
+        for row in message.get("nodes", ()):
+            node = read(NodeRow, row)
+            self.nodes[node.key] = node
+            events.append(("node", row))
+        for name in message.get("nodes_gone", ()):
+            self.nodes.pop(name, None)
+            events.append(("node-gone", {"name": name}))
         facts = _only(message, *_QUEUE_FACTS)
         if facts:
             self.queue = updated(self.queue, facts)

@@ -160,8 +160,11 @@ def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
         rows += read(sql, [message.since, *values], "jobs.ended_at DESC", left)
     if message.states:
         rows = [row for row in rows if {row["state"], row["reason"]} & set(message.states)]
-    trouble = peer.loop.trouble or peer.loop.journal.trouble
-    peer.send(message.id, {"jobs": rows, "counts": peer.server.counts(), "trouble": trouble})
+    has_sites = peer.loop.fleet is not None and bool(peer.loop.fleet.sites)
+    peer.send(message.id, {
+        "jobs": rows, "counts": peer.server.counts(), "has_sites": has_sites,
+        "trouble": peer.loop.trouble or peer.loop.journal.trouble,
+    })  # fmt: skip
 
 
 def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
@@ -213,9 +216,8 @@ def sites(peer: QueuePeer, message: queue_requests.SitesRequest) -> None:
     """Show the nodes of all sites, after reading the settings again if that is wanted."""
     if message.reload:
         peer.server.load_sites()
-    fleet = peer.loop.fleet
     peer.loop.leases.retry()
-    peer.send(message.id, {"nodes": [] if fleet is None else fleet.rows()})
+    peer.when_fresh(message.id, lambda: peer.send(message.id, {"nodes": peer.server.nodes()}))
 
 
 VERBS: Verbs = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -26,6 +27,7 @@ from grn.protocol.lease import (
     Settled,
     Waiting,
 )
+from grn.protocol.rows import BadRow, GpuRow, LeaseRow, read_all
 from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 SETTLE_S = 5.0
 REASONS_S = 1.0  # timeout of a question for reasons
+LOOK_S = 1.0  # how long the GPUs of an answer count as fresh
+MAX_LEASES_SEEN = 500
 
 
 class LeaseListener(Protocol):
@@ -79,6 +83,11 @@ class Leases(asyncio.Protocol):
         self.on_leases: Callable[[list[dict[str, Any]]], None] | None = None
         self.on_connected: Callable[[], None] | None = None
         self._answers: dict[int, Callable[[dict[str, Any]], None]] = {}  # by number of a question
+        self.gpus: list[GpuRow] = []  # as of the last look
+        self.leases: list[LeaseRow] = []
+        self._look_asked = 0  # number of the question of a look
+        self._looked_at = 0.0
+        self._when_seen: list[Callable[[], None]] = []  # wait for the answer of a look
 
     @property
     def is_connected(self) -> bool:
@@ -133,6 +142,20 @@ class Leases(asyncio.Protocol):
             self._conversation.ask_reasons()
             self._send()
             asyncio.get_running_loop().call_later(REASONS_S, self._refreshed, then)
+
+    def look(self, then: Callable[[], None]) -> None:
+        """Ask for the GPUs and leases unless they are fresh, then call `then`; after a timeout too.
+
+        Only of use while someone looks: nothing is decided by the answer.
+        """
+        if self._transport is None or time.monotonic() - self._looked_at < LOOK_S:
+            then()
+            return
+        self._when_seen.append(then)
+        if len(self._when_seen) == 1:
+            self._look_asked = self._conversation.ask({"op": "status"})
+            self._send()
+            asyncio.get_running_loop().call_later(REASONS_S, self._seen, then)
 
     def watch(self, lease: str) -> None:
         """Promise to report the end of a lease that an earlier queue requested."""
@@ -210,7 +233,9 @@ class Leases(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self.gpu_bytes = []
+        self.gpu_bytes, self.gpus, self.leases = [], [], []
+        self._looked_at = 0.0
+        self._seen()
         settling, self._settling = self._settling, {}
         for then in settling.values():
             then(Settlement())
@@ -247,6 +272,8 @@ class Leases(asyncio.Protocol):
                 self._take_status(event.message)
             case Answered() if event.number in self._answers:
                 self._answers.pop(event.number)(event.message)
+            case Answered() if event.number == self._look_asked and "status" in event.message:
+                self._take_look(event.message["status"])
             case Garbled():
                 log.error("action=listen result=failed reason=%r", event.error.message)
                 self.close()
@@ -266,6 +293,23 @@ class Leases(asyncio.Protocol):
             if "more" in message:
                 again = {"op": "status", "after": message["more"]}
                 self._status_asked = self._conversation.ask(again)
+
+    def _take_look(self, status: dict[str, Any]) -> None:
+        try:
+            self.gpus = read_all(GpuRow, status["gpus"])
+            self.leases = read_all(LeaseRow, status["leases"][:MAX_LEASES_SEEN])
+        except (BadRow, LookupError, TypeError):  # of another version: its GPUs are not shown
+            self.gpus, self.leases = [], []
+        self._looked_at = time.monotonic()
+        self._seen()
+
+    def _seen(self, first: Callable[[], None] | None = None) -> None:
+        """Call all that wait for a look; after the timeout only if `first` still waits."""
+        if first is not None and first not in self._when_seen:
+            return
+        waited, self._when_seen = self._when_seen, []
+        for then in waited:
+            then()
 
     def _closed(self, key: str) -> int:
         """Forget a request that was answered, and return its job."""

@@ -78,12 +78,16 @@ class QueueServer:
             row["state"] = "held" if job.is_held else job.state.value
         is_waiting = job is not None and job.state is JobState.QUEUED
         row["where"] = "" if is_waiting else node_of(row["lease"])
+        if row["where"] and job is not None:
+            lease = self.loop.site.lease_seen(row["lease"])
+            row["used_bytes"] = None if lease is None else lease.used_bytes
+            row["reserved_bytes"] = row["reserved_bytes"] if lease is None else lease.reserved_bytes
         folder = self.loop.site.folder(Attempt(row["id"], row["attempt"]))
         row["folder"] = folder if row["attempt"] else None
         return row
 
     def why(self, job: JobView) -> str:
-        """Return why a job does not run yet, or its state."""
+        """Return why a job does not run yet, its state, or since when its node is not heard of."""
         if job.state is not JobState.QUEUED:
             return self.loop.site.doubt(Attempt(job.id, job.attempt)) or job.why
         trouble = self.loop.leases.trouble
@@ -98,6 +102,10 @@ class QueueServer:
     def trouble(self) -> str:
         """Return the current problem of the queue, or an empty text."""
         return self.loop.trouble or self.loop.leases.trouble or self.loop.journal.trouble
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes of all sites as rows for people."""
+        return [] if self.loop.fleet is None else self.loop.fleet.rows()
 
     def facts(self) -> dict[str, Any]:
         """Return version and process, the current trouble, and the counts of jobs."""

@@ -29,6 +29,8 @@ class SubscriberTeller(Protocol):
 
     def facts(self) -> Row: ...
 
+    def nodes(self) -> list[Row]: ...
+
 
 class QueueSubscribers:
     """All subscribers and the rows they have, while there are any."""
@@ -41,6 +43,7 @@ class QueueSubscribers:
         self._newest = 0  # id of the latest job that was read
         self._ended = 0  # number of ended jobs at the last update
         self._facts: Row = {}
+        self._nodes: dict[str, Row] = {}  # as they were sent, by site and name
 
     def __len__(self) -> int:
         return len(self._publisher)
@@ -93,7 +96,9 @@ class QueueSubscribers:
         self._newest = max(jobs, default=self._newest)
         self._ended = self._loop.journal.ended
         self._facts = self._teller.facts()
-        return message("snapshot", {**self._facts, "jobs": rows, "ended": ended[::-1]})
+        self._nodes = _by_name(self._teller.nodes())
+        listed = {"jobs": rows, "ended": ended[::-1], "nodes": list(self._nodes.values())}
+        return message("snapshot", {**self._facts, **listed})
 
     def _rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]:
         """Return jobs that have not ended, each with the tag of its lease request."""
@@ -142,6 +147,20 @@ class QueueSubscribers:
         if facts != self._facts:
             self._facts = facts
             news |= facts
+        return news | self._node_news()
+
+    def _node_news(self) -> Row:
+        """Return the nodes that have changed, by more than that they were heard of."""
+        before, self._nodes = self._nodes, _by_name(self._teller.nodes())
+        news: Row = {}
+        changed = [
+            row for name, row in self._nodes.items()
+            if name not in before or _but_heard(row) != _but_heard(before[name])
+        ]  # fmt: skip
+        if changed:
+            news["nodes"] = changed
+        if gone := sorted(before.keys() - self._nodes.keys()):
+            news["nodes_gone"] = gone
         return news
 
     def _new_ids(self) -> list[int]:
@@ -159,3 +178,12 @@ class QueueSubscribers:
             job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
             self._teller.why(job),
         )  # fmt: skip
+
+
+def _by_name(nodes: list[Row]) -> dict[str, Row]:
+    return {f"{row['site']}/{row['node']}": row for row in nodes}
+
+
+def _but_heard(node: Row) -> Row:
+    """Leave out when a node that answers was heard of: that changes all the time."""
+    return node | {"heard_at": None} if node["state"] == "up" else node

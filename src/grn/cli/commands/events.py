@@ -12,6 +12,7 @@ from typing import TextIO
 
 import click
 
+from grn import settings
 from grn.cli.output import metrics as numbers
 from grn.cli.output.terminal import is_ascii
 from grn.cli.top import draw, screen
@@ -24,7 +25,7 @@ PATIENCE_S = 10.0
 GPUS_PACE_S = 1.0
 NAMES = (
     "snapshot", "granted", "lease", "ended", "freed", "waiting", "withdrawn", "gpu", "negotiator",
-    "job", "job-ended", "queue", "lost",
+    "job", "job-ended", "node", "node-gone", "queue", "lost",
 )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def metrics() -> int:
 def watch_gpus() -> int:
     """Draw the GPUs again and again, in the same place, until Ctrl-C."""
     drawn = 0
-    with StateMirror(with_queue=False) as watch:
+    with StateMirror(with_queue=bool(settings.load().sites)) as watch:
         watch.look()
         _check(watch)
         try:
@@ -103,5 +104,6 @@ def _put(stream: TextIO, lines: Sequence[str], drawn: int) -> int:
 
 
 def _check(watch: StateMirror) -> None:
-    if watch.picture.trouble[NEGOTIATOR]:
+    """Raise without a negotiator here, unless there are other machines to tell of."""
+    if watch.picture.trouble[NEGOTIATOR] and not watch.picture.nodes:
         raise DaemonNotRunning(own_socket())

@@ -22,6 +22,7 @@ from grn.model.text import harmless
 from grn.model.units import show_time
 from grn.proc import spawn, terminate
 from grn.proc.spawn import own_module, service_environment
+from grn.protocol.rows import as_json
 from grn.queue.site import Attempt
 from grn.queue.sites.node import Node, NodeAddress
 from grn.queue.sites.router import Router
@@ -127,6 +128,8 @@ class Fleet:
                 "gpu_bytes": node.leases.gpu_bytes, "jobs": node.attempts,
                 "waiting": self._router.asked_at(node.name), "heard_at": node.heard_at,
                 "trouble": self._trouble(node),
+                "gpus": [as_json(gpu) for gpu in node.leases.gpus],
+                "leases": [as_json(lease) for lease in node.leases.leases],
             }
             for node in self._router.nodes.values()
         ]  # fmt: skip
@@ -134,12 +137,13 @@ class Fleet:
             for pilot, state in adapter.pending.items():
                 rows.append({
                     "site": name, "node": pilot, "state": state, "gpu_bytes": [], "jobs": 0,
-                    "waiting": 0, "heard_at": None, "trouble": "",
+                    "waiting": 0, "heard_at": None, "trouble": "", "gpus": [], "leases": [],
                 })  # fmt: skip
             if adapter.trouble or not (adapter.nodes or adapter.pending):
                 rows.append({
                     "site": name, "node": "-", "state": "no pilot", "gpu_bytes": [], "jobs": 0,
-                    "waiting": 0, "heard_at": None, "trouble": adapter.trouble,
+                    "waiting": 0, "heard_at": None, "trouble": adapter.trouble, "gpus": [],
+                    "leases": [],
                 })  # fmt: skip
         return rows
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from grn.model.units import show_time
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Exit, Settlement
@@ -27,6 +26,7 @@ from grn.queue.sites.choice import LOCAL, Place
 from grn.queue.sites.teaching import Teacher
 
 if TYPE_CHECKING:
+    from grn.protocol.rows import LeaseRow
     from grn.queue.sites.node import Node, RemoteLease
 
 log = logging.getLogger(__name__)
@@ -299,9 +299,11 @@ class Router:
         return self._leases_at(places[0]).key_of(job) if places else None
 
     def refresh(self, then: Callable[[], None]) -> None:
-        """Ask all places why requests wait, then call `then`."""
-        everywhere = [self._local_leases, *(node.leases for node in self.nodes.values())]
-        left = len(everywhere)
+        """Ask all places why requests wait, and nodes for their GPUs, then call `then`."""
+        nodes = [node.leases for node in self.nodes.values()]
+        asks = [self._local_leases.refresh, *(leases.refresh for leases in nodes)]
+        asks += [leases.look for leases in nodes]
+        left = len(asks)
 
         def one_is_fresh() -> None:
             nonlocal left
@@ -309,8 +311,8 @@ class Router:
             if left == 0:
                 then()
 
-        for leases in everywhere:
-            leases.refresh(one_is_fresh)
+        for ask in asks:
+            ask(one_is_fresh)
 
     def watch(self, lease: str) -> None:
         """Promise to report the end of a lease that an earlier queue requested."""
@@ -532,9 +534,17 @@ class Router:
             return ""
         heard = "since the queue began"
         if node.heard_at is not None:
-            heard = f"for {show_time(max(0.0, time.time() - node.heard_at))}"
+            heard = f"for {_roughly(time.time() - node.heard_at)}"
         end = ": `grn cancel --now` gives it up" if node.name in self._leaving else ""
         return f"{node.name} not heard of {heard}{end}"
+
+    def lease_seen(self, lease: str | None) -> LeaseRow | None:
+        """Return a lease of a node as its negotiator showed it of late."""
+        found = self._remote(lease or "")
+        node = self.nodes.get(found.node) if found is not None else None
+        if node is None or found is None or node.epoch != found.epoch:
+            return None
+        return next((one for one in node.leases.leases if one.id == found.lease), None)
 
     # --- reports of nodes ----------------------------------------------------------------
 
@@ -577,6 +587,16 @@ class _LocalLeases:
 
     def refused(self, job: int, text: str) -> None:
         self._router.refused(None, job, text)
+
+
+def _roughly(seconds: float) -> str:
+    """Spell a duration so that the text changes seldom."""
+    if seconds < 60:
+        return f"{int(seconds) // 10 * 10} s" if seconds >= 10 else "a moment"
+    minutes = int(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // 1440} days"
 
 
 def _of_node(grant: GrantedGpus, node: Node) -> GrantedGpus:
