@@ -53,3 +53,34 @@ def test_what_goes_on_is_counted_in_good_english() -> None:
     assert job_text.going_on(0) == ""
     assert job_text.going_on(1) == "; 1 running job goes on"
     assert job_text.going_on(2) == "; 2 running jobs go on"
+
+
+def test_where_a_job_runs_is_a_column_only_with_other_machines() -> None:
+    here, there = a_job_row(attempt=1, gpus=[0]), a_job_row(id=42, attempt=1, where="gpu2")
+    waits = a_job_row(id=43, state="queued", why="no room", attempt=1, where="")
+
+    assert "WHERE" not in job_text.jobs([here, waits], NOW)
+    assert "WHERE" in job_text.jobs([here, waits], NOW, has_sites=True)
+    lines = [line.split() for line in job_text.jobs([here, there, waits], NOW).splitlines()]
+    assert lines[0][:3] == ["ID", "STATE", "WHERE"]
+    assert (lines[1][2], lines[2][2]) == ("local", "gpu2")
+    assert lines[3][1:3] == ["queued", "1m30s"], "one that waits is nowhere"
+
+
+def test_the_past_tells_where_too() -> None:
+    ended = {"state": "ended", "reason": "ok", "ended_at": NOW, "attempt": 1}
+
+    assert "WHERE" not in job_text.history([a_job_row(**ended)], NOW)
+    assert " gpu2 " in job_text.history([a_job_row(**ended, where="gpu2")], NOW)
+
+
+def test_a_job_whose_node_is_out_of_sight_is_told_with_that() -> None:
+    said = "gpu2 not heard of for 3 min"
+    attempt = {"attempt": 1, "gpus": [0], "where": "gpu2"}
+    row = a_job_row(why=said, where="gpu2", at="lab", attempts=[attempt])
+
+    assert f"  state     running: {said}\n" in job_text.job(row, NOW)
+    assert "  asks for  1 GPU, memory as learned, at lab\n" in job_text.job(row, NOW)
+    assert "  attempt   1 on GPU 0 of gpu2: under way for 1m00s\n" in job_text.job(row, NOW)
+    assert f"running for 1m00s: {said}" in job_text.explained(row, NOW)
+    assert job_text.jobs([row], NOW).endswith(said)

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from grn.cli.output import metrics
-from grn.protocol.rows import GpuRow, JobRow, LeaseRow, NegotiatorFacts, QueueFacts, WaitingRow
+from grn.protocol.rows import (
+    GpuRow,
+    JobRow,
+    LeaseRow,
+    NegotiatorFacts,
+    NodeRow,
+    QueueFacts,
+    WaitingRow,
+)
 from grn.protocol.rows import read as read_row
 from grn.protocol.snapshot import Snapshot
 from tests.cli.live import Shell
@@ -42,6 +50,9 @@ def a_picture() -> Snapshot:
     counts = {"running": 1, "queued": 2, "ended": 3}
     picture.queue = QueueFacts("1", counts=counts)
     picture.jobs = {n: JobRow(n, "queued", (), is_held=n == 1) for n in (1, 2)}
+    node = NodeRow("lab", "gpu2", "up", jobs=3, heard_at=95.0, gpus=(a_gpu(index=1),))
+    gone = NodeRow("lab", "gpu3", "cut", heard_at=10.0)
+    picture.nodes = {one.key: one for one in (node, gone, NodeRow("uni", "-", "no pilot"))}
     return picture
 
 
@@ -64,6 +75,11 @@ def test_prometheus_reads_the_numbers() -> None:
     assert ({"outcome": "oom"}, 1) in found["grn_leases_ended_total"]
     assert ({"uid": "7"}, 8) in found["grn_user_reserved_bytes"]
     assert found["grn_queue_held_jobs"] == [({}, 1)]
+    places = [{"site": "lab", "node": "gpu2"}, {"site": "lab", "node": "gpu3"}]
+    assert found["grn_node_up"] == list(zip(places, (1, 0), strict=True))
+    assert found["grn_node_heard_time_seconds"] == list(zip(places, (95, 10), strict=True))
+    where = {**places[0], "gpu": "1", "uuid": "GPU-0"}
+    assert found["grn_node_gpu_memory_used_bytes"] == [(where, 5)]
 
 
 def test_what_is_not_known_is_left_out_and_never_zero() -> None:

@@ -10,7 +10,18 @@ from grn.cli.report.usage import Period, count, inside, shares
 from grn.cli.web import queries
 from grn.model.outcome import OutcomeKind
 from grn.protocol.rows import JobRow, read_all
-from tests.cli.pictures import NOW, OTHER, a_job, a_lease, a_picture, an_end, an_ended_job
+from grn.protocol.snapshot import NEGOTIATOR
+from tests.cli.pictures import (
+    NOW,
+    OTHER,
+    a_job,
+    a_lease,
+    a_node,
+    a_picture,
+    an_end,
+    an_ended_job,
+    away,
+)
 
 ORIGIN = "0123456789abcdef"
 OWN = {"user": os.getuid(), "origin": ORIGIN}
@@ -86,3 +97,25 @@ def test_what_the_negotiator_has_forgotten_is_said():
     assert queries.gaps(few, DAY.since) == []
     assert "last 200 leases" in queries.gaps(many, DAY.since)[0]
     assert "negotiator was started" in queries.gaps(many, DAY.since)[1]
+
+
+def test_jobs_on_nodes_have_their_own_rows_in_a_report_and_on_the_timeline():
+    running = a_job(5, state="running", lease="gpu2/b/aaaa0005", where="gpu2", gpus=[1])
+    past = [a_past_job(1, where="gpu3", lease="gpu3/b/aaaa0001"), a_past_job(2)]
+    found = inside(spans_of(past, jobs=[running | {"started_at": NOW - 9}]), DAY)
+
+    assert {span.job: span.places for span in found} == {5: ("gpu2:1",), 1: ("gpu3:0",), 2: (0,)}
+    drawn = page(found, [0, "gpu2:1", "gpu3:0"], DAY, "host")
+    assert ">GPU 0<" in drawn
+    assert ">gpu2:1<" in drawn
+
+
+def test_the_page_gets_the_nodes_and_does_without_a_negotiator_here():
+    picture = a_picture(nodes=[away(), a_node("gpu2", 1, "aaaa0001")])
+    picture.lost(NEGOTIATOR, "no negotiator answers", NOW)
+    said = queries.now(picture)
+
+    assert [node["node"] for node in said["nodes"]] == ["gpu2", "gpu3"]
+    assert said["nodes"][0]["leases"][0]["user_name"] == "", "its users are not those of here"
+    assert said["trouble"] == ""
+    assert queries.now(a_picture())["nodes"] == []

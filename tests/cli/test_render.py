@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from grn.cli.output import render
 from grn.model.units import GiB, MiB
-from grn.protocol.rows import GpuRow, LeaseRow, ProfileRow, ShareRow, WaitingRow, read, read_all
+from grn.protocol.rows import (
+    GpuRow,
+    LeaseRow,
+    NodeRow,
+    ProfileRow,
+    ShareRow,
+    WaitingRow,
+    read,
+    read_all,
+)
+from tests.cli.pictures import a_node, away
 
 Row = dict[str, Any]
 
@@ -110,6 +120,20 @@ def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
     assert "4.0 GiB" in lines[1]
     assert "50%" in lines[1]
     assert "used by jobs" in lines[-1]
+
+
+def test_gpus_of_nodes_stand_below_and_nodes_without_any_say_why() -> None:
+    nodes = read_all(NodeRow, [a_node("gpu2", 2), away("gpu3"), away("-", site="uni", trouble="")])
+    lines = render.gpus([a_gpu_row()], 120, nodes=nodes).splitlines()
+
+    assert lines[0].split()[:3] == ["WHERE", "GPU", "MODEL"]
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        ["local", "0"],
+        ["gpu2", "0"],
+        ["gpu2", "1"],
+    ]
+    assert lines[-2:] == ["gpu3 (lab) is cut: No route to host", "uni is cut"]
+    assert max(map(len, lines)) <= 120
 
 
 def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:

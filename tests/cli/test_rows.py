@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grn.cli.top.rows import SORTS, Section, board
+from grn.model.units import GiB
 from tests.cli.pictures import (
     HOSTILE,
     NOW,
@@ -13,10 +14,12 @@ from tests.cli.pictures import (
     a_gpu,
     a_job,
     a_lease,
+    a_node,
     a_picture,
     a_request,
     an_end,
     an_ended_job,
+    away,
 )
 
 
@@ -151,3 +154,41 @@ def test_hostile_names_of_own_jobs_are_spelled_out() -> None:
     texts = [t for part in Section for r in whole.rows[part] for t in (r.what, r.why, r.name)]
     assert all(text.isprintable() for text in texts)
     assert any("\\x1b" in text for text in texts)
+
+
+def test_a_job_on_a_node_is_a_row_with_what_the_node_shows_of_its_lease() -> None:
+    job = a_job(4, state="running", lease="gpu2/boot/aaaa0001", where="gpu2", gpus=[0])
+    job |= {"why": "running", "reserved_bytes": 1, "attempt": 1}
+    picture = a_picture(
+        gpus=[a_gpu(0, "aaaa0001")],
+        leases=[a_lease("aaaa0001")],  # of this machine, though of the same name
+        jobs=[job],
+        nodes=[a_node("gpu2", 2, "bbbb0001", "aaaa0001")],
+    )
+
+    here, there = board(picture, UID).rows[Section.RUNNING]
+
+    assert (here.id, here.where) == ("aaaa0001", "")
+    assert (there.id, there.where, there.seats, there.state) == ("4", "gpu2", "0B", "running")
+    assert (there.used_bytes, there.reserved_bytes) == (3 * GiB, 8 * GiB)
+
+
+def test_a_job_whose_node_is_out_of_sight_says_so_instead_of_its_state() -> None:
+    said = "gpu3 not heard of for 3 min"
+    job = a_job(4, state="running", lease="gpu3/boot/x", where="gpu3", gpus=[1], why=said)
+
+    (row,) = board(a_picture(jobs=[job], nodes=[away()]), UID).rows[Section.RUNNING]
+
+    assert (row.state, row.where, row.seats, row.used_bytes) == (said, "gpu3", "1", None)
+
+
+def test_a_filter_finds_jobs_by_their_node() -> None:
+    ended = [an_ended_job(1, where="gpu2", gpus=[0]), an_ended_job(2, gpus=[2])]
+    picture = a_picture(ended=ended)
+
+    def found(wanted: str) -> list[str]:
+        return sorted(row.id for row in board(picture, UID, wanted).rows[Section.ENDED])
+
+    assert found("gpu2") == ["1", "2"], "the node of that name, and GPU 2 of this machine"
+    assert found("gpu 0") == [], "GPU 0 of a node is not GPU 0 here"
+    assert found("gpu 2") == ["2"]

@@ -24,10 +24,12 @@ from tests.cli.pictures import (
     a_gpu,
     a_job,
     a_lease,
+    a_node,
     a_picture,
     a_request,
     an_end,
     an_ended_job,
+    away,
 )
 
 WORDS = st.text().filter(lambda text: "\0" not in text)  # no queue takes such a word
@@ -190,3 +192,53 @@ def test_jobs_beyond_those_that_were_told_are_counted() -> None:
     picture.queue = replace(picture.queue, counts=counts)
 
     assert "(+5000 queued)" in text_of(drawn(picture))
+
+
+def on_nodes(nodes: int = 2) -> Snapshot:
+    job = a_job(4, state="running", lease="gpu2/boot/aaaa0001", where="gpu2", gpus=[0])
+    found = [a_node("gpu2", 2, "aaaa0001"), *(a_node(f"n{n}", 4) for n in range(nodes - 1))]
+    return a_picture(
+        gpus=[a_gpu(0)], jobs=[job | {"why": "running"}], nodes=[*found, away()],
+        ended=[an_ended_job(2)],
+    )  # fmt: skip
+
+
+def test_nodes_are_shown_below_this_machine_with_their_gpus_and_jobs_with_their_node() -> None:
+    text = text_of(drawn(on_nodes(), at=look(100, 40)))
+
+    assert re.search(r"^  gpu2 \(lab\): 2 GPUs, .* used, 1 job of yours$", text, re.MULTILINE)
+    assert re.search(r"^  gpu3 \(lab\): cut: No route to host$", text, re.MULTILINE)
+    assert len(re.findall(r"^  \d ", text, re.MULTILINE)) == 1 + 2 + 4
+    assert re.search(r"^RUNNING 1 +WHERE  GPU ", text, re.MULTILINE)
+    assert re.search(r"^▶4 +gpu2 +0A ", text, re.MULTILINE)
+    assert "WHERE" not in re.findall(r"^ENDED.*$", text, re.MULTILINE)[0]
+    assert "7 GPUs" in text.splitlines()[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("nodes", [1, 3, 60])
+def test_nodes_fit_every_size_and_leave_room_for_jobs(size: tuple[int, int], nodes: int) -> None:
+    shown = drawn(on_nodes(nodes), at=look(*size))
+
+    assert len(shown.lines) == size[1]
+    assert {width_of(line) for line in shown.lines} == {size[0]}
+    assert "RUNNING 1" in text_of(shown)
+
+
+def test_nodes_that_find_no_room_are_counted() -> None:
+    assert re.search(r"and \d+ more nodes: see `grn sites`", text_of(drawn(on_nodes(60))))
+
+
+def test_with_nodes_no_negotiator_is_needed_here() -> None:
+    picture = on_nodes()
+    picture.lost(NEGOTIATOR, "no negotiator answers", NOW)
+
+    assert "!" not in text_of(drawn(picture))
+
+
+def test_hostile_words_of_a_node_reach_no_terminal() -> None:
+    nodes = [away(HOSTILE, trouble=HOSTILE, site=HOSTILE), a_node(HOSTILE)]
+    ended = [an_ended_job(2, where=HOSTILE)]
+    lines = drawn(a_picture(nodes=nodes, ended=ended), at=look(200, 40)).lines
+
+    assert all(text.isprintable() for line in lines for text, _ in line)

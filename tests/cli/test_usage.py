@@ -89,3 +89,10 @@ def test_slices_cover_the_period():
     assert len(parts) == 24
     assert (parts[0].since, parts[-1].until) == (0.0, 24 * HOUR)
     assert sum(part.length_s for part in parts) == pytest.approx(DAY.length_s)
+
+
+def test_a_gpu_of_a_node_is_not_the_one_of_that_number_here():
+    spans = [a_span(0, 12, gpus=(0,)), a_span(0, 24, gpus=(0,), where="gpu2")]
+
+    assert held_share(spans, 0, DAY) == pytest.approx(12 / 24)
+    assert held_share(spans, "gpu2:0", DAY) == 1.0

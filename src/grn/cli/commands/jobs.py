@@ -82,7 +82,8 @@ def ls(
     if quiet:
         return _print_ids([job.id for job in found])
     shown = [updated(job, memory.get(job.id, {})) for job in found]
-    click.echo(job_text.jobs(shown, time.time(), width()))
+    has_sites = bool(answer.get("has_sites"))
+    click.echo(job_text.jobs(shown, time.time(), width(), has_sites=has_sites))
     if not found or len(found) == most:
         note = f" ({most} shown: -n shows more)" if found else ""
         click.echo(job_text.counts(answer["counts"]) + note, err=True)
@@ -121,7 +122,9 @@ def history(most: int, file: str | None, as_json: bool) -> int:
     rows = [queue.typed(row) for row in answer["jobs"]]
     if as_json:
         return print_json({"schema": 1, "jobs": rows})
-    click.echo(job_text.history(read_all(JobRow, rows), time.time(), width()))
+    has_sites = bool(answer.get("has_sites"))
+    found = read_all(JobRow, rows)
+    click.echo(job_text.history(found, time.time(), width(), has_sites=has_sites))
     return 0
 
 
@@ -338,7 +341,7 @@ def _print_ids(ids: Sequence[int]) -> int:
 
 def _memory(jobs: Sequence[JobRow]) -> dict[int, dict[str, int | None]]:
     """Return the memory that running jobs use and reserve, by the negotiator."""
-    if not any(job.lease and job.state == "running" for job in jobs):
+    if not any(job.lease and job.state == "running" and not job.where for job in jobs):
         return {}
     from grn.client import negotiator
 

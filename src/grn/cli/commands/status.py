@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from grn import __version__, settings
 from grn.cli import options
 from grn.cli.output import job_text, render
 from grn.cli.output.table import table
@@ -14,12 +15,14 @@ from grn.cli.output.terminal import is_ascii, json_flag, print_json, width
 from grn.client import negotiator, queue
 from grn.client.negotiator import ask_once
 from grn.client.submit import is_id
-from grn.errors import GrnError, UnknownJob, UsageError
+from grn.errors import DaemonNotRunning, GrnError, UnknownJob, UsageError
 from grn.model.text import harmless
 from grn.paths import user_name
 from grn.protocol.rows import (
     AuditRow,
+    GpuRow,
     JobRow,
+    NodeRow,
     ProfileRow,
     Status,
     lease_or_request,
@@ -43,14 +46,30 @@ def gpus(is_watched: bool, as_json: bool) -> int:
         from grn.cli.commands.events import watch_gpus
 
         return watch_gpus()
-    status = ask_once({"op": "status"})["status"]
+    nodes = _nodes()
+    try:
+        status = ask_once({"op": "status"})["status"]
+    except DaemonNotRunning:
+        if nodes is None:
+            raise
+        status = {"schema": 1, "version": __version__, "gpus": []}  # this machine need not have any
     if as_json:
         keys = ("schema", "version", "gpus")
-        return print_json({key: status[key] for key in keys})
-    found = read(Status, status)
-    click.echo(render.gpus(found.gpus, width(), is_ascii()))
-    _say_trouble(found)
+        shown = {key: status[key] for key in keys}
+        return print_json(shown if nodes is None else {**shown, "nodes": nodes})
+    elsewhere = read_all(NodeRow, nodes or ())
+    found = read_all(GpuRow, status["gpus"])
+    click.echo(render.gpus(found, width(), is_ascii(), elsewhere))
+    if status.get("trouble"):
+        click.echo(f"warning: {status['trouble']}", err=True)
     return 0
+
+
+def _nodes() -> list[Row] | None:
+    """Return the nodes of the queue's sites, None without a site."""
+    if not settings.load().sites:
+        return None
+    return list(queue.ask({"op": "sites"})["nodes"])
 
 
 @click.command()
@@ -78,7 +97,7 @@ def why(job: str, as_json: bool) -> int:
     """
     own = _own_job(job)
     if own is not None and own["state"] != "ended":
-        rows = _of_lease(own["lease"])
+        rows = _of_node(own) if own.get("where") else _of_lease(own["lease"])
     else:
         own, rows = _of_machine(job, own)
     if as_json:
@@ -187,6 +206,15 @@ def _of_lease(lease: str | None) -> list[Row]:
         return list(negotiator.ask_all({"op": "why", "name": lease})["why"]) if lease else []
     except GrnError:
         return []  # what the queue says is good without it
+
+
+def _of_node(own: Row) -> list[Row]:
+    """Return the lease of a job as the node that it runs on shows it."""
+    nodes = queue.ask({"op": "sites"}, may_start=False)["nodes"]
+    leases = {lease["id"]: lease for node in nodes if node["node"] == own["where"]
+              for lease in node["leases"]}  # fmt: skip
+    lease = leases.get((own["lease"] or "").rpartition("/")[2])
+    return [] if lease is None else [lease]
 
 
 def _of_machine(job: str, ended: Row | None) -> tuple[Row | None, list[Row]]:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from grn.model.text import harmless
+from grn.model.text import cut, harmless
 
 WIDTH, LEFT = 1060, 60  # of a picture with one row for each GPU
+_LONGEST_NAME = 9  # characters of a GPU's name that LEFT has room for
 LANE, GAP = 14, 10  # height of one bar; distance between two GPUs
 STYLE = """
 :root {
@@ -167,7 +168,7 @@ def box(left: float, top: float, wide: float, tall: float, look: str, title: str
 
 
 def timeline(
-    gpus: Sequence[tuple[int, Sequence[Bar]]],
+    gpus: Sequence[tuple[int | str, Sequence[Bar]]],
     since: float,
     until: float,
     marks: Sequence[tuple[float, str]],
@@ -185,7 +186,7 @@ def timeline(
         placed = list(zip(bars, lanes(bars), strict=True))
         tall = LANE * max((lane + 1 for _, lane in placed), default=1)
         shapes.append(box(LEFT, top, WIDTH - LEFT, tall, 'fill="var(--track, #e9edf3)"'))
-        shapes.append(f'<text x="2" y="{top + 11}">GPU {index}</text>')
+        shapes.append(f'<text x="2" y="{top + 11}">{gpu_name(index)}</text>')
         for bar, lane in placed:
             left, right = across(bar.begin), across(bar.end)
             wide, look = max(1.5, right - left), f'fill="{bar.fill}"'
@@ -196,6 +197,11 @@ def timeline(
         where = f'x="{across(at):.1f}" y="{top + 8}" text-anchor="{anchor}"'
         shapes.append(f"<text {where}>{text(mark)}</text>")
     return svg(WIDTH, top + 14, "".join(shapes), label)
+
+
+def gpu_name(gpu: int | str) -> str:
+    """Name a GPU beside its row: by its index, or by its node and its index there."""
+    return f"GPU {gpu}" if isinstance(gpu, int) else text(cut(gpu, _LONGEST_NAME, "…"))
 
 
 def lanes(bars: Sequence[Bar]) -> list[int]:

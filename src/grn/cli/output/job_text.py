@@ -14,16 +14,16 @@ from grn.protocol.rows import AttemptRow, JobRow
 MAX_NAMES = 240
 
 
-def jobs(rows: Sequence[JobRow], now: float, width: int = 0) -> str:
-    """List jobs of the queue."""
+def jobs(rows: Sequence[JobRow], now: float, width: int = 0, *, has_sites: bool = False) -> str:
+    """List jobs of the queue; with sites, or with jobs that ran elsewhere, tell where."""
     if not rows:
         return "no jobs"
-    has_nodes = any(row.where for row in rows)
+    has_where = has_sites or any(row.where for row in rows)
     lines = [
         [
             str(row.id),
             shown_state(row),
-            *([harmless(row.where)] if has_nodes else []),
+            *([shown_where(row)] if has_where else []),
             ",".join(map(str, row.gpus)) if not row.is_waiting else "",
             _job_memory(row),
             show_time(now - _since(row)),
@@ -32,30 +32,33 @@ def jobs(rows: Sequence[JobRow], now: float, width: int = 0) -> str:
         ]
         for row in rows
     ]
-    where = ["WHERE"] if has_nodes else []
+    where = ["WHERE"] if has_where else []
     headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"]
     return table(headers, lines, width, elastic=("COMMAND", "WHY"), spare=("USED/RESERVED",))
 
 
-def history(rows: Sequence[JobRow], now: float, width: int = 0) -> str:
+def history(rows: Sequence[JobRow], now: float, width: int = 0, *, has_sites: bool = False) -> str:
     """List jobs that have ended."""
     if not rows:
         return "nothing has ended yet"
+    has_where = has_sites or any(row.where for row in rows)
     lines = [
-        (
+        [
             str(row.id),
             row.reason or "",
             _exit_text(row),
             show_time(row.ran_s),
             show_size(row.peak_bytes),
+            *([shown_where(row)] if has_where else []),
             ",".join(map(str, row.gpus)),
             str(row.attempt),
             show_time(now - _since(row)) + " ago",
             shown_command(row),
-        )
+        ]
         for row in rows
     ]
-    headers = ("ID", "ENDED", "EXIT", "RAN", "PEAK", "GPU", "TRIES", "WHEN", "COMMAND")
+    where = ["WHERE"] if has_where else []
+    headers = ["ID", "ENDED", "EXIT", "RAN", "PEAK", *where, "GPU", "TRIES", "WHEN", "COMMAND"]
     spare = ("TRIES", "PEAK", "EXIT")
     return table(headers, lines, width, elastic=("COMMAND",), spare=spare)
 
@@ -64,13 +67,15 @@ def job(row: JobRow, now: float, width: int = 0) -> str:
     """Show all of one job."""
     why = harmless(row.why) if row.why != row.state else ""
     asked = f"{counted(row.gpus_asked, 'GPU')}, {_asked_memory(row)}"
+    asked += ", to itself" if row.is_exclusive else ""
+    asked += f", at {harmless(row.at)}" if row.at else ""
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", shown_state(row) + (f": {why}" if why else "")),
         ("command", spelled_command(row.argv)),
         ("folder", harmless(row.cwd)),
         ("type", harmless(row.label)),
-        ("asks for", asked + (", to itself" if row.is_exclusive else "")),
+        ("asks for", asked),
         ("memory", _memory_now(row)),
         ("submitted", f"{show_time(now - row.submitted_at)} ago, priority {row.priority}"),
         ("after", after),
@@ -130,6 +135,13 @@ def counts(numbers: dict[str, int]) -> str:
 def shown_state(row: JobRow) -> str:
     """Name the state of a job, or how it ended."""
     return str(row.reason) if row.has_ended else row.state
+
+
+def shown_where(row: JobRow) -> str:
+    """Name the machine of a job that has begun."""
+    if row.is_waiting or not row.attempt:
+        return ""
+    return harmless(row.where) or "local"
 
 
 def shown_command(row: JobRow) -> str:

@@ -6,9 +6,10 @@ Every name is listed in docs/metrics.md. What is not known is left out, never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from grn.protocol.rows import GpuRow, LeaseRow
+from grn.protocol.rows import GpuRow, LeaseRow, NodeRow
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 Labels = Mapping[str, object]
@@ -113,6 +114,38 @@ def _queue(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:
     yield "grn_queue_drained", "gauge", "1 while it starts nothing more.", [({}, drained)]
     trouble = float(bool(facts.trouble))
     yield "grn_queue_trouble", "gauge", "1 while something keeps it back.", [({}, trouble)]
+    yield from _nodes([node for node in picture.nodes.values() if node.node != "-"])
+
+
+def _nodes(nodes: list[NodeRow]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    def each(value: Callable[[NodeRow], float | None]) -> list[Sample]:
+        return [({"site": node.site, "node": node.node}, value(node)) for node in nodes]
+
+    def each_gpu(value: Callable[[GpuRow], float | None]) -> list[Sample]:
+        return [
+            ({"site": node.site, "node": node.node, "gpu": gpu.index, "uuid": gpu.uuid}, value(gpu))
+            for node in nodes
+            for gpu in node.gpus
+        ]
+
+    def load(gpu: GpuRow) -> float | None:
+        return None if gpu.load_pct is None else gpu.load_pct / 100
+
+    up = each(lambda node: float(node.state == "up"))
+    yield "grn_node_up", "gauge", "1 while a node of a site can be used.", up
+    heard = each(lambda node: node.heard_at)
+    yield "grn_node_heard_time_seconds", "gauge", "When a node was last heard of.", heard
+    jobs = each(lambda node: node.jobs)
+    yield "grn_node_jobs", "gauge", "Jobs of this user's queue on a node.", jobs
+    for name in ("total", "used", "reserved", "free"):
+        sizes = each_gpu(partial(_bytes_of, name))
+        yield f"grn_node_gpu_memory_{name}_bytes", "gauge", _GPU_BYTES[name], sizes
+    yield "grn_node_gpu_load_ratio", "gauge", "Load, 0 to 1.", each_gpu(load)
+
+
+def _bytes_of(name: str, gpu: GpuRow) -> float | None:
+    value: float | None = getattr(gpu, f"{name}_bytes")
+    return value
 
 
 _GPU_BYTES = {

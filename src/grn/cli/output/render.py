@@ -5,32 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from grn.cli.output.table import labelled, table
+from grn.model.text import columns_of, harmless
 from grn.model.units import show_size, show_time
-from grn.protocol.rows import GpuRow, LeaseRow, ProfileRow, RunRow, ShareRow, WaitingRow
+from grn.protocol.rows import GpuRow, LeaseRow, NodeRow, ProfileRow, RunRow, ShareRow, WaitingRow
 
 UserName = Callable[[int], str]
 
 BLOCKS = ("█", "▒", "░", "·")
 ASCII_BLOCKS = ("#", "=", "x", ".")
 BAR, SHORTEST_BAR = 20, 8
+_GPU_HEADERS = ("GPU", "MODEL", "MEMORY", "USED", "RESERVED", "FREE", "TOTAL", "LOAD", "JOBS")
 _WIDE_FROM = 100  # columns of a terminal
 
 
-def gpus(found: Sequence[GpuRow], width: int = 0, is_ascii: bool = False) -> str:
-    """Draw one line for each GPU."""
+def gpus(
+    found: Sequence[GpuRow], width: int = 0, is_ascii: bool = False, nodes: Sequence[NodeRow] = ()
+) -> str:
+    """Draw one line for each GPU, those of nodes below those of this machine."""
     used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     legend = f"{used} used by jobs  {reserved} reserved  {strangers} others and guard"
-    headers = ("GPU", "MODEL", "MEMORY", "USED", "RESERVED", "FREE", "TOTAL", "LOAD", "JOBS")
-    rows = [_gpu_row(gpu, BAR, is_ascii) for gpu in found]
+    everywhere = [("local", gpu) for gpu in found]
+    everywhere += [(harmless(node.node), gpu) for node in nodes for gpu in node.gpus]
+    where = ["WHERE"] if nodes else []
+    headers = (*where, *_GPU_HEADERS)
+    size = BAR
     if width:
-        rows = [(index, short_model(model), *rest) for index, model, *rest in rows]
-        over = len(table(headers, rows).partition("\n")[0]) - width
+        over = columns_of(table(headers, _gpu_rows(everywhere, BAR, is_ascii, where, is_short=True))
+                          .partition("\n")[0]) - width  # fmt: skip
         size = min(BAR, max(SHORTEST_BAR, BAR - over))
-        bars = [bar(gpu, size, is_ascii) for gpu in found]
-        rows = [(*row[:2], drawn, *row[3:]) for row, drawn in zip(rows, bars, strict=True)]
+    rows = _gpu_rows(everywhere, size, is_ascii, where, is_short=bool(width))
     drawn = table(headers, rows, width, elastic=("MODEL",), spare=("TOTAL", "MEMORY", "LOAD"))
     legends = [legend] if "MEMORY" in drawn else []
-    return "\n".join((drawn, *legends, *_links(found)))
+    away = [node_line(node) for node in nodes if not node.gpus]
+    return "\n".join(filter(None, (drawn, *legends, *_links(found), *away)))
+
+
+def node_line(node: NodeRow) -> str:
+    """Tell in one line why a node shows no GPUs."""
+    name = f"{node.node} ({node.site})" if node.node != "-" else node.site
+    return harmless(": ".join(filter(None, (f"{name} is {node.state}", node.trouble))))
+
+
+def _gpu_rows(
+    everywhere: Sequence[tuple[str, GpuRow]], size: int, is_ascii: bool, where: Sequence[str],
+    *, is_short: bool,
+) -> list[tuple[str, ...]]:  # fmt: skip
+    rows = []
+    for place, gpu in everywhere:
+        index, model, *rest = _gpu_row(gpu, size, is_ascii)
+        model = short_model(model) if is_short else model
+        rows.append((*([place] if where else []), index, model, *rest))
+    return rows
 
 
 def short_model(name: str) -> str:

@@ -10,7 +10,7 @@ import click
 
 from grn import paths
 from grn.cli.report import period_page, sweep_chart, sweep_page
-from grn.cli.report.usage import Period, inside
+from grn.cli.report.usage import GpuName, Period, inside
 from grn.cli.web import queries
 from grn.client.state_mirror import StateMirror
 from grn.errors import DaemonError, UsageError
@@ -50,10 +50,14 @@ def _of_period(since: str) -> str:
         spans = inside(queries.spans(watch.picture, period.since, own), period)
         gaps = queries.gaps(watch.picture, period.since)
         known = {gpu.index for gpu in watch.picture.gpus.values()}
+        nodes = watch.picture.nodes.values()
+        elsewhere = {f"{node.node}:{gpu.index}" for node in nodes for gpu in node.gpus}
     if len(own) == MAX_JOBS:
         gaps.append(f"Of your own jobs the latest {MAX_JOBS} are in this report.")
-    past = {index for span in spans for index in span.gpus} - known
-    indices = [*sorted(known), *sorted(past)]
+    past = {place for span in spans for place in span.places}
+    here = sorted(known | {place for place in past if isinstance(place, int)})
+    there = sorted({*elsewhere, *(place for place in past if isinstance(place, str))})
+    indices: list[GpuName] = [*here, *there]
     return period_page.page(spans, indices, period, socket.gethostname(), gaps)
 
 

@@ -9,6 +9,7 @@ from grn.cli.output import html
 from grn.cli.output.html import LEFT, WIDTH, Bar, Tile
 from grn.cli.report.usage import (
     UNFINISHED,
+    GpuName,
     Period,
     Span,
     UserShare,
@@ -30,7 +31,7 @@ COLOURS = ("#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8
 
 def page(
     spans: Sequence[Span],
-    indices: Sequence[int],
+    indices: Sequence[GpuName],
     period: Period,
     host: str,
     gaps: Sequence[str] = (),
@@ -50,7 +51,7 @@ def page(
     return html.page(f"GPUs of {host}, {span_text}", parts)
 
 
-def _tiles(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str:
+def _tiles(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> str:
     hours = sum(gpu_hours(span, period) for span in spans)
     held = [held_share(spans, index, period) for index in indices]
     waste = sum(wasted_gib_hours(span, period) for span in spans)
@@ -64,8 +65,8 @@ def _tiles(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str
     ])  # fmt: skip
 
 
-def _timeline(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str:
-    on_gpu = {index: [span for span in spans if index in span.gpus] for index in indices}
+def _timeline(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> str:
+    on_gpu = {index: [span for span in spans if index in span.places] for index in indices}
     bands = [
         (index, [_bar(span, period) for span in found[-MAX_BARS:]])
         for index, found in on_gpu.items()
@@ -88,12 +89,12 @@ def _bar(span: Span, period: Period) -> Bar:
     return Bar(span.began_at, end, colour, title)
 
 
-def _busy(spans: Sequence[Span], indices: Sequence[int], period: Period) -> str:
+def _busy(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> str:
     """Draw a row of cells for each GPU, the darker the longer it had a job."""
     shapes = []
     wide = (WIDTH - LEFT) / PARTS
     for place, index in enumerate(indices):
-        shapes.append(f'<text x="2" y="{place * 24 + 16}">GPU {index}</text>')
+        shapes.append(f'<text x="2" y="{place * 24 + 16}">{html.gpu_name(index)}</text>')
         for number, part in enumerate(slices(period, PARTS)):
             share = held_share(spans, index, part)
             look = f'fill="var(--good)" fill-opacity="{0.08 + 0.92 * share:.2f}"'

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from grn.model.outcome import OutcomeKind, kind_of
 
+GpuName = int | str  # the index here, or node and index
 UNFINISHED = (OutcomeKind.CANCELLED, OutcomeKind.INTERRUPTED)
 
 
@@ -32,6 +33,12 @@ class Span:
     lease: str | None = None
     job: int | None = None
     is_job: bool = True
+    where: str = ""  # the node; empty for this machine
+
+    @property
+    def places(self) -> tuple[GpuName, ...]:
+        """Return its GPUs, each with its node's name where that is not this machine."""
+        return tuple(f"{self.where}:{gpu}" if self.where else gpu for gpu in self.gpus)
 
     def row(self) -> dict[str, object]:
         """Return it as the timeline of the live page gets it."""
@@ -117,12 +124,12 @@ def is_bad(span: Span) -> bool:
     return span.is_job and kind_of(span.outcome) is OutcomeKind.BAD
 
 
-def held_share(spans: Sequence[Span], gpu: int, period: Period) -> float:
+def held_share(spans: Sequence[Span], gpu: GpuName, period: Period) -> float:
     """Return the share of a period in which at least one job was on a GPU."""
     edges = sorted(
         (max(span.began_at, period.since), min(span.ended_at or period.until, period.until))
         for span in spans
-        if gpu in span.gpus
+        if gpu in span.places
     )
     held_s, until = 0.0, period.since
     for begin, end in edges:

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from grn.cli.output.render import short_model
 from grn.cli.top.rows import Row, Section, letters
-from grn.model.text import columns_of
+from grn.model.text import columns_of, counted, harmless
 from grn.model.text import cut as text_cut
 from grn.model.units import short_size, show_time
-from grn.protocol.rows import GpuRow, LeaseRow
+from grn.protocol.rows import GpuRow, LeaseRow, NodeRow
 
 Piece = tuple[str, str]  # text, style
 Line = list[Piece]
@@ -185,29 +185,58 @@ def _joined(line: Line) -> Line:
     return [piece for piece in line if piece[0]]
 
 
+# --- nodes ---------------------------------------------------------------------------------
+
+
+def node_head(node: NodeRow, width: int, marks: Marks) -> Line:
+    """Draw the line of one node: its GPUs in sum, its jobs, or why it cannot be used."""
+    name = harmless(node.site if node.node == "-" else f"{node.node} ({node.site})")
+    if not node.gpus:
+        said = ": ".join(filter(None, (node.state, node.trouble)))
+        return [(cut(f"  {name}: {harmless(said)}", width, marks), "bad")]
+    used = sum(gpu.used_bytes or 0 for gpu in node.gpus)
+    total = sum(gpu.total_bytes for gpu in node.gpus)
+    facts = [
+        counted(len(node.gpus), "GPU"), f"{short_size(used)}/{short_size(total)} used",
+        f"{counted(node.jobs, 'job')} of yours" if node.jobs else "",
+    ]  # fmt: skip
+    return [(cut(f"  {name}: {', '.join(filter(None, facts))}", width, marks), "bold")]
+
+
 # --- jobs ----------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
-def columns(part: Section, width: int) -> tuple[tuple[str, int], ...]:
-    """Return the names and sizes of a part's columns; those to the right have a size below 0."""
+def columns(part: Section, width: int, where: int = 0) -> tuple[tuple[str, int], ...]:
+    """Return the names and sizes of a part's columns; those to the right have a size below 0.
+
+    `where` is the size of the column for nodes, 0 without it.
+    """
     user = [("USER", 9)] if width >= _WIDE_FROM else []
+    node = [("WHERE", where)] if where else []
     if part is Section.RUNNING:
-        fixed = [("GPU", 6), ("USED/RESERVED", -13), ("FOR", -6), *user]
+        fixed = [*node, ("GPU", 6), ("USED/RESERVED", -13), ("FOR", -6), *user]
     elif part is Section.WAITING:
         fixed = [("FOR", -6), *user, ("JOB", 20 if width < _WIDE_FROM else min(60, width // 4))]
     else:
-        fixed = [("HOW", 13), ("RAN", -6), ("PEAK", -6), ("AGO", -6), *user]
+        fixed = [("HOW", 13), *node, ("RAN", -6), ("PEAK", -6), ("AGO", -6), *user]
     taken = _LEAD + sum(abs(size) + 2 for _, size in fixed)
     return (*fixed, ("WHY" if part is Section.WAITING else "JOB", max(8, width - taken)))
 
 
+def where_size(rows: Iterable[Row]) -> int:
+    """Return the size of the column that names nodes; 0 where all is on this machine."""
+    longest = max((len(row.where) for row in rows), default=0)
+    return min(16, max(5, longest)) if longest else 0
+
+
 def heading(
-    part: Section, width: int, count: str, sort: str, is_focused: bool, marks: Marks
-) -> Line:
+    part: Section, width: int, count: str, sort: str, is_focused: bool, marks: Marks,
+    where: int = 0,
+) -> Line:  # fmt: skip
     """Draw the heading of one part: its name, how many there are, and its columns."""
     lead = cut(f"{part.value.upper()} {count}", _LEAD, marks)
-    named = columns(part, width)
+    named = columns(part, width, where)
     cells = [name.rjust(-size) if size < 0 else name.ljust(size) for name, size in named]
     text = cut(lead + "  ".join(cells), width, marks)
     by = f" by {sort}"
@@ -217,13 +246,15 @@ def heading(
 
 
 def job_line(
-    row: Row, now: float, width: int, user: str, marks: Marks, is_selected: bool = False
-) -> Line:
+    row: Row, now: float, width: int, user: str, marks: Marks, is_selected: bool = False,
+    where: int = 0,
+) -> Line:  # fmt: skip
     """Draw one job."""
     mark = marks.selected if is_selected else " "
     line: Line = [(mark, "mark"), (cut(row.id, _LEAD - 1, marks), "id")]
     cells = _CELLS[row.part](row, now) | {"USER": (user, "dim")}
-    for place, (name, size) in enumerate(columns(row.part, width)):
+    cells["WHERE"] = (harmless(row.where) or "local", "plain" if row.where else "dim")
+    for place, (name, size) in enumerate(columns(row.part, width, where)):
         text, style = cells[name]
         shown = text.rjust(-size) if size < 0 else cut(text, size, marks)
         line.append(("  " * (place > 0) + shown, style))

@@ -46,6 +46,7 @@ class Row(NamedTuple):
     name: str = ""  # as its owner called it
     job: int | None = None  # of one's own queue
     lease: str | None = None
+    where: str = ""  # the node that it runs or ran on; empty for this machine
     gpus: tuple[int, ...] = ()
     seats: str = ""  # its GPUs and its letter on each: 0A,1C
     used_bytes: int | None = None
@@ -90,8 +91,24 @@ def running(picture: Snapshot, own_uid: int) -> list[Row]:
     rows = [_of_lease(lease, own.get(lease.id), seats) for lease in picture.leases.values()]
     for job in picture.jobs.values():
         if job.state in _BUSY and job.lease not in picture.leases:
-            rows.append(_of_job(job, Section.RUNNING, own_uid, since=job.started_at))
+            row = _of_job(job, Section.RUNNING, own_uid, since=job.started_at)
+            rows.append(row if not job.where else _on_node(row, job, picture))
     return rows
+
+
+def _on_node(row: Row, job: JobRow, picture: Snapshot) -> Row:
+    """Add what the node shows of a job's lease, or why nothing is known of it."""
+    node = next((one for one in picture.nodes.values() if one.node == job.where), None)
+    lease = node.lease_of(job) if node is not None else None
+    if node is not None and lease is not None:
+        seats = {gpu.index: letters(gpu) for gpu in node.gpus}
+        places = [f"{index}{seats.get(index, {}).get(lease.id, '')}" for index in lease.gpus]
+        row = row._replace(
+            seats=",".join(places), used_bytes=lease.used_bytes,
+            reserved_bytes=lease.reserved_bytes,
+        )  # fmt: skip
+    is_unheard = job.why not in _BUSY
+    return row._replace(state=harmless(job.why)) if is_unheard else row
 
 
 def waiting(picture: Snapshot, own_uid: int) -> list[Row]:
@@ -171,6 +188,7 @@ def _of_job(job: JobRow, part: Section, own_uid: int, since: float | None) -> Ro
         name=harmless(job.name),
         job=job.id,
         lease=job.lease,
+        where=job.where,
         gpus=job.gpus if part is Section.RUNNING else (),
         seats=",".join(map(str, job.gpus)) if part is Section.RUNNING else "",
         reserved_bytes=job.reserved_bytes if part is Section.RUNNING else None,
@@ -188,6 +206,7 @@ def _of_ended_job(job: JobRow, own_uid: int) -> Row:
         user=own_uid,
         job=job.id,
         lease=job.lease,
+        where=job.where,
         gpus=job.gpus,
         used_bytes=job.peak_bytes,
         since_at=(job.ended_at or 0.0) - (job.ran_s or 0.0),
@@ -228,10 +247,10 @@ def _is_wanted(row: Row, wanted: str, is_mine: bool, own_uid: int) -> bool:
         return False
     if not wanted:
         return True
-    texts = (row.id, row.what, row.state, row.why, row.lease or "")
+    texts = (row.id, row.what, row.state, row.why, row.lease or "", row.where)
     on_gpu = wanted.startswith("gpu") and wanted[3:].strip().isdigit()
-    if on_gpu:
-        return int(wanted[3:]) in row.gpus
+    if on_gpu:  # of this machine; a node may be called so too
+        return row.where == wanted or (not row.where and int(wanted[3:]) in row.gpus)
     return any(wanted in text.lower() for text in texts)
 
 
@@ -245,7 +264,7 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
     if sort == "name":
         return sorted(rows, key=lambda row: row.what)
     if sort == "gpu":
-        return sorted(rows, key=lambda row: (row.gpus, row.since_at))
+        return sorted(rows, key=lambda row: (row.where, row.gpus, row.since_at))
     return rows
 
 

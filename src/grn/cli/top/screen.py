@@ -72,7 +72,26 @@ def gpu_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:
     if len(fitting) < len(gpus):
         text = f"    and {len(gpus) - len(fitting)} more: make the window higher"
         lines.append([(draw.cut(text, look.width, look.marks), "dim")])
-    return [*lines, legend(look)] if gpus else []
+    lines += node_lines(picture, look, most - len(lines) - 1)
+    return [*lines, legend(look)] if lines else []
+
+
+def node_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:
+    """Draw the nodes of sites: each with its GPUs while there is room, else one line for each."""
+    nodes = sorted(picture.nodes.values(), key=lambda node: node.key)
+    heads = [draw.node_head(node, look.width, look.marks) for node in nodes]
+    if len(nodes) + sum(len(node.gpus) for node in nodes) > most:
+        if len(heads) > max(1, most):
+            left = len(heads) - max(0, most - 1)
+            text = f"  and {left} more nodes: see `grn sites`"
+            heads[max(0, most - 1) :] = [[(draw.cut(text, look.width, look.marks), "dim")]]
+        return heads
+    lines: list[Line] = []
+    for node, head in zip(nodes, heads, strict=True):
+        leases = {lease.id: lease for lease in node.leases}
+        drawn = [draw.gpu_line(gpu, leases, (), look.width, look.marks) for gpu in node.gpus]
+        lines += [head, *(draw.clipped(line, look.width, look.marks) for line in drawn)]
+    return lines
 
 
 def legend(look: Look) -> Line:
@@ -114,7 +133,7 @@ def full(lines: Sequence[Line], look: Look) -> list[Line]:
 
 
 def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) -> Line:
-    gpus = picture.gpus.values()
+    gpus = [*picture.gpus.values(), *(g for node in picture.nodes.values() for g in node.gpus)]
     free = sum(gpu.free_bytes or 0 for gpu in gpus)
     total = sum(gpu.total_bytes for gpu in gpus)
     counts = "  ".join(f"{board.totals[part]} {part.value}" for part in PARTS[:2])
@@ -142,7 +161,8 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
 
 def _troubles(picture: Snapshot, look: Look) -> list[Line]:
     texts = []
-    if why := picture.trouble[NEGOTIATOR]:
+    has_others = any(node.gpus for node in picture.nodes.values())  # then none is needed here
+    if (why := picture.trouble[NEGOTIATOR]) and not has_others:
         texts.append(f"{why.partition(' at /')[0].rstrip('.')}: `grn start` starts one.")
     elif picture.negotiator.trouble:
         texts.append(f"negotiator: {picture.negotiator.trouble}")
@@ -160,12 +180,13 @@ def _part(board: Board, view: View, part: Section, size: int, look: Look, now: f
     count = str(total) if len(rows) == total else f"{len(rows)}/{total}"
     is_focused = part is view.part
     sort = view.sort_of(part)
-    lines = [draw.heading(part, look.width, count, sort, is_focused, look.marks)]
+    where = draw.where_size(rows)
+    lines = [draw.heading(part, look.width, count, sort, is_focused, look.marks, where)]
     first, selected = view.firsts.get(part, 0), view.place(board, part)
     for place, row in enumerate(rows[first : first + size - 1], first):
         user = look.user_name(row.user)
         is_selected = is_focused and place == selected
-        lines.append(draw.job_line(row, now, look.width, user, look.marks, is_selected))
+        lines.append(draw.job_line(row, now, look.width, user, look.marks, is_selected, where))
     if not rows and size > 1:
         text = _EMPTY[part] if not total else "none that the filter lets through"
         lines.append([(draw.cut(f" {text}", look.width, look.marks), "dim")])
@@ -183,7 +204,7 @@ _EMPTY = {
 _HELP = (
     ("Tab, Shift+Tab", "the next part: running, waiting, ended"),
     ("Up Down PgUp", "move in it; Home and End, j and k too"),
-    ("/", "filter by id, name, state or reason; `gpu 3` for one GPU; Esc drops it"),
+    ("/", "filter by id, name, state or reason; `gpu 3` for one GPU, or a node; Esc drops it"),
     ("s", "sort this part in another way"),
     ("m", "only my own jobs"),
     ("e, Enter", "explain: why it waits, where it runs, its memory over time"),
