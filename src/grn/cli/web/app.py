@@ -34,7 +34,7 @@ MAX_BODY_BYTES = 4096
 MAX_BODY_OPENINGS = 16  # brackets and braces: no body is deeper
 MAX_JOB_DIGITS = 18  # what fits in a column of the journal
 MAX_HISTORY = 10_000
-LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text")
+LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text", "where")
 KINDS = {
     ".html": "text/html",
     ".js": "text/javascript",

@@ -18,6 +18,7 @@ from grn.protocol.rows import (
     EndRow,
     JobRow,
     LeaseRow,
+    NodeRow,
     WaitingRow,
     as_json,
     read,
@@ -47,6 +48,9 @@ def now(picture: Snapshot) -> Row:
     jobs = sorted(picture.jobs.values(), key=_by_state)[:MAX_ROWS]
     gpus = sorted(picture.gpus.values(), key=lambda gpu: gpu.index)
     is_lost = bool(picture.trouble[NEGOTIATOR])
+    trouble = picture.trouble[NEGOTIATOR] or picture.negotiator.trouble or ""
+    if is_lost and any(node.gpus for node in picture.nodes.values()):
+        trouble = ""  # with other machines this one need not have GPUs
     return {
         "gpus": [] if is_lost else [as_json(gpu) for gpu in gpus],
         "leases": [] if is_lost else [_named(row) for row in picture.leases.values()],
@@ -56,10 +60,21 @@ def now(picture: Snapshot) -> Row:
         "waiting_count": len(waiting),
         "jobs": [readable(job) | {"why": whys.get(job.tag or "", job.why)} for job in jobs],
         "counts": picture.queue.counts or NO_COUNTS,
-        "trouble": picture.trouble[NEGOTIATOR] or picture.negotiator.trouble or "",
+        "trouble": trouble,
         "queue_trouble": picture.trouble[QUEUE] or picture.queue.trouble,
+        "nodes": [] if picture.trouble[QUEUE] else [_node(node) for node in _sorted_nodes(picture)],
         "uid": os.getuid(),
     }
+
+
+def _sorted_nodes(picture: Snapshot) -> list[NodeRow]:
+    return sorted(picture.nodes.values(), key=lambda node: node.key)
+
+
+def _node(node: NodeRow) -> Row:
+    """Return a node as the page shows it; its users are those of another machine."""
+    row = {**as_json(node), "leases": [{**as_json(one), "user_name": ""} for one in node.leases]}
+    return row | ({"heard_at": None} if node.state == "up" else {})
 
 
 def _named(row: LeaseRow | WaitingRow | EndRow) -> Row:
@@ -80,13 +95,18 @@ def spans(picture: Snapshot, since: float, ended: Sequence[JobRow]) -> list[Span
     origin = picture.queue.origin
     busy = {job.lease: job.id for job in picture.jobs.values() if job.lease}
     spans = [_span(row, job=busy.get(row.id)) for row in picture.leases.values()]
+    user = user_name(os.getuid())
+    spans += [
+        _job_span(job, job.started_at, user)
+        for job in picture.jobs.values()
+        if job.where and job.started_at
+    ]
     for row in picture.ends:
         is_unused = row.outcome == Outcome.NOT_STARTED.value
         if row.ended_at >= since and row.id not in served and not is_unused:
             is_own = row.user == os.getuid() and origin is not None
             is_job = not (is_own and row.origin == origin)
             spans.append(_span(row, is_job=is_job))
-    user = user_name(os.getuid())
     return spans + [_job_span(job, began_at, user) for job, began_at in past]
 
 
@@ -228,6 +248,7 @@ def _job_span(row: JobRow, began_at: float, user: str) -> Span:
         peak_bytes=row.peak_bytes,
         lease=row.lease,
         job=row.id,
+        where=row.where,
     )
 
 

@@ -9,7 +9,7 @@ import { sweepsView, sweepView } from "./sweeps.js";
 
 const VIEWS = { now: nowView, timeline: timelineView, history: historyView, profiles: profilesView, sweeps: sweepsView, sweep: sweepView, job: jobView, lease: leaseView };
 
-export const state = { gpus: [], leases: [], waiting: [], jobs: [], counts: {}, trouble: "", isKnown: false };
+export const state = { gpus: [], leases: [], waiting: [], jobs: [], nodes: [], counts: {}, trouble: "", isKnown: false };
 let session = sessionStorage.getItem("grn-session") || "";
 let view = null;
 

@@ -10,13 +10,14 @@ export function historyView(root) {
   let jobs = [];
   const draw = () => {
     const word = filter.value.toLowerCase();
-    const found = jobs.filter((row) => !word || `${row.id} ${row.name} ${command(row.argv)} ${row.reason}`.toLowerCase().includes(word));
+    const found = jobs.filter((row) => !word || `${row.id} ${row.name} ${command(row.argv)} ${row.reason} ${row.where}`.toLowerCase().includes(word));
     box.replaceChildren(table([
       { name: "Id", kind: "num", of: (row) => el("a", { href: `#/job/${row.id}` }, row.id) },
       { name: "Command", kind: "name", of: (row) => el("a", { href: `#/job/${row.id}` }, row.name ? `${plain(row.name)}: ` : "", command(row.argv)) },
       { name: "Ended", kind: "when", of: (row) => clock(row.ended_at) },
       { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
       { name: "Peak", kind: "num", of: (row) => (row.peak_bytes === null ? "" : size(row.peak_bytes)) },
+      ...(jobs.some((row) => row.where) ? [{ name: "Where", of: (row) => plain(row.where || "local") }] : []),
       { name: "Outcome", of: (row) => pill(row.reason) },
       { name: "", kind: "why", of: (row) => plain(row.text) },
     ], found.slice(0, 500), { empty: jobs.length ? "No job matches." : "Nothing has ended yet. `grn submit -- CMD` runs a command." }));

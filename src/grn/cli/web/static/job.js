@@ -34,13 +34,13 @@ export function jobView(root, id) {
     head.replaceChildren(
       el("h1", {}, `Job ${job.id} `, pill(job.reason || job.state)),
       el("p", {}, el("code", {}, command(job.argv))), acts(job, load),
-      waits ? el("p", { class: "empty" }, plain(job.why)) : "",
+      waits || (job.state !== "ended" && job.why !== job.state) ? el("p", { class: "empty" }, plain(job.why)) : "",
       el("h2", {}, "Facts"),
       el("div", { class: "card" }, facts([
         ["Name", plain(job.name)], ["Type", plain(job.label)], ["Folder", plain(job.cwd)],
         ["Submitted", clock(job.submitted_at)], ["Started", job.started_at ? `${clock(job.started_at)}, after ${span(job.started_at - job.submitted_at)}` : ""],
         ["Ended", job.ended_at ? clock(job.ended_at) : ""], ["Took", job.ran_s === null ? "" : span(job.ran_s)],
-        ["GPU", job.gpus.join(", ")], ["Memory", job.reserved_bytes === null ? (job.mem_bytes ? size(job.mem_bytes) : "as learned") : `${job.used_bytes ? `${size(job.used_bytes)} used, ` : job.peak_bytes === null ? "" : `peak ${size(job.peak_bytes)}, `}${size(job.reserved_bytes)} reserved`],
+        ["Node", plain(job.where)], ["GPU", job.gpus.join(", ")], ["Memory", job.reserved_bytes === null ? (job.mem_bytes ? size(job.mem_bytes) : "as learned") : `${job.used_bytes ? `${size(job.used_bytes)} used, ` : job.peak_bytes === null ? "" : `peak ${size(job.peak_bytes)}, `}${size(job.reserved_bytes)} reserved`],
         ["Priority", String(job.priority)], ["Status", job.status === null ? (job.signal ? `signal ${job.signal}` : "") : String(job.status)], ["Said", job.text === `exit status ${job.status}` ? "" : plain(job.text)],
       ])),
       chart ? el("div", {}, el("h2", {}, "Memory"), el("div", { class: "chartbox" }, chart)) : "", busy(job.loads));
@@ -50,7 +50,7 @@ export function jobView(root, id) {
     rest.replaceChildren(
       el("h2", {}, "Attempts"),
       table([
-        { name: "Attempt", kind: "num", of: (row) => row.attempt }, { name: "GPU", of: (row) => row.gpus.join(", ") },
+        { name: "Attempt", kind: "num", of: (row) => row.attempt }, { name: "GPU", of: (row) => row.gpus.join(", ") + (row.where ? ` of ${plain(row.where)}` : "") },
         { name: "Began", kind: "when", of: (row) => clock(row.began_at) }, { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
         { name: "Peak / reserved", kind: "num", of: (row) => `${row.peak_bytes === null ? "" : `${size(row.peak_bytes)} / `}${size(row.reserved_bytes)}` }, { name: "Outcome", of: (row) => pill(row.reason || "running") },
       ], job.attempts, { empty: "It has not run yet." }),

@@ -35,9 +35,13 @@ export function timelineView(root) {
     length = Math.min(length, Math.max(60, (now() - Math.min(...spans.map((one) => one.from))) * 1.1));
   }
 
+  // A GPU of this machine by its number, one of a node by the node's name and its number there.
+  const places = (one) => one.gpus.map((gpu) => (one.where ? `${plain(one.where)}:${gpu}` : gpu));
+  const order = (a, b) => (typeof a === typeof b ? (a < b ? -1 : 1) : typeof a === "number" ? -1 : 1);
+
   function lanes(gpu, from, to) {
     const free = [];
-    return spans.filter((one) => one.gpus.includes(gpu) && (one.ended_at ?? to) >= from && one.from <= to).sort((a, b) => a.from - b.from)
+    return spans.filter((one) => places(one).includes(gpu) && (one.ended_at ?? to) >= from && one.from <= to).sort((a, b) => a.from - b.from)
       .map((one) => {
         let lane = free.findIndex((at) => at <= one.from);
         if (lane < 0) lane = free.push(0) - 1;
@@ -54,7 +58,7 @@ export function timelineView(root) {
 
   function draw() {
     const to = end ?? now(), from = to - length, WIDTH = room(), parts = WIDTH < 600 ? 2 : 5;
-    const indices = [...new Set([...state.gpus.map((gpu) => gpu.index), ...spans.flatMap((one) => one.gpus)])].sort((a, b) => a - b);
+    const indices = [...new Set([...state.gpus.map((gpu) => gpu.index), ...spans.flatMap(places)])].sort(order);
     if (!indices.length) return box.replaceChildren(el("p", { class: "soft" }, "Nothing has run yet that this page has seen."));
     const x = (at) => LEFT + ((Math.min(to, Math.max(from, at)) - from) / length) * (WIDTH - LEFT - RIGHT);
     let y = 8;
@@ -62,7 +66,7 @@ export function timelineView(root) {
     for (const index of indices) {
       const placed = lanes(index, from, to);
       const tall = Math.max(1, ...placed.map((one) => one.lane + 1)) * ROW;
-      shapes.push(svg("rect", { x: LEFT, y, width: WIDTH - LEFT - RIGHT, height: tall, fill: "var(--track)", rx: 4 }), svg("text", { x: 4, y: y + 12 }, `GPU ${index}`));
+      shapes.push(svg("rect", { x: LEFT, y, width: WIDTH - LEFT - RIGHT, height: tall, fill: "var(--track)", rx: 4 }), svg("text", { x: 4, y: y + 12 }, typeof index === "number" ? `GPU ${index}` : index.slice(0, 10)));
       for (const { one, lane } of placed) {
         const bar = svg("rect", { x: x(one.from), y: y + lane * ROW + 1, width: Math.max(2, x(one.ended_at ?? to) - x(one.from)), height: ROW - 2, rx: 3, tabindex: 0, fill: colour(one.label), opacity: one.ended_at ? 0.75 : 1 });
         const open = () => (location.hash = one.job ? `#/job/${one.job}` : `#/lease/${one.lease}`);
