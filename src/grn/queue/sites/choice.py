@@ -28,6 +28,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class PilotSite:
+    """A site whose engine places nodes when they are needed, at one moment."""
+
+    name: str
+    gpus: int  # of each node
+    text: str  # why it has no node that is up
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The places to ask, and those whose requests are withdrawn for it."""
 
@@ -38,6 +47,11 @@ class Choice:
 def is_meant(at: str, place: Place) -> bool:
     """True when a job may run at a place: by the name of a node or of a site."""
     return not at or at in (place.name, place.site)
+
+
+def may_grow_for(spec: JobSpec, site: PilotSite) -> bool:
+    """True when one more node of a site could run a job."""
+    return spec.at in ("", site.name) and spec.gpus <= site.gpus
 
 
 def choose(

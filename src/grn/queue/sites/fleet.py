@@ -21,6 +21,7 @@ from grn.interpreter import own_module, service_environment
 from grn.model.text import harmless
 from grn.proc import spawn, terminate
 from grn.queue.site import Attempt
+from grn.queue.sites.choice import PilotSite
 from grn.queue.sites.node import Node, NodeAddress
 from grn.queue.sites.router import Router
 from grn.sites import SiteConfig
@@ -76,7 +77,11 @@ class Fleet:
             or Node(one, chosen.queue_id, chosen.folder_of, chosen.log_bytes, self._router)
             for one in addresses
         ]
-        self._router.set_nodes(made)
+        pilot_sites = [
+            PilotSite(name, adapter.site.gpus, adapter.why_none)
+            for name, adapter in self._adapters.items()
+        ]
+        self._router.set_nodes(made, pilot_sites)
 
     def gone(self, node: str, text: str) -> None:
         """End the attempts of a node that an engine vouches is gone."""
@@ -135,6 +140,13 @@ class Adapter(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep_running())
 
+    @property
+    def why_none(self) -> str:
+        """Return why none of its nodes is up, for the jobs that wait."""
+        if self.trouble or not self.pending:
+            return self.trouble or "its first pilot is being placed"
+        return ", ".join(f"{name} is {state}" for name, state in self.pending.items())
+
     def close(self) -> None:
         """End the process."""
         self._task.cancel()
@@ -192,10 +204,12 @@ class Adapter(asyncio.Protocol):
                 name: NodeAddress(name, self.site.name, tuple(pipe))
                 for name, pipe in said["nodes"].items()
             }
-            self.pending = dict(said.get("pending", {}))
+            pending = dict(said.get("pending", {}))
+            self.pending = {name: harmless(str(state)) for name, state in pending.items()}
             self._fleet.update()
         for name, text in said.get("gone", {}).items():
             log.info("action=node-gone node=%s reason=%r", name, text)
             self._fleet.gone(name, harmless(str(text)))
         if "trouble" in said:
             self.trouble = harmless(str(said["trouble"]))
+            self._fleet.update()

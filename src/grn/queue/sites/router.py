@@ -20,7 +20,7 @@ from grn.queue.journal.rows import Command
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
 from grn.queue.site import Attempt, Found, Site, SiteListener
 from grn.queue.sites import choice
-from grn.queue.sites.choice import LOCAL, Place
+from grn.queue.sites.choice import LOCAL, PilotSite, Place
 
 if TYPE_CHECKING:
     from grn.queue.sites.node import Node, RemoteLease
@@ -44,6 +44,7 @@ class _Request:
     code: str
     places: set[str] = field(default_factory=set)
     refusals: dict[str, str] = field(default_factory=dict)
+    refused_by: set[str] = field(default_factory=set)  # sites; their other nodes are alike
     said: dict[str, str] = field(default_factory=dict)  # why it waits, by place
 
 
@@ -58,6 +59,8 @@ class Router:
         self._local_leases = Leases(queue_id, _LocalLeases(self))
         self._local = local(listener)
         self.nodes: dict[str, Node] = {}
+        self._pilot_sites: dict[str, PilotSite] = {}
+        self._unseen: dict[str, dict[Attempt, RemoteLease]] = {}  # of nodes not found yet
         self._requests: dict[int, _Request] = {}
         self._attempts: dict[Attempt, str] = {}  # where each attempt is
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -65,19 +68,34 @@ class Router:
 
     # --- nodes ---------------------------------------------------------------------------
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None:
+    @property
+    def has_sites(self) -> bool:
+        """True when a job may run elsewhere than on this machine, now or later."""
+        return bool(self.nodes or self._pilot_sites)
+
+    def set_nodes(self, nodes: Iterable[Node], pilot_sites: Iterable[PilotSite] = ()) -> None:
         """Add nodes, and let go of those that are not among them and run nothing."""
+        self._pilot_sites = {site.name: site for site in pilot_sites}
         wanted = {node.name: node for node in nodes}
         for name, node in list(self.nodes.items()):
             if name not in wanted and not node.attempts:
                 self._drop_node(name)
         # Where jobs can run elsewhere, this machine need not have GPUs.
-        self._local_leases.retry_s = LOCAL_RETRY_S if wanted else RETRY_S
+        self._local_leases.retry_s = LOCAL_RETRY_S if wanted or self._pilot_sites else RETRY_S
         for name, node in wanted.items():
             if name not in self.nodes:
-                self.nodes[name] = node
-                self._tasks[name] = asyncio.get_running_loop().create_task(node.keep_connected())
+                self._add_node(node)
         self._ask_more(self._requests.values())
+        for request in self._requests.values():
+            self._say_why(request)
+        self._tell_connected()
+
+    def _add_node(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        for attempt, lease in self._unseen.pop(node.name, {}).items():
+            node.expect(attempt, lease.epoch)
+            node.leases.watch(lease.lease)
+        self._tasks[node.name] = asyncio.get_running_loop().create_task(node.keep_connected())
 
     def _drop_node(self, name: str) -> None:
         node = self.nodes.pop(name)
@@ -85,22 +103,26 @@ class Router:
         self._tasks.pop(name).cancel()
         for request in self._requests.values():
             request.places.discard(name)
+            request.said.pop(name, None)
 
     def node_gone(self, name: str, text: str) -> None:
         """End the attempts of a node that is gone for sure."""
         gone = [attempt for attempt, where in self._attempts.items() if where == name]
         for attempt in gone:
             self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
+        self._unseen.pop(name, None)
         if name in self.nodes:
             self._drop_node(name)
+            self._ask_more(self._requests.values())
             self._tell_connected()
 
     def demand(self, site: str) -> dict[str, int]:
-        """Return how many requests no place has granted that a site may serve, and the largest."""
+        """Return how many open requests one more node of a site could serve, and the largest."""
+        grown = self._pilot_sites[site]
         waiting = [
             request.asked.spec.gpus
             for request in self._requests.values()
-            if request.asked.spec.at in ("", site)
+            if site not in request.refused_by and choice.may_grow_for(request.asked.spec, grown)
         ]
         return {"jobs": len(waiting), "gpus": max(waiting, default=0)}
 
@@ -143,17 +165,17 @@ class Router:
     @property
     def is_connected(self) -> bool:
         """True when some place can grant leases, or may soon."""
-        return self._local_leases.is_connected or bool(self.nodes)
+        return self._local_leases.is_connected or self.has_sites
 
     @property
     def trouble(self) -> str:
-        """Return why no lease can be had here; with nodes this machine need not have GPUs."""
-        return "" if self.nodes else self._local_leases.trouble
+        """Return why no lease can be had here; with sites this machine need not have GPUs."""
+        return "" if self.has_sites else self._local_leases.trouble
 
     @property
     def gpu_bytes(self) -> list[int]:
-        """Return the memory of each GPU here, largest first; empty if not known, or with nodes."""
-        return [] if self.nodes else self._local_leases.gpu_bytes
+        """Return the memory of each GPU here, largest first; empty if not known, or with sites."""
+        return [] if self.has_sites else self._local_leases.gpu_bytes
 
     def want(self) -> None:
         """There is work."""
@@ -169,9 +191,9 @@ class Router:
         self._say_why(request)
 
     def _ask_more(self, requests: Iterable[_Request]) -> None:
-        places = self._places() if self.nodes else []
+        places = self._places() if self.has_sites else []
         for request in list(requests):
-            if not self.nodes:
+            if not self.has_sites:
                 self._ask_at(LOCAL, request)
                 continue
             spec = request.asked.spec
@@ -250,7 +272,7 @@ class Router:
         if found is None:
             self._local_leases.watch(lease)
         elif found.node in self.nodes:
-            self.nodes[found.node].leases.watch(found.lease)
+            self.nodes[found.node].leases.watch(found.lease)  # of other nodes when they are found
 
     def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settlement], None]) -> None:
         """Report how a lease ended; `then` gets the negotiator's view of it, if there is one."""
@@ -282,7 +304,7 @@ class Router:
         for other in request.places - {name} if request else ():
             self._leases_at(other).drop(job)
         self._listener.granted(job, grant if node is None else _of_node(grant, node))
-        if request is not None and self.nodes:
+        if request is not None and self.has_sites:
             self._ask_more(self._requests.values())  # the withdrawn requests made room
 
     def awaited(self, node: Node | None, job: int, text: str) -> None:
@@ -299,25 +321,44 @@ class Router:
             request = self._requests.get(job)
             if request is not None:
                 request.said[name] = text
-        if not self.nodes:
+        if not self.has_sites:
             self._listener.reasons(texts)
         else:
             known = {job: self._requests[job] for job in texts if job in self._requests}
-            self._listener.reasons({job: _why(request) for job, request in known.items()})
+            self._listener.reasons({job: self._why(request) for job, request in known.items()})
 
     def _say_why(self, request: _Request) -> None:
         """Say why a request that no place was asked for waits."""
-        if self.nodes and not request.places:
+        if self.has_sites and not request.places:
             for node in self.nodes.values():
                 if not node.is_up and choice.is_meant(request.asked.spec.at, _place(node)):
                     request.said[node.name] = _away(node)
-            text = _why(request) or f"no place is named {request.asked.spec.at}: see `grn sites`"
+            at = request.asked.spec.at
+            text = self._why(request) or f"no place is named {at}: see `grn sites`"
             self._listener.awaited(request.asked.spec.id, text)
+
+    def _why(self, request: _Request) -> str:
+        """Return why a job waits, by place."""
+        said = {**request.said, **self._why_not_placed(request)}
+        return "; ".join(f"{place}: {text}" for place, text in sorted(said.items()))
+
+    def _why_not_placed(self, request: _Request) -> dict[str, str]:
+        """Return why sites that a job may run at have no node for it."""
+        spec, texts = request.asked.spec, {}
+        used = {node.address.site for node in self.nodes.values() if node.is_up}
+        for site in self._pilot_sites.values():
+            if site.name in request.refused_by or spec.at not in ("", site.name):
+                continue
+            if spec.gpus > site.gpus:
+                texts[site.name] = f"its pilots have {site.gpus} of the {spec.gpus} GPUs it needs"
+            elif site.name not in used:
+                texts[site.name] = site.text
+        return texts
 
     def refused(self, node: Node | None, job: int, text: str) -> None:
         """End a job that all places refuse; one that is away may still take it."""
         request = self._requests.get(job)
-        if node is None and not self.nodes:
+        if node is None and not self.has_sites:
             self._requests.pop(job, None)
             self._listener.refused(job, text)
             return
@@ -326,9 +367,16 @@ class Router:
         name = LOCAL if node is None else node.name
         request.places.discard(name)
         request.refusals[name] = text
+        if node is not None:
+            request.refused_by.add(node.address.site)
         self._ask_more([request])
-        meant = {one.name for one in self._places() if choice.is_meant(request.asked.spec.at, one)}
-        if not request.places and meant <= request.refusals.keys():
+        spec = request.asked.spec
+        meant = {one.name for one in self._places() if choice.is_meant(spec.at, one)}
+        may_grow = any(
+            site.name not in request.refused_by and choice.may_grow_for(spec, site)
+            for site in self._pilot_sites.values()
+        )
+        if not request.places and meant <= request.refusals.keys() and not may_grow:
             self._requests.pop(job)
             whole = "; ".join(f"{place}: {said}" for place, said in request.refusals.items())
             self._listener.refused(job, whole)
@@ -353,7 +401,12 @@ class Router:
         if found is None:
             self._local.start(attempt, command, lease, visible)
             return
-        self.nodes[found.node].start(attempt, command, found, visible)
+        if found.node in self.nodes:
+            self.nodes[found.node].start(attempt, command, found, visible)
+            return
+        fate, text = AttemptFate.NOT_BEGUN, f"{found.node} was gone before it began"
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._listener.attempt_found, attempt, fate, text)
 
     def stop(self, attempt: Attempt, is_now: bool) -> None:
         node = self._node_of(attempt)
@@ -368,8 +421,9 @@ class Router:
         self._attempts[attempt] = LOCAL if found is None else found.node
         if found is None:
             return self._local.find(attempt, is_same_boot)
-        if found.node not in self.nodes:
-            return Found(AttemptFate.ALIVE)  # of a site that is not configured any more
+        if found.node not in self.nodes:  # not found yet, or of a site that was removed
+            self._unseen.setdefault(found.node, {})[attempt] = found
+            return Found(AttemptFate.ALIVE)
         return self.nodes[found.node].expect(attempt, found.epoch)
 
     def report(self, attempt: Attempt) -> None:
@@ -459,8 +513,3 @@ def _place(node: Node) -> Place:
 
 def _away(node: Node) -> str:
     return f"cannot be used: {node.trouble or node.leases.trouble or 'it is being connected'}"
-
-
-def _why(request: _Request) -> str:
-    """Return why a job waits, by place."""
-    return "; ".join(f"{place}: {text}" for place, text in sorted(request.said.items()))
