@@ -28,7 +28,8 @@ from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError, ProtocolError
 from grn.interpreter import SERVICE
 from grn.proc.system import boot_id, mounts
-from grn.queue.job import AttemptFate, Exit
+from grn.proc.watch import Watches
+from grn.queue.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
@@ -39,10 +40,13 @@ from grn.queue.sites.stream import Frame, LeaseBytes, Message
 
 log = logging.getLogger("grn.agent")
 IDLE_EXIT_S = 60.0
-LOOK_S = 5.0
+LOOK_S = 1.0
+HOLD_S = 1.0
+LEFT = 10  # exit status of an agent that left because nothing is to be done here any more
 RETRY_S = 1.0
 MAX_UNSENT = 8 << 20
 _BORN = time.time_ns()  # with the pid: which agent this is
+ALLOCATION = "GRN_ALLOCATION"  # the engine's name of the allocation that this node belongs to
 QUEUE_ID = re.compile(r"[0-9a-f]{8,64}")
 # Variables that name things of one machine: a job gets those of the node that it runs on.
 _OF_MACHINE = re.compile(
@@ -59,8 +63,13 @@ def socket_of(queue_id: str) -> str:
 
 def epoch() -> str:
     """Return the life of this node: its boot, and the allocation that it belongs to."""
-    allocation = os.environ.get("GRN_ALLOCATION", "")
+    allocation = os.environ.get(ALLOCATION, "")
     return f"{boot_id()[:13]}{'+' if allocation else ''}{allocation}"
+
+
+def is_allocated() -> bool:
+    """True on a node that an engine gave for a time, and takes back."""
+    return ALLOCATION in os.environ
 
 
 class AgentStream(asyncio.Protocol):
@@ -73,6 +82,7 @@ class AgentStream(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self.is_greeted = False
+        self.has_heard_of_drain = False  # the queue starts nothing new here
         self.environments: dict[int, dict[str, str]] = {}  # by the queue's number of each
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -129,6 +139,11 @@ class Agent:
         self._link = NegotiatorLink(self._from_negotiator, self._negotiator_changed)
         self._linking: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._unwritten: set[Attempt] = set()  # ended, and the queue has not written it yet
+        self._stopped: set[Attempt] = set()  # by the queue
+        self._has_earlier = is_allocated() and os.path.isdir(launch.root)  # of an agent before
+        self._is_draining = False
+        self._is_closed = False
         self.idle_since = time.monotonic()
 
     def open(self) -> None:
@@ -137,6 +152,7 @@ class Agent:
 
     def close(self) -> None:
         """Let go of all attempts; they continue."""
+        self._is_closed = True
         self._link.close()
         if self._linking is not None:
             self._linking.cancel()
@@ -144,8 +160,31 @@ class Agent:
 
     @property
     def is_idle(self) -> bool:
-        """True when no queue is connected and no attempt runs."""
-        return self._stream is None and not self._launcher.has_attempts
+        """True when no queue is connected, no attempt runs, and none has an end to be told."""
+        return self._stream is None and self._is_empty and not self._has_earlier
+
+    @property
+    def _is_empty(self) -> bool:
+        return not self._launcher.has_attempts and not self._unwritten
+
+    @property
+    def may_leave(self) -> bool:
+        """True when it is drained: nothing is left here, and the queue knows that it drains."""
+        if self._stream is None:
+            return self._is_draining and self.is_idle
+        return self._is_draining and self._is_empty and self._stream.has_heard_of_drain
+
+    def drain(self) -> None:
+        """Take nothing new from now on."""
+        if not self._is_draining:
+            log.info("action=drain")
+            self._is_draining = True
+            self._send({"ev": "draining"})
+
+    def end_all(self) -> None:
+        """Kill all attempts."""
+        for attempt in self._launcher.attempts():
+            self._launcher.stop(attempt, is_now=True)
 
     # --- the stream ----------------------------------------------------------------------
 
@@ -173,11 +212,13 @@ class Agent:
         source.send({
             "ev": "hello", "version": __version__, "stream": stream.VERSION, "epoch": epoch(),
             "host": socket.gethostname(), "at": time.time(), "agent": f"{os.getpid()}-{_BORN}",
+            "draining": self._is_draining,
         })  # fmt: skip
         if message.get("version") != __version__:
             source.close()  # the queue says so with both versions
             return
         before, self._stream = self._stream, source
+        self._has_earlier = False  # the queue asks for all that it does not know the end of
         if before is not None:
             before.close()
         log.info("action=stream-begun")
@@ -229,7 +270,9 @@ class Agent:
         self._follow(attempt, {})
 
     def _stop(self, _source: AgentStream, message: Message) -> None:
-        self._launcher.stop(stream.attempt_in(message), bool(message.get("now")))
+        attempt = stream.attempt_in(message)
+        self._stopped.add(attempt)
+        self._launcher.stop(attempt, bool(message.get("now")))
 
     def _find(self, _source: AgentStream, message: Message) -> None:
         """Report what became of an attempt that the queue believes to be here."""
@@ -250,11 +293,17 @@ class Agent:
             self._logs.forget(attempt)
 
     def _written(self, _source: AgentStream, message: Message) -> None:
-        self._launcher.written(stream.attempt_in(message))
+        attempt = stream.attempt_in(message)
+        self._unwritten.discard(attempt)
+        self._stopped.discard(attempt)
+        self._launcher.written(attempt)
 
     def _remove(self, _source: AgentStream, message: Message) -> None:
         jobs = [(int(job), int(attempts)) for job, attempts in message["jobs"]]
         self._launcher.remove(jobs)
+
+    def _drain_heard(self, source: AgentStream, _message: Message) -> None:
+        source.has_heard_of_drain = True
 
     def _ping(self, source: AgentStream, _message: Message) -> None:
         source.send({"ev": "pong"})
@@ -267,6 +316,7 @@ class Agent:
 
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
         """Tell the queue how an attempt ended, behind all of its output."""
+        self._unwritten.add(attempt)
         if self._stream is None:
             return  # the next stream asks
         task = asyncio.get_running_loop().create_task(self._report_end(self._stream, attempt, exit))
@@ -275,10 +325,23 @@ class Agent:
 
     async def _report_end(self, to: AgentStream, attempt: Attempt, exit: Exit | None) -> None:
         await self._logs.finish(attempt)
+        if is_allocated() and not self._is_own_end(attempt, exit):
+            await asyncio.sleep(HOLD_S)
+        if self._is_closed:
+            return  # the engine tells how the allocation ended
         to.send({
             "ev": "ended", "job": attempt.job, "attempt": attempt.number,
             "exit": stream.exit_to_json(exit),
         })  # fmt: skip
+
+    def _is_own_end(self, attempt: Attempt, exit: Exit | None) -> bool:
+        """True for an end that the end of the allocation does not explain.
+
+        An engine that ends an allocation signals all of its processes, this one among the last.
+        """
+        if exit is None or exit.because is EndReason.CANCELLED:
+            return exit is not None and attempt in self._stopped
+        return exit.status == 0 or exit.because is not None
 
     def _follow(self, attempt: Attempt, have: dict[str, int]) -> None:
         if self._stream is not None:
@@ -292,6 +355,7 @@ _HANDLERS: dict[str, Callable[[Agent, AgentStream, Message], None]] = {
     "find": Agent._find,
     "written": Agent._written,
     "remove": Agent._remove,
+    "drain-heard": Agent._drain_heard,
     "ping": Agent._ping,
 }
 
@@ -374,6 +438,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, help="write one line here when ready, or why not")
     parser.add_argument("--log", help="the file that standard error is, to be kept small")
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
+    parser.add_argument("--idle-s", type=float, default=IDLE_EXIT_S, help="exit when so long idle")
+    parser.add_argument("--draining", action="store_true", help="take nothing new")
+    parser.add_argument("--bound-to", type=int, help="kill all attempts when this process ends")
     arguments = parser.parse_args(argv)
     capped_log.begin(arguments.log)
     os.environ.pop(SERVICE, None)
@@ -382,17 +449,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ProtocolError(f"{arguments.queue!r} is no identity of a queue.")
         chosen = settings.load()
         with DaemonLock(socket_of(arguments.queue), is_private=True) as lock:
-            asyncio.run(_serve(chosen, lock, arguments))
+            return asyncio.run(_serve(chosen, lock, arguments))
     except GrnError as error:
         _say(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
-    return 0
 
 
-async def _serve(
-    chosen: settings.Settings, lock: DaemonLock, arguments: argparse.Namespace
-) -> None:
+async def _serve(chosen: settings.Settings, lock: DaemonLock, arguments: argparse.Namespace) -> int:
     state, note = state_folder(mounts())
     if note:
         log.warning(note)
@@ -408,22 +472,46 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
     agent.open()
     await lock.serve(agent.new_stream)
-    tasks = [asyncio.create_task(lock.look_after(stopped.set))]
-    if not arguments.stay:
-        tasks.append(asyncio.create_task(_leave_when_idle(agent, stopped)))
+    idle_s = None if arguments.stay else arguments.idle_s
+    leaving = asyncio.create_task(_until_done(agent, idle_s))
+    leaving.add_done_callback(lambda _: stopped.set())
+    tasks = [asyncio.create_task(lock.look_after(stopped.set)), leaving]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, agent.drain)
+    if arguments.draining:
+        agent.drain()
+    if arguments.bound_to:
+        _bind(agent, arguments.bound_to, stopped)
     log.info("action=ready epoch=%s", epoch())
     _say(arguments.ready_fd, "ready")
     await stopped.wait()
+    has_left = leaving.done()
     lock.close()
     for task in tasks:
         task.cancel()
     agent.close()
+    return LEFT if has_left else 0
 
 
-async def _leave_when_idle(agent: Agent, stopped: asyncio.Event) -> None:
-    while not agent.is_idle or time.monotonic() - agent.idle_since < IDLE_EXIT_S:
+async def _until_done(agent: Agent, idle_s: float | None) -> None:
+    """Wait until the agent is drained, or has been idle for a while."""
+    while not agent.may_leave:
+        idle_for_s = time.monotonic() - agent.idle_since
+        if idle_s is not None and agent.is_idle and idle_for_s >= idle_s:
+            return
         await asyncio.sleep(LOOK_S)
-    stopped.set()
+
+
+def _bind(agent: Agent, pid: int, stopped: asyncio.Event) -> None:
+    """End with a process that is the parent of this one, and kill all attempts then."""
+
+    def gone(_pid: int) -> None:
+        log.error("action=end-all reason='the process that keeps this agent has ended'")
+        agent.end_all()
+        stopped.set()
+
+    Watches(gone).add(pid, os.pidfd_open(pid))
+    if os.getppid() != pid:
+        gone(pid)
 
 
 def _say(fd: int | None, line: str) -> None:

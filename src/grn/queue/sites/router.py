@@ -140,7 +140,7 @@ class Router:
 
     def node_changed(self, node: Node) -> None:
         """Ask a node that has come up; without one that went away, ask others."""
-        if not node.is_up:
+        if not node.is_open:
             for job, request in list(self._requests.items()):
                 if node.name in request.places:
                     request.places.discard(node.name)
@@ -216,7 +216,7 @@ class Router:
         open_at = [name for request in self._requests.values() for name in request.places]
         places = [
             Place(
-                node.name, node.address.site, node.is_up, tuple(node.leases.gpu_bytes),
+                node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes),
                 open_at.count(node.name) + node.attempts,
             )
             for node in self.nodes.values()
@@ -331,7 +331,7 @@ class Router:
         """Say why a request that no place was asked for waits."""
         if self.has_sites and not request.places:
             for node in self.nodes.values():
-                if not node.is_up and choice.is_meant(request.asked.spec.at, _place(node)):
+                if not node.is_open and choice.is_meant(request.asked.spec.at, _place(node)):
                     request.said[node.name] = _away(node)
             at = request.asked.spec.at
             text = self._why(request) or f"no place is named {at}: see `grn sites`"
@@ -345,7 +345,7 @@ class Router:
     def _why_not_placed(self, request: _Request) -> dict[str, str]:
         """Return why sites that a job may run at have no node for it."""
         spec, texts = request.asked.spec, {}
-        used = {node.address.site for node in self.nodes.values() if node.is_up}
+        used = {node.address.site for node in self.nodes.values() if node.is_open}
         for site in self._pilot_sites.values():
             if site.name in request.refused_by or spec.at not in ("", site.name):
                 continue
@@ -508,8 +508,10 @@ def _of_node(grant: Grant, node: Node) -> Grant:
 
 
 def _place(node: Node) -> Place:
-    return Place(node.name, node.address.site, node.is_up, tuple(node.leases.gpu_bytes), 0)
+    return Place(node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes), 0)
 
 
 def _away(node: Node) -> str:
+    if node.is_draining:
+        return "takes nothing new"
     return f"cannot be used: {node.trouble or node.leases.trouble or 'it is being connected'}"
