@@ -118,7 +118,8 @@ def _load_sites(loop: QueueLoop, launch: LaunchSettings) -> None:
     if loop.fleet is None:
         from grn.queue.sites.fleet import Fleet, FleetSettings
 
-        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes)
+        journal = loop.journal
+        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes, journal.usual_s)
         loop.fleet = Fleet(chosen, loop.site)
     loop.fleet.load()
 

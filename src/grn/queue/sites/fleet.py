@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 TELL_S = 2.0
 RESTART_S = 5.0
 MAX_LINE = 1 << 20
+USUAL_FRESH_S, MAX_TYPES = 60.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,25 @@ class FleetSettings:
     queue_id: str
     folder_of: Callable[[Attempt], str]
     log_bytes: int
+    usual_s: Callable[[str], float | None] = lambda _job_type: None  # time of a type's last runs
+
+
+class UsualTimes:
+    """How long jobs of a type took, read again after a while."""
+
+    def __init__(self, read: Callable[[str], float | None]) -> None:
+        self._read = read
+        self._known: dict[str, tuple[float, float | None]] = {}
+
+    def __call__(self, job_type: str) -> float | None:
+        now = time.monotonic()
+        read_at, usual_s = self._known.get(job_type, (-USUAL_FRESH_S, None))
+        if now - read_at >= USUAL_FRESH_S:
+            if len(self._known) >= MAX_TYPES:
+                self._known.clear()
+            usual_s = self._read(job_type)
+            self._known[job_type] = (now, usual_s)
+        return usual_s
 
 
 class Fleet:
@@ -47,6 +68,7 @@ class Fleet:
     def __init__(self, chosen: FleetSettings, router: Router) -> None:
         self._chosen = chosen
         self._router = router
+        router.usual_s = UsualTimes(chosen.usual_s)
         self.sites: list[SiteConfig] = []
         self._adapters: dict[str, Adapter] = {}
 
@@ -78,10 +100,22 @@ class Fleet:
             for one in addresses
         ]
         pilot_sites = [
-            PilotSite(name, adapter.site.gpus, adapter.why_none)
+            PilotSite(name, adapter.site.gpus, adapter.site.time_s, adapter.why_none)
             for name, adapter in self._adapters.items()
         ]
         self._router.set_nodes(made, pilot_sites)
+
+    def note_time_left(self, left_s: dict[str, float]) -> None:
+        """Note when engines take nodes back."""
+        for name, seconds in left_s.items():
+            if name in self._router.nodes:
+                self._router.nodes[name].ends_at = time.monotonic() + seconds
+        self._router.withdraw_late()
+
+    def cut(self, site: str) -> list[str]:
+        """Return the nodes of a site that are not heard of now."""
+        nodes = self._router.nodes.values()
+        return [node.name for node in nodes if node.address.site == site and not node.is_heard]
 
     def gone(self, node: str, text: str) -> None:
         """End the attempts of a node that an engine vouches is gone."""
@@ -172,7 +206,10 @@ class Adapter(asyncio.Protocol):
             transport, _ = await loop.create_connection(lambda: self, sock=ours)
             while not self._gone.is_set():
                 site = self.site.name
-                line = {"want": self._fleet.demand(site), "known": self._fleet.unseen(site)}
+                line = {
+                    "want": self._fleet.demand(site), "known": self._fleet.unseen(site),
+                    "cut": self._fleet.cut(site),
+                }  # fmt: skip
                 transport.write(json.dumps(line).encode() + b"\n")
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._gone.wait(), TELL_S)
@@ -207,6 +244,8 @@ class Adapter(asyncio.Protocol):
             pending = dict(said.get("pending", {}))
             self.pending = {name: harmless(str(state)) for name, state in pending.items()}
             self._fleet.update()
+            left_s = dict(said.get("left_s", {}))
+            self._fleet.note_time_left({name: float(left) for name, left in left_s.items()})
         for name, text in said.get("gone", {}).items():
             log.info("action=node-gone node=%s reason=%r", name, text)
             self._fleet.gone(name, harmless(str(text)))

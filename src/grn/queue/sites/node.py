@@ -107,6 +107,7 @@ class Node(asyncio.Protocol):
         self.heard_at: float | None = None  # of the wall clock
         self.clock_skew_s = 0.0
         self.is_draining = False  # it takes nothing new
+        self.ends_at: float | None = None  # of the monotonic clock: its engine takes it back then
         self._folder_of = folder_of
         self._log_bytes = log_bytes
         self._listener = listener
@@ -136,6 +137,11 @@ class Node(asyncio.Protocol):
     def is_open(self) -> bool:
         """True while it can be asked for leases."""
         return self.is_up and not self.is_draining
+
+    @property
+    def left_s(self) -> float | None:
+        """Return how long it is there; None if it stays, or that is not known."""
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.monotonic())
 
     @property
     def is_heard(self) -> bool:

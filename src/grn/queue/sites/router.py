@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from grn.model.units import show_time
 from grn.protocol.lease import Grant
 from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Exit, Settlement
@@ -42,6 +43,7 @@ class _Request:
     asked: AskLease
     facts: dict[str, Any]
     code: str
+    usual_s: float | None = None  # how long such jobs took
     places: set[str] = field(default_factory=set)
     refusals: dict[str, str] = field(default_factory=dict)
     refused_by: set[str] = field(default_factory=set)  # sites; their other nodes are alike
@@ -59,6 +61,7 @@ class Router:
         self._local_leases = Leases(queue_id, _LocalLeases(self))
         self._local = local(listener)
         self.nodes: dict[str, Node] = {}
+        self.usual_s: Callable[[str], float | None] = lambda _job_type: None
         self._pilot_sites: dict[str, PilotSite] = {}
         self._unseen: dict[str, dict[Attempt, RemoteLease]] = {}  # of nodes not found yet
         self._requests: dict[int, _Request] = {}
@@ -97,6 +100,16 @@ class Router:
             node.leases.watch(lease.lease)
         self._tasks[node.name] = asyncio.get_running_loop().create_task(node.keep_connected())
 
+    def withdraw_late(self) -> None:
+        """Withdraw requests from nodes that will be taken back before their jobs could end."""
+        for node in self.nodes.values():
+            left_s = node.left_s
+            for job, request in self._requests.items():
+                if node.name in request.places and not choice.ends_within(request.usual_s, left_s):
+                    request.places.discard(node.name)
+                    node.leases.drop(job)
+        self._ask_more(self._requests.values())
+
     def _drop_node(self, name: str) -> None:
         node = self.nodes.pop(name)
         node.close()
@@ -122,7 +135,7 @@ class Router:
         waiting = [
             request.asked.spec.gpus
             for request in self._requests.values()
-            if site not in request.refused_by and choice.may_grow_for(request.asked.spec, grown)
+            if _may_grow(request, grown)
         ]
         return {"jobs": len(waiting), "gpus": max(waiting, default=0)}
 
@@ -185,10 +198,13 @@ class Router:
 
     def ask(self, asked: AskLease, facts: dict[str, Any], code: str = "") -> None:
         """Request the lease of one attempt where it could start soonest."""
-        request = _Request(asked, facts, code)
+        request = _Request(asked, facts, code, self._usual_of(asked))
         self._requests[asked.spec.id] = request
         self._ask_more([request])
         self._say_why(request)
+
+    def _usual_of(self, asked: AskLease) -> float | None:
+        return self.usual_s(asked.spec.job_type) if self.has_sites else None
 
     def _ask_more(self, requests: Iterable[_Request]) -> None:
         places = self._places() if self.has_sites else []
@@ -197,7 +213,7 @@ class Router:
                 self._ask_at(LOCAL, request)
                 continue
             spec = request.asked.spec
-            chosen = choice.choose(spec, places, request.places, request.refusals)
+            chosen = choice.choose(spec, places, request.places, request.refusals, request.usual_s)
             for name in chosen.withdraw:
                 request.places.discard(name)
                 self._leases_at(name).drop(spec.id)
@@ -217,7 +233,7 @@ class Router:
         places = [
             Place(
                 node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes),
-                open_at.count(node.name) + node.attempts,
+                open_at.count(node.name) + node.attempts, node.left_s,
             )
             for node in self.nodes.values()
         ]  # fmt: skip
@@ -243,7 +259,10 @@ class Router:
             if self._leases_at(name).pass_on(job, heir, facts, code)
         }  # fmt: skip
         if passed:
-            self._requests[heir.spec.id] = _Request(heir, facts, code, passed, request.refusals)
+            self._requests[heir.spec.id] = _Request(
+                heir, facts, code, self._usual_of(heir), passed, request.refusals,
+                request.refused_by,
+            )  # fmt: skip
         return bool(passed)
 
     def key_of(self, job: int) -> str | None:
@@ -331,8 +350,12 @@ class Router:
         """Say why a request that no place was asked for waits."""
         if self.has_sites and not request.places:
             for node in self.nodes.values():
-                if not node.is_open and choice.is_meant(request.asked.spec.at, _place(node)):
+                if not choice.is_meant(request.asked.spec.at, _place(node)):
+                    continue
+                if not node.is_open:
                     request.said[node.name] = _away(node)
+                elif not choice.ends_within(request.usual_s, node.left_s):
+                    request.said[node.name] = _too_long(request.usual_s, "it ends", node.left_s)
             at = request.asked.spec.at
             text = self._why(request) or f"no place is named {at}: see `grn sites`"
             self._listener.awaited(request.asked.spec.id, text)
@@ -351,6 +374,8 @@ class Router:
                 continue
             if spec.gpus > site.gpus:
                 texts[site.name] = f"its pilots have {site.gpus} of the {spec.gpus} GPUs it needs"
+            elif not choice.ends_within(request.usual_s, site.time_s):
+                texts[site.name] = _too_long(request.usual_s, "its pilots end", site.time_s)
             elif site.name not in used:
                 texts[site.name] = site.text
         return texts
@@ -372,10 +397,7 @@ class Router:
         self._ask_more([request])
         spec = request.asked.spec
         meant = {one.name for one in self._places() if choice.is_meant(spec.at, one)}
-        may_grow = any(
-            site.name not in request.refused_by and choice.may_grow_for(spec, site)
-            for site in self._pilot_sites.values()
-        )
+        may_grow = any(_may_grow(request, site) for site in self._pilot_sites.values())
         if not request.places and meant <= request.refusals.keys() and not may_grow:
             self._requests.pop(job)
             whole = "; ".join(f"{place}: {said}" for place, said in request.refusals.items())
@@ -509,6 +531,16 @@ def _of_node(grant: Grant, node: Node) -> Grant:
 
 def _place(node: Node) -> Place:
     return Place(node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes), 0)
+
+
+def _may_grow(request: _Request, site: PilotSite) -> bool:
+    """True when one more node of a site could run a job, and none has refused it."""
+    is_refused = site.name in request.refused_by
+    return not is_refused and choice.may_grow_for(request.asked.spec, site, request.usual_s)
+
+
+def _too_long(usual_s: float | None, ends: str, left_s: float | None) -> str:
+    return f"such jobs take {show_time(usual_s)}, and {ends} after {show_time(left_s)}"
 
 
 def _away(node: Node) -> str:
