@@ -19,7 +19,8 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "protocol": "__init__ lease rows",
     "negotiator": "__init__ events endings engine engine_view schedule learn views explain history "
     "change_feed pages",
-    "queue": "__init__ job events engine job_table lease_window finish sites.__init__ sites.choice",
+    "queue": "__init__ job events engine job_table lease_window finish sites.__init__ sites.choice "
+    "sites.slurm_jobs",
     "simulate": "__init__ workload schedulers replay policies",
     "group": "__init__ task roles nested call_table progress",
     "sweep": "__init__ grid space condition values template",

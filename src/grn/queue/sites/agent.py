@@ -27,6 +27,7 @@ from grn.daemon import capped_log
 from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError, ProtocolError
 from grn.interpreter import SERVICE
+from grn.proc import pidfd
 from grn.proc.system import boot_id, mounts
 from grn.proc.watch import Watches
 from grn.queue.job import AttemptFate, EndReason, Exit
@@ -509,9 +510,11 @@ def _bind(agent: Agent, pid: int, stopped: asyncio.Event) -> None:
         agent.end_all()
         stopped.set()
 
-    Watches(gone).add(pid, os.pidfd_open(pid))
-    if os.getppid() != pid:
+    fd = pidfd.of_parent(pid)
+    if fd is None:
         gone(pid)
+    else:
+        Watches(gone).add(pid, fd)
 
 
 def _say(fd: int | None, line: str) -> None:

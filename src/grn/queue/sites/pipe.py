@@ -12,24 +12,28 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 from grn.client import daemons
-from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError
+from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError, MachineError
 from grn.interpreter import own_module
 from grn.queue.sites.agent import socket_of
 from grn.queue.sites.stream import GREETING
 
 CHUNK = 1 << 16
+CONNECT_AGAIN_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Relay bytes until either side ends."""
     parser = argparse.ArgumentParser(prog="grn agent --pipe")
     parser.add_argument("--queue", required=True, help="the identity of the queue at home")
+    waiting = "start no agent: wait so long for the one that is kept here"
+    parser.add_argument("--wait-s", type=float, default=0.0, help=waiting)
     arguments = parser.parse_args(argv)
     try:
-        agent = _reach(arguments.queue)
+        agent = _reach(arguments.queue, arguments.wait_s)
     except GrnError as error:
         print(f"grn: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
@@ -39,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _reach(queue_id: str) -> socket.socket:
+def _reach(queue_id: str, wait_s: float) -> socket.socket:
     """Return a connection to the agent."""
+    deadline = time.monotonic() + wait_s
 
     def connect() -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -51,10 +56,16 @@ def _reach(queue_id: str) -> socket.socket:
             raise DaemonNotRunning(socket_of(queue_id)) from error
         return sock
 
-    try:
-        return connect()
-    except DaemonNotRunning:
-        argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
+    while True:
+        try:
+            return connect()
+        except DaemonNotRunning:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(CONNECT_AGAIN_S)
+    if wait_s:
+        raise MachineError(f"no agent has answered on this node within {wait_s:.0f} s.")
+    argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
     try:
         daemons.start_aside("agent", argv, is_detached=True)
     except AlreadyRunning as held:
