@@ -201,9 +201,9 @@ class Adapter(asyncio.Protocol):
                 argv, stdin=theirs.fileno(), stdout=theirs.fileno(),
                 env=service_environment("adapter"),
             )  # fmt: skip
+        ours.setblocking(False)
+        transport, _ = await loop.create_connection(lambda: self, sock=ours)
         try:
-            ours.setblocking(False)
-            transport, _ = await loop.create_connection(lambda: self, sock=ours)
             while not self._gone.is_set():
                 site = self.site.name
                 line = {
@@ -213,9 +213,8 @@ class Adapter(asyncio.Protocol):
                 transport.write(json.dumps(line).encode() + b"\n")
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._gone.wait(), TELL_S)
-            transport.abort()
         finally:
-            ours.close()
+            transport.abort()  # closes the socket too, once the loop does not watch it any more
             await asyncio.shield(loop.run_in_executor(None, terminate.end_child, process, 2.0))
         log.warning("action=adapter-ended site=%s status=%s", self.site.name, process.returncode)
 
