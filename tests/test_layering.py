@@ -19,7 +19,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "protocol": "__init__ lease rows snapshot",
     "negotiator": "__init__ events endings engine engine_view schedule learn queries",
     "queue": "__init__ job events engine job_table lease_window finish sites.__init__ "
-    "sites.choice sites.teaching",
+    "sites.choice sites.slurm_jobs sites.teaching",
     "simulate": "__init__ workload schedulers replay policies",
     "group": "__init__ task roles call_table",
     "sweep": "__init__ grid space condition values template",

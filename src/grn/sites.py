@@ -24,6 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 KINDS = ("ssh", "slurm", "ray")
 RESERVED = ("local", "all")
 DEFAULT_PILOT_S = 24 * 3600.0
+DEFAULT_IDLE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class SiteConfig:
     options: tuple[str, ...] = ()  # more words for ssh or sbatch
     address: str = ""  # of a Ray cluster
     env: Mapping[str, str] = field(default_factory=dict)  # variables of the agents there
+    idle_s: float = DEFAULT_IDLE_S  # a pilot without work leaves after this
 
     def to_toml(self) -> str:
         """Return the table of this site."""
@@ -58,6 +60,8 @@ class SiteConfig:
                 lines.append(f"{name} = {json.dumps(shown)}")
         if self.time_s != DEFAULT_PILOT_S:
             lines.append(f'time = "{self.time_s:.0f}s"')
+        if self.idle_s != DEFAULT_IDLE_S:
+            lines.append(f'idle = "{self.idle_s:.0f}s"')
         if self.env:
             pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in self.env.items())
             lines.append(f"env = {{ {pairs} }}")
@@ -76,7 +80,10 @@ class SiteConfig:
         return cls(**{**named, **lists})
 
 
-_KEYS = ("ssh", "slurm", "ray", "python", "gpus", "pilots", "time", "partition", "options", "env")
+_KEYS = (
+    "ssh", "slurm", "ray", "python", "gpus", "pilots", "time", "partition", "options", "env",
+    "idle",
+)  # fmt: skip
 
 
 def read(tables: Mapping[str, object]) -> list[SiteConfig]:
@@ -127,15 +134,15 @@ def _site(name: str, table: object) -> SiteConfig:
     gpus, pilots = table.get("gpus", 1), table.get("pilots", 4)
     if type(gpus) is not int or type(pilots) is not int or gpus < 1 or pilots < 1:
         raise wrong("gpus and pilots must be whole numbers from 1")
-    time_s = DEFAULT_PILOT_S
-    if "time" in table:
+    times_s = {"time": DEFAULT_PILOT_S, "idle": DEFAULT_IDLE_S}
+    for key in times_s.keys() & table.keys():
         try:
-            time_s = parse_time(str(table["time"]))
+            times_s[key] = parse_time(str(table[key]))
         except (UsageError, ValueError) as error:
-            raise wrong("time must be like 24h or 90m") from error
+            raise wrong(f"{key} must be like 24h or 90m") from error
     return SiteConfig(
-        name, kinds[0], tuple(hosts), python, gpus, pilots, time_s, partition, tuple(options),
-        address, dict(env),
+        name, kinds[0], tuple(hosts), python, gpus, pilots, times_s["time"], partition,
+        tuple(options), address, dict(env), times_s["idle"],
     )  # fmt: skip
 
 

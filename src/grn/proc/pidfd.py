@@ -49,6 +49,18 @@ def open_child(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
+def of_parent(pid: int) -> int | None:
+    """Return a pidfd of the parent, None when that is not the parent any more."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if os.getppid() != pid:  # after opening: it lived then
+        os.close(fd)
+        return None
+    return fd
+
+
 def send(process: Named, *signums: int) -> bool:
     """Signal a process if it is still the same; False when it is gone or not permitted."""
     fd = open_pidfd(process)

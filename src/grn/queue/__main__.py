@@ -113,7 +113,9 @@ def _load_sites(loop: QueueLoop, launch: LaunchSettings, memory: str) -> None:
     if loop.fleet is None:
         from grn.queue.sites.fleet import Fleet, FleetSettings
 
-        chosen = FleetSettings(launch.queue_id, launch.folder, launch.log_bytes, memory)
+        chosen = FleetSettings(
+            launch.queue_id, launch.folder, launch.log_bytes, memory, loop.journal.usual_s
+        )
         loop.fleet = Fleet(chosen, loop.site)
     loop.fleet.load()
 

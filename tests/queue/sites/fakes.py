@@ -117,6 +117,12 @@ class FakeNode:
         self.orders: list[tuple[Any, ...]] = []
         self.expected: dict[Attempt, RemoteLease] = {}
         self.is_closed = False
+        self.is_draining = False
+        self.left_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.is_up and not self.is_draining
 
     @property
     def attempts(self) -> int:

@@ -28,7 +28,7 @@ FRAMES: list[Frame] = [
 
 
 def _framed(kind: int, body: bytes) -> bytes:
-    return struct.pack(">IB", len(body), kind) + body
+    return struct.pack(">IB", len(body), kind) + body + b"\n"
 
 
 def _fed(reader: FrameReader, data: bytes, cuts: list[int]) -> list[Frame]:
@@ -94,7 +94,7 @@ def test_garbage_is_refused_or_incomplete_and_never_anything_else() -> None:
         reader = FrameReader()
         data = chance.randbytes(chance.randrange(1, 60))
         if chance.random() < 0.5:
-            data = struct.pack(">IB", len(data), chance.randrange(4)) + data
+            data = struct.pack(">IB", len(data), chance.randrange(4)) + data + b"\n"
         try:
             frames = reader.feed(data)
         except ProtocolError:

@@ -50,6 +50,8 @@ def site() -> None:
 @click.option("--pilots", type=click.IntRange(1), default=4, metavar="N",
               help="Pilots at the same time, at most.")  # fmt: skip
 @click.option("--time", "time_text", default="24h", metavar="TIME", help="Time of one pilot.")
+@click.option("--idle", "idle_text", default="5m", metavar="TIME",
+              help="A pilot without work leaves after this.")  # fmt: skip
 @click.option("--partition", default="", help="The partition of Slurm.")
 @click.option("--option", "options", multiple=True, metavar="WORD",
               help="A word for ssh or sbatch (repeatable).")  # fmt: skip
@@ -63,6 +65,7 @@ def add(
     address: str | None,
     install: bool,
     time_text: str,
+    idle_text: str,
     env: tuple[str, ...],
     no_check: bool,
     **chosen: Any,
@@ -77,7 +80,8 @@ def add(
         **{key: list(value) if isinstance(value, tuple) else value
            for key, value in chosen.items() if value},
         (kind or "ray"): {"ssh": list(hosts), "slurm": True}.get(kind or "", address),
-        "time": f"{parse_time(time_text):.0f}s", "env": pairs,
+        "time": f"{parse_time(time_text):.0f}s", "idle": f"{parse_time(idle_text):.0f}s",
+        "env": pairs,
     }  # fmt: skip
     if kind != "ssh" and hosts:
         raise UsageError(f"{' '.join(hosts)}: only --ssh takes hosts.")

@@ -26,6 +26,7 @@ from grn.queue.journal.journal_file import Disk, NotWritten
 from grn.queue.journal.rows import BadRow, Command, NewJob
 
 log = logging.getLogger(__name__)
+MAX_RECENT, MAX_RUNS = 2000, 20  # ended jobs that are read for one type, and attempts that count
 MAX_AT_HAND = 64
 MAX_LAST = 100
 _TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
@@ -309,6 +310,18 @@ class Journal:
         if not isinstance(facts, dict) or not isinstance(code, str):
             raise BadRow(rows.NEVER_RUN)
         return facts, code
+
+    def usual_s(self, job_type: str) -> float | None:
+        """Return the median time of the last good attempts of a type, None if there are none."""
+        found = self._disk.read(
+            "SELECT ran_s FROM (SELECT id, attempt, job_type FROM jobs WHERE state = 'ended'"
+            " ORDER BY ended_at DESC LIMIT ?) AS recent JOIN attempts ON job = recent.id"
+            " AND attempts.attempt = recent.attempt WHERE job_type = ? AND reason = 'ok'"
+            " AND typeof(ran_s) = 'real' LIMIT ?",
+            (MAX_RECENT, job_type, MAX_RUNS),
+        )
+        times = sorted(ran_s for (ran_s,) in found)
+        return times[len(times) // 2] if times else None
 
     def lease_of(self, job_id: int, attempt: int) -> tuple[str, str]:
         """Return the lease an attempt was begun under and the boot; empty when not known."""

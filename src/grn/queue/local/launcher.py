@@ -252,6 +252,10 @@ class Launcher:
         is_postponed = any(task.attempt == attempt for task in self._postponed.tasks)
         return attempt in self._busy or attempt in self._recovery.adopted or is_postponed
 
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts that have a shim."""
+        return [*self._busy, *self._recovery.adopted]
+
     @property
     def has_attempts(self) -> bool:
         """True while any attempt runs or waits for a shim."""

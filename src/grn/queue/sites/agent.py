@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -26,10 +27,12 @@ from grn.client.negotiator import call
 from grn.daemon import process
 from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError, ProtocolError
+from grn.proc import pidfd
 from grn.proc.pidfd import credentials
 from grn.proc.processes import boot_id, mounts
 from grn.proc.spawn import SERVICE
-from grn.queue.job import AttemptFate, Exit
+from grn.proc.watch import Watches
+from grn.queue.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
@@ -42,10 +45,13 @@ from grn.queue.sites.stream import Frame, LeaseBytes, Message
 log = logging.getLogger("grn.agent")
 IDLE_EXIT_S = 60.0
 SILENT_S = 60.0  # the queue pings every ten seconds
-LOOK_S = 5.0
+LOOK_S = 1.0
+HOLD_S = 1.0
+LEFT = 10  # exit status of an agent that left because nothing is to be done here any more
 RETRY_S = 1.0
 MAX_UNSENT = 8 << 20
 _BORN = time.time_ns()  # with the pid: which agent this is
+ALLOCATION = "GRN_ALLOCATION"  # the engine's name of the allocation that this node belongs to
 QUEUE_ID = re.compile(r"[0-9a-f]{8,64}")
 # Variables that name things of one machine: a job gets those of the node that it runs on.
 _OF_MACHINE = re.compile(
@@ -57,8 +63,13 @@ _OF_MACHINE = re.compile(
 
 def epoch() -> str:
     """Return the life of this node: its boot, and the allocation that it belongs to."""
-    allocation = os.environ.get("GRN_ALLOCATION", "")
+    allocation = os.environ.get(ALLOCATION, "")
     return f"{boot_id()[:13]}{'+' if allocation else ''}{allocation}"
+
+
+def is_allocated() -> bool:
+    """True on a node that an engine gave for a time, and takes back."""
+    return ALLOCATION in os.environ
 
 
 class AgentStream(asyncio.Protocol):
@@ -72,6 +83,7 @@ class AgentStream(asyncio.Protocol):
         self._may_write.set()
         self.is_greeted = False
         self.heard_at = time.monotonic()
+        self.has_heard_of_drain = False  # the queue starts nothing new here
         self.environments: dict[int, dict[str, str]] = {}  # by the queue's number of each
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -134,6 +146,11 @@ class Agent:
         self._link = NegotiatorLink(self._from_negotiator, self._negotiator_changed)
         self._linking: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._unwritten: set[Attempt] = set()  # ended, and the queue has not written it yet
+        self._stopped: set[Attempt] = set()  # by the queue
+        self._has_earlier = is_allocated() and os.path.isdir(launch.root)  # of an agent before
+        self._is_draining = False
+        self._is_closed = False
         self.idle_since = time.monotonic()
 
     def open(self) -> None:
@@ -142,6 +159,7 @@ class Agent:
 
     def close(self) -> None:
         """Let go of all attempts; they continue."""
+        self._is_closed = True
         self._link.close()
         if self._linking is not None:
             self._linking.cancel()
@@ -149,8 +167,31 @@ class Agent:
 
     @property
     def is_idle(self) -> bool:
-        """True when no queue is connected and no attempt runs."""
-        return self._stream is None and not self._launcher.has_attempts
+        """True when no queue is connected, no attempt runs, and none has an end to be told."""
+        return self._stream is None and self._is_empty and not self._has_earlier
+
+    @property
+    def _is_empty(self) -> bool:
+        return not self._launcher.has_attempts and not self._unwritten
+
+    @property
+    def may_leave(self) -> bool:
+        """True when it is drained: nothing is left here, and the queue knows that it drains."""
+        if self._stream is None:
+            return self._is_draining and self.is_idle
+        return self._is_draining and self._is_empty and self._stream.has_heard_of_drain
+
+    def drain(self) -> None:
+        """Take nothing new from now on."""
+        if not self._is_draining:
+            log.info("action=drain")
+            self._is_draining = True
+            self._send({"ev": "draining"})
+
+    def end_all(self) -> None:
+        """Kill all attempts."""
+        for attempt in self._launcher.attempts():
+            self._launcher.stop(attempt, is_now=True)
 
     # --- the stream ----------------------------------------------------------------------
 
@@ -178,6 +219,7 @@ class Agent:
         source.send({
             "ev": "hello", "version": __version__, "stream": stream.VERSION, "epoch": epoch(),
             "host": socket.gethostname(), "at": time.time(), "agent": f"{os.getpid()}-{_BORN}",
+            "draining": self._is_draining,
         })  # fmt: skip
         if message.get("version") != __version__:
             source.close()  # the queue says so with both versions
@@ -185,6 +227,7 @@ class Agent:
         if message.get("log_bytes") is not None:
             self._launcher.log_bytes = int(message["log_bytes"])  # the queue keeps the logs
         before, self._stream = self._stream, source
+        self._has_earlier = False  # the queue asks for all that it does not know the end of
         if before is not None:
             before.abort()
             self._logs.stop()
@@ -250,7 +293,9 @@ class Agent:
         self._follow(attempt, {})
 
     def _stop(self, _source: AgentStream, message: Message) -> None:
-        self._launcher.stop(stream.attempt_in(message), bool(message.get("now")))
+        attempt = stream.attempt_in(message)
+        self._stopped.add(attempt)
+        self._launcher.stop(attempt, bool(message.get("now")))
 
     def _find(self, _source: AgentStream, message: Message) -> None:
         """Report what became of an attempt that the queue believes to be here."""
@@ -273,6 +318,8 @@ class Agent:
     def _written(self, _source: AgentStream, message: Message) -> None:
         """Note that the queue has an end; its copy of the output is whole unless it says so."""
         attempt = stream.attempt_in(message)
+        self._unwritten.discard(attempt)
+        self._stopped.discard(attempt)
         self._launcher.written(attempt)
         if not message.get("keep"):
             shutil.rmtree(self._launcher.folder(attempt), ignore_errors=True)
@@ -280,6 +327,9 @@ class Agent:
     def _remove(self, _source: AgentStream, message: Message) -> None:
         jobs = [(int(job), int(attempts)) for job, attempts in message["jobs"]]
         self._launcher.remove(jobs)
+
+    def _drain_heard(self, source: AgentStream, _message: Message) -> None:
+        source.has_heard_of_drain = True
 
     def _ping(self, source: AgentStream, _message: Message) -> None:
         source.send({"ev": "pong"})
@@ -292,6 +342,7 @@ class Agent:
 
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
         """Tell the queue how an attempt ended, behind all of its output."""
+        self._unwritten.add(attempt)
         if self._stream is None:
             return  # the next stream asks
         task = asyncio.get_running_loop().create_task(self._report_end(self._stream, attempt, exit))
@@ -300,10 +351,23 @@ class Agent:
 
     async def _report_end(self, to: AgentStream, attempt: Attempt, exit: Exit | None) -> None:
         await self._logs.finish(attempt)
+        if is_allocated() and not self._is_own_end(attempt, exit):
+            await asyncio.sleep(HOLD_S)
+        if self._is_closed:
+            return  # the engine tells how the allocation ended
         to.send({
             "ev": "ended", "job": attempt.job, "attempt": attempt.number,
             "exit": stream.exit_to_json(exit),
         })  # fmt: skip
+
+    def _is_own_end(self, attempt: Attempt, exit: Exit | None) -> bool:
+        """True for an end that the end of the allocation does not explain.
+
+        An engine that ends an allocation signals all of its processes, this one among the last.
+        """
+        if exit is None or exit.because is EndReason.CANCELLED:
+            return exit is not None and attempt in self._stopped
+        return exit.status == 0 or exit.because is not None
 
     def _follow(self, attempt: Attempt, have: dict[str, int]) -> None:
         if self._stream is not None:
@@ -317,6 +381,7 @@ _HANDLERS: dict[str, Callable[[Agent, AgentStream, Message], None]] = {
     "find": Agent._find,
     "written": Agent._written,
     "remove": Agent._remove,
+    "drain-heard": Agent._drain_heard,
     "ping": Agent._ping,
 }
 
@@ -406,6 +471,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = process.parser("grn.queue.sites.agent")
     parser.add_argument("--queue", required=True, help="the identity of the queue it works for")
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
+    parser.add_argument("--idle-s", type=float, default=IDLE_EXIT_S, help="exit when so long idle")
+    parser.add_argument("--draining", action="store_true", help="take nothing new")
+    parser.add_argument("--bound-to", type=int, help="kill all attempts when this process ends")
     arguments = parser.parse_args(argv)
     process.log_to_stderr(arguments.log)
     os.environ.pop(SERVICE, None)
@@ -414,17 +482,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ProtocolError(f"{arguments.queue!r} is no identity of a queue.")
         chosen = settings.load()
         with DaemonLock(socket_of(arguments.queue), is_private=True) as lock:
-            asyncio.run(_serve(chosen, lock, arguments))
+            return asyncio.run(_serve(chosen, lock, arguments))
     except GrnError as error:
         process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
-    return 0
 
 
-async def _serve(
-    chosen: settings.Settings, lock: DaemonLock, arguments: argparse.Namespace
-) -> None:
+async def _serve(chosen: settings.Settings, lock: DaemonLock, arguments: argparse.Namespace) -> int:
     state, note = state_folder(mounts())
     if note:
         log.warning(note)
@@ -439,27 +504,49 @@ async def _serve(
     agent.open()
     await lock.serve(agent.new_stream)
     _write_version(version_file(arguments.queue))
-    leave = None if arguments.stay else stopped.set
-    tasks = [
-        asyncio.create_task(lock.look_after(stopped.set)),
-        asyncio.create_task(_look_around(agent, leave)),
-    ]
+    idle_s = None if arguments.stay else arguments.idle_s
+    leaving = asyncio.create_task(_until_done(agent, idle_s))
+    leaving.add_done_callback(lambda _: stopped.set())
+    tasks = [asyncio.create_task(lock.look_after(stopped.set)), leaving]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, agent.drain)
+    if arguments.draining:
+        agent.drain()
+    if arguments.bound_to:
+        _bind(agent, arguments.bound_to, stopped)
     log.info("action=ready epoch=%s", epoch())
     process.report(arguments.ready_fd, "ready")
     await stopped.wait()
+    has_left = leaving.done()
     lock.close()
     for task in tasks:
         task.cancel()
     agent.close()
+    return LEFT if has_left else 0
 
 
-async def _look_around(agent: Agent, leave: Callable[[], None] | None) -> None:
-    """Drop a dead stream, and leave after a while without a stream and attempts."""
-    while True:
+async def _until_done(agent: Agent, idle_s: float | None) -> None:
+    """Drop dead streams until the agent is drained, or has been idle for a while."""
+    while not agent.may_leave:
         agent.drop_silent_stream()
-        if leave and agent.is_idle and time.monotonic() - agent.idle_since >= IDLE_EXIT_S:
-            leave()
+        idle_for_s = time.monotonic() - agent.idle_since
+        if idle_s is not None and agent.is_idle and idle_for_s >= idle_s:
+            return
         await asyncio.sleep(LOOK_S)
+
+
+def _bind(agent: Agent, pid: int, stopped: asyncio.Event) -> None:
+    """End with a process that is the parent of this one, and kill all attempts then."""
+
+    def gone(_pid: int) -> None:
+        log.error("action=end-all reason='the process that keeps this agent has ended'")
+        agent.end_all()
+        stopped.set()
+
+    fd = pidfd.of_parent(pid)
+    if fd is None:
+        gone(pid)
+    else:
+        Watches(gone).add(pid, fd)
 
 
 def _write_version(path: str) -> None:

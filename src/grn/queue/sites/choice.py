@@ -20,11 +20,22 @@ class Place:
     is_up: bool
     gpu_bytes: tuple[int, ...]  # memory of each GPU, largest first; empty if not known
     busy: int  # attempts there, and requests that wait there
+    left_s: float | None = None  # until its engine takes it back; None: it stays
 
     @property
     def crowd(self) -> float:
         """Return how many jobs there are for each GPU."""
         return self.busy / max(1, len(self.gpu_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class PilotSite:
+    """A site whose engine places nodes when they are needed, at one moment."""
+
+    name: str
+    gpus: int  # of each node
+    time_s: float  # of each node
+    text: str  # why it has no node that is up
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +57,25 @@ def is_meant(at: str, place: Place) -> bool:
     return not at or at in (place.name, place.site)
 
 
+def may_grow_for(spec: JobSpec, site: PilotSite, usual_s: float | None) -> bool:
+    """True when one more node of a site could run a job."""
+    fits = spec.gpus <= site.gpus and ends_within(usual_s, site.time_s)
+    return spec.at in ("", site.name) and fits
+
+
+def ends_within(usual_s: float | None, left_s: float | None) -> bool:
+    """True unless a job is known to take longer than a place is there."""
+    return usual_s is None or left_s is None or usual_s <= left_s
+
+
 def choose(
-    spec: JobSpec, places: Sequence[Place], asked: Collection[str], refused: Collection[str]
+    spec: JobSpec,
+    places: Sequence[Place],
+    asked: Collection[str],
+    refused: Collection[str],
+    usual_s: float | None = None,
 ) -> Choice:
-    """Choose the places to ask next: up, large enough, the least crowded first.
+    """Choose the places to ask next: up, there for long enough, large enough, least crowded first.
 
     At most `MAX_ASKED` have a request at once. One that has a free GPU then replaces the most
     crowded of them.
@@ -61,6 +87,7 @@ def choose(
         and place.name not in asked
         and place.name not in refused
         and is_meant(spec.at, place)
+        and ends_within(usual_s, place.left_s)
     ]
     # A place that is too small refuses in its own words, if no other takes the job.
     could.sort(key=lambda one: (not _is_large_enough(spec, one), one.crowd, one.name != LOCAL))

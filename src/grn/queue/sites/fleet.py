@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from grn.proc import spawn, terminate
 from grn.proc.spawn import own_module, service_environment
 from grn.protocol.rows import as_json
 from grn.queue.site import Attempt
+from grn.queue.sites.choice import PilotSite
 from grn.queue.sites.node import Node, NodeAddress
 from grn.queue.sites.router import Router
 from grn.sites import SiteConfig
@@ -34,6 +36,7 @@ RESTART_S = 5.0
 MAX_LINE = 1 << 20
 MAX_SHOWN_SKEW_S = 60.0
 MEMORY_VERSION = 1
+USUAL_FRESH_S, MAX_TYPES = 60.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,25 @@ class FleetSettings:
     folder_of: Callable[[Attempt], str]
     log_bytes: int
     memory: str  # the file with the ways to nodes that have attempts
+    usual_s: Callable[[str], float | None] = lambda _job_type: None  # time of a type's last runs
+
+
+class UsualTimes:
+    """How long jobs of a type took, read again after a while."""
+
+    def __init__(self, read: Callable[[str], float | None]) -> None:
+        self._read = read
+        self._known: dict[str, tuple[float, float | None]] = {}
+
+    def __call__(self, job_type: str) -> float | None:
+        now = time.monotonic()
+        read_at, usual_s = self._known.get(job_type, (-USUAL_FRESH_S, None))
+        if now - read_at >= USUAL_FRESH_S:
+            if len(self._known) >= MAX_TYPES:
+                self._known.clear()
+            usual_s = self._read(job_type)
+            self._known[job_type] = (now, usual_s)
+        return usual_s
 
 
 class Fleet:
@@ -52,6 +74,7 @@ class Fleet:
     def __init__(self, chosen: FleetSettings, router: Router) -> None:
         self._chosen = chosen
         self._router = router
+        router.usual_s = UsualTimes(chosen.usual_s)
         self.sites: list[SiteConfig] = []
         self._adapters: dict[str, Adapter] = {}
         self._memory = _remembered(chosen.memory)
@@ -82,7 +105,12 @@ class Fleet:
         old = {name: self._memory[name] for name in lost if name in self._memory}
         kept = {name: node.address for name, node in self._router.nodes.items() if node.attempts}
         self._remember({**old, **kept, **now})
-        self._router.set_nodes(map(self._node, now.values()), map(self._node, old.values()))
+        pilot_sites = [
+            PilotSite(name, adapter.site.gpus, adapter.site.time_s, adapter.why_none)
+            for name, adapter in self._adapters.items()
+        ]
+        nodes, leaving = map(self._node, now.values()), map(self._node, old.values())
+        self._router.set_nodes(nodes, leaving, pilot_sites)
 
     def _node(self, address: NodeAddress) -> Node:
         """Return the node of this name, with this address."""
@@ -107,6 +135,18 @@ class Fleet:
             os.replace(f"{path}.new", path)
         except OSError as error:  # it is needed only after a restart without these sites
             log.error("action=remember-nodes result=failed reason=%r", str(error))
+
+    def note_time_left(self, left_s: dict[str, float]) -> None:
+        """Note when engines take nodes back."""
+        for name, seconds in left_s.items():
+            if name in self._router.nodes:
+                self._router.nodes[name].ends_at = time.monotonic() + seconds
+        self._router.withdraw_late()
+
+    def cut(self, site: str) -> list[str]:
+        """Return the nodes of a site that are not heard of now."""
+        nodes = self._router.nodes.values()
+        return [node.name for node in nodes if node.address.site == site and not node.is_heard]
 
     def gone(self, node: str, text: str) -> None:
         """End the attempts of a node that an engine vouches is gone."""
@@ -198,6 +238,13 @@ class Adapter(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep_running())
 
+    @property
+    def why_none(self) -> str:
+        """Return why none of its nodes is up, for the jobs that wait."""
+        if self.trouble or not self.pending:
+            return self.trouble or "its first pilot is being placed"
+        return ", ".join(f"{name} is {state}" for name, state in self.pending.items())
+
     def close(self) -> None:
         """End the process."""
         self._task.cancel()
@@ -218,18 +265,20 @@ class Adapter(asyncio.Protocol):
                 argv, stdin=theirs.fileno(), stdout=theirs.fileno(),
                 env=service_environment("adapter"),
             )  # fmt: skip
+        ours.setblocking(False)
+        transport, _ = await loop.create_connection(lambda: self, sock=ours)
         try:
-            ours.setblocking(False)
-            transport, _ = await loop.create_connection(lambda: self, sock=ours)
             while not self._gone.is_set():
                 site = self.site.name
-                line = {"want": self._fleet.demand(site), "known": self._fleet.unseen(site)}
+                line = {
+                    "want": self._fleet.demand(site), "known": self._fleet.unseen(site),
+                    "cut": self._fleet.cut(site),
+                }  # fmt: skip
                 transport.write(json.dumps(line).encode() + b"\n")
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._gone.wait(), TELL_S)
-            transport.abort()
         finally:
-            ours.close()
+            transport.abort()  # closes the socket too, once the loop does not watch it any more
             await asyncio.shield(loop.run_in_executor(None, terminate.end_child, process, 2.0))
         log.warning("action=adapter-ended site=%s status=%s", self.site.name, process.returncode)
 
@@ -255,10 +304,14 @@ class Adapter(asyncio.Protocol):
                 name: NodeAddress(name, self.site.name, tuple(pipe))
                 for name, pipe in said["nodes"].items()
             }
-            self.pending = dict(said.get("pending", {}))
+            pending = dict(said.get("pending", {}))
+            self.pending = {name: harmless(str(state)) for name, state in pending.items()}
             self._fleet.update()
+            left_s = dict(said.get("left_s", {}))
+            self._fleet.note_time_left({name: float(left) for name, left in left_s.items()})
         for name, text in said.get("gone", {}).items():
             log.info("action=node-gone node=%s reason=%r", name, text)
             self._fleet.gone(name, harmless(str(text)))
         if "trouble" in said:
             self.trouble = harmless(str(said["trouble"]))
+            self._fleet.update()

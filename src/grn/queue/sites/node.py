@@ -115,6 +115,8 @@ class Node(asyncio.Protocol):
         self.heard_at: float | None = None  # of the wall clock
         self.clock_skew_s = 0.0
         self._logs = LogCopies(folder_of, log_bytes)
+        self.is_draining = False  # it takes nothing new
+        self.ends_at: float | None = None  # of the monotonic clock: its engine takes it back then
         self._log_bytes = log_bytes
         self._listener = listener
         self._queue_id = queue_id
@@ -147,6 +149,16 @@ class Node(asyncio.Protocol):
         return self._agent
 
     @property
+    def is_open(self) -> bool:
+        """True while it can be asked for leases."""
+        return self.is_up and not self.is_draining
+
+    @property
+    def left_s(self) -> float | None:
+        """Return how long it is there; None if it stays, or that is not known."""
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.monotonic())
+
+    @property
     def is_heard(self) -> bool:
         """True while the agent answers."""
         return self._is_greeted
@@ -155,7 +167,7 @@ class Node(asyncio.Protocol):
     def state(self) -> str:
         """Return its state for people."""
         if self.is_up:
-            return "up"
+            return "draining" if self.is_draining else "up"
         if self._is_greeted:
             return "no negotiator"
         return "cut" if self.heard_at is not None else "connecting" if not self.trouble else "away"
@@ -321,6 +333,7 @@ class Node(asyncio.Protocol):
             )
         if type(epoch) is not str or "/" in epoch or not epoch:
             raise ProtocolError("the agent does not say which life of the node this is.")
+        self.is_draining = False
         agent = str(message.get("agent"))
         if twin := self._listener.other_node_of(self, agent):
             raise ProtocolError(f"it is the same machine as {twin}: name it once")
@@ -334,6 +347,16 @@ class Node(asyncio.Protocol):
         log.info("action=node-found node=%s epoch=%s", self.name, epoch)
         for attempt, lease in list(self._attempts.items()):
             self._ask_for(attempt, lease)
+        if message.get("draining") is True:
+            self._drain(message)
+        self._listener.node_changed(self)
+
+    def _drain(self, _message: Message) -> None:
+        """Start nothing new there; a start that is under way here puts its job back."""
+        self.is_draining = True
+        self._held.clear()
+        log.info("action=node-drains node=%s", self.name)
+        self._send({"op": "drain-heard"})
         self._listener.node_changed(self)
 
     def _negotiator(self, message: Message) -> None:
@@ -408,12 +431,13 @@ class Node(asyncio.Protocol):
     # --- orders of the queue -------------------------------------------------------------
 
     def start(self, attempt: Attempt, command: Command, lease: RemoteLease, visible: str) -> None:
-        """Start an attempt under a lease, unless the agent that was granted the lease is gone."""
+        """Start an attempt under a lease, unless its agent is gone or takes nothing new."""
         self._attempts[attempt] = lease
         self._cwds[attempt] = command.cwd
         if lease.lease not in self._held:
             loop = asyncio.get_running_loop()
-            fate, text = AttemptFate.NOT_BEGUN, f"the agent on {self.name} ended before it began"
+            why = "takes nothing new" if self.is_draining else "ended before it began"
+            fate, text = AttemptFate.NOT_BEGUN, f"the agent on {self.name} {why}"
             loop.call_soon(self._listener.attempt_found, attempt, fate, text)
             return
         self._logs.begin(attempt, command)
@@ -434,7 +458,8 @@ class Node(asyncio.Protocol):
 
     def note_granted(self, lease: str) -> None:
         """Note a lease that the agent holds until an attempt takes it over."""
-        self._held.add(lease)
+        if not self.is_draining:
+            self._held.add(lease)
 
     def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settlement], None]) -> None:
         """Report the end of a lease to the node's negotiator."""
@@ -483,6 +508,7 @@ _HANDLERS: dict[str, Callable[[Node, Message], None]] = {
     "ended": Node._ended,
     "found": Node._found,
     "refused": Node._refused,
+    "draining": Node._drain,
 }
 
 

@@ -13,17 +13,19 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 from grn import __version__, paths
 from grn.client import daemons
-from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError
+from grn.errors import AlreadyRunning, DaemonNotRunning, GrnError, MachineError
 from grn.proc import pidfd
 from grn.proc.spawn import own_module
 
 GREETING = b"\ngrn-agent-stream 1\n"  # what comes before is a login shell's
 CHUNK = 1 << 16
 LEAVE_MS = 10_000
+CONNECT_AGAIN_S = 0.1
 
 
 def socket_of(queue_id: str) -> str:
@@ -41,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Relay bytes until either side ends."""
     parser = argparse.ArgumentParser(prog="grn agent --pipe")
     parser.add_argument("--queue", required=True, help="the identity of the queue at home")
+    waiting = "start no agent: wait so long for the one that is kept here"
+    parser.add_argument("--wait-s", type=float, default=0.0, help=waiting)
     arguments = parser.parse_args(argv)
     try:
-        agent = _reach(arguments.queue)
+        agent = _reach(arguments.queue, arguments.wait_s)
     except GrnError as error:
         print(f"grn: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
@@ -53,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _reach(queue_id: str) -> socket.socket:
+def _reach(queue_id: str, wait_s: float) -> socket.socket:
     """Return a connection to the agent."""
+    deadline = time.monotonic() + wait_s
 
     def connect() -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -65,14 +70,20 @@ def _reach(queue_id: str) -> socket.socket:
             raise DaemonNotRunning(socket_of(queue_id)) from error
         return sock
 
-    try:
-        agent = connect()
-    except DaemonNotRunning:
-        pass
-    else:
-        if _version(queue_id) == __version__:
+    while True:
+        try:
+            agent = connect()
+        except DaemonNotRunning:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(CONNECT_AGAIN_S)
+            continue
+        if wait_s or _version(queue_id) == __version__:
             return agent
         _end(agent)
+        break
+    if wait_s:
+        raise MachineError(f"no agent has answered on this node within {wait_s:.0f} s.")
     try:
         argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
         daemons.start_aside("agent", argv, is_detached=True)

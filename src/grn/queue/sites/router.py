@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from grn.model.units import show_time
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Exit, Settlement
@@ -22,7 +23,7 @@ from grn.queue.journal.rows import Command
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
 from grn.queue.site import Attempt, Found, Site, SiteListener
 from grn.queue.sites import choice
-from grn.queue.sites.choice import LOCAL, Place
+from grn.queue.sites.choice import LOCAL, PilotSite, Place
 from grn.queue.sites.teaching import Teacher
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ class _Request:
     asked: AskLease
     facts: dict[str, Any]
     code: str
+    usual_s: float | None = None  # how long such jobs took
     places: set[str] = field(default_factory=set)
     refusals: dict[str, str] = field(default_factory=dict)
+    refused_by: set[str] = field(default_factory=set)  # sites; their other nodes are alike
     said: dict[str, str] = field(default_factory=dict)  # why it waits, by place
 
 
@@ -65,6 +68,8 @@ class Router:
         self._local_leases = Leases(queue_id, _LocalLeases(self))
         self._local = local(listener)
         self.nodes: dict[str, Node] = {}
+        self.usual_s: Callable[[str], float | None] = lambda _job_type: None
+        self._pilot_sites: dict[str, PilotSite] = {}
         self._requests: dict[int, _Request] = {}
         self._attempts: dict[Attempt, RemoteLease | None] = {}  # None for one on this machine
         self._leaving: set[str] = set()  # nodes of removed sites: nothing new starts there
@@ -76,13 +81,24 @@ class Router:
 
     # --- nodes ---------------------------------------------------------------------------
 
-    def set_nodes(self, nodes: Iterable[Node], leaving: Iterable[Node] = ()) -> None:
+    @property
+    def has_sites(self) -> bool:
+        """True when a job may run elsewhere than on this machine, now or later."""
+        return bool(self.nodes or self._pilot_sites)
+
+    def set_nodes(
+        self,
+        nodes: Iterable[Node],
+        leaving: Iterable[Node] = (),
+        pilot_sites: Iterable[PilotSite] = (),
+    ) -> None:
         """Replace the nodes; one that has attempts stays until they have ended."""
+        self._pilot_sites = {site.name: site for site in pilot_sites}
         wanted = {node.name: node for node in nodes}
         old = {node.name: node for node in leaving if node.name not in wanted}
         self._leaving = (self.nodes.keys() | old.keys()) - wanted.keys()
         # Where jobs can run elsewhere, this machine need not have GPUs.
-        self._local_leases.retry_s = LOCAL_RETRY_S if wanted else RETRY_S
+        self._local_leases.retry_s = LOCAL_RETRY_S if wanted or self._pilot_sites else RETRY_S
         for name, node in {**wanted, **old}.items():
             if name not in self.nodes:
                 self._add_node(node)
@@ -112,6 +128,16 @@ class Router:
         if not node.attempts:
             self._drop_node(name)
 
+    def withdraw_late(self) -> None:
+        """Withdraw requests from nodes that will be taken back before their jobs could end."""
+        for node in self.nodes.values():
+            left_s = node.left_s
+            for job, request in self._requests.items():
+                if node.name in request.places and not choice.ends_within(request.usual_s, left_s):
+                    request.places.discard(node.name)
+                    node.leases.drop(job)
+        self._ask_more(self._requests.values())
+
     def _drop_node(self, name: str) -> None:
         node = self.nodes.pop(name)
         node.close()
@@ -119,6 +145,7 @@ class Router:
         self._leaving.discard(name)
         for request in self._requests.values():
             request.places.discard(name)
+            request.said.pop(name, None)
 
     def is_leaving(self, name: str) -> bool:
         """True for a node whose site was removed."""
@@ -143,11 +170,12 @@ class Router:
             self._places_changed()
 
     def demand(self, site: str) -> dict[str, int]:
-        """Return how many requests no place has granted that a site may serve, and the largest."""
+        """Return how many open requests one more node of a site could serve, and the largest."""
+        grown = self._pilot_sites[site]
         waiting = [
             request.asked.spec.gpus
             for request in self._requests.values()
-            if request.asked.spec.at in ("", site)
+            if _may_grow(request, grown)
         ]
         return {"jobs": len(waiting), "gpus": max(waiting, default=0)}
 
@@ -165,7 +193,7 @@ class Router:
 
     def node_changed(self, node: Node) -> None:
         """Ask a node that has come up; without one that went away, ask others."""
-        if not node.is_up:
+        if not node.is_open:
             for job, request in self._requests.items():
                 if node.name in request.places:
                     request.places.discard(node.name)
@@ -204,17 +232,17 @@ class Router:
     @property
     def is_connected(self) -> bool:
         """True when some place can grant leases, or may soon."""
-        return self._local_leases.is_connected or bool(self.nodes)
+        return self._local_leases.is_connected or self.has_sites
 
     @property
     def trouble(self) -> str:
-        """Return why no lease can be had here; with nodes this machine need not have GPUs."""
-        return "" if self.nodes else self._local_leases.trouble
+        """Return why no lease can be had here; with sites this machine need not have GPUs."""
+        return "" if self.has_sites else self._local_leases.trouble
 
     @property
     def gpu_bytes(self) -> list[int]:
-        """Return the memory of each GPU here, largest first; empty if not known, or with nodes."""
-        return [] if self.nodes else self._local_leases.gpu_bytes
+        """Return the memory of each GPU here, largest first; empty if not known, or with sites."""
+        return [] if self.has_sites else self._local_leases.gpu_bytes
 
     def want(self) -> None:
         """There is work."""
@@ -229,20 +257,23 @@ class Router:
 
     def ask(self, asked: AskLease, facts: dict[str, Any], code: str = "") -> None:
         """Request the lease of one attempt where it could start soonest."""
-        request = _Request(asked, facts, code)
+        request = _Request(asked, facts, code, self._usual_of(asked))
         self._requests[asked.spec.id] = request
         self._ask_more([request])
         self._say_why(request)
 
+    def _usual_of(self, asked: AskLease) -> float | None:
+        return self.usual_s(asked.spec.job_type) if self.has_sites else None
+
     def _ask_more(self, requests: Iterable[_Request]) -> None:
-        places = self._places() if self.nodes else []
+        places = self._places() if self.has_sites else []
         for request in list(requests):
             spec = request.asked.spec
-            if not self.nodes:
+            if not self.has_sites:
                 if spec.at in ("", LOCAL):
                     self._ask_at(LOCAL, request)
                 continue
-            chosen = choice.choose(spec, places, request.places, request.refusals)
+            chosen = choice.choose(spec, places, request.places, request.refusals, request.usual_s)
             for name in chosen.withdraw:
                 request.places.discard(name)
                 self._leases_at(name).drop(spec.id)
@@ -262,8 +293,8 @@ class Router:
         open_at = [name for request in self._requests.values() for name in request.places]
         places = [
             Place(
-                node.name, node.address.site, node.is_up, tuple(node.leases.gpu_bytes),
-                open_at.count(node.name) + node.attempts,
+                node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes),
+                open_at.count(node.name) + node.attempts, node.left_s,
             )
             for node in self.nodes.values() if node.name not in self._leaving
         ]  # fmt: skip
@@ -289,7 +320,10 @@ class Router:
             if self._leases_at(name).pass_on(job, heir, facts, code)
         }  # fmt: skip
         if passed:
-            self._requests[heir.spec.id] = _Request(heir, facts, code, passed, request.refusals)
+            self._requests[heir.spec.id] = _Request(
+                heir, facts, code, self._usual_of(heir), passed, request.refusals,
+                request.refused_by,
+            )  # fmt: skip
         return bool(passed)
 
     def key_of(self, job: int) -> str | None:
@@ -381,7 +415,7 @@ class Router:
         for other in request.places - {name} if request else ():
             self._leases_at(other).drop(job)
         self._listener.granted(job, grant if node is None else _of_node(grant, node))
-        if request is not None and self.nodes:
+        if request is not None and self.has_sites:
             self._ran.setdefault(name, set()).add(request.asked.spec.job_type)
             self._ask_more(self._requests.values())  # the withdrawn requests made room
 
@@ -399,7 +433,7 @@ class Router:
             request = self._requests.get(job)
             if request is not None:
                 request.said[name] = text
-        if self.nodes:
+        if self.has_sites:
             texts = {job: self._why(self._requests[job]) for job in texts if job in self._requests}
         self._listener.reasons(texts)
 
@@ -417,18 +451,38 @@ class Router:
         }
         for name in self.names():
             node = self.nodes[name]
-            if not node.is_up and at in ("", name, node.address.site):
+            if name in texts or at not in ("", name, node.address.site):
+                continue
+            if not node.is_open:
                 texts[name] = _away(node)
+            elif not choice.ends_within(request.usual_s, node.left_s):
+                texts[name] = _too_long(request.usual_s, "it ends", node.left_s)
+        texts |= self._why_not_placed(request)
         if not request.places and at in ("", LOCAL) and LOCAL not in texts:
             texts[LOCAL] = self._local_leases.trouble or "no negotiator answers yet"
         if not texts:
             return f"no site or node is named {at}: see `grn sites`"
         return "; ".join(f"{place}: {text}" for place, text in sorted(texts.items()))
 
+    def _why_not_placed(self, request: _Request) -> dict[str, str]:
+        """Return why sites that a job may run at have no node for it."""
+        spec, texts = request.asked.spec, {}
+        used = {node.address.site for node in self.nodes.values() if node.is_open}
+        for site in self._pilot_sites.values():
+            if site.name in request.refused_by or spec.at not in ("", site.name):
+                continue
+            if spec.gpus > site.gpus:
+                texts[site.name] = f"its pilots have {site.gpus} of the {spec.gpus} GPUs it needs"
+            elif not choice.ends_within(request.usual_s, site.time_s):
+                texts[site.name] = _too_long(request.usual_s, "its pilots end", site.time_s)
+            elif site.name not in used:
+                texts[site.name] = site.text
+        return texts
+
     def refused(self, node: Node | None, job: int, text: str) -> None:
         """End a job that all places refuse; one that is away may still take it."""
         request = self._requests.get(job)
-        if node is None and not self.nodes:
+        if node is None and not self.has_sites:
             self._requests.pop(job, None)
             self._listener.refused(job, text)
             return
@@ -437,9 +491,13 @@ class Router:
         name = LOCAL if node is None else node.name
         request.places.discard(name)
         request.refusals[name] = text
+        if node is not None:
+            request.refused_by.add(node.address.site)
         self._ask_more([request])
-        meant = {one.name for one in self._places() if choice.is_meant(request.asked.spec.at, one)}
-        if not request.places and meant <= request.refusals.keys():
+        spec = request.asked.spec
+        meant = {one.name for one in self._places() if choice.is_meant(spec.at, one)}
+        may_grow = any(_may_grow(request, site) for site in self._pilot_sites.values())
+        if not request.places and meant <= request.refusals.keys() and not may_grow:
             self._requests.pop(job)
             whole = "; ".join(f"{place}: {said}" for place, said in request.refusals.items())
             self._listener.refused(job, whole)
@@ -610,5 +668,17 @@ def _of_node(grant: GrantedGpus, node: Node) -> GrantedGpus:
     )  # fmt: skip
 
 
+def _may_grow(request: _Request, site: PilotSite) -> bool:
+    """True when one more node of a site could run a job, and none has refused it."""
+    is_refused = site.name in request.refused_by
+    return not is_refused and choice.may_grow_for(request.asked.spec, site, request.usual_s)
+
+
+def _too_long(usual_s: float | None, ends: str, left_s: float | None) -> str:
+    return f"such jobs take {show_time(usual_s)}, and {ends} after {show_time(left_s)}"
+
+
 def _away(node: Node) -> str:
+    if node.is_draining:
+        return "takes nothing new"
     return f"cannot be used: {node.trouble or node.leases.trouble or 'it is being connected'}"

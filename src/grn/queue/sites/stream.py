@@ -1,7 +1,8 @@
 """Frames between a queue and an agent: messages, bytes of a lease conversation, pieces of logs.
 
 Both sides use it; the caller carries the bytes. A login shell may print before the agent does, so
-the agent's side of a stream begins with a line of its own, and all before it is skipped.
+the agent's side of a stream begins with a line of its own, and all before it is skipped. Each frame
+ends with a newline: srun passes output on by lines.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def _framed(kind: int, body: bytes) -> bytes:
-    return _HEADER.pack(len(body), kind) + body
+    return _HEADER.pack(len(body), kind) + body + b"\n"
 
 
 class FrameReader:
@@ -98,10 +99,12 @@ class FrameReader:
         if length > MAX_FRAME:
             raise ProtocolError(f"a frame of {length} bytes is over {MAX_FRAME}.")
         end = _HEADER.size + length
-        if len(self._buffer) < end:
+        if len(self._buffer) <= end:
             return None
         body = bytes(self._buffer[_HEADER.size : end])
-        del self._buffer[:end]
+        if self._buffer[end : end + 1] != b"\n":
+            raise ProtocolError("a frame does not end where it should.")
+        del self._buffer[: end + 1]
         if kind == _LEASES:
             return LeaseBytes(body)
         return _log_piece(body) if kind == _LOG else self._decode(body)
