@@ -129,13 +129,17 @@ class RayRig:
     def head(self) -> RayNode:
         return self.nodes["head"]
 
+    def command(self, code: str, before: str = "") -> tuple[list[str], dict[str, str]]:
+        """Return the command and the variables of Python that is connected to the cluster."""
+        begin = f"import ray, sys\n{before}\nray.init({self.address!r}, log_to_driver=False)\n"
+        return [str(python_with_ray()), "-c", begin + code], self.environment()
+
     def run(self, code: str, *words: str, before: str = "") -> str:
         """Run Python that is connected to the cluster; return what it prints."""
-        begin = f"import ray, sys\n{before}\nray.init({self.address!r}, log_to_driver=False)\n"
+        command, env = self.command(code, before)
         done = subprocess.run(
-            [python_with_ray(), "-c", begin + code, *words], env=self.environment(), check=False,
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [*command, *words], env=env, check=False, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
