@@ -42,11 +42,14 @@ settings.load_profile("grn")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes; leave the long campaigns to `make soak`."""
-    if not WITH_SOAK:
-        long = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    """Mark the tests that start processes; leave out what `make soak` and `test-engines` run."""
+    left_out = set() if WITH_SOAK else {"soak"}
+    if "engines" not in str(config.option.markexpr):
+        left_out.add("engines")
+    for name in left_out:
+        others = [item for item in items if item.get_closest_marker(name)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if not item.get_closest_marker(name)]
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & PROCESS_FIXTURES or _starts_processes(getattr(item, "module", None)):

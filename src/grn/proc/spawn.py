@@ -200,6 +200,12 @@ def become_first_to_end() -> None:
         _set_oom_score("self", score + _COMMAND_OOM_SCORE)
 
 
+def become_ordinary() -> None:
+    """Drop the score that an engine gives its workers: what is started here is no such worker."""
+    if oom_score("self"):
+        _set_oom_score("self", 0)
+
+
 def end_no_earlier_than_others(pid: int) -> None:
     """Reset the score that a process has inherited from a command."""
     score = oom_score(pid)

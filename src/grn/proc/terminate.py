@@ -110,6 +110,23 @@ def end_marked(tag: str) -> int:
     return end(lambda: marked(tag), steps, look_s=0.0)
 
 
+def end_having(assignment: str, give_up_s: float) -> int:
+    """Kill all processes that were started with a variable, and their relatives; except this one.
+
+    Return how many could not be killed.
+    """
+
+    def left() -> list[Process]:
+        everyone = [one for one in processes.everyone() if one.pid != os.getpid()]
+        mark = assignment.encode()
+        having = {one.pid for one in everyone if processes.has_variable(one.pid, mark)}
+        found = relatives(everyone, having)
+        return [one for one in found if one.pid in having or not one.is_over]
+
+    end(left, Escalation(0.0, again_s=0.05, give_up_s=give_up_s), look_s=0.01)
+    return len(left())
+
+
 def kill(some: Iterable[One]) -> list[One]:
     """Kill exactly these processes; return those that could not be killed for lack of rights."""
     return [

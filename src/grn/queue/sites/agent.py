@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from grn import __version__, settings, wire
+from grn import __version__, paths, settings, wire
 from grn.client import daemons
 from grn.client.negotiator import call
 from grn.daemon import process
 from grn.daemon.lockfile import DaemonLock, state_folder
 from grn.errors import GrnError, ProtocolError
-from grn.proc import pidfd
+from grn.model.job import Holder
+from grn.proc import pidfd, terminate
 from grn.proc.pidfd import credentials
 from grn.proc.processes import boot_id, mounts
 from grn.proc.spawn import SERVICE
@@ -47,6 +48,7 @@ IDLE_EXIT_S = 60.0
 SILENT_S = 60.0  # the queue pings every ten seconds
 LOOK_S = 1.0
 HOLD_S = 1.0
+END_S = 10.0
 LEFT = 10  # exit status of an agent that left because nothing is to be done here any more
 RETRY_S = 1.0
 MAX_UNSENT = 8 << 20
@@ -151,6 +153,7 @@ class Agent:
         self._has_earlier = is_allocated() and os.path.isdir(launch.root)  # of an agent before
         self._is_draining = False
         self._is_closed = False
+        self.is_orphaned = False  # its allocation has ended, and it ends all that is left of it
         self.idle_since = time.monotonic()
 
     def open(self) -> None:
@@ -473,7 +476,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
     parser.add_argument("--idle-s", type=float, default=IDLE_EXIT_S, help="exit when so long idle")
     parser.add_argument("--draining", action="store_true", help="take nothing new")
-    parser.add_argument("--bound-to", type=int, help="kill all attempts when this process ends")
+    parser.add_argument("--bound-to", metavar="PID[:TICKS]",
+                        help="kill all attempts when this process ends")  # fmt: skip
     arguments = parser.parse_args(argv)
     process.log_to_stderr(arguments.log)
     os.environ.pop(SERVICE, None)
@@ -517,10 +521,15 @@ async def _serve(chosen: settings.Settings, lock: DaemonLock, arguments: argpars
     process.report(arguments.ready_fd, "ready")
     await stopped.wait()
     has_left = leaving.done()
+    if has_left and is_allocated():
+        with contextlib.suppress(OSError), open(left_mark(lock.socket_path), "w"):
+            pass  # before the socket is closed: else this looks like the end of a killed agent
     lock.close()
     for task in tasks:
         task.cancel()
     agent.close()
+    if agent.is_orphaned:
+        end_allocation()
     return LEFT if has_left else 0
 
 
@@ -534,19 +543,42 @@ async def _until_done(agent: Agent, idle_s: float | None) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _bind(agent: Agent, pid: int, stopped: asyncio.Event) -> None:
-    """End with a process that is the parent of this one, and kill all attempts then."""
+def _bind(agent: Agent, holder: str, stopped: asyncio.Event) -> None:
+    """End with a process, and kill all attempts then.
+
+    Without the time of its start it is the parent of this process.
+    """
+    pid, _, ticks = holder.partition(":")
 
     def gone(_pid: int) -> None:
         log.error("action=end-all reason='the process that keeps this agent has ended'")
         agent.end_all()
+        agent.is_orphaned = bool(ticks)
         stopped.set()
 
-    fd = pidfd.of_parent(pid)
+    fd = pidfd.open_pidfd(Holder(int(pid), int(ticks))) if ticks else pidfd.of_parent(int(pid))
     if fd is None:
-        gone(pid)
+        gone(int(pid))
     else:
-        Watches(gone).add(pid, fd)
+        Watches(gone).add(int(pid), fd)
+
+
+def left_mark(socket_path: str) -> str:
+    """Return the file that shows that the agent of a socket has left on purpose."""
+    return os.path.join(os.path.dirname(socket_path), "left")
+
+
+def end_allocation() -> int:
+    """Kill every process of this allocation but this one, and remove the folders named after it.
+
+    Return how many processes could not be killed.
+    """
+    name = os.environ[ALLOCATION]
+    left = terminate.end_having(f"{ALLOCATION}={name}", END_S)
+    for folder in (os.path.dirname(paths.runtime_dir()), paths.state_dir()):
+        if not left and os.path.basename(folder) == name:
+            shutil.rmtree(folder, ignore_errors=True)
+    return left
 
 
 def _write_version(path: str) -> None:

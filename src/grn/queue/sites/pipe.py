@@ -1,7 +1,8 @@
 """Join standard input and output to the agent of a queue on this machine; start it if need be.
 
 `ssh host grn agent --pipe --queue ID` is a stream: no port is opened, and whoever may run commands
-here as this user may talk to this user's agent.
+here as this user may talk to this user's agent. With `--socket` it joins them to the stream that an
+adapter at home offers; the adapter says in a first line whether it has one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ GREETING = b"\ngrn-agent-stream 1\n"  # what comes before is a login shell's
 CHUNK = 1 << 16
 LEAVE_MS = 10_000
 CONNECT_AGAIN_S = 0.1
+OFFERED = b"ok\n"
+MAX_REFUSAL = 1000
 
 
 def socket_of(queue_id: str) -> str:
@@ -42,12 +45,17 @@ def version_file(queue_id: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Relay bytes until either side ends."""
     parser = argparse.ArgumentParser(prog="grn agent --pipe")
-    parser.add_argument("--queue", required=True, help="the identity of the queue at home")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--queue", help="the identity of the queue at home")
+    where.add_argument("--socket", help="the socket of an adapter's stream")
     waiting = "start no agent: wait so long for the one that is kept here"
     parser.add_argument("--wait-s", type=float, default=0.0, help=waiting)
     arguments = parser.parse_args(argv)
     try:
-        agent = _reach(arguments.queue, arguments.wait_s)
+        if arguments.socket:
+            agent = _offered(arguments.socket)
+        else:
+            agent = _reach(arguments.queue, arguments.wait_s)
     except GrnError as error:
         print(f"grn: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
@@ -55,6 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(1, GREETING)
         _relay(agent)
     return 0
+
+
+def _offered(path: str) -> socket.socket:
+    """Return the stream of an adapter."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+        said = b""
+        while not said.endswith(b"\n") and len(said) < MAX_REFUSAL:
+            said += (byte := sock.recv(1))
+            if not byte:
+                break
+    except OSError as error:
+        raise MachineError(f"the adapter does not answer: {error.strerror}.") from error
+    if said != OFFERED:
+        raise MachineError(said.decode(errors="replace").strip() or "the adapter has ended.")
+    return sock
 
 
 def _reach(queue_id: str, wait_s: float) -> socket.socket:

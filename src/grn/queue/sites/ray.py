@@ -1,0 +1,364 @@
+"""The adapter of Ray: pilots are detached actors, found again by name; streams are their calls.
+
+A child process of the queue. The only file that imports Ray, which must be of the same version as
+the cluster's. It keeps no state and may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grn import __version__, paths
+from grn.daemon.lockfile import make_own
+from grn.errors import GrnError, UsageError
+from grn.model.text import counted
+from grn.queue.sites import ray_actor, ray_rules
+from grn.queue.sites.ray_actor import PilotOrder
+from grn.queue.sites.ray_pilots import (
+    ClusterAway,
+    PilotCut,
+    PilotDead,
+    PilotHandle,
+    PilotKeeper,
+    PilotRefused,
+)
+from grn.sites import SiteConfig
+
+CONNECT_S = 5.0
+INIT_S = 40.0
+AGAIN_S = 5.0
+SWEEP_S = 60.0
+CHECKED_NODES = 16
+NOT_INSTALLED = "Ray is not installed beside grn here: `pip install ray`, of the cluster's version"
+NO_CLIENT = (
+    "addresses of ray:// are not supported: `ray start --address=HEAD:6379 --num-gpus=0` makes this"
+    " machine a node of the cluster, then use --ray auto"
+)
+
+
+class Unusable(Exception):
+    """Why the cluster cannot be used, in one line."""
+
+
+class Speaker:
+    """Lines of JSON on a descriptor of their own: Ray prints to standard output at any time."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+
+    def line(self, text: str) -> None:
+        """Write one line; the queue may be gone."""
+        with contextlib.suppress(OSError):
+            rest = memoryview(text.encode() + b"\n")
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+
+    def say(self, said: dict[str, Any]) -> None:
+        """Write one message."""
+        self.line(json.dumps(said))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the adapter until the queue ends, or tell what is at a site."""
+    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.ray")
+    parser.add_argument("--queue", help="the identity of the queue")
+    parser.add_argument("--site", required=True, help="the site, as JSON")
+    parser.add_argument("--check", action="store_true", help="print one line about the site")
+    arguments = parser.parse_args(argv)
+    site, speaker = SiteConfig.from_json(arguments.site), Speaker()
+    if arguments.check:
+        return _check(site, speaker)
+    try:
+        ray = _patiently(site, arguments.queue, speaker)
+        if ray is not None:
+            asyncio.run(_serve(ray, site, arguments.queue, speaker))
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+# --- reaching the cluster ----------------------------------------------------------------------
+
+
+def _patiently(site: SiteConfig, queue_id: str, speaker: Speaker) -> Any:
+    """Connect to the cluster, however long that takes; None when the queue has ended."""
+    while True:
+        try:
+            return _connect(site, ray_rules.namespace_of(queue_id), speaker)
+        except Unusable as error:
+            speaker.say({"trouble": str(error)})
+        deadline = time.monotonic() + AGAIN_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([0], [], [], left_s)
+            if ready and not os.read(0, 1 << 16):
+                return None
+
+
+def _connect(site: SiteConfig, namespace: str, speaker: Speaker) -> Any:
+    """Return the module of Ray, connected; raise Unusable."""
+    if site.address.startswith("ray://"):
+        raise Unusable(NO_CLIENT)
+    try:
+        ray_rules.resources(site.gpus, site.options)
+    except UsageError as error:
+        raise Unusable(f"{error.message} {error.hint}") from error
+    _probe(site.address)
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise Unusable(NOT_INSTALLED) from error
+    if not hasattr(ray.runtime_context.RuntimeContext, "get_session_name"):
+        raise Unusable(f"Ray {ray.__version__} is too old: 2.54 is needed")
+
+    def give_up() -> None:  # Ray tries for minutes, and cannot be interrupted
+        speaker.say({"trouble": ray_rules.no_cluster(site.address, f"no answer in {INIT_S:.0f} s")})
+        print(ray_rules.no_cluster(site.address, "it does not answer"), file=sys.stderr)
+        os._exit(1)
+
+    timer = threading.Timer(INIT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        ray.init(address=site.address, namespace=namespace, log_to_driver=False,
+                 configure_logging=False)  # fmt: skip
+    except Exception as error:  # Ray documents none of its own; the adapter tries again
+        raise Unusable(ray_rules.why_unreachable(site.address, error)) from error
+    finally:
+        timer.cancel()
+    ray.cloudpickle.register_pickle_by_value(ray_actor)
+    return ray
+
+
+def _probe(address: str) -> None:
+    """Raise Unusable unless something listens at an address: Ray itself tries for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except ValueError as error:
+        raise Unusable(f"{address!r} is no address of a Ray cluster: auto, or host:port") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Unusable(ray_rules.no_cluster(address, why)) from error
+
+
+# --- calls of Ray ----------------------------------------------------------------------------
+
+
+class ActorHandle:
+    """One pilot's actor."""
+
+    def __init__(self, ray: Any, name: str, actor: Any) -> None:
+        self._name = name
+        self._errors = ray.exceptions
+        self._actor = actor
+
+    async def watch(self, seen: str) -> dict[str, str]:
+        said: dict[str, str] = await self._call(self._actor.watch.remote(seen))
+        return said
+
+    async def drain(self) -> None:
+        await self._call(self._actor.drain.remote())
+
+    async def open(self) -> int:
+        return int(await self._call(self._actor.open.remote()))
+
+    async def read(self, stream: int) -> bytes | None:
+        data: bytes | None = await self._call(self._actor.read.remote(stream))
+        return data
+
+    async def write(self, stream: int, data: bytes) -> bool:
+        return bool(await self._call(self._actor.write.remote(stream, data)))
+
+    async def close(self, stream: int) -> None:
+        await self._call(self._actor.close.remote(stream))
+
+    async def _call(self, answer: Any) -> Any:
+        errors = self._errors
+        try:
+            return await answer
+        except errors.ActorDiedError as error:
+            raise PilotDead(ray_rules.why_dead(self._name, str(error))) from error
+        except errors.RayTaskError as error:
+            raise PilotRefused(str(error.cause)) from error
+        except errors.RayError as error:
+            raise PilotCut(str(error).partition("\n")[0]) from error
+
+
+class RayCluster:
+    """The cluster, for the pilots of one queue."""
+
+    def __init__(self, ray: Any, site: SiteConfig, order: Callable[[str], PilotOrder]) -> None:
+        self._ray = ray
+        self._site = site
+        self._order = order
+        self.mark = ray_rules.mark_of(ray.get_runtime_context().get_session_name())
+        self._actor = ray.remote(_actor_class(ray))
+        self._options = {
+            "lifetime": "detached", "max_restarts": 0, "max_task_retries": 0,
+            **ray_rules.resources(site.gpus, site.options),
+        }  # fmt: skip
+        self._sweep = ray.remote(ray_actor.sweep)
+
+    async def names(self) -> list[str]:
+        found: list[str] = await self._in_thread(self._ray.util.list_named_actors)
+        return found
+
+    async def start(self, name: str) -> PilotHandle:
+        def start() -> Any:
+            return self._actor.options(name=name, **self._options).remote(self._order(name))
+
+        return ActorHandle(self._ray, name, await self._in_thread(start))
+
+    async def find(self, name: str) -> PilotHandle | None:
+        try:
+            actor = await self._in_thread(self._ray.get_actor, name)
+        except ValueError:  # it has ended meanwhile
+            return None
+        return ActorHandle(self._ray, name, actor)
+
+    async def kill(self, name: str) -> None:
+        def kill() -> None:
+            with contextlib.suppress(ValueError):  # it has ended
+                self._ray.kill(self._ray.get_actor(name))
+
+        await self._in_thread(kill)
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._in_thread(self._ray.nodes)
+        return found
+
+    async def sweep(self, name: str, node: str) -> str:
+        alive = [one["NodeID"] for one in await self.nodes() if one["Alive"]]
+        asked = [one for one in alive if not node or one == node]
+        said = await asyncio.gather(*(self._sweep_at(one, name) for one in asked))
+        return "; ".join(filter(None, said))
+
+    async def _sweep_at(self, node: str, name: str) -> str:
+        pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            node, soft=False
+        )
+        task = self._sweep.options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
+        try:
+            return str(await asyncio.wait_for(task.remote(self._order(name)), SWEEP_S))
+        except asyncio.TimeoutError:
+            return f"no answer from its node in {SWEEP_S:.0f} s"
+        except self._ray.exceptions.RayError as error:  # its node may just have died
+            return str(error).partition("\n")[0]
+
+    async def _in_thread(self, call: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, call, *given)
+        except (self._ray.exceptions.RayError, OSError, RuntimeError) as error:
+            raise ClusterAway(f"the cluster does not answer: {error}".partition("\n")[0]) from error
+
+
+def _actor_class(ray: Any) -> type:
+    class GrnPilot(ray_actor.Pilot):
+        def __init__(self, order: PilotOrder) -> None:
+            gpus = ",".join(map(str, ray.get_gpu_ids()))
+            super().__init__(order, ray.get_runtime_context().get_node_id(), gpus)
+
+    return GrnPilot
+
+
+# --- the adapter -----------------------------------------------------------------------------
+
+
+async def _serve(ray: Any, site: SiteConfig, queue_id: str, speaker: Speaker) -> None:
+    def order(name: str) -> PilotOrder:
+        return PilotOrder(name, queue_id, site.python, site.idle_s, dict(site.env))
+
+    folder = _own_folder(queue_id, site.name)
+    keeper = PilotKeeper(RayCluster(ray, site, order), site, folder, speaker.say)
+    listening = asyncio.create_task(_listen(keeper))
+    keeping = asyncio.create_task(keeper.run())
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, listening.cancel)
+    await asyncio.wait([listening, keeping], return_when=asyncio.FIRST_COMPLETED)
+    keeper.close()
+    if keeping.done():
+        keeping.result()
+    os._exit(0)  # Ray would take its time, and the pilots stay as they are
+
+
+async def _listen(keeper: PilotKeeper) -> None:
+    """Pass on the lines of the queue until it ends."""
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(0, "rb", 0))
+    while line := await reader.readline():
+        keeper.hear(json.loads(line))
+
+
+def _own_folder(queue_id: str, site: str) -> str:
+    """Return a folder for sockets that only this user can enter, without those of a killed one."""
+    folder = f"{os.path.dirname(paths.queue_socket())}-ray-{queue_id[:12]}"
+    make_own(folder, "runtime", "GRN_RUNTIME_DIR")
+    for entry in os.scandir(folder):
+        if ray_rules.is_pilot(site, entry.name):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
+    return folder
+
+
+# --- a look at a site ------------------------------------------------------------------------
+
+
+def _check(site: SiteConfig, speaker: Speaker) -> int:
+    """Print what is at a site in one line, or why it cannot be used."""
+    try:
+        ray = _connect(site, "grn-check", speaker)
+        speaker.line(_facts(ray, site))
+    except (Unusable, GrnError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _facts(ray: Any, site: SiteConfig) -> str:
+    nodes = ray.nodes()
+    count, gpus, most = ray_rules.gpus_of(nodes)
+    versions = _versions(ray, site, [one["NodeID"] for one in nodes if one["Alive"]])
+    wrong = sorted({text for text in versions if text != __version__})
+    if wrong:
+        raise Unusable(
+            f"grn {__version__} is here, and on {counted(len(wrong), 'node')}: {wrong[0]}"
+        )
+    found = f"Ray {ray.__version__}, {counted(count, 'node')} with {counted(gpus, 'GPU')}"
+    note = "" if most >= site.gpus else f"; none has {counted(site.gpus, 'GPU')} for a pilot now"
+    return f"{found}, grn {__version__} there{note}"
+
+
+def _versions(ray: Any, site: SiteConfig, nodes: Sequence[str]) -> list[str]:
+    """Return the version of grn on some nodes, or why there is none."""
+    pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    order = PilotOrder("check", "0" * 12, site.python, site.idle_s, dict(site.env))
+    look = ray.remote(ray_actor.version)
+    asked = [
+        look.options(num_cpus=0, scheduling_strategy=pinned(node, soft=False)).remote(order)
+        for node in nodes[:CHECKED_NODES]
+    ]
+    try:
+        return list(ray.get(asked, timeout=INIT_S))
+    except ray.exceptions.RayError as error:
+        raise Unusable(f"the nodes do not answer: {error}".partition("\n")[0]) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""The code of a pilot's Ray actor: it keeps an agent running on its node, and relays bytes to it.
+
+Ray gets this code by value, since its Python need not have grn: only the standard library is
+imported, and grn's own programs are run by name. Ray kills the children of a worker that dies, so
+the agent is none of them; it watches the process of the actor itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CHUNK = 64 << 10  # what Ray carries within a message
+POLL_S = 20.0
+READY_S = 30.0
+FIRST_CALL_S = 300.0
+LINGER_S = 30.0
+SHORT_LIFE_S, MAX_SHORT_LIVES, PAUSE_S = 3.0, 5, 0.5
+STARTING, UP, LEFT, FAILED = "starting", "up", "left", "failed"
+LEFT_MARK = "left"
+
+
+@dataclass(frozen=True)
+class PilotOrder:
+    """What a pilot is told when it is started."""
+
+    name: str
+    queue_id: str
+    python: str  # the interpreter that has grn; empty: that of Ray
+    idle_s: float
+    env: Mapping[str, str]  # of the agent
+
+
+class Pilot:
+    """One actor: its agent, and the streams of the queue to it."""
+
+    def __init__(self, order: PilotOrder, node: str, gpus: str) -> None:
+        self._order = order
+        self._node = node
+        self._gpus = gpus
+        self._state, self._text = STARTING, ""
+        self._changed: asyncio.Event | None = None
+        self._socket = ""
+        self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._opened = 0
+        self._keeping: asyncio.Task[None] | None = None
+        # Its adapter may have been killed at once, with nobody left to call it.
+        self._unused = threading.Timer(FIRST_CALL_S, os._exit, (0,))
+        self._unused.daemon = True
+        self._unused.start()
+
+    # --- the agent -----------------------------------------------------------------------
+
+    async def watch(self, seen: str = "") -> dict[str, str]:
+        """Return the state of the pilot, at once or as soon as it is another than the one seen."""
+        self._begin()
+        if seen == self._state and self._changed is not None:
+            try:
+                await asyncio.wait_for(self._changed.wait(), POLL_S)
+            except asyncio.TimeoutError:
+                pass
+        return {
+            "state": self._state, "text": self._text, "node": self._node,
+            "host": socket.gethostname(),
+        }  # fmt: skip
+
+    async def drain(self) -> None:
+        """Let the agent take nothing new, and leave when it is empty."""
+        self._begin()
+        await self._run("drain")
+
+    def _begin(self) -> None:
+        if self._keeping is None:
+            self._unused.cancel()
+            self._changed = asyncio.Event()
+            self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    def _become(self, state: str, text: str = "") -> None:
+        self._state, self._text = state, text
+        before, self._changed = self._changed, asyncio.Event()
+        if before is not None:
+            before.set()
+
+    async def _keep(self) -> None:
+        """Keep an agent running until it leaves on purpose, or cannot be run."""
+        short_lives, text = 0, ""
+        while short_lives < MAX_SHORT_LIVES:
+            began = time.monotonic()
+            status, said = await self._run("start", "--bound-to", str(os.getpid()))
+            text = said or f"its agent ended with status {status}"
+            if status == 0 and await self._until_agent_ends(json.loads(said)["socket"]):
+                await self._finish(LEFT)
+            if self._state == UP:
+                self._become(STARTING)
+            is_short = time.monotonic() - began < SHORT_LIFE_S
+            short_lives = short_lives + 1 if is_short else 0
+            await asyncio.sleep(PAUSE_S * short_lives)
+        await self._finish(FAILED, text)
+
+    async def _until_agent_ends(self, path: str) -> bool:
+        """Wait for the end of the agent; True when it left on purpose, else it was killed."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return False
+        self._socket = path
+        self._become(UP)
+        try:
+            await reader.read()
+        except OSError:
+            pass
+        writer.close()
+        return os.path.exists(os.path.join(os.path.dirname(path), LEFT_MARK))
+
+    async def _finish(self, state: str, text: str = "") -> None:
+        """End what is left, let the adapter see how it ended, then end without it."""
+        await self._run("end")
+        self._become(state, text)
+        await asyncio.sleep(LINGER_S)
+        os._exit(0)
+
+    async def _run(self, verb: str, *words: str) -> tuple[int, str]:
+        """Run a command of `allocation.py` with grn's interpreter; return status and last line."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_command(self._order, verb, *words), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                env=_environment(self._order, self._gpus), cwd="/",
+            )  # fmt: skip
+        except OSError as error:
+            return 127, f"{_python(self._order)}: {error.strerror}"
+        said, _ = await process.communicate()
+        return process.returncode or 0, _last_line(self._order, said)
+
+    # --- streams of the queue ------------------------------------------------------------
+
+    async def open(self) -> int:
+        """Open a stream to the agent and return its number; it replaces the one before."""
+        self._begin()
+        deadline = time.monotonic() + READY_S
+        while self._state != UP:
+            if self._state in (LEFT, FAILED) or time.monotonic() > deadline:
+                raise ConnectionError(self._text or f"its agent is {self._state}")
+            await self.watch(self._state)
+        connection = await asyncio.open_unix_connection(self._socket, limit=4 * CHUNK)
+        for number in list(self._streams):
+            await self.close(number)
+        self._opened += 1
+        self._streams[self._opened] = connection
+        return self._opened
+
+    async def read(self, stream: int) -> bytes | None:
+        """Return the next bytes of the agent; none at its end, None when it says nothing now."""
+        if stream not in self._streams:
+            return b""
+        reader, _ = self._streams[stream]
+        try:
+            return await asyncio.wait_for(reader.read(CHUNK), POLL_S)
+        except asyncio.TimeoutError:
+            return None
+        except OSError:
+            return b""
+
+    async def write(self, stream: int, data: bytes) -> bool:
+        """Pass bytes on to the agent; False when the stream has ended."""
+        if stream not in self._streams:
+            return False
+        _, writer = self._streams[stream]
+        try:
+            writer.write(data)
+            await writer.drain()
+        except OSError:
+            return False
+        return True
+
+    async def close(self, stream: int) -> None:
+        """End a stream."""
+        if stream in self._streams:
+            self._streams.pop(stream)[1].close()
+
+
+# --- tasks on a node without its pilot -------------------------------------------------------
+
+
+def sweep(order: PilotOrder) -> str:
+    """End what is left of a pilot on this node; return why it could not be ended."""
+    status, said = _do(order, _command(order, "end"))
+    return "" if status == 0 else said or f"status {status}"
+
+
+def version(order: PilotOrder) -> str:
+    """Return the version of grn on this node, or why there is none."""
+    status, said = _do(order, [_python(order), "-c", "import grn; print(grn.__version__)"])
+    return said or f"status {status}"
+
+
+def _do(order: PilotOrder, command: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=_environment(order, ""), cwd="/", check=False,
+        )  # fmt: skip
+    except OSError as error:
+        return 127, f"{_python(order)}: {error.strerror}"
+    return done.returncode, _last_line(order, done.stdout)
+
+
+# --- commands of grn -------------------------------------------------------------------------
+
+
+def _python(order: PilotOrder) -> str:
+    return os.path.expanduser(order.python) or sys.executable
+
+
+def _command(order: PilotOrder, verb: str, *words: str) -> list[str]:
+    return [
+        _python(order), "-m", "grn.queue.sites.allocation", verb, "--queue", order.queue_id,
+        "--allocation", order.name, "--idle-s", str(order.idle_s), *words,
+    ]  # fmt: skip
+
+
+def _environment(order: PilotOrder, gpus: str) -> dict[str, str]:
+    """Return the variables of the agent: without those of a Ray worker, on its GPUs only."""
+    kept = {name: value for name, value in os.environ.items() if not is_of_worker(name, value)}
+    return {
+        **kept,
+        "PYTHONSAFEPATH": "1",  # before 3.11 the folder / is searched, which only root writes to
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **order.env,
+    }
+
+
+def is_of_worker(name: str, value: str) -> bool:
+    """True for a variable that Ray sets for its workers, and that means nothing to others."""
+    if name == "PYTHONBREAKPOINT":
+        return value.startswith("ray.")
+    return name.startswith("RAY_") or name in ("SPT_NOENV", "OMP_NUM_THREADS")
+
+
+def _last_line(order: PilotOrder, said: bytes) -> str:
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    if "No module named" in last and "grn" in last:
+        where = f"{_python(order)} on {socket.gethostname()}"
+        return f"{where} has no grn: install it there, or name another interpreter by --python"
+    return last
