@@ -13,6 +13,7 @@ from grn.errors import UsageError
 from grn.negotiator import schema, store
 from grn.queue.journal import journal_file
 from grn.queue.local import attempt_files
+from grn.queue.sites import fleet
 from grn.sweep import manifest
 
 DATA = Path(__file__).parent / "data"
@@ -22,6 +23,7 @@ FORMS = {  # version, and the folder in tests/data with the form before it
     "state of the negotiator": (schema.SCHEMA_VERSION, 7, "negotiator-b8da9a9"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),
     "manifests of a sweep": (manifest.VERSION, 1, None),  # the first
+    "ways to nodes": (fleet.MEMORY_VERSION, 1, None),  # nodes-1.json is of this form
 }
 
 
