@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wake = listen_for_signals()
     try:
         job = os.environ["SLURM_JOB_ID"]
-        folder, lock = take_folder(folder_of(os.getuid(), job))
+        folder, lock = take_folder(folder_of(os.getuid(), arguments.queue, job))
     except (GrnError, KeyError) as error:
         text = error.message if isinstance(error, GrnError) else "this is no job of Slurm."
         return _complain(text)
@@ -74,9 +74,8 @@ def take_folder(folder: str) -> tuple[str, int]:
 
 def sweep(user: int) -> None:
     """Remove the folders of pilots that were killed on this node."""
-    parent, _, prefix = folder_of(user, "").rpartition("/")
-    for entry in os.scandir(parent):
-        if re.fullmatch(rf"{re.escape(prefix)}\d+", entry.name):
+    for entry in os.scandir("/tmp"):
+        if re.fullmatch(rf"grn-{user}-[0-9a-f]{{8}}-\d+", entry.name):
             with contextlib.suppress(OSError):  # another user's, or one that still lives
                 fd = os.open(os.path.join(entry.path, "lock"), os.O_RDWR | os.O_CLOEXEC)
                 try:
@@ -93,6 +92,8 @@ class Pilot:
         self._queue_id = queue_id
         self._idle_s = idle_s
         self._folder = folder
+        # A controller that lost its state, or a requeue, gives out a number again.
+        self._allocation = f"{os.environ['SLURM_JOB_ID']}.{time.time_ns():x}"
         self._wake = wake  # gets a byte for each signal
         self._is_draining = False
         self._is_ending = False
@@ -125,7 +126,7 @@ class Pilot:
             **service_environment("agent"),
             "GRN_RUNTIME_DIR": os.path.join(self._folder, "run"),
             "GRN_STATE_DIR": state,
-            ALLOCATION: allocation(),
+            ALLOCATION: self._allocation,
         }
         argv = [
             *own_module("grn.queue.sites.agent"), "--queue", self._queue_id, "--log", log,
@@ -192,12 +193,6 @@ class Pilot:
             return str(error)
         said = [line for line in lines if line.strip()]
         return said[-1] if said else f"the agent ended with status {self._status}"
-
-
-def allocation() -> str:
-    """Return the name of this allocation; a requeued job is another one."""
-    job, restarts = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
-    return job if restarts == "0" else f"{job}.{restarts}"
 
 
 def _complain(text: str) -> int:

@@ -126,7 +126,7 @@ def _word(text: str) -> str:
 
 def pipe(site: SiteConfig, queue_id: str, job: int) -> list[str]:
     """Return the command whose standard input and output are the stream to a pilot's agent."""
-    runtime = os.path.join(jobs.folder_of(os.getuid(), job), "run")
+    runtime = os.path.join(jobs.folder_of(os.getuid(), queue_id, job), "run")
     unset = [word for name in dropped() for word in ("-u", name)]
     return [
         *(["env", *unset] if unset else []),

@@ -163,9 +163,9 @@ def job_of(node: str, site: str) -> int | None:
     return int(number) if prefix == site and number.isdecimal() else None
 
 
-def folder_of(user: int, job: int | str) -> str:
+def folder_of(user: int, queue_id: str, job: int | str) -> str:
     """Return the folder of a pilot on its node; short, for the sockets in it."""
-    return f"/tmp/grn-{user}-{job}"
+    return f"/tmp/grn-{user}-{queue_id[:8]}-{job}"
 
 
 # --- how many --------------------------------------------------------------------------------
