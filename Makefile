@@ -2,12 +2,13 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test test-unit test-versions check-fast format bench bench-packing soak bootstrap clean faults mnist docs
+.PHONY: help demo test test-unit test-engines test-versions check-fast format bench bench-packing soak bootstrap clean faults mnist docs
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
 	@echo 'make test         all checks and tests on this Python version'
 	@echo 'make test-unit    only the tests that start no process: a minute or less'
+	@echo 'make test-engines  sites on a real Slurm and a real Ray, which are installed'
 	@echo 'make test-versions  the core tests on the other Python versions found'
 	@echo 'make check-fast   formatting, lint and types only'
 	@echo 'make format       rewrite the code as the formatter wants it'
@@ -31,6 +32,9 @@ test: bootstrap
 
 test-unit: bootstrap
 	@.venv/bin/python tools/check.py --unit $(ARGS)
+
+test-engines: bootstrap
+	@.venv/bin/python tools/check.py --engines $(ARGS)
 
 test-versions: bootstrap
 	@.venv/bin/python tools/check.py --versions $(ARGS)

@@ -168,16 +168,29 @@ def check_others(versions: list[str], is_asked: bool) -> None:
         run_tests(version, python, "-m", "process and not slow and not gpu", *USERS_SIDE, *daemons)
 
 
+def check_engines() -> None:
+    """Run the tests of sites on real cluster engines; what cannot be had is skipped, and named."""
+    bring("SLURM", ("slurmctld slurmd munged",), ("slurm-wlm", "munge"))
+    print("\n== an environment with Ray", flush=True)
+    where = ("--venv", str(ROOT / ".venv-ray"), "--python", sys.executable, "--extra", "ray")
+    if subprocess.call([sys.executable, "tools/bootstrap.py", *where], cwd=ROOT):
+        print("\n== NO RAY: its tests are skipped", flush=True)
+    run_tests(CURRENT, sys.executable, "-m", "engines", "tests/sites")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--no-tests", action="store_true", help="format, lint and types only")
     which.add_argument("--unit", action="store_true", help="only tests that start no process")
+    which.add_argument("--engines", action="store_true", help="sites on Slurm and Ray only")
     which.add_argument("--versions", action="store_true", help="core tests on other versions")
     which.add_argument("--only", choices=VERSIONS, help="core tests on this version only")
     options = parser.parse_args()
     if options.unit:
         run_tests(CURRENT, sys.executable, "-m", "not process and not gpu")
+    elif options.engines:
+        check_engines()
     elif options.versions:
         check_others([version for version in VERSIONS if version != CURRENT], is_asked=False)
     elif options.only:
