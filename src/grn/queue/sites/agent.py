@@ -312,11 +312,13 @@ class Agent:
         if fate in (AttemptFate.ENDED, AttemptFate.LOST):
             self._launcher.report(attempt)
             return
-        self._send({
+        found = {
             "ev": "found", "job": attempt.job, "attempt": attempt.number, "fate": fate.value,
-        })  # fmt: skip
-        if fate is not AttemptFate.ALIVE:
-            self._logs.forget(attempt)
+        }  # fmt: skip
+        if fate is AttemptFate.ALIVE:
+            self._send(found)
+        else:
+            self._send_behind_output(attempt, found)
 
     def _written(self, _source: AgentStream, message: Message) -> None:
         """Note that the queue has an end; its copy of the output is whole unless it says so."""
@@ -346,22 +348,13 @@ class Agent:
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
         """Tell the queue how an attempt ended, behind all of its output."""
         self._unwritten.add(attempt)
-        if self._stream is None:
-            return  # the next stream asks
-        task = asyncio.get_running_loop().create_task(self._report_end(self._stream, attempt, exit))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _report_end(self, to: AgentStream, attempt: Attempt, exit: Exit | None) -> None:
-        await self._logs.finish(attempt)
-        if is_allocated() and not self._is_own_end(attempt, exit):
-            await asyncio.sleep(HOLD_S)
-        if self._is_closed:
-            return  # the engine tells how the allocation ended
-        to.send({
+        may_be_of_allocation = is_allocated() and not self._is_own_end(attempt, exit)
+        hold_s = HOLD_S if may_be_of_allocation else 0.0
+        message: Message = {
             "ev": "ended", "job": attempt.job, "attempt": attempt.number,
             "exit": stream.exit_to_json(exit),
-        })  # fmt: skip
+        }  # fmt: skip
+        self._send_behind_output(attempt, message, hold_s)
 
     def _is_own_end(self, attempt: Attempt, exit: Exit | None) -> bool:
         """True for an end that the end of the allocation does not explain.
@@ -371,6 +364,22 @@ class Agent:
         if exit is None or exit.because is EndReason.CANCELLED:
             return exit is not None and attempt in self._stopped
         return exit.status == 0 or exit.because is not None
+
+    def _send_behind_output(self, attempt: Attempt, message: Message, hold_s: float = 0.0) -> None:
+        """Send the rest of an attempt's output, then a message; without a stream the next asks."""
+        if self._stream is not None:
+            sending = self._finish(self._stream, attempt, message, hold_s)
+            task = asyncio.get_running_loop().create_task(sending)
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _finish(
+        self, to: AgentStream, attempt: Attempt, message: Message, hold_s: float
+    ) -> None:
+        await self._logs.finish(attempt)
+        await asyncio.sleep(hold_s)
+        if not (hold_s and self._is_closed):  # else the engine tells how the allocation ended
+            to.send(message)
 
     def _follow(self, attempt: Attempt, have: dict[str, int]) -> None:
         if self._stream is not None:

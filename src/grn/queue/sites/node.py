@@ -419,6 +419,8 @@ class Node(asyncio.Protocol):
         text = f"{self.name} went down"
         if fate is AttemptFate.NOT_BEGUN:
             text = f"the connection to {self.name} was cut before it began"
+        elif fate is AttemptFate.INTERRUPTED:
+            self._unwritten.add(attempt)
         self._listener.attempt_found(attempt, fate, text)
 
     def _refused(self, message: Message) -> None:
