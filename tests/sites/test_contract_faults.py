@@ -216,6 +216,31 @@ def test_an_end_that_nobody_heard_before_the_power_was_lost_is_still_told(
     assert home.log(job) == "begun\nover\n"
 
 
+def test_what_a_job_printed_before_the_power_was_lost_comes_home(
+    home: Home, site: SiteUnderTest
+) -> None:
+    done = _gate(home, "done")
+    job = _started(home, f'echo begun; {UNTIL}; echo last words; touch "{done}"; sleep 1000')
+    site.cut()
+    home.node_is("cut")
+    _gate(home).touch()
+    wait_for(done.exists, "its last words")
+    wait_for(lambda: _printed(site, job) == b"begun\nlast words\n", lambda: _printed(site, job))
+    site.lose_power()
+    site.join()
+
+    assert home.rig.ended(job)["reason"] == "interrupted"
+    assert home.log(job) == "begun\nlast words\n"
+
+
+def _printed(site: SiteUnderTest, job: int) -> bytes:
+    """Return the output of a job as its node has it."""
+    for machine in site.machines:
+        for path in machine.state.rglob(f"{job}.1/log"):
+            return path.read_bytes()
+    return b""
+
+
 # --- the site is removed ---------------------------------------------------------------------
 
 
