@@ -167,6 +167,7 @@ THIRD_PARTY = {
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"option_file"},
     "yaml": {"option_file"},
+    "ray": {"grn.queue.sites.ray"},
     "matplotlib": {"grn.cli.report.sweep_png"},
     "pandas": {"grn.sweep.results"},
     "optuna": {"grn.sweep.sampler"},

@@ -108,8 +108,15 @@ def test_a_program_that_is_not_there_is_named_with_the_node(lab: Home) -> None:
 # --- output --------------------------------------------------------------------------------
 
 
-def test_both_streams_come_home_and_errors_also_alone(lab: Home) -> None:
-    row = lab.ran("echo out; echo err >&2")
+def test_both_streams_come_home_in_their_order(lab: Home) -> None:
+    row = lab.ran("for i in 1 2 3; do echo out$i; echo err$i >&2; done")
+
+    assert lab.log(row["id"]).split() == ["out1", "err1", "out2", "err2", "out3", "err3"]
+
+
+def test_errors_come_home_also_alone_if_they_are_kept_apart(lab: Home) -> None:
+    environment = {**lab.story.environment(), "GRN_SEPARATE_STDERR": "1"}
+    row = lab.ran("echo out; echo err >&2", env=environment)
 
     assert sorted(lab.log(row["id"]).split()) == ["err", "out"]
     assert lab.log(row["id"], "--stderr") == "err\n"

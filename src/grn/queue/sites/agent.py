@@ -57,7 +57,7 @@ ALLOCATION = "GRN_ALLOCATION"  # the engine's name of the allocation that this n
 QUEUE_ID = re.compile(r"[0-9a-f]{8,64}")
 # Variables that name things of one machine: a job gets those of the node that it runs on.
 _OF_MACHINE = re.compile(
-    r"(GRN_|SLURM_|RAY_|XDG_|SSH_|DBUS_|CUDA_VISIBLE_DEVICES$|CUDA_DEVICE_ORDER$|TMPDIR$|TMP$|TEMP$"
+    r"(GRN_(?!SEPARATE_STDERR$)|SLURM_|RAY_|XDG_|SSH_|DBUS_|CUDA_VISIBLE_DEVICES$|CUDA_DEVICE_ORDER$|TMPDIR$|TMP$|TEMP$"
     r"|HOSTNAME$|DISPLAY$|WAYLAND_DISPLAY$|XAUTHORITY$|PWD$|OLDPWD$|SHLVL$|TERM"
     r"|HOME$|USER$|LOGNAME$|SHELL$|MAIL$)"
 )
