@@ -178,12 +178,10 @@ class ActorHandle:
     async def open(self) -> int:
         return int(await self._call(self._actor.open.remote()))
 
-    async def read(self, stream: int) -> bytes | None:
-        data: bytes | None = await self._call(self._actor.read.remote(stream))
-        return data
-
-    async def write(self, stream: int, data: bytes) -> bool:
-        return bool(await self._call(self._actor.write.remote(stream, data)))
+    async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
+        answer = self._actor.exchange.remote(stream, turn, data, wait_s)
+        said: bytes | None = await self._call(answer)
+        return said
 
     async def close(self, stream: int) -> None:
         await self._call(self._actor.close.remote(stream))

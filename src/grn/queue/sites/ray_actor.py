@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CHUNK = 64 << 10  # what Ray carries within a message
+MAX_UNREAD = 4 * CHUNK
+GATHER_S = 0.001  # each call costs a millisecond: wait for what comes next
 POLL_S = 20.0
 READY_S = 30.0
 FIRST_CALL_S = 300.0
@@ -49,7 +51,7 @@ class Pilot:
         self._state, self._text = STARTING, ""
         self._changed: asyncio.Event | None = None
         self._socket = ""
-        self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._streams: dict[int, Link] = {}
         self._opened = 0
         self._keeping: asyncio.Task[None] | None = None
         # Its adapter may have been killed at once, with nobody left to call it.
@@ -150,41 +152,115 @@ class Pilot:
             if self._state in (LEFT, FAILED) or time.monotonic() > deadline:
                 raise ConnectionError(self._text or f"its agent is {self._state}")
             await self.watch(self._state)
-        connection = await asyncio.open_unix_connection(self._socket, limit=4 * CHUNK)
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(Link, self._socket)
         for number in list(self._streams):
             await self.close(number)
         self._opened += 1
-        self._streams[self._opened] = connection
+        self._streams[self._opened] = link
         return self._opened
 
-    async def read(self, stream: int) -> bytes | None:
-        """Return the next bytes of the agent; none at its end, None when it says nothing now."""
-        if stream not in self._streams:
-            return b""
-        reader, _ = self._streams[stream]
-        try:
-            return await asyncio.wait_for(reader.read(CHUNK), POLL_S)
-        except asyncio.TimeoutError:
-            return None
-        except OSError:
-            return b""
+    async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
+        """Pass bytes on to the agent and return the next ones of it; None at its end.
 
-    async def write(self, stream: int, data: bytes) -> bool:
-        """Pass bytes on to the agent; False when the stream has ended."""
+        Returns none when it says nothing for a time, and as soon as the call of the next turn has
+        come: so no answer overtakes the one before. Ray may start two calls in the wrong order.
+        """
         if stream not in self._streams:
-            return False
-        _, writer = self._streams[stream]
-        try:
-            writer.write(data)
-            await writer.drain()
-        except OSError:
-            return False
-        return True
+            return None
+        link = self._streams[stream]
+        if turn < link.turn:
+            return b""
+        link.turn = turn
+        link.wake()
+        if data:
+            link.write(data)
+            await link.room()
+        await link.wait(wait_s)
+        if data and not link.is_over:
+            await asyncio.sleep(GATHER_S)
+        return link.take() if turn == link.turn else b""
 
     async def close(self, stream: int) -> None:
         """End a stream."""
         if stream in self._streams:
-            self._streams.pop(stream)[1].close()
+            self._streams.pop(stream).close()
+
+
+class Link(asyncio.Protocol):
+    """One end of a stream: bytes are taken in pieces, and waited for by one caller at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self.is_over = False
+        self.turn = 0  # of the last call
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if len(self._buffer) > MAX_UNREAD and self._transport is not None:
+            self._transport.pause_reading()
+        self.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_over = True
+        self._may_write.set()
+        self.wake()
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; after the end they are dropped."""
+        if self._transport is not None and not self.is_over:
+            self._transport.write(data)
+
+    async def room(self) -> None:
+        """Wait until the other side has read most of what was written."""
+        await self._may_write.wait()
+
+    async def wait(self, limit_s: float | None = None) -> None:
+        """Wait until there are bytes, the end has come, or somebody else calls `wake`."""
+        if self._buffer or self.is_over:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(limit_s, self.wake) if limit_s is not None else None
+        try:
+            await self._waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """Let the caller that waits go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> bytes | None:
+        """Return a piece of the bytes that are here, none if there are none; None at the end."""
+        if not self._buffer:
+            return None if self.is_over else b""
+        data = bytes(self._buffer[:CHUNK])
+        del self._buffer[:CHUNK]
+        if self._transport is not None and not self.is_over:
+            self._transport.resume_reading()
+        return data
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
 
 
 # --- tasks on a node without its pilot -------------------------------------------------------

@@ -11,17 +11,18 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from grn.proc.spawn import own_module
 from grn.queue.sites import ray_rules
 from grn.queue.sites.pipe import OFFERED
-from grn.queue.sites.ray_actor import CHUNK, FAILED, LEFT, UP
+from grn.queue.sites.ray_actor import FAILED, LEFT, POLL_S, UP, Link
 from grn.queue.sites.ray_rules import Demand, Pilots
 from grn.sites import SiteConfig
 
+BRIEF_S = 0.003
 LOOK_S = 1.0
 RETRY_S = 1.0
 CALL_S = 20.0
@@ -57,9 +58,9 @@ class PilotHandle(Protocol):
 
     async def open(self) -> int: ...
 
-    async def read(self, stream: int) -> bytes | None: ...
-
-    async def write(self, stream: int, data: bytes) -> bool: ...
+    async def exchange(
+        self, stream: int, turn: int, data: bytes, wait_s: float
+    ) -> bytes | None: ...
 
     async def close(self, stream: int) -> None: ...
 
@@ -314,50 +315,74 @@ class PilotKeeper:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # of an adapter that was killed
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await self._relay(pilot.handle, reader, writer)
-            finally:
-                writer.close()
+        def connected() -> Link:
+            link = Link()
+            self._spawn(pilot, _relay(pilot.handle, link))
+            return link
 
-        server = await asyncio.start_unix_server(serve, path)
+        server = await asyncio.get_running_loop().create_unix_server(connected, path)
         pilot.socket = path
         pilot.inode = os.stat(path).st_ino
         self._spawn(pilot, server.serve_forever())
 
-    async def _relay(
-        self, handle: PilotHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+
+async def _relay(handle: PilotHandle, link: Link) -> None:
+    """Join a pipe to a new stream of a pilot until either ends."""
+    try:
+        stream = await handle.open()
+    except (PilotCut, PilotRefused, PilotDead) as error:
+        link.write(str(error).replace("\n", " ").encode() + b"\n")
+        link.close()
+        return
+    link.write(OFFERED)
+    exchanges = _Exchanges(handle, stream, link)
+    try:
+        while (data := await exchanges.next()) is not None:
+            link.write(data)
+            await link.room()
+    except (PilotCut, PilotRefused, PilotDead):
+        pass  # the queue opens another stream
+    finally:
+        link.close()
+        with contextlib.suppress(PilotCut, PilotRefused, PilotDead):
+            await handle.close(stream)
+
+
+class _Exchanges:
+    """The calls of one stream, one at a time: both ways share each while there is traffic.
+
+    Without traffic a long call waits for the pilot. When the queue has something to send then, the
+    next call carries it, and makes the long one return.
+    """
+
+    def __init__(self, handle: PilotHandle, stream: int, link: Link) -> None:
+        self._handle = handle
+        self._stream = stream
+        self._link = link
+        self._turn = 0
+
+    async def next(self) -> bytes | None:
+        """Pass on what the queue sends, and return what the pilot says; None at the end."""
+        await self._link.wait(BRIEF_S)  # the queue answers what it was just told
+        data = self._link.take()
+        if data != b"":
+            return None if data is None else await self._call(data, BRIEF_S)
+        long = asyncio.ensure_future(self._call(b"", POLL_S))
+        sending = asyncio.ensure_future(self._link.wait())
         try:
-            stream = await handle.open()
-        except (PilotCut, PilotRefused, PilotDead) as error:
-            writer.write(str(error).replace("\n", " ").encode() + b"\n")
-            return
-        writer.write(OFFERED)
-        ways = [
-            asyncio.ensure_future(_to_pilot(handle, stream, reader)),
-            asyncio.ensure_future(_from_pilot(handle, stream, writer)),
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((long, sending), return_when=asyncio.FIRST_COMPLETED)
+            if long.done():
+                return await long
+            data = self._link.take()
+            if data is None:
+                return None
+            later = asyncio.ensure_future(self._call(data, BRIEF_S))
+            first, rest = await asyncio.gather(long, later)
+            return None if first is None else first + (rest or b"")
         finally:
-            for way in ways:
-                way.cancel()
-            with contextlib.suppress(PilotCut, PilotRefused, PilotDead):
-                await handle.close(stream)
+            sending.cancel()
+            long.cancel()
 
-
-async def _to_pilot(handle: PilotHandle, stream: int, reader: asyncio.StreamReader) -> None:
-    """Pass on what the queue sends, one call at a time: the next waits for the answer."""
-    with contextlib.suppress(PilotCut, PilotRefused, PilotDead, OSError):
-        while data := await reader.read(CHUNK):
-            if not await handle.write(stream, data):
-                return
-
-
-async def _from_pilot(handle: PilotHandle, stream: int, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(PilotCut, PilotRefused, PilotDead, OSError):
-        while (data := await handle.read(stream)) != b"":
-            if data is not None:
-                writer.write(data)
-                await writer.drain()
+    def _call(self, data: bytes, wait_s: float) -> Awaitable[bytes | None]:
+        self._turn += 1
+        return self._handle.exchange(self._stream, self._turn, data, wait_s)
