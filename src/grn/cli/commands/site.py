@@ -42,8 +42,12 @@ def site() -> None:
 @click.argument("name")
 @click.argument("hosts", nargs=-1)
 @click.option("--ssh", "kind", flag_value="ssh", help="HOSTS are reached by ssh.")
-@click.option("--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here.")
-@click.option("--ray", "address", metavar="ADDRESS", help="A Ray cluster: auto, or host:port.")
+@click.option(
+    "--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here (experimental)."
+)
+@click.option(
+    "--ray", "address", metavar="ADDRESS", help="A Ray cluster: auto, or host:port (experimental)."
+)
 @click.option("--python", default="", metavar="PATH", help="The interpreter that has grn there.")
 @click.option("--install", is_flag=True, help="Install grn there, into a venv of its own.")
 @click.option("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of one pilot.")
