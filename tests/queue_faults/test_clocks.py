@@ -90,8 +90,12 @@ def test_time_limits_do_not_care_for_the_wall_clock(rig: Rig, seed: int) -> None
 
 def test_the_check_finds_out_a_shim_that_measures_by_the_wall_clock(rigs: Rigs, seed: int) -> None:
     rig = rigs("wall-clock")
+    try:
+        complaints = _limits(rig, Clock(rig, seed))
+    except AssertionError as error:  # a clock that jumped back makes some jobs last for years
+        complaints = [str(error)]
 
-    assert _limits(rig, Clock(rig, seed))
+    assert complaints
 
 
 def test_the_order_of_jobs_does_not_care_for_the_wall_clock(rig: Rig, seed: int) -> None:

@@ -48,7 +48,7 @@ class Pilot:
         self._order = order
         self._node = node
         self._gpus = gpus
-        self._state, self._text = STARTING, ""
+        self._phase, self._text = STARTING, ""
         self._changed: asyncio.Event | None = None
         self._socket = ""
         self._streams: dict[int, Link] = {}
@@ -64,13 +64,13 @@ class Pilot:
     async def watch(self, seen: str = "") -> dict[str, str]:
         """Return the state of the pilot, at once or as soon as it is another than the one seen."""
         self._begin()
-        if seen == self._state and self._changed is not None:
+        if seen == self._phase and self._changed is not None:
             try:
                 await asyncio.wait_for(self._changed.wait(), POLL_S)
             except asyncio.TimeoutError:
                 pass
         return {
-            "state": self._state, "text": self._text, "node": self._node,
+            "state": self._phase, "text": self._text, "node": self._node,
             "host": socket.gethostname(),
         }  # fmt: skip
 
@@ -86,7 +86,7 @@ class Pilot:
             self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     def _become(self, state: str, text: str = "") -> None:
-        self._state, self._text = state, text
+        self._phase, self._text = state, text
         before, self._changed = self._changed, asyncio.Event()
         if before is not None:
             before.set()
@@ -100,7 +100,7 @@ class Pilot:
             text = said or f"its agent ended with status {status}"
             if status == 0 and await self._until_agent_ends(json.loads(said)["socket"]):
                 await self._finish(LEFT)
-            if self._state == UP:
+            if self._phase == UP:
                 self._become(STARTING)
             is_short = time.monotonic() - began < SHORT_LIFE_S
             short_lives = short_lives + 1 if is_short else 0
@@ -148,10 +148,10 @@ class Pilot:
         """Open a stream to the agent and return its number; it replaces the one before."""
         self._begin()
         deadline = time.monotonic() + READY_S
-        while self._state != UP:
-            if self._state in (LEFT, FAILED) or time.monotonic() > deadline:
-                raise ConnectionError(self._text or f"its agent is {self._state}")
-            await self.watch(self._state)
+        while self._phase != UP:
+            if self._phase in (LEFT, FAILED) or time.monotonic() > deadline:
+                raise ConnectionError(self._text or f"its agent is {self._phase}")
+            await self.watch(self._phase)
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(Link, self._socket)
         for number in list(self._streams):
