@@ -17,7 +17,11 @@ import bootstrap
 ROOT = Path(bootstrap.ROOT)
 STAMP = "grn-packages.json"
 # What `make test` runs; TensorFlow and JAX are left to `make mnist`.
-TESTED = ["mnist/requirements-torch.txt", "notebook/requirements.txt", "snakemake/requirements.txt"]
+TESTED = [
+    "mnist/requirements-torch.txt",
+    *(f"{name}/requirements.txt" for name in ("notebook", "snakemake")),
+    *(f"{name}/requirements.txt" for name in ("lightning", "accelerate", "wandb")),
+]
 LARGE = """\
 pip finds no build of torch for CPUs, and takes the one for GPUs: several GB.
 To avoid that, let pip know of the CPU builds (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS)."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.examples.conftest import ROOT, Example, Runs, python_with
+from tests.harness import Story
 
 HERE = Path(sys.executable)
 BEST = "seed 2 error 0.0038\n"
@@ -113,3 +114,46 @@ def test_the_notebook_runs_and_shows_again_what_is_stored_in_it(
     stored = outputs(ROOT / "examples" / "notebook" / "train.ipynb")
     assert stored == outputs(folder / "again.ipynb")
     assert "notebook::fit runs: 3 known: True" in "".join(stored)
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the table of the one sweep in a folder."""
+    (table,) = folder.glob("sweeps/*/results.jsonl")
+    return [json.loads(line) for line in table.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_trainings_with_lightning_are_swept_and_their_losses_read(
+    example: Example, runs: Runs
+) -> None:
+    folder = example("lightning")
+    sweep = "grn sweep 'python train.py --lr {lr} --epochs 2' -p lr 0.01 0.001 --minimize loss"
+    runs(folder, sweep, python=python_with("lightning"), gpus="2x2GiB")
+
+    losses = {run["lr"]: run["loss"] for run in results_of(folder)}
+    assert losses["0.01"] < losses["0.001"]
+
+
+@pytest.mark.slow
+def test_accelerate_takes_the_gpu_of_its_job(example: Example, runs: Runs) -> None:
+    folder = example("accelerate")
+    python = python_with("accelerate")
+    ended = runs(folder, "grn exec -- python train.py", python=python, gpus="1x2GiB")
+
+    assert re.fullmatch(r"1 process on GPU 0: loss 0\.0\d+\n", ended.out)
+
+
+@pytest.mark.slow
+def test_a_run_of_wandb_knows_the_job_that_made_it(
+    example: Example, runs: Runs, story: Story
+) -> None:
+    folder = example("wandb")
+    story.env["WANDB_MODE"] = "offline"
+    sweep = "grn sweep 'python train.py --lr {lr}' -p lr 0.1 0.3 --minimize loss"
+    runs(folder, sweep, python=python_with("wandb"), gpus="2x1GiB")
+
+    losses = {run["lr"]: run["loss"] for run in results_of(folder)}
+    assert losses["0.3"] < losses["0.1"]
+    kept = [path.read_bytes() for path in folder.glob("wandb/offline-run-*/run-*.wandb")]
+    assert len(kept) == 2
+    assert all(b"grn_job" in run for run in kept)
