@@ -31,6 +31,7 @@ BENCHMARKS = {
     "top": "grn top: 8 GPUs, 1,000 jobs",
     "page": "page",
     "tasks": "GPUTask instances",
+    "stopwatch": "from the prompt, jobs that stamp themselves",
     "doors": "the older tools' commands",
 }
 
