@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import sys
 import threading
 import time
 from collections import Counter
@@ -42,7 +41,7 @@ class SiteRig(Rig):
     @property
     def queue_argv(self) -> list[str]:
         if self.mutant:
-            return [sys.executable, "-m", "tests.sites.mutants", self.mutant]
+            return [self.python, "-m", "tests.sites.mutants", self.mutant]
         return super().queue_argv
 
 

@@ -25,7 +25,6 @@ from tests.harness import PYTHON_PATH, Job, Story, is_running, wait_for
 
 GPUS = "virtual:2x512MiB"
 MARK = "NO SSHD"
-ROOT = Path(__file__).resolve().parents[2]
 _SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
 _MARK = b"XDG_TEST_MACHINE="  # of a kind that jobs get from their machine
 _numbers = itertools.count(1)
@@ -120,7 +119,7 @@ class Machine:
             "GRN_SAMPLE_S": "0.1",
             "GRN_GRACE_S": "0.3",
             "GRN_GRACE_TO_END_S": "1",
-            "PYTHONPATH": os.pathsep.join((PYTHON_PATH, str(ROOT))),
+            "PYTHONPATH": PYTHON_PATH,
             "PATH": f"{os.path.dirname(sys.executable)}:{_SBIN}",
             "HOME": str(self.folder),  # without the user's own dot files
             "STORY": str(story.folder),

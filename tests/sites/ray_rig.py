@@ -85,6 +85,14 @@ class RayNode:
         assert len(pids) == 1, pids
         os.kill(pids[0], signal.SIGKILL)
 
+    def kill(self) -> None:
+        """Kill everything of Ray on this node at once, as a power cut would."""
+        self._process.kill()
+        while pids := self.processes():
+            for pid in pids:
+                _kill(pid)
+        self._process.wait(DEADLINE_S)
+
     def pilots(self) -> list[int]:
         """Return the processes of pilots' actors."""
         return self.processes("ray::GrnPilot")
@@ -148,10 +156,13 @@ class RayRig:
 
     def clear(self) -> None:
         """End all pilots, and the nodes that a test has added."""
-        for pid in self.pilots():
-            _kill(pid)
+        self.end_pilots()
         for name in [name for name in self.nodes if name != "head"]:
             self.nodes.pop(name).close()
+
+    def end_pilots(self) -> None:
+        for pid in self.pilots():
+            _kill(pid)
 
     def processes(self) -> list[int]:
         """Return all processes of the cluster."""

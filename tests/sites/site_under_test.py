@@ -1,6 +1,6 @@
 """The role that each kind of site plays in the contract tests, and the home they are run from.
 
-A rig for another engine adds a class with the members of `SiteUnderTest` and a line in `KINDS`.
+`pilot_sites.py` has the sites of Slurm and Ray, and `conftest.py` chooses among them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,8 +35,13 @@ class SiteUnderTest(Protocol):
     def table(self) -> str:
         """Return the site's table for the settings file of home."""
 
+    python: str  # of the queue at home
+
     def start(self) -> None:
         """Make it reachable."""
+
+    def loss(self, node: str) -> str:
+        """Return what is told of a job whose node lost its power."""
 
     def cut(self) -> None:
         """Make all of it unreachable; what runs there goes on."""
@@ -55,6 +60,7 @@ class SshSite:
     """Hosts by ssh: `LoopbackMachine`s."""
 
     kind = "ssh"
+    python = sys.executable
 
     def __init__(self, story: Story, hosts: int = 1, env: Mapping[str, str] | None = None) -> None:
         self.name = SITE
@@ -90,11 +96,11 @@ class SshSite:
         for machine in self.machines:
             machine.lose_power()
 
+    def loss(self, node: str) -> str:
+        return f"{node} went down while it ran"
+
     def close(self) -> None:
         self.lose_power()
-
-
-KINDS: dict[str, Callable[..., SiteUnderTest]] = {"ssh": SshSite}
 
 
 class Home:
@@ -134,6 +140,7 @@ class Home:
         """Write a site to the settings file."""
         before = self.settings.read_text() if self.settings.exists() else ""
         self.settings.write_text(before + site.table())
+        self.rig.python = site.python
         self.site = site
 
     def submit(self, argv: Sequence[str], at: str = SITE, **more: Any) -> int:

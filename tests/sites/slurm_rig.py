@@ -114,8 +114,25 @@ class Slurm:
         wait_for((munge / "socket").exists, lambda: (munge / "log").read_text())
         self.start_controller()
         for node in self.nodes:
-            self._start(node, "slurmd", "-D", "-f", str(self.config), "-N", node)
+            self.start_node(node)
         wait_for(self._is_ready, self.logs)
+
+    def start_node(self, node: str) -> None:
+        self._start(node, "slurmd", "-D", "-f", str(self.config), "-N", node)
+
+    def kill_node(self, node: str) -> None:
+        """Kill everything that runs on a node at once, as a power cut would."""
+        self._kill(node)
+        mark = f"SLURMD_NODENAME={node}".encode()
+        own = f"{self.folder}/spool-{node}"
+        left = [pid for pid in _pids() if mark in _environment(pid) and self._is_ours(pid)]
+        left += [pid for pid in _pids() if own in _command(pid) and "slurmstepd" in _command(pid)]
+        for pid in left:
+            _kill(pid)
+        wait_for(lambda: not any(map(is_running, left)), f"{left} to end")
+
+    def _is_ours(self, pid: int) -> bool:
+        return f"SLURM_CONF={self.config}".encode() in _environment(pid)
 
     def start_controller(self) -> None:
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.config))
@@ -173,6 +190,10 @@ class Slurm:
         )
         return done.stdout
 
+    def has_done(self, *argv: str) -> bool:
+        """Run a command of Slurm; True when it ended well."""
+        return subprocess.run(argv, env=self.environment(), check=False).returncode == 0
+
     def jobs(self, *states: str) -> dict[int, str]:
         """Return the jobs of this test, with their states; without states all that live."""
         wanted = [f"--states={','.join(states)}"] if states else []
@@ -227,10 +248,9 @@ class Slurm:
         finally:
             for name in list(self._daemons):
                 self._kill(name)
-            mark = f"SLURM_CONF={self.config}".encode()
-            left = [pid for pid in _pids() if mark in _environment(pid)]
+            left = [pid for pid in _pids() if self._is_ours(pid)]
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                _kill(pid)
             wait_for(lambda: not any(map(is_running, left)), f"{left} to end")
             shutil.rmtree(self.folder)
 
@@ -258,3 +278,17 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -186,7 +186,7 @@ def test_a_cancelled_job_that_waits_never_runs(lab: Home, go: Path, tmp_path: Pa
     first = lab.sh(UNTIL, str(go), gpus=2, exclusive=True)
     lab.rig.running(first)
     second = lab.sh('touch "$0"', str(tmp_path / "ran"))
-    lab.why_says(second, "node")
+    lab.why_says(second, "GPU")
     lab.rig.ask("cancel", jobs=[second])
     assert lab.rig.ended(second)["reason"] == "cancelled"
     go.touch()

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.harness import is_running, wait_for
 from tests.queue_faults.rig import gone
 from tests.sites.conftest import Sites
@@ -49,6 +51,7 @@ def _ended_on_node(site: SiteUnderTest, job: int) -> None:
 # --- the node is away ----------------------------------------------------------------------
 
 
+@pytest.mark.kinds("ssh")
 def test_a_job_waits_for_a_node_that_is_away_and_says_why(home: Home, site: SiteUnderTest) -> None:
     site.cut()
     job = home.sh("exit 4")
@@ -196,10 +199,11 @@ def test_a_loss_of_power_interrupts_and_requeues_as_asked(home: Home, site: Site
     assert [row["reason"] for row in rows] == ["interrupted", "failed", "failed"]
     assert [row["status"] for row in rows] == [None, 7, 8]
     assert [one["reason"] for one in rows[1]["attempts"]] == ["interrupted", "failed"]
-    assert rows[0]["text"] == f"{rows[0]['where']} went down while it ran"
+    assert rows[0]["text"] == site.loss(rows[0]["where"])
     assert home.log(again) == "begun 2\n"
 
 
+@pytest.mark.kinds("ssh")
 def test_an_end_that_nobody_heard_before_the_power_was_lost_is_still_told(
     home: Home, site: SiteUnderTest
 ) -> None:
@@ -216,6 +220,7 @@ def test_an_end_that_nobody_heard_before_the_power_was_lost_is_still_told(
     assert home.log(job) == "begun\nover\n"
 
 
+@pytest.mark.kinds("ssh")
 def test_what_a_job_printed_before_the_power_was_lost_comes_home(
     home: Home, site: SiteUnderTest
 ) -> None:
@@ -261,6 +266,7 @@ def test_a_site_can_be_removed_while_its_jobs_run(home: Home, site: SiteUnderTes
     assert home.log(job) == "begun\nover\n"
 
 
+@pytest.mark.kinds("ssh")
 def test_a_site_can_be_removed_while_no_queue_runs(home: Home, site: SiteUnderTest) -> None:
     first, second = _started(home), _started(home, name="second")
     assert home.rig.queue is not None
@@ -276,6 +282,7 @@ def test_a_site_can_be_removed_while_no_queue_runs(home: Home, site: SiteUnderTe
     wait_for(lambda: home.nodes() == [], home.nodes)
 
 
+@pytest.mark.kinds("ssh")
 def test_jobs_of_a_removed_site_that_is_out_of_reach_can_be_given_up(
     home: Home, site: SiteUnderTest
 ) -> None:
@@ -297,6 +304,7 @@ def test_jobs_of_a_removed_site_that_is_out_of_reach_can_be_given_up(
     wait_for(lambda: home.nodes() == [], home.nodes)
 
 
+@pytest.mark.kinds("ssh")
 def test_a_job_at_a_removed_site_waits_and_does_not_run_here(home: Home, sites: Sites) -> None:
     site = sites()
     home.rig.start()

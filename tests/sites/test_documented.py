@@ -14,7 +14,8 @@ import pytest
 from grn import sites
 from grn.cli.commands.site import add
 from grn.option_file import toml
-from tests.sites.machines import ROOT, LoopbackMachine
+from tests.harness import ROOT
+from tests.sites.machines import LoopbackMachine
 from tests.sites.site_under_test import Home, SshSite
 
 PAGE = (ROOT / "docs" / "sites.md").read_text()

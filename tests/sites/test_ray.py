@@ -147,7 +147,7 @@ def home(homes: Homes) -> Home:
 
 
 def test_status_output_and_variables_of_jobs_in_a_pilot(home: Home) -> None:
-    good = home.at_cloud("echo out $GRN_ALLOCATION; echo err >&2")
+    good = home.at_cloud("echo out $GRN_ALLOCATION; echo err >&2", "--env", "GRN_SEPARATE_STDERR=1")
     bad = home.at_cloud("exit 3")
     killed = home.at_cloud("kill -9 $$")
     bare = home.at_cloud("env | grep -c ^RAY_")

@@ -133,7 +133,7 @@ def home(homes: Homes) -> Home:
 
 def test_status_output_and_variables_of_jobs_in_a_pilot(homes: Homes, slurm: Slurm) -> None:
     home = homes("pilots = 1")
-    good = home.at_uni("echo out $SLURM_JOB_ID; echo err >&2")
+    good = home.at_uni("echo out $SLURM_JOB_ID; echo err >&2", "--env", "GRN_SEPARATE_STDERR=1")
     bad = home.at_uni("exit 3")
     killed = home.at_uni("kill -9 $$")
     cancelled = home.runs("setsid sleep 1000 & sleep 1000")
@@ -232,18 +232,6 @@ def test_before_its_time_limit_a_pilot_takes_nothing_new_and_leaves_when_it_is_e
     assert home.log(long) == "runs\nended\n"
     assert second != f"uni-{first}"
     wait_for(lambda: slurm.state_of(first) == "COMPLETED", lambda: slurm.jobs("all"))
-
-
-def test_a_job_that_would_not_end_in_time_is_not_started_there(homes: Homes, slurm: Slurm) -> None:
-    home = homes('time = "2s"')
-    local = ("--at", "local", "--mem", "16MiB", "--type", "slow", "--")
-    home.ended(home.submit(*local, "sleep", "2.6"))
-    job = home.at_uni("true", "--type", "slow")
-    text = "uni: such jobs take 2.6s, and its pilots end after 2.0s"
-
-    wait_for(lambda: home.job(job)["why"] == text, lambda: home.job(job)["why"])
-    assert home.ended(home.at_uni("true", "--type", "quick"))["reason"] == "ok"
-    assert home.job(job)["state"] == "queued"
 
 
 def test_a_node_that_is_set_down_interrupts_its_jobs(home: Home, slurm: Slurm) -> None:

@@ -145,6 +145,25 @@ def test_the_agent_of_an_older_version_leaves_and_its_jobs_go_on(
     assert version.read_text() == grn.__version__
 
 
+def test_a_type_learned_on_one_node_needs_no_first_run_on_the_next(
+    home: Home, site: SshSite, node: Nodes
+) -> None:
+    node()
+    node("node2")
+    home.rig.start()
+    assert _add(home, site, hosts=("node1", "node2")).code == 0
+    text = "import time; kept = b'x' * (90 << 20); time.sleep(0.5)"
+    first = home.python(text, mem=None, type="learner", at="node1")
+    told = "action=heard-runs place=node1 types='learner'"
+    wait_for(lambda: told in home.rig.log.read_text(), told)
+    second = home.python(text, mem=None, type="learner", at="node2")
+
+    assert (first["where"], second["where"]) == ("node1", "node2")
+    assert first["reserved_bytes"] > 400 << 20  # all that was free
+    assert first["peak_bytes"] > 90 << 20
+    assert 90 << 20 < second["reserved_bytes"] < 250 << 20
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_grn_is_installed_and_updated_in_a_venv_of_its_own(

@@ -340,7 +340,8 @@ def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
     return LeaseRequest(
         spec.job_type, spec.label, gpus=spec.gpus, mem=spec.mem_bytes, exclusive=spec.is_exclusive,
         priority=spec.priority, attempt=asked.memory_attempt, args=facts, code=code or None,
-        policy=spec.policy or "spread", command=True, spared=asked.is_spared,
+        policy=spec.policy or "spread", on=spec.on, without=spec.without, command=True,
+        spared=asked.is_spared,
     )  # fmt: skip
 
 

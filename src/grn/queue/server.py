@@ -22,7 +22,7 @@ from grn.protocol import queue_requests
 from grn.queue.job import JobState, JobView
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
-from grn.queue.sites.choice import node_of
+from grn.queue.sites.remote_lease import node_of
 from grn.queue.subscribers import QueueSubscribers
 
 log = logging.getLogger(__name__)

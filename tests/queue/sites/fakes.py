@@ -11,7 +11,7 @@ from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Exit, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt, Found
-from grn.queue.sites.node import NodeAddress, RemoteLease
+from grn.queue.sites.remote_lease import NodeAddress, RemoteLease
 
 
 class FakeLoop:

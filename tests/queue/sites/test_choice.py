@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.queue.sites.choice import LOCAL, MAX_ASKED, Choice, Place, choose, is_meant, node_of
+from grn.queue.sites.choice import LOCAL, MAX_ASKED, Choice, Place, Places, choose, is_meant
 from tests.queue.builders import a_spec
 
 GiB = 1 << 30
@@ -49,7 +49,7 @@ FOUR = ["a", "b", "c", "d"]
 def test_the_places_that_are_asked(
     places: list[Place], asked: list[str], refused: list[str], expected: Choice
 ) -> None:
-    assert choose(a_spec(mem_bytes=1000), places, asked, refused) == expected
+    assert choose(a_spec(mem_bytes=1000), Places.of(places), asked, refused) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_places_that_are_asked(
 def test_a_job_goes_to_the_site_or_node_that_it_names(at: str, expected: tuple[str, ...]) -> None:
     places = [_place("a"), _place("b"), _place(LOCAL, 1)]
 
-    assert choose(a_spec(at=at), places, [], []).ask == expected
+    assert choose(a_spec(at=at), Places.of(places), [], []).ask == expected
     assert [place.name for place in places if is_meant(at, place)] == list(expected)
 
 
@@ -67,16 +67,8 @@ def test_a_job_for_two_gpus_needs_two_that_are_large_enough() -> None:
     spec = a_spec(gpus=2, mem_bytes=GiB)
     places = [Place("a", "lab", True, (4 * GiB, 1), 0), _place("b", 5, gpus=2)]
 
-    assert choose(spec, places, [], []).ask == ("b", "a")
+    assert choose(spec, Places.of(places), [], []).ask == ("b", "a")
 
 
 def test_no_more_than_four_are_ever_asked() -> None:
     assert MAX_ASKED == 4
-
-
-@pytest.mark.parametrize(
-    ("lease", "node"),
-    [(None, ""), ("", ""), ("264fa1b2", ""), ("gpu2/71b7-bf/264fa1b2", "gpu2"), ("a/b", "")],
-)
-def test_a_lease_names_its_node(lease: str | None, node: str) -> None:
-    assert node_of(lease) == node

@@ -15,7 +15,8 @@ from grn.queue.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
-from grn.queue.sites.node import MAX_KNOWN, Node, NodeAddress, RemoteLease, remote
+from grn.queue.sites.node import MAX_KNOWN, Node
+from grn.queue.sites.remote_lease import NodeAddress, RemoteLease, node_of, remote
 from grn.queue.sites.stream import FrameReader, LeaseBytes, LogPiece, Message, encode
 from tests.queue.sites.fakes import FakeLoop
 
@@ -123,6 +124,14 @@ def folder(tmp_path: Path) -> Path:
 def test_the_name_of_a_lease_carries_node_and_life() -> None:
     assert remote(str(LEASE)) == LEASE
     assert remote("264fa1b2") is None
+
+
+@pytest.mark.parametrize(
+    ("lease", "node"),
+    [(None, ""), ("", ""), ("264fa1b2", ""), ("gpu2/71b7-bf/264fa1b2", "gpu2"), ("a/b", "")],
+)
+def test_a_lease_names_its_node(lease: str | None, node: str) -> None:
+    assert node_of(lease) == node
 
 
 def test_an_agent_of_another_version_is_not_used_and_both_are_named(folder: Path) -> None:

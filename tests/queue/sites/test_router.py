@@ -13,6 +13,7 @@ from grn.queue.events import AskLease
 from grn.queue.job import AttemptFate, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt, Found
+from grn.queue.sites.choice import PilotSite
 from grn.queue.sites.router import Router
 from tests.queue.builders import a_spec
 from tests.queue.sites.fakes import FakeLoop, FakeNode, FakeSite
@@ -31,11 +32,16 @@ class World:
         self.nodes = {node.name: node for node in nodes}
         self.set(*nodes)
 
-    def set(self, *nodes: FakeNode, leaving: tuple[FakeNode, ...] = ()) -> None:
-        self.router.set_nodes(nodes, leaving)  # type: ignore[arg-type]
+    def set(
+        self,
+        *nodes: FakeNode,
+        leaving: tuple[FakeNode, ...] = (),
+        pilots: tuple[PilotSite, ...] = (),
+    ) -> None:
+        self.router.set_nodes(nodes, leaving, pilots)  # type: ignore[arg-type]
 
     def ask(self, job: int = 1, **spec: Any) -> None:
-        self.router.ask(AskLease(a_spec(job, **spec), 1, 0), {})
+        self.router.leases.ask(AskLease(a_spec(job, **spec), 1, 0), {})
 
     def asked(self, job: int = 1) -> set[str]:
         return {name for name, node in self.nodes.items() if job in node.leases.asked}
@@ -107,6 +113,50 @@ def test_a_node_that_is_away_may_still_take_what_all_others_refuse() -> None:
     _in_a_loop(story)
 
 
+def test_a_job_that_no_pilot_could_ever_hold_is_refused_at_once() -> None:
+    async def story() -> None:
+        world = World()
+        world.set(pilots=(PilotSite("uni", 2, 3600.0, "its first pilot is being placed"),))
+        world.ask(1, at="uni", gpus=4)
+        world.ask(2, at="uni", gpus=2)
+        world.ask(3, gpus=4)
+        text = "uni: its pilots have 2 of the 4 GPUs it needs"
+        assert world.loop.refusals == {1: text}
+        assert world.router.leases.demand("uni") == {"jobs": 1, "gpus": 2}
+        assert text in world.loop.why[3], "this machine may take it"
+        world.set(pilots=(PilotSite("uni", 1, 3600.0, ""),))
+        assert world.loop.refusals[2] == "uni: its pilots have 1 of the 2 GPUs it needs"
+
+    _in_a_loop(story)
+
+
+def test_a_job_that_takes_longer_than_pilots_waits_with_the_reason() -> None:
+    async def story() -> None:
+        world = World()
+        world.router.leases.usual_s = lambda _type: 7200.0
+        world.set(pilots=(PilotSite("uni", 2, 3600.0, ""),))
+        world.ask(at="uni")
+        assert world.loop.refusals == {}
+        assert world.loop.why[1] == "uni: such jobs take 2h00m, and its pilots end after 1h00m"
+
+    _in_a_loop(story)
+
+
+def test_a_node_that_ends_before_a_job_could_is_not_asked_for_it() -> None:
+    async def story() -> None:
+        node = FakeNode("uni-1", "uni")
+        world = World(node)
+        world.router.leases.usual_s = lambda job_type: 100.0 if job_type == "slow" else None
+        world.ask(1, at="uni", job_type="slow")
+        world.ask(2, at="uni", job_type="new")
+        assert set(node.leases.asked) == {1, 2}
+        node.left_s = 60.0
+        world.router.leases.withdraw_late()
+        assert set(node.leases.asked) == {2}
+
+    _in_a_loop(story)
+
+
 def test_requests_move_away_from_a_node_that_is_cut_off_and_come_back() -> None:
     async def story() -> None:
         world = World(FakeNode("a"))
@@ -144,9 +194,9 @@ def test_open_requests_pass_on_to_the_next_job_of_a_kind() -> None:
         world.ask(1)
         world.nodes["b"].leases.asked.pop(1)  # a grant of it is on its way
         heir = AskLease(a_spec(2), 1, 0)
-        assert world.router.pass_on(1, heir, {})
+        assert world.router.leases.pass_on(1, heir, {})
         assert world.asked(2) == {"a"}
-        assert not world.router.pass_on(1, heir, {})
+        assert not world.router.leases.pass_on(1, heir, {})
         world.grant("a", 2, "L2")
         assert world.loop.granted_to == {2: "a/epoch-a/L2"}
 
@@ -157,10 +207,10 @@ def test_a_withdrawn_job_is_asked_for_nowhere() -> None:
     async def story() -> None:
         world = World(FakeNode("a"), FakeNode("b"))
         world.ask()
-        assert world.router.key_of(1) == "key-1"
-        world.router.drop(1)
+        assert world.router.leases.key_of(1) == "key-1"
+        world.router.leases.drop(1)
         assert world.asked() == set()
-        assert world.router.key_of(1) is None
+        assert world.router.leases.key_of(1) is None
 
     _in_a_loop(story)
 
@@ -172,7 +222,7 @@ def test_orders_go_to_the_node_of_the_attempt_and_all_others_stay_here() -> None
         world.router.start(Attempt(2, 1), COMMAND, "L9", "0")
         world.router.stop(FIRST, False)
         world.router.stop(Attempt(2, 1), True)
-        world.router.done(lease, {"outcome": "ok"}, lambda _: None)
+        world.router.leases.done(lease, {"outcome": "ok"}, lambda _: None)
         world.router.written(FIRST)
         world.router.written(FIRST)  # it is not known any more: it counts as one of here
         assert world.nodes["b"].orders == [("stop", FIRST, False), ("written", FIRST)]
@@ -269,7 +319,7 @@ def test_the_end_of_a_lease_of_an_unknown_node_is_settled_at_once() -> None:
     async def story() -> None:
         world = World()
         settled: list[Settlement] = []
-        world.router.done("a/epoch/L1", {"outcome": "ok"}, settled.append)
+        world.router.leases.done("a/epoch/L1", {"outcome": "ok"}, settled.append)
         assert settled == [Settlement()]
 
     _in_a_loop(story)

@@ -22,7 +22,8 @@ from grn.daemon.lockfile import make_own
 from grn.errors import AlreadyRunning, GrnError, MachineError, UsageError
 from grn.proc import pidfd, processes, spawn
 from grn.proc.spawn import own_module
-from grn.queue.sites.agent import ALLOCATION, QUEUE_ID, end_allocation
+from grn.queue.sites.agent import QUEUE_ID, end_allocation
+from grn.queue.sites.node_environment import ALLOCATION
 from grn.queue.sites.pipe import socket_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from grn.queue.job import JobSpec
@@ -29,6 +29,24 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """All places at one moment, least crowded first; sorted once for many requests."""
+
+    by_crowd: tuple[Place, ...]
+    crowds: dict[str, float]
+
+    @classmethod
+    def of(cls, places: Iterable[Place]) -> Places:
+        """Sort places; this machine comes before others that are as crowded."""
+        ranked = sorted((place.crowd, place.name != LOCAL, at, place)
+                        for at, place in enumerate(places))  # fmt: skip
+        return cls(
+            tuple(place for *_, place in ranked),
+            {place.name: crowd for crowd, *_, place in ranked},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PilotSite:
     """A site whose engine places nodes when they are needed, at one moment."""
 
@@ -44,12 +62,6 @@ class Choice:
 
     ask: tuple[str, ...] = ()
     withdraw: tuple[str, ...] = ()
-
-
-def node_of(lease: str | None) -> str:
-    """Return the node that a lease is of; empty for this machine."""
-    parts = (lease or "").split("/")
-    return parts[0] if len(parts) == 3 else ""
 
 
 def is_meant(at: str, place: Place) -> bool:
@@ -70,7 +82,7 @@ def ends_within(usual_s: float | None, left_s: float | None) -> bool:
 
 def choose(
     spec: JobSpec,
-    places: Sequence[Place],
+    places: Places,
     asked: Collection[str],
     refused: Collection[str],
     usual_s: float | None = None,
@@ -80,24 +92,26 @@ def choose(
     At most `MAX_ASKED` have a request at once. One that has a free GPU then replaces the most
     crowded of them.
     """
-    could = [
-        place
-        for place in places
-        if place.is_up
-        and place.name not in asked
-        and place.name not in refused
-        and is_meant(spec.at, place)
-        and ends_within(usual_s, place.left_s)
-    ]
-    # A place that is too small refuses in its own words, if no other takes the job.
-    could.sort(key=lambda one: (not _is_large_enough(spec, one), one.crowd, one.name != LOCAL))
     room = MAX_ASKED - len(asked)
-    if room > 0:
-        return Choice(tuple(place.name for place in could[:room]))
-    crowded = max((place for place in places if place.name in asked), key=lambda one: one.crowd)
-    if could and could[0].crowd < 1 <= crowded.crowd and _is_large_enough(spec, could[0]):
-        return Choice((could[0].name,), (crowded.name,))
-    return Choice()
+    crowded = max(asked, key=lambda name: places.crowds.get(name, 0.0)) if room <= 0 else ""
+    if crowded and places.crowds.get(crowded, 0.0) < 1:
+        return Choice()
+    large: list[str] = []
+    small: list[str] = []  # such a place refuses in its own words, if no other takes the job
+    for place in places.by_crowd:
+        if len(large) == max(1, room) or (crowded and places.crowds[place.name] >= 1):
+            break
+        if (
+            place.is_up
+            and place.name not in asked
+            and place.name not in refused
+            and is_meant(spec.at, place)
+            and ends_within(usual_s, place.left_s)
+        ):
+            (large if _is_large_enough(spec, place) else small).append(place.name)
+    if crowded:
+        return Choice(tuple(large), (crowded,)) if large else Choice()
+    return Choice(tuple((large + small)[:room]))
 
 
 def _is_large_enough(spec: JobSpec, place: Place) -> bool:

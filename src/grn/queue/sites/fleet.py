@@ -26,7 +26,8 @@ from grn.proc.spawn import own_module, service_environment
 from grn.protocol.rows import as_json
 from grn.queue.site import Attempt
 from grn.queue.sites.choice import PilotSite
-from grn.queue.sites.node import Node, NodeAddress
+from grn.queue.sites.node import Node
+from grn.queue.sites.remote_lease import NodeAddress
 from grn.queue.sites.router import Router
 from grn.sites import SiteConfig
 
@@ -36,7 +37,7 @@ RESTART_S = 5.0
 MAX_LINE = 1 << 20
 MAX_SHOWN_SKEW_S = 60.0
 MEMORY_VERSION = 1
-USUAL_FRESH_S, MAX_TYPES = 60.0, 10_000
+USUAL_FRESH_S, UNKNOWN_FRESH_S, MAX_TYPES = 60.0, 1.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class FleetSettings:
 
 
 class UsualTimes:
-    """How long jobs of a type took, read again after a while."""
+    """How long jobs of a type took, read again after a while; one that is not known, soon."""
 
     def __init__(self, read: Callable[[str], float | None]) -> None:
         self._read = read
@@ -60,7 +61,7 @@ class UsualTimes:
     def __call__(self, job_type: str) -> float | None:
         now = time.monotonic()
         read_at, usual_s = self._known.get(job_type, (-USUAL_FRESH_S, None))
-        if now - read_at >= USUAL_FRESH_S:
+        if now - read_at >= (UNKNOWN_FRESH_S if usual_s is None else USUAL_FRESH_S):
             if len(self._known) >= MAX_TYPES:
                 self._known.clear()
             usual_s = self._read(job_type)
@@ -74,7 +75,7 @@ class Fleet:
     def __init__(self, chosen: FleetSettings, router: Router) -> None:
         self._chosen = chosen
         self._router = router
-        router.usual_s = UsualTimes(chosen.usual_s)
+        router.leases.usual_s = UsualTimes(chosen.usual_s)
         self.sites: list[SiteConfig] = []
         self._adapters: dict[str, Adapter] = {}
         self._memory = _remembered(chosen.memory)
@@ -141,7 +142,7 @@ class Fleet:
         for name, seconds in left_s.items():
             if name in self._router.nodes:
                 self._router.nodes[name].ends_at = time.monotonic() + seconds
-        self._router.withdraw_late()
+        self._router.leases.withdraw_late()
 
     def cut(self, site: str) -> list[str]:
         """Return the nodes of a site that are not heard of now."""
@@ -154,7 +155,7 @@ class Fleet:
 
     def demand(self, site: str) -> dict[str, int]:
         """Return how many jobs could use one more node of a site."""
-        return self._router.demand(site)
+        return self._router.leases.demand(site)
 
     def unseen(self, site: str) -> list[str]:
         """Return the nodes of a site that have attempts."""
@@ -166,7 +167,7 @@ class Fleet:
             {
                 "site": node.address.site, "node": node.name, "state": node.state,
                 "gpu_bytes": node.leases.gpu_bytes, "jobs": node.attempts,
-                "waiting": self._router.asked_at(node.name), "heard_at": node.heard_at,
+                "waiting": self._router.leases.asked_at(node.name), "heard_at": node.heard_at,
                 "trouble": self._trouble(node),
                 "gpus": [as_json(gpu) for gpu in node.leases.gpus],
                 "leases": [as_json(lease) for lease in node.leases.leases],

@@ -9,18 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
 from grn import __version__
 from grn.errors import ProtocolError
 from grn.model.text import harmless
-from grn.proc import spawn, terminate
 from grn.protocol.lease import GrantedGpus
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 from grn.queue.journal.rows import Command
@@ -28,46 +24,14 @@ from grn.queue.leases import Leases
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.log_copy import LogCopies
+from grn.queue.sites.node_leases import LeaseTransport, NodeLeases
+from grn.queue.sites.reconnect import Reconnection
+from grn.queue.sites.remote_lease import NodeAddress, RemoteLease
 from grn.queue.sites.stream import Frame, LeaseBytes, LogPiece, Message
 
-if TYPE_CHECKING:
-    import subprocess
-
 log = logging.getLogger(__name__)
-GREET_S = 40.0
-PING_S, SILENT_S = 10.0, 35.0
-FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
-STEADY_S = 5.0  # a stream that lasted so long was a good one
 MAX_SKEW_S = 2.0  # below, the difference may be the time that a greeting takes
-MAX_STDERR = 4096
 MAX_KNOWN = 128
-
-
-@dataclass(frozen=True, slots=True)
-class NodeAddress:
-    """A node by its name, its site, and the command that makes a stream to its agent."""
-
-    name: str
-    site: str
-    pipe: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteLease:
-    """A lease of a node: its name carries the node, and the life of it that granted the lease."""
-
-    node: str
-    epoch: str
-    lease: str
-
-    def __str__(self) -> str:
-        return f"{self.node}/{self.epoch}/{self.lease}"
-
-
-def remote(lease: str) -> RemoteLease | None:
-    """Read the name of a lease; None for one of this machine."""
-    parts = lease.split("/")
-    return RemoteLease(*parts) if len(parts) == 3 else None
 
 
 class NodeListener(Protocol):
@@ -108,7 +72,7 @@ class Node(asyncio.Protocol):
     ) -> None:
         self.address = address
         self.name = address.name
-        self.leases = Leases(queue_id, _NodeLeases(self, listener))
+        self.leases = Leases(queue_id, NodeLeases(self, listener))
         self.leases.on_leases = self._return_unknown
         self.epoch = ""  # known once the agent has answered
         self.trouble = ""  # why it cannot be used
@@ -129,12 +93,7 @@ class Node(asyncio.Protocol):
         self._reader = stream.FrameReader(is_home=True)
         self._known: set[int] = set()  # environments that the agent has over this stream
         self._is_greeted = False
-        self._fault = ""  # of the present stream
-        self._gone = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._retried = asyncio.Event()
-        self._last_heard = 0.0
-        self._is_closed = False
+        self._line = Reconnection(self)
 
     # --- the connection ------------------------------------------------------------------
 
@@ -172,97 +131,48 @@ class Node(asyncio.Protocol):
             return "no negotiator"
         return "cut" if self.heard_at is not None else "connecting" if not self.trouble else "away"
 
+    @property
+    def is_needed(self) -> bool:
+        """True while there is work, or attempts are there."""
+        return bool(self._attempts) or self._listener.has_work()
+
     def want(self) -> None:
         """Connect soon: there is work."""
-        self._wanted.set()
+        self._line.want()
 
     def retry(self) -> None:
         """Try again soon to reach a node that is away: somebody looks."""
-        self._wanted.set()
-        self._retried.set()
+        self._line.retry()
+
+    async def keep_connected(self) -> None:
+        """Keep a stream while it is needed."""
+        await self._line.keep_connected()
 
     def move(self, address: NodeAddress) -> None:
         """Use another way to the node; a stream of the old way is ended."""
         if address != self.address:
             self.address = address
-            self._retried.set()
-            if self._transport is not None:
-                self._transport.abort()
-
-    async def keep_connected(self) -> None:
-        """Keep a stream while there is work, or attempts are there."""
-        pause_s = FIRST_RETRY_S
-        while not self._is_closed:
-            if not self._attempts and not self._listener.has_work():
-                self._wanted.clear()
-                await self._wanted.wait()
-            began = time.monotonic()
-            try:
-                is_heard = await self._stream_once()
-            except OSError as error:  # no files or sockets left here
-                self._away(str(error))
-                is_heard = False
-            if is_heard and time.monotonic() - began > STEADY_S:
-                pause_s = FIRST_RETRY_S
-            if not self._is_closed:
-                await self._rest(pause_s)
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
-
-    async def _rest(self, pause_s: float) -> None:
-        await asyncio.sleep(min(pause_s, 1.0))
-        self._retried.clear()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._retried.wait(), max(0.0, pause_s - 1.0))
-
-    async def _stream_once(self) -> bool:
-        """Make a stream and wait for its end; True if the agent answered."""
-        loop = asyncio.get_running_loop()
-        self._gone.clear()
-        self._fault = ""
-        ours, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as complaints:
-            try:
-                with theirs:
-                    process = spawn.child(
-                        self.address.pipe, stdin=theirs.fileno(), stdout=theirs.fileno(),
-                        stderr=complaints.fileno(), start_new_session=True,
-                    )  # fmt: skip
-            except OSError as error:
-                ours.close()
-                self._away(f"{self.address.pipe[0]}: {error.strerror}")
-                return False
-            heard_at = self.heard_at
-            try:
-                ours.setblocking(False)
-                await loop.create_connection(lambda: self, sock=ours)
-                await self._until_gone()
-            finally:
-                if self._transport is not None:
-                    self._transport.abort()
-                await loop.run_in_executor(None, terminate.end_child, process, 1.0)
-            if not self._is_closed:
-                self._away(self._fault or _complaint(complaints, process))
-            return self.heard_at != heard_at
-
-    async def _until_gone(self) -> None:
-        """Wait for the end of the stream; end one that is silent."""
-        self._last_heard = time.monotonic()
-        while not self._gone.is_set():
-            limit_s = SILENT_S if self._is_greeted else GREET_S
-            if time.monotonic() - self._last_heard > limit_s:
-                self._fault = f"not heard of for {limit_s:.0f} s"
-                return
-            if self._is_greeted:
-                self._send({"op": "ping"})
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), PING_S)
+            self._line.retry()
+            self.abort()
 
     def close(self) -> None:
         """Close the stream; attempts continue on the node."""
-        self._is_closed = True
-        self._wanted.set()
+        self._line.close()
+        self.abort()
+
+    def abort(self) -> None:
+        """End the present stream at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def protocol(self) -> Node:
+        """Return the protocol of a new stream."""
+        return self
+
+    def ping(self) -> None:
+        """Let the agent show that it is there."""
+        if self._is_greeted:
+            self._send({"op": "ping"})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -276,19 +186,20 @@ class Node(asyncio.Protocol):
         was_greeted, self._is_greeted = self._is_greeted, False
         if self.leases.is_connected:
             self.leases.connection_lost(None)
-        self._gone.set()
+        self._line.lost()
         if was_greeted:
             log.info("action=node-cut node=%s", self.name)
             self._listener.node_changed(self)
 
-    def _away(self, trouble: str) -> None:
+    def away(self, trouble: str) -> None:
+        """Note why there is no stream."""
         if trouble != self.trouble:
             log.info("action=node-away node=%s reason=%r", self.name, trouble)
         self.trouble = trouble
         self._listener.node_changed(self)
 
     def data_received(self, data: bytes) -> None:
-        self._last_heard = time.monotonic()
+        self._line.heard()
         try:
             for frame in self._reader.feed(data):
                 self.heard_at = time.time()
@@ -300,10 +211,9 @@ class Node(asyncio.Protocol):
 
     def _fail(self, fault: str) -> None:
         """End a stream that cannot be used."""
-        self._fault = fault
+        self._line.fault = fault
         log.error("action=receive node=%s result=failed reason=%r", self.name, fault)
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     def _send(self, frame: Frame) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -347,6 +257,7 @@ class Node(asyncio.Protocol):
         log.info("action=node-found node=%s epoch=%s", self.name, epoch)
         for attempt, lease in list(self._attempts.items()):
             self._ask_for(attempt, lease)
+        self._send({"op": "all-asked"})
         if message.get("draining") is True:
             self._drain(message)
         self._listener.node_changed(self)
@@ -363,7 +274,7 @@ class Node(asyncio.Protocol):
         is_up = message.get("up") is True
         if is_up and not self.leases.is_connected:
             self.leases.trouble = ""
-            self.leases.connection_made(_LeaseTransport(self._send))
+            self.leases.connection_made(LeaseTransport(self._send))
         elif not is_up:
             if self.leases.is_connected:
                 self.leases.connection_lost(None)
@@ -476,7 +387,7 @@ class Node(asyncio.Protocol):
         """Note an attempt that an earlier queue started there; its agent will tell more."""
         self._attempts[attempt] = lease
         self.leases.watch(lease.lease)
-        self._wanted.set()
+        self._line.want()
         if self._is_greeted:
             self._ask_for(attempt, lease)
 
@@ -514,58 +425,5 @@ _HANDLERS: dict[str, Callable[[Node, Message], None]] = {
 }
 
 
-class _LeaseTransport(asyncio.Transport):
-    """Carries the bytes of the lease conversation as frames of the stream."""
-
-    def __init__(self, send: Callable[[Frame], None]) -> None:
-        super().__init__()
-        self._carry = send
-
-    def write(self, data: Any) -> None:
-        self._carry(LeaseBytes(bytes(data)))
-
-    def close(self) -> None:
-        """Leave the stream open: only the conversation over it ends."""
-
-
-class _NodeLeases:
-    """Passes the events of one node's lease conversation on, with the node."""
-
-    def __init__(self, node: Node, listener: NodeListener) -> None:
-        self._node = node
-        self._listener = listener
-
-    def has_work(self) -> bool:
-        return self._listener.has_work()
-
-    def connected(self) -> None:
-        self._listener.node_changed(self._node)
-
-    def disconnected(self) -> None:
-        self._listener.node_changed(self._node)
-
-    def granted(self, job: int, grant: GrantedGpus) -> None:
-        self._node.note_granted(grant.lease)
-        self._listener.granted(self._node, job, grant)
-
-    def awaited(self, job: int, text: str) -> None:
-        self._listener.awaited(self._node, job, text)
-
-    def reasons(self, texts: dict[int, str]) -> None:
-        self._listener.reasons(self._node, texts)
-
-    def refused(self, job: int, text: str) -> None:
-        self._listener.refused(self._node, job, text)
-
-
 def _about(op: str, attempt: Attempt) -> Message:
     return {"op": op, "job": attempt.job, "attempt": attempt.number}
-
-
-def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:
-    """Return why a pipe has ended, in its own words."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - MAX_STDERR))
-    lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    said = [harmless(line) for line in lines if line]
-    return said[-1] if said else f"the connection ended (status {process.returncode})"

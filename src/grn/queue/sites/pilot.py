@@ -26,7 +26,8 @@ from grn.proc.spawn import own_module, service_environment
 from grn.proc.tree import Escalation, Process
 from grn.queue.local.channel import read_some
 from grn.queue.local.termination import listen_for_signals
-from grn.queue.sites.agent import ALLOCATION, LEFT
+from grn.queue.sites.agent import LEFT
+from grn.queue.sites.node_environment import ALLOCATION
 from grn.queue.sites.slurm_jobs import folder_of
 
 GRACE_S = 20.0  # below the 30 s that Slurm waits before it kills

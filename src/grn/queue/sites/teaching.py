@@ -26,9 +26,10 @@ class Teacher:
         self._versions: Counter[str] = Counter()  # of a type: rises with each new run
         self._taught: dict[tuple[str, str], int] = {}  # place, type -> version
 
-    def heard(self, place: str, reply: Message) -> None:
-        """Note the runs that a place has told; anything malformed is left out."""
+    def heard(self, place: str, reply: Message) -> list[str]:
+        """Note the runs that a place has told; anything malformed is left out. Return the types."""
         told = reply.get("runs")
+        types = []
         for profile in told if isinstance(told, list) else ():
             if not isinstance(profile, dict):
                 continue
@@ -39,6 +40,8 @@ class Teacher:
             if isinstance(runs, list):
                 self._note(place, str(job_type), str(model), runs)
                 self._labels[str(job_type)] = str(label)
+                types.append(str(job_type))
+        return types
 
     def _note(self, place: str, job_type: str, model: str, runs: list[Any]) -> None:
         known = self._runs.setdefault(job_type, {}).setdefault(model, {})
