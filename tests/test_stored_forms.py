@@ -18,7 +18,7 @@ from grn.sweep import manifest
 
 DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it
-    "journal of the queue": (journal_file.SCHEMA_VERSION, 7, "queue-7ba8f4d"),
+    "journal of the queue": (journal_file.SCHEMA_VERSION, 8, "queue-e2a082a"),
     "record of an attempt": (attempt_files.FORMAT, 4, "queue-f6b5903"),
     "state of the negotiator": (schema.SCHEMA_VERSION, 7, "negotiator-b8da9a9"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),

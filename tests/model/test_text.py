@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grn.cli.output.style import plain
 from grn.cli.output.table import table
 from grn.model.text import columns_of, cut, harmless
 
@@ -99,6 +100,6 @@ def test_a_cut_text_never_takes_more_columns_than_there_are(text: str, size: int
 def test_columns_stay_aligned_behind_emoji() -> None:
     rows = [("🚀 launch", "7"), ("👩‍🔬 lab", "8"), ("plain", "9")]
 
-    lines = table(("NAME", "ID"), rows).splitlines()
+    lines = plain(table(("NAME", "ID"), rows)).splitlines()
 
     assert {columns_of(line) for line in lines[1:]} == {len("# launch") + 1 + len("  7")}

@@ -29,6 +29,8 @@ from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.order import Group
 from tests.negotiator.machine import Negotiation
 
+pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Python version
+
 # The same histories each time, and no effort to shorten the one that fails.
 SEARCH = settings(
     max_examples=3000,

@@ -9,6 +9,8 @@ from grn.negotiator.events import Action, Event, Grant
 from grn.negotiator.schedule.ledger import Rules
 from tests.negotiator.machine import Negotiation
 
+pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Python version
+
 
 class Forgetful(Engine):
     """An engine that forgets all refusals, so that every event asks every request."""

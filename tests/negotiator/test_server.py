@@ -389,6 +389,15 @@ def test_connections_that_come_and_go_leave_nothing(shared: Inside, bystander: C
 # --- what a machine cannot do, and limits --------------------------------------------------
 
 
+def test_a_request_gets_only_gpus_that_it_chose(shared: Inside) -> None:
+    with shared.client() as client:
+        granted = client.lease(without=["0"])
+        assert [gpu["index"] for gpu in granted["gpus"]] == [1]
+        assert client.lease(on="b200")["error"]["code"] == "NeverFits"
+        client.ask("done", lease=granted["lease"], outcome="ok")
+        assert client.is_served()
+
+
 @pytest.mark.parametrize(
     ("wish", "number"),
     [({"gpus": 10_000}, "10000"), ({"gpus": 3}, "3 GPUs"), ({"mem": 1 << 50}, "1024.0 TiB")],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from grn.client import queue as line
 from grn.errors import GrnError
-from tests.harness import GRN, Ended, Gate, Job, Story, is_running, wait_for
+from tests.harness import GRN, Daemon, Ended, Gate, Job, Story, is_running, wait_for
 
 FOUR_SMALL = "virtual:4x512MiB"
 # Jobs of tests state their memory: nothing has to be learned before the next may start.
@@ -30,12 +31,27 @@ class Queue:
 
     def __init__(self, story: Story) -> None:
         self.story = story
+        self.starts_on_demand = False  # True: by grn itself, where that is what is tested
+        self._daemons: list[Daemon] = []
 
     @classmethod
     def begin(cls, gpus: str = FOUR_SMALL, **settings: str) -> Queue:
         story = Story.begin()
         story.env.update({"GRN_GPUS": gpus, "GRN_SAMPLE_S": "0.1", **settings})
         return cls(story)
+
+    def wake(self) -> None:
+        """Start negotiator and queue, which `grn submit` would do too, at ten times the cost."""
+        if self.starts_on_demand or self._daemons or self.is_answering():
+            return
+        state = Path(self.story.env["GRN_STATE_DIR"])
+        state.mkdir(mode=0o700, exist_ok=True)
+        for what in ("negotiator", "queue"):  # the first may be there, or find no GPU
+            log = state / f"{what}.log"
+            argv = [sys.executable, "-m", f"grn.{what}", "--log", str(log)]
+            self._daemons.append(Daemon(argv, self.story.environment(), log))
+            line = self._daemons[-1].line()
+        assert line == "ready", log.read_text()
 
     # --- grn -----------------------------------------------------------------------------
 
@@ -69,6 +85,7 @@ class Queue:
         self, *words: str, env: Mapping[str, str | None] | None = None, **options: Any
     ) -> int:
         """Submit words of `grn submit`; return the one id it prints."""
+        self.wake()
         return int(self.fine("submit", *words, env=env, **options))
 
     def sh(self, text: str, *flags: str, **options: Any) -> int:
@@ -77,6 +94,7 @@ class Queue:
 
     def shs(self, *lines: str) -> list[int]:
         """Submit small jobs without `grn`, which is quicker."""
+        self.wake()
         jobs = [
             {"argv": ["/bin/sh", "-c", GATE + text], "type": "sh", "label": "sh"} for text in lines
         ]

@@ -25,6 +25,8 @@ from grn.queue.events import (
 from grn.queue.job import AttemptFate
 from tests.queue.simulation import Simulation
 
+pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Python version
+
 SEED = os.environ.get("GRN_SEED")  # read before the tests clear what is GRN_ of the user's
 PARTS = 10
 EVENTS = 15_000  # in each world

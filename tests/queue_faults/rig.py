@@ -7,13 +7,10 @@ the tests and by `ledger.py`.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,12 +20,10 @@ from grn.client import negotiator, queue
 from grn.errors import DaemonError, GrnError
 from grn.queue.journal.rows import fill_checksums
 from grn.queue.local import attempt_files as attempts
-from tests.harness import DEADLINE_S, Story, is_running, wait_for
+from tests.harness import PATIENCE_S, Daemon, Story, is_running, wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
 GPUS = "virtual:4x512MiB"
 SMALL = 8 << 20
-PATIENCE_S = 60.0
 _pause = threading.Event()
 
 
@@ -37,70 +32,13 @@ def pause(seconds: float) -> None:
     _pause.wait(seconds)
 
 
-class Daemon:
-    """One run of a service, with the pipe it says `ready` on."""
-
-    def __init__(self, argv: Sequence[str], env: dict[str, str], log: Path) -> None:
-        reader, writer = os.pipe()
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(
-                [*argv, "--ready-fd", str(writer)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                pass_fds=[writer],
-                start_new_session=True,
-            )
-        os.close(writer)
-        self._said = reader
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def line(self, deadline_s: float = PATIENCE_S) -> str:
-        """Wait for what it says when it is ready, or why not; nothing when it died before."""
-        text = b""
-        until = time.monotonic() + deadline_s
-        while self._said >= 0 and not text.endswith(b"\n"):
-            ready, _, _ = select.select([self._said], [], [], max(0.0, until - time.monotonic()))
-            assert ready, "a service did not get ready in time"
-            piece = os.read(self._said, 4096)
-            text += piece
-            if not piece:
-                break
-        self._close()
-        return text.decode().strip()
-
-    def kill(self) -> None:
-        """End it as a lack of memory would, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait(DEADLINE_S)
-        self._close()
-
-    def stop(self) -> int:
-        """End it kindly and return its status."""
-        self.process.terminate()
-        self._close()
-        return self.process.wait(DEADLINE_S)
-
-    def _close(self) -> None:
-        if self._said >= 0:
-            os.close(self._said)
-            self._said = -1
-
-
 class Rig:
     """The queue of one test, its negotiator, and the folder in which both live."""
 
     def __init__(self, story: Story, mutant: str = "") -> None:
         self.story = story
         self.mutant = mutant
+        self.python = sys.executable  # of the queue
         self.state = story.folder / "state"
         self.queue: Daemon | None = None
         self.negotiator: Daemon | None = None
@@ -109,7 +47,6 @@ class Rig:
             GRN_GPUS=GPUS,
             GRN_GRACE_S="0.3",
             GRN_GRACE_TO_END_S="1",
-            PYTHONPATH=os.pathsep.join((str(Path(story.env["PYTHONPATH"])), str(ROOT))),
         )
 
     # --- services ------------------------------------------------------------------------
@@ -117,8 +54,8 @@ class Rig:
     @property
     def queue_argv(self) -> list[str]:
         if self.mutant:
-            return [sys.executable, "-m", "tests.queue_faults.mutants", self.mutant]
-        return [sys.executable, "-m", "grn.queue"]
+            return [self.python, "-m", "tests.queue_faults.mutants", self.mutant]
+        return [self.python, "-m", "grn.queue"]
 
     def spawn(self, *before: str, **env: str) -> Daemon:
         """Start the queue and do not wait for it; `before` are the words of a wrapping command."""

@@ -26,7 +26,7 @@ from grn.queue.events import SaveBegin, SaveEnd, SaveState
 from grn.queue.job import EndReason, Exit, JobSpec
 from grn.queue.job import JobState as State
 from grn.queue.journal.journal import Journal
-from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.journal.rows import DamagedRow, NewJob, SharedCommand
 from tests.builders import a_lease, a_run
 from tests.harness import wait_for
 from tests.queue_faults.conftest import Rigs
@@ -250,12 +250,13 @@ def test_the_check_finds_out_a_queue_that_does_not_compare_checksums(rigs: Rigs,
 
 
 def _submitted(number: int) -> NewJob:
-    command = Command(
-        ("train", f"--seed={number}"), f"/data/{number}", {"MARK": f"{number % 3}" * 50}, 0o22,
-        f"n{number}", f"mail {number}", 60.0, {"OWN": f"{number}"},
+    shared = SharedCommand(
+        f"/data/{number}", {"MARK": f"{number % 3}" * 50}, 0o22, f"mail {number}", 60.0
+    )
+    return NewJob(
+        JobSpec(0, "train", "train", mem_bytes=1 << 20), ("train", f"--seed={number}"), shared,
+        f"n{number}", extra={"OWN": f"{number}"}, arguments={"seed": float(number)},
     )  # fmt: skip
-    spec = JobSpec(0, "train", "train", mem_bytes=1 << 20)
-    return NewJob(command, spec, {"OWN": f"{number}"}, {"seed": float(number)})
 
 
 def _made(folder: Path, count: int) -> dict[int, NewJob]:
@@ -286,14 +287,14 @@ def _look(folder: Path, jobs: dict[int, NewJob]) -> str:
             journal.attempts(number)
             try:
                 command = journal.command(number)
-            except BadRow:
+            except DamagedRow:
                 faults.add(number)
                 continue
-            assert command.argv == job.command.argv
-            assert command.environment == job.command.environment
-            assert (command.cwd, command.umask) == (job.command.cwd, job.command.umask)
-            assert (command.extra, command.notify) == (job.extra, job.command.notify)
-            assert command.time_limit_s == job.command.time_limit_s
+            assert command.argv == job.argv
+            assert command.environment == job.shared.environment
+            assert (command.cwd, command.umask) == (job.shared.cwd, job.shared.umask)
+            assert (command.extra, command.notify) == (job.extra, job.shared.notify)
+            assert command.time_limit_s == job.shared.time_limit_s
             assert number in shown
         return "records set aside" if faults else "all well"
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.queue_faults.rig import ROOT
+from tests.harness import ROOT
 
 ENTER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 

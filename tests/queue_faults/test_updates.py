@@ -14,8 +14,8 @@ import pytest
 
 from grn.proc.processes import boot_id
 from grn.queue.local import attempt_files as attempts
-from tests.harness import wait_for
-from tests.queue_faults.rig import ROOT, Rig, gone
+from tests.harness import ROOT, wait_for
+from tests.queue_faults.rig import Rig, gone
 
 DATA = ROOT / "tests" / "data"
 OLDER = ("b8da9a9", "c0475fd", "1493129")  # one for each form of an attempt that was ever written

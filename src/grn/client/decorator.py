@@ -10,7 +10,7 @@ import functools
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
     from grn.client.lease import ClientLease
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
             exclusive: bool = False,
             priority: int = 0,
             retry_oom: int = 0,
+            on: str = "",
+            without: Sequence[str | int] = (),
         ) -> Callable[[Callable[Arguments, Result]], Job[Arguments, Result]]: ...
 
 
@@ -63,12 +65,15 @@ def _job(
     exclusive: bool = False,
     priority: int = 0,
     retry_oom: int = 0,
+    on: str = "",
+    without: Sequence[str | int] = (),
 ) -> Any:
     """Decorate a function so that each call waits for a GPU; works with and without parentheses.
 
     `jobstr` names the job type (default: file and function). `mem` and `gpus` state a need where
     it is known; else it is learned. `retry_oom` repeats a call that ran out of GPU memory, with
     more room, up to this many times; one whose room others took is repeated as it is, uncounted.
+    `on` and `without` choose GPUs (`on="a100|h100"`).
     With `continue_on_server_unavailable` a call runs unmanaged when there is no negotiator.
     """
     if resource_policy not in _POLICIES:
@@ -81,6 +86,8 @@ def _job(
         "mem": mem,
         "exclusive": exclusive,
         "priority": priority,
+        "on": on,
+        "without": without,
     }
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

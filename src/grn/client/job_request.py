@@ -13,7 +13,7 @@ import re
 import stat
 from binascii import crc32
 
-from grn.model import MAX_GPUS, MAX_PRIORITY
+from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY
 from grn.protocol.lease import LeaseRequest
 
 TYPE_CHECKING = False
@@ -44,6 +44,8 @@ def lease_request(
     exclusive: bool = False,
     priority: int = 0,
     policy: str = "spread",
+    on: str = "",
+    without: Sequence[str | int] = (),
 ) -> LeaseRequest:
     """Return the request for a lease; raise ValueError for a need that makes no sense."""
     if policy not in POLICIES:
@@ -54,6 +56,8 @@ def lease_request(
         raise ValueError(
             f"priority is {priority!r} and must be a whole number up to {MAX_PRIORITY}"
         )
+    if len(on) > MAX_CHOICE:
+        raise ValueError(f"on is longer than {MAX_CHOICE} characters")
     mem_bytes = None
     if mem is not None:
         from grn.model.units import parse_memory
@@ -61,7 +65,8 @@ def lease_request(
         mem_bytes = parse_memory(mem)
     return LeaseRequest(
         _text(job_type, 1024), _text(label, 256), gpus=gpus, mem=mem_bytes,
-        exclusive=bool(exclusive), priority=priority, policy=POLICIES[policy],
+        exclusive=bool(exclusive), priority=priority, policy=POLICIES[policy], on=on,
+        without=[str(gpu) for gpu in without],
     )  # fmt: skip
 
 
@@ -90,16 +95,32 @@ def command_type(argv: Sequence[str], cwd: str = "") -> tuple[str, str]:
         if words and words[0] == "-m" and len(words) > 1:
             return f"python -m {words[1]}", f"python -m {words[1]}"
         if words and words[0] not in ("-c", "-m"):
-            return _script_type(os.path.join(cwd, words[0]))
+            return _script_type(os.path.join(cwd, words[0]), _folder())
         return "python", "python"
+    path = os.path.join(cwd, argv[0]) if os.sep in argv[0] else argv[0]
+    return _program(path, os.environ.get("PATH"), _folder()) or argv[0], program
+
+
+def _folder() -> str:
+    """Return the working folder; the root when it was removed, which `submit` refuses later."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+
+
+@functools.lru_cache(maxsize=256)  # a thousand commands of one batch run the same program
+def _program(name: str, _path: str | None, _folder: str) -> str:
+    """Return the file of a program, empty when there is none."""
     import shutil
 
-    found = shutil.which(os.path.join(cwd, argv[0]) if os.sep in argv[0] else argv[0])
-    return (os.path.realpath(found), program) if found else (argv[0], program)
+    found = shutil.which(name)
+    return os.path.realpath(found) if found else ""
 
 
-def _script_type(path: str) -> tuple[str, str]:
-    short = os.path.relpath(path)
+@functools.lru_cache(maxsize=256)  # likewise
+def _script_type(path: str, folder: str) -> tuple[str, str]:
+    short = os.path.relpath(path, folder)
     full = os.path.realpath(path)
     return full, (full if short.startswith("..") else short)
 

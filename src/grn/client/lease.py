@@ -31,7 +31,7 @@ from grn.protocol.lease import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -383,6 +383,8 @@ def lease(
     priority: int = 0,
     policy: str = "spread",
     type: str | None = None,
+    on: str = "",
+    without: Sequence[str | int] = (),
 ) -> ClientLease:
     """Return a lease to use as `with grn.lease(mem="6GiB", gpus=2) as lease:`."""
     if type is None:
@@ -391,8 +393,9 @@ def lease(
     else:
         label = type
     request = lease_request(
-        type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy
-    )
+        type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy,
+        on=on, without=without,
+    )  # fmt: skip
     return ClientLease(request)
 
 

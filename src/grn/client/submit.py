@@ -9,7 +9,7 @@ from grn import wire
 from grn.client import job_request, queue
 from grn.client.connection import drive, drive_async
 from grn.errors import JobFailed, UsageError
-from grn.model import MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
+from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ _RANGES = {
     "retry": (0, MAX_RETRIES),
 }
 _OPTIONS = (
-    "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at",
+    "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at", "on",
+    "without",
 )  # fmt: skip
-_LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128}
+_QUOTING = frozenset("'\"\\")
+_LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
 
 
 class JobHandle:
@@ -74,7 +76,7 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify, separate_stderr, at; as of `grn submit`.
+    requeue, hold, notify, separate_stderr, at, on, without; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -129,15 +131,22 @@ def _told(argv: list[str]) -> list[str]:
     """Return the words of a command, also of one that the shell runs, without assignments."""
     if argv[:2] != ["/bin/sh", "-c"] or len(argv) != 3:
         return argv
-    import shlex
-
-    try:
-        words = shlex.split(argv[2])
-    except ValueError:  # the shell will refuse it too
-        words = argv[2].split()
+    words = shell_words(argv[2])
     while words and words[0].partition("=")[0].isidentifier() and "=" in words[0]:
         del words[0]
     return words
+
+
+def shell_words(line: str) -> list[str]:
+    """Take a line apart as a shell would; one without quotes needs no parser."""
+    if line.isprintable() and line.isascii() and not _QUOTING.intersection(line):
+        return line.split()
+    import shlex
+
+    try:
+        return shlex.split(line)
+    except ValueError:  # the shell will refuse it too
+        return line.split()
 
 
 def request(**options: Any) -> Message:
@@ -173,7 +182,7 @@ def request(**options: Any) -> Message:
             raise TypeError(f"submit() has no option '{name}'")
         if value is not None:
             message["held" if name == "hold" else name] = _checked_option(name, value)
-    for name, usual in (("policy", "spread"), ("at", "")):
+    for name, usual in (("policy", "spread"), ("at", ""), ("on", ""), ("without", [])):
         if message.get(name) == usual:
             del message[name]  # older queues do not know it
     return message
@@ -229,7 +238,9 @@ def _checked_option(name: str, value: Any) -> Any:
         if value not in job_request.POLICIES:
             raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")
         return job_request.POLICIES[value]
-    return _text(name, value) if name in ("notify", "at") else value
+    if name == "without":
+        return [_text("", str(gpu)) for gpu in value]
+    return _text(name, value) if name in ("notify", "at", "on") else value
 
 
 def check_nodes(nodes: int | None) -> None:

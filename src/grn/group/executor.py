@@ -22,7 +22,8 @@ from grn.group.call_group import CallGroup
 from grn.group.call_table import Kind
 
 OPTIONS = (
-    *("gpus", "mem", "exclusive", "priority", "policy", "at", "retry_oom"),
+    *("gpus", "mem", "exclusive", "priority", "policy", "at", "on", "without"),
+    "retry_oom",
     "reuse_workers",
 )
 

@@ -269,6 +269,10 @@ class GroupRunner:
                 shared["mem"] = needs.mem_bytes
             if needs.at:
                 shared["at"] = needs.at
+            if needs.on:
+                shared["on"] = needs.on
+            if needs.without:
+                shared["without"] = needs.without
             self._submit_some(list(same), shared)
 
     def _submit_some(self, tasks: list[Task], shared: Message) -> None:

@@ -112,6 +112,7 @@ class Progress:
     failed: int = 0
     running: int = 0
     skipped: int = 0  # finished in an earlier run
+    names: tuple[str, ...] = ()  # of those that run, for people
 
     @property
     def done(self) -> int:

@@ -41,7 +41,9 @@ class _Value:
 class Needs(_Value):
     """The needs of a task, for the queue and the negotiator; fixed slots ignore them."""
 
-    __slots__ = ("at", "gpus", "is_exclusive", "job_type", "mem_bytes", "priority")
+    __slots__ = (
+        "at", "gpus", "is_exclusive", "job_type", "mem_bytes", "on", "priority", "without",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class Needs(_Value):
         priority: int = 0,
         job_type: str | None = None,
         at: str = "",
+        on: str = "",
+        without: tuple[str, ...] = (),
     ) -> None:
         self.gpus: Final = gpus
         self.mem_bytes: Final = mem_bytes
@@ -58,6 +62,8 @@ class Needs(_Value):
         self.priority: Final = priority
         self.job_type: Final = job_type  # None: the program, as `grn exec` names it
         self.at: Final = at  # the site or node that it must run at, or "local"; empty: anywhere
+        self.on: Final = on  # the GPUs it may use, as `--on` says it
+        self.without: Final = without  # GPUs that it must not use
 
     @property
     def is_elsewhere(self) -> bool:

@@ -29,6 +29,7 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn.quota import kept_arguments
 from grn.negotiator.queries import change_feed, views
+from grn.negotiator.schedule.selection import selected
 from grn.negotiator.server import Peer
 from grn.proc.identity import ancestor_of, child_of
 from grn.protocol import negotiator_requests
@@ -44,6 +45,7 @@ def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
     if message.within and _nested(peer, message.id, message.within):
         return
     server, loop = peer.server, peer.loop
+    request = _request(peer, message)
     if len(peer.asked) >= MAX_ASKED_AT_ONCE:
         raise UsageError(f"{MAX_ASKED_AT_ONCE} requests wait on this connection already.")
     most = server.limits.waiting_per_user
@@ -56,7 +58,7 @@ def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
     peer.asked[message.key] = message.id
     server.waiting[peer.uid] += 1
     server.asking[message.key] = peer
-    loop.tell(Requested(loop.now(), _request(peer, message)))
+    loop.tell(Requested(loop.now(), request))
     if not message.command:  # a command lease first has a process to start
         server.stay_awake()
 
@@ -290,6 +292,11 @@ def _send_page(peer: Peer, message_id: int, page: dict[str, Any], more: str | No
 def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
     arguments: tuple[Argument, ...] = ()
     known = peer.loop.view.books
+    slots = tuple(dict.fromkeys(message.slots))
+    if message.on or message.without:
+        gpus = [book.gpu for book in known.values() if not slots or {*book.names} & {*slots}]
+        found = selected(gpus, message.gpus, message.on, message.without)
+        slots = tuple(gpu.uuid for gpu in found)
     if message.args:
         arguments = kept_arguments(
             (name, value) for name, value in message.args.items() if value is not None
@@ -307,7 +314,7 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
         policy=peer.server.limits.policy or Policy(message.policy),
         holder=peer.holder,
         arguments=arguments,
-        slots=tuple(dict.fromkeys(message.slots)),
+        slots=slots,
         stay=tuple(uuid for uuid in dict.fromkeys(message.stay) if uuid in known),
         is_command=message.command,
         attempt=message.attempt,

@@ -38,6 +38,8 @@ class LeaseRequest:
         code: str | None = None,
         slots: Sequence[str] = (),
         stay: Sequence[str] = (),
+        on: str = "",
+        without: Sequence[str] = (),
         within: str | None = None,
         command: bool = False,
         spared: bool = False,
@@ -45,7 +47,8 @@ class LeaseRequest:
         given: Message = {
             "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
             "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
-            "stay": stay, "within": within, "command": command, "spared": spared,
+            "stay": stay, "on": on, "without": without, "within": within, "command": command,
+            "spared": spared,
         }  # fmt: skip
         self.fields: Final[Message] = {"type": type, "label": label}
         for name, value in given.items():
@@ -65,8 +68,8 @@ class LeaseRequest:
 
 _DEFAULTS: Message = {
     "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
-    "args": {}, "code": None, "slots": (), "stay": (), "within": None, "command": False,
-    "spared": False,
+    "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
+    "within": None, "command": False, "spared": False,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from grn.model import MAX_CHOICE
 from grn.model.job import Run
 from grn.protocol import schemas
 from grn.protocol.schemas import GpuCount, Key, Priority, Reader
@@ -17,6 +18,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
 GpuName = Annotated[str, Meta(min_length=1, max_length=128)]
+GpuChoice = Annotated[str, Meta(max_length=MAX_CHOICE)]
 GpuNames = Annotated[list[GpuName], Meta(max_length=1024)]
 ArgumentName = Annotated[str, Meta(max_length=64)]
 Cursor = Annotated[str, Meta(pattern=r"^[0-9]{1,15}\.[0-9]{1,15}\Z")]
@@ -41,6 +43,8 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     code: Key | None = None
     slots: GpuNames = field(default_factory=list)
     stay: GpuNames = field(default_factory=list)
+    on: GpuChoice = ""
+    without: GpuNames = field(default_factory=list)
     within: Key | None = None
     command: bool = False
     yields: bool = False  # without effect; earlier clients send it

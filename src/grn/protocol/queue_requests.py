@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from grn import wire
 from grn.errors import UsageError
-from grn.model import MAX_RETRIES
+from grn.model import MAX_CHOICE, MAX_RETRIES
 from grn.protocol import schemas
 from grn.protocol.schemas import GpuCount, Key, Priority, Reader
 
@@ -58,16 +58,24 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     fail_fast: bool = False
     policy: Literal["spread", "pack"] = "spread"
     at: Annotated[str, Meta(max_length=128)] = ""
+    on: Annotated[str, Meta(max_length=MAX_CHOICE)] = ""
+    without: Annotated[list[Text], Meta(max_length=1024)] = field(default_factory=list)
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
-    """List jobs: those that have not ended, ended ones, or both; newest ended first."""
+    """List jobs: those that have not ended, ended ones, or both; newest ended first.
+
+    `match` is words that each must be found in a job; with it the answer has the `total`.
+    """
 
     which: Literal["alive", "ended", "all"] = "all"
     states: Annotated[list[Text], Meta(max_length=20)] = field(default_factory=list)
     name: Text | None = None
     type: Text | None = None
     group: Text | None = None
+    match: Text | None = None
+    sort: Literal["id", "name", "ran", "peak", "gpu", "reason", "ended"] = "ended"
+    ascending: bool = False
     since: float = 0.0
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 

@@ -38,6 +38,7 @@ log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
 _MAX_FILES = 1 << 16  # one for each running job
 _IN_PLACE_S = 2.0
+_COLLECT = (5_000, 10, 1_000)  # a hundred thousand jobs are walked rarely: they hold no cycles
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | None) -> None:
+    gc.disable()  # what is made until the freeze stays
     state, note = state_folder(mounts())
     folder = os.path.join(state, "queue")
     if note:
@@ -88,6 +90,8 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     if loop.site.lost_nodes():  # attempts of sites that were removed while no queue ran
         load_sites()
     gc.freeze()  # permanent objects need not be walked at every collection
+    gc.set_threshold(*_COLLECT)
+    gc.enable()
     await ground.serve(server.connection)
     tasks = [
         asyncio.create_task(loop.leases.keep_connected()),

@@ -41,7 +41,7 @@ from grn.queue.events import (
     WatchLease,
 )
 from grn.queue.job import AttemptFate, EndReason, Exit, JobState, JobView, Kept, Settlement, Step
-from grn.queue.job_table import JobTable, QueuedJob, saved
+from grn.queue.job_table import JobTable, QueuedJob, restored, saved
 from grn.queue.lease_window import LeaseWindow, WindowLimits
 
 
@@ -81,7 +81,7 @@ class QueueEngine:
     def _recovered(self, event: Recovered) -> Iterator[Action]:
         self._window.is_drained = event.is_drained
         for kept in event.jobs:
-            self._table.add(kept)
+            self._table.add(restored(kept))
         ends = dict(event.ends)
         for job in list(self._table.jobs.values()):
             if job.fault and job.state is JobState.QUEUED:
@@ -97,9 +97,9 @@ class QueueEngine:
     def _submitted(self, event: Submitted) -> Iterator[Action]:
         ends = dict(event.ends)
         for spec in event.jobs:
-            kept = Kept(spec, JobState.QUEUED, tries_left=spec.retries, place=spec.id)
-            job = self._table.add(kept)
+            job = QueuedJob(spec, JobState.QUEUED, spec.priority, spec.id, spec.retries)
             job.is_held = event.is_held
+            self._table.add(job)
             yield from self._table.connect(job, ends)
             if event.is_held and spec.id in self._table.jobs:
                 yield saved(job)

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from grn.daemon.connection import Verbs
@@ -20,10 +19,12 @@ from grn.model.units import show_size
 from grn.protocol import queue_requests
 from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, MoveAsked, Submitted
 from grn.queue.job import After, JobSpec, JobState
-from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.journal import rows
+from grn.queue.journal.rows import DamagedRow, NewJob, SharedCommand
 from grn.queue.loop import QueueLoop
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
-from grn.queue.sites.choice import LOCAL, node_of
+from grn.queue.sites.choice import LOCAL
+from grn.queue.sites.remote_lease import node_of
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
@@ -37,6 +38,10 @@ _STATES = {
     "stopping": "state = 'stopping'",
     "ended": "state = 'ended'",
 }
+_SORTS = {
+    "id": "jobs.id", "name": "lower(CASE name WHEN '' THEN label ELSE name END)", "ran": "ran_s",
+    "peak": "peak_bytes", "gpu": "attempts.gpus", "reason": "jobs.reason", "ended": "jobs.ended_at",
+}  # fmt: skip
 _CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
 _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
@@ -53,7 +58,13 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     after = tuple(After(job, must_be_ok) for job, must_be_ok in message.after)
     ends = _ends_of(peer.loop, after)
     submitter = peer.tie() if message.tied else ""
-    jobs = [_new_job(message, wanted, after, submitter) for wanted in message.jobs]
+    shared = SharedCommand(
+        message.cwd, message.env, message.umask, message.notify, message.time_limit_s
+    )
+    jobs = [
+        _new_job(job_id, message, wanted, shared, after, submitter)
+        for job_id, wanted in enumerate(message.jobs, peer.loop.journal.next_id)
+    ]
     first = _accept(peer.loop, message.key, jobs, ends, message.held)
     _tell_accepted(peer, message.id, first, len(jobs), is_new=True)
 
@@ -63,7 +74,8 @@ def retry(peer: QueuePeer, message: queue_requests.RetryRequest) -> None:
     peer.server.hold()
     if _is_known(peer, message.id, message.key, len(message.jobs)):
         return
-    jobs = [_again(peer, job_id) for job_id in message.jobs]
+    first = peer.loop.journal.next_id
+    jobs = [_again(peer, job_id, new_id) for new_id, job_id in enumerate(message.jobs, first)]
     first = _accept(peer.loop, message.key, jobs, {})
     _tell_accepted(peer, message.id, first, len(jobs))
 
@@ -146,24 +158,28 @@ def stop(peer: QueuePeer, message: queue_requests.StopQueueRequest) -> None:
 
 def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     """List jobs: running, then queued, then ended."""
-    rows: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     where, values = _where(message)
-    read = peer.server.rows
+    read, total, is_counted = peer.server.rows, 0, message.match is not None
     if message.which in ("alive", "all"):
         order = "priority DESC, place"
         for state in ("state IN ('starting','running','stopping')", "state = 'queued'"):
-            left = message.most - len(rows)
-            rows += read(f"{state}{where}", values, order, left) if left else []
-    if message.which in ("ended", "all") and len(rows) < message.most:
-        sql = f"state = 'ended' AND jobs.ended_at >= ?{where}"
-        left = message.most - len(rows)
-        rows += read(sql, [message.since, *values], "jobs.ended_at DESC", left)
+            left = message.most - len(found)
+            found += read(f"{state}{where}", values, order, left) if left else []
+            total += peer.loop.journal.count(f"{state}{where}", values) if is_counted else 0
+    if message.which in ("ended", "all"):
+        sql, all_values = f"state = 'ended' AND jobs.ended_at >= ?{where}", [message.since, *values]
+        order = f"{_SORTS[message.sort]} {'ASC' if message.ascending else 'DESC'}"
+        left = message.most - len(found)
+        found += read(sql, all_values, order, left) if left else []
+        total += peer.loop.journal.count(sql, all_values) if is_counted else 0
     if message.states:
-        rows = [row for row in rows if {row["state"], row["reason"]} & set(message.states)]
+        found = [row for row in found if {row["state"], row["reason"]} & set(message.states)]
     has_sites = peer.loop.fleet is not None and bool(peer.loop.fleet.sites)
     peer.send(message.id, {
-        "jobs": rows, "counts": peer.server.counts(), "has_sites": has_sites,
+        "jobs": found, "counts": peer.server.counts(), "has_sites": has_sites,
         "trouble": peer.loop.trouble or peer.loop.journal.trouble,
+        **({"total": total} if is_counted else {}),
     })  # fmt: skip
 
 
@@ -177,7 +193,7 @@ def show(peer: QueuePeer, message: queue_requests.ShowRequest) -> None:
     try:
         command = peer.loop.journal.command(message.job)
         row["environment"] = sorted({*command.environment, *command.extra})
-    except BadRow as error:
+    except DamagedRow as error:
         row["environment"] = []
         row["text"] = row["text"] or str(error)
     peer.send(message.id, {"job": row})
@@ -275,7 +291,7 @@ def _accept(
         _check_fits(job.spec, loop.leases.gpu_bytes)
     first, is_new = loop.journal.submit(key, jobs, is_held)
     if is_new:
-        specs = tuple(replace(job.spec, id=first + place) for place, job in enumerate(jobs))
+        specs = tuple(job.spec for job in jobs)
         loop.tell_now(Submitted(loop.now(), specs, tuple(ends.items()), is_held))
     return first
 
@@ -323,31 +339,33 @@ def _ends_of(loop: QueueLoop, after: tuple[After, ...]) -> dict[int, bool]:
 
 
 def _new_job(
+    job_id: int,
     message: queue_requests.SubmitRequest,
     wanted: queue_requests.Wanted,
+    shared: SharedCommand,
     after: tuple[After, ...],
     submitter: str,
 ) -> NewJob:
     at = message.at or (LOCAL if _CALLS in wanted.extra else "")
     spec = JobSpec(
-        0, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
+        job_id, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue, message.group, submitter,
-        message.fail_fast, "pack" if message.policy == "pack" else "", at,
+        message.fail_fast, "pack" if message.policy == "pack" else "", at, message.on,
+        tuple(message.without),
     )  # fmt: skip
-    command = Command(
-        tuple(wanted.argv), message.cwd, message.env, message.umask, wanted.name, message.notify,
-        message.time_limit_s, log=wanted.log,
+    return NewJob(
+        spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,
+        wanted.code or "",
     )  # fmt: skip
-    return NewJob(command, spec, wanted.extra, wanted.args, wanted.code or "")
 
 
-def _again(peer: QueuePeer, job_id: int) -> NewJob:
+def _again(peer: QueuePeer, job_id: int, new_id: int) -> NewJob:
     state = peer.state(job_id)
     if state != "ended":
         raise UsageError(f"job {job_id} has not ended: it is {state}.")
     try:
-        return peer.loop.journal.submitted_again(job_id)
-    except BadRow as error:
+        return peer.loop.journal.submitted_again(job_id, new_id)
+    except DamagedRow as error:
         raise MachineError(
             f"job {job_id} cannot be run again: {error}.", "Submit it anew."
         ) from error
@@ -395,4 +413,5 @@ def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
     if message.type is not None:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]
-    return where, values
+    matching, words = rows.matching(message.match or "")
+    return where + matching, values + words

@@ -85,6 +85,8 @@ class JobSpec:
     is_fail_fast: bool = False  # its failure cancels the queued jobs of its group
     policy: str = ""  # how it is placed: "pack", or spread
     at: str = ""  # the site or node that it must run at, or "local"; empty: anywhere
+    on: str = ""  # the GPUs it may use, as `--on` says it
+    without: tuple[str, ...] = ()  # GPUs that it must not use
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import heapq
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from grn.queue.events import Action, DropAsk, LeaseGranted, SaveEnd, SaveState, TellEnded
 from grn.queue.job import BUSY, EndReason, Exit, JobSpec, JobState, Kept, Step, after
@@ -36,7 +37,7 @@ class QueuedJob:
     is_asked: bool = False  # a lease has been requested
     lease: str = ""
     grant: LeaseGranted | None = None  # how the lease came
-    waits_for: set[int] = field(default_factory=set)  # jobs that have not ended yet
+    waits_for: AbstractSet[int] = frozenset()  # jobs that have not ended yet
     said: str = ""  # why it waits, by the negotiator's latest answer
     fault: str = ""  # its row is damaged: it is not run again
     past: str = ""  # why its latest attempt failed, where the job is not to blame
@@ -166,24 +167,10 @@ class JobTable:
         self.busy = 0  # starting, running or stopping
         self._followers: dict[int, list[int]] = {}
 
-    def add(self, kept: Kept) -> QueuedJob:
+    def add(self, job: QueuedJob) -> None:
         """Enter a job; `connect` then puts it into the ready queue."""
-        job = QueuedJob(
-            kept.spec,
-            kept.state,
-            kept.spec.priority,
-            kept.place,
-            kept.tries_left,
-            kept.attempt,
-            kept.memory_attempt,
-            kept.spared,
-            kept.is_held,
-            lease=kept.lease,
-            fault=kept.fault,
-        )
-        self.jobs[kept.spec.id] = job
-        self.busy += kept.state in BUSY
-        return job
+        self.jobs[job.spec.id] = job
+        self.busy += job.state in BUSY
 
     def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
         """Note the dependencies of a queued job; one that failed ends it."""
@@ -191,7 +178,7 @@ class JobTable:
             return
         for need in job.spec.after:
             if need.job in self.jobs:
-                job.waits_for.add(need.job)
+                job.waits_for = job.waits_for | {need.job}
                 self._followers.setdefault(need.job, []).append(job.spec.id)
             elif need.must_be_ok and not ends.get(need.job, True):
                 # One that is not known any more succeeded: else this job had ended with it.
@@ -224,7 +211,7 @@ class JobTable:
                 follower = self.jobs.get(follower_id)
                 if follower is None:
                     continue
-                follower.waits_for.discard(job_id)
+                follower.waits_for = follower.waits_for - {job_id}
                 if reason is not EndReason.OK and _needs(follower.spec, job_id):
                     todo.append((follower, EndReason.SKIPPED, _skipped(job_id), None))
                 else:
@@ -255,6 +242,14 @@ class JobTable:
             assert job.state is not JobState.ENDED, "an ended job is kept"
             assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
         assert self.busy == sum(job.state in BUSY for job in self.jobs.values())
+
+
+def restored(kept: Kept) -> QueuedJob:
+    """Return a job as the journal has it."""
+    return QueuedJob(
+        kept.spec, kept.state, kept.spec.priority, kept.place, kept.tries_left, kept.attempt,
+        kept.memory_attempt, kept.spared, kept.is_held, lease=kept.lease, fault=kept.fault,
+    )  # fmt: skip
 
 
 def saved(job: QueuedJob) -> SaveState:

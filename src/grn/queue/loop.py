@@ -52,7 +52,7 @@ from grn.queue.events import (
 from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
-from grn.queue.journal.rows import BadRow
+from grn.queue.journal.rows import DamagedRow
 from grn.queue.notifications import Hooks, Notifications
 from grn.queue.site import Attempt, Site, SiteListener
 from grn.queue.sites.router import Router
@@ -118,7 +118,8 @@ class QueueLoop:
     ) -> None:
         self.engine = engine
         self.journal = journal
-        self.site = self.leases = Router(journal.identity, self, site)
+        self.site = Router(journal.identity, self, site)
+        self.leases = self.site.leases
         self.submitters = Submitters(boot, self._submitter_gone)
         self.notifications = Notifications(hooks)
         self.trouble: str | None = None
@@ -284,7 +285,7 @@ class QueueLoop:
         log.debug("action=end job=%d reason=%s", action.job, action.reason.value)
         try:
             hook = self.journal.notify_of(action.job)
-        except BadRow:
+        except DamagedRow:
             log.error("action=notify result=failed job=%d reason=damaged", action.job)
             hook = ""
         self.notifications.ended(action.job, action.reason, hook)

@@ -34,7 +34,7 @@ from grn.queue.job import (
 )
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import SCHEMA_VERSION, NotWritten
-from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.journal.rows import DamagedRow, NewJob, SharedCommand, matching
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
@@ -79,11 +79,12 @@ def journal(journals: Journals) -> Journal:
 
 def a_job(*argv: str, env: dict[str, str] | None = None, **changes: Any) -> NewJob:
     """Return a job to submit; words that are not of a command are for its spec."""
-    names = ("cwd", "umask", "name", "notify", "time_limit_s")
+    shared = {"cwd": "/tmp", "environment": env or {"A": "1"}, "umask": 0o22}
+    names = ("cwd", "umask", "notify", "time_limit_s")
+    shared |= {name: changes.pop(name) for name in names if name in changes}
+    names = ("name", "log", "extra", "arguments")
     own = {name: changes.pop(name) for name in names if name in changes}
-    extra, arguments = changes.pop("extra", {}), changes.pop("arguments", {})
-    values = {"cwd": "/tmp", "environment": env or {"A": "1"}, "umask": 0o22} | own
-    return NewJob(Command(argv or ("true",), **values), a_spec(0, **changes), extra, arguments)
+    return NewJob(a_spec(0, **changes), argv or ("true",), SharedCommand(**shared), **own)
 
 
 def submit(journal: Journal, *jobs: NewJob, key: str = "", **options: Any) -> int:
@@ -190,17 +191,17 @@ def test_a_job_is_submitted_again_as_a_new_one_of_its_own(journals: Journals) ->
     spec = {
         "gpus": 2, "mem_bytes": 1 << 30, "is_exclusive": True, "priority": 1, "retries": 3,
         "may_requeue": True, "group": "g", "policy": "pack", "after": (After(first),),
-        "submitter": "boot 1 2", "is_fail_fast": True,
+        "submitter": "boot 1 2", "is_fail_fast": True, "on": "a100|h100", "without": ("0",),
     }  # fmt: skip
     given = a_job("train", name="n", extra={"X": "1"}, arguments={"lr": 0.1}, **spec)
     job_id = submit(journal, replace(given, code="fingerprint"))
     journal.write([state(job_id, priority=7)])
 
-    again = journals().submitted_again(job_id)
+    again = journals().submitted_again(job_id, 41)
     alone = {"priority": 7, "after": (), "submitter": "", "is_fail_fast": False}
-    assert again.spec == replace(given.spec, **alone)
+    assert again.spec == replace(given.spec, id=41, **alone)
     assert (again.extra, again.arguments, again.code) == ({"X": "1"}, {"lr": 0.1}, "")
-    assert again.command == journals().command(job_id)
+    assert (tuple(again.argv), again.shared) == (given.argv, given.shared)
 
 
 def test_a_state_is_told_of_jobs_that_are_known(journal: Journal) -> None:
@@ -353,7 +354,7 @@ def test_rows_are_for_people(journal: Journal) -> None:
     journal.write([state(1, STARTING, attempt=1), SaveBegin(1, 1, "L", (2,), 55)])
     told = row(journal, 1)
     assert (told["argv"], told["name"], told["gpus"], told["lease"]) == (
-        '["sh", "-c", "x"]', "n", "2", "L",
+        '["sh","-c","x"]', "n", "2", "L",
     )  # fmt: skip
     ids = [one["id"] for one in journal.rows("state = ?", ["queued"], "priority DESC, place", 9)]
     assert ids == [3, 2]
@@ -376,7 +377,7 @@ def test_a_damaged_row_is_told_of_and_harms_no_other(journals: Journals, tmp_pat
     journal = journals()
     assert [bool(one.fault) for one in journal.kept()] == [False, True, False]
     assert [journal.command(job).argv for job in (1, 3)] == [("a",), ("c",)]
-    with pytest.raises(BadRow, match="damaged"):
+    with pytest.raises(DamagedRow, match="damaged"):
         journal.command(2)
     assert row(journal, 2)["argv"] == '["b"]'
 
@@ -405,7 +406,7 @@ def test_a_damaged_environment_is_not_used_and_mended_by_the_next_submit(
     spoil(tmp_path / "queue" / "queue.sqlite3", "UPDATE environments SET body = ? WHERE id = 1",
           b'{"A": "2"}')  # fmt: skip
     journal = journals()
-    with pytest.raises(BadRow, match="environment"):
+    with pytest.raises(DamagedRow, match="environment"):
         journal.command(1)
     assert journal.command(2).environment == {"B": "2"}
     submit(journal, a_job(env={"A": "1"}))
@@ -633,6 +634,7 @@ _NEW = {  # columns that a version of the schema brought
     5: ["jobs.group_name", "jobs.submitter", "jobs.log", "jobs.is_fail_fast"],
     6: ["jobs.policy"],
     7: ["jobs.at"],
+    8: ["jobs.options"],
 }
 
 
@@ -850,3 +852,32 @@ def test_a_journal_with_a_broken_page_is_set_aside_and_its_copy_kept(
     assert str(kept) in begun.trouble
     assert jobs_in(kept) == 100
     assert begun.kept() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ("", [1, 2, 3]),
+        ("FIT.py", [1, 2]),
+        ("fit lr=0.1", [1]),
+        ("fit nothing", []),
+        ('naïve "q"', [2]),
+        ("node7", [3]),
+        ("held", [3]),
+        ("%", []),
+        ("' OR 1 --", []),
+        ("2", [2]),
+    ],
+)
+def test_jobs_are_found_by_words_of_their_text(
+    journal: Journal, words: str, ids: list[int]
+) -> None:
+    submit(journal, a_job("python", "fit.py", "lr=0.1", name="a"))
+    submit(journal, a_job("python", "fit.py", 'naïve "q"', name="b"))
+    submit(journal, a_job("true", name="c"))
+    journal.write([SaveBegin(3, 1, "site/node7/L", (0,), 55), state(3, attempt=1, is_held=True)])
+
+    condition, values = matching(words)
+    found = journal.rows(f"1{condition}", values, "jobs.id", 9)
+    assert [one["id"] for one in found] == ids
+    assert journal.count(f"1{condition}", values) == len(ids)

@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +23,16 @@ from grn.queue.events import Action, SaveEnd
 from grn.queue.job import BUSY, EndReason, Kept
 from grn.queue.journal import rows
 from grn.queue.journal.journal_file import Disk, NotWritten
-from grn.queue.journal.rows import BadRow, Command, NewJob
+from grn.queue.journal.rows import Command, DamagedRow, NewJob, SharedCommand
 
 log = logging.getLogger(__name__)
 MAX_RECENT, MAX_RUNS = 2000, 20  # ended jobs that are read for one type, and attempts that count
 MAX_AT_HAND = 64
 MAX_LAST = 100
+MAX_PART = 1000  # rows of jobs that are read at a time
+_WITH_ATTEMPT = (
+    "FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id AND attempts.attempt = jobs.attempt"
+)
 _TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
 MAX_ID = 1 << 53  # a higher one is damage: exact integers of JSON end there
 
@@ -61,20 +65,25 @@ class Journal:
 
     # --- writing -------------------------------------------------------------------------
 
+    @property
+    def next_id(self) -> int:
+        """Return the id of the next job that is submitted."""
+        return self._last_id + 1
+
     def submit(self, key: str, jobs: Sequence[NewJob], is_held: bool = False) -> tuple[int, bool]:
         """Persist new jobs; return the first id, and False when this key was known already."""
         known = self.first_of(key)
         if known is not None:
             return known, False
-        first_id = self._last_id + 1
+        first_id = self.next_id
         now = self._wall()
         environments: dict[int, int] = {}
 
         def new_rows() -> Iterable[tuple[Any, ...]]:
             for job_id, job in enumerate(jobs, first_id):
-                identity = id(job.command.environment)
+                identity = id(job.shared)
                 if identity not in environments:
-                    environments[identity] = self._environment_id(job.command.environment)
+                    environments[identity] = self._environment_id(job.shared.environment)
                 yield rows.of_job(job_id, job, environments[identity], now, is_held)
 
         with self._disk.transaction(may_use_ballast=False):
@@ -145,14 +154,10 @@ class Journal:
 
     def kept(self) -> list[Kept]:
         """Return all jobs that have not ended; a damaged one carries its fault."""
-        found = self._disk.read(
-            f"SELECT {rows.KEPT} FROM jobs"
-            " WHERE typeof(state) <> 'text' OR state <> 'ended' ORDER BY id"
-        )
         self._mend_times()
         texts: dict[str, str] = {}
         kept = []
-        for row in found:
+        for row in self._unended():
             one = rows.kept(row, texts, self._latest_attempt)
             if one.fault and rows.has_ended(row):
                 self._mend_state(one.spec.id)
@@ -163,6 +168,19 @@ class Journal:
                 log.error("action=set-aside job=%d reason=%r", one.spec.id, one.fault)
             kept.append(one)
         return kept
+
+    def _unended(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of all jobs that have not ended, a part of them in memory at a time."""
+        last, is_more = -1, True
+        while is_more:
+            part = self._disk.read(
+                f"SELECT {rows.KEPT} FROM jobs WHERE id > ?"
+                " AND (typeof(state) <> 'text' OR state <> 'ended') ORDER BY id LIMIT ?",
+                (last, MAX_PART),
+            )
+            yield from part
+            is_more = len(part) == MAX_PART
+            last = part[-1][0] if part else last
 
     def _with_begin(self, kept: Kept) -> Kept:
         """Add how the latest attempt was begun.
@@ -220,7 +238,7 @@ class Journal:
         return found
 
     def command(self, job_id: int) -> Command:
-        """Return the command of a job; raise BadRow when its checksum does not match."""
+        """Return the command of a job; raise DamagedRow when its checksum does not match."""
         return self._command(self._submitted(job_id))
 
     def _command(self, row: dict[str, Any]) -> Command:
@@ -231,29 +249,34 @@ class Journal:
             json.loads(row["extra"]), environment, row["log"],
         )  # fmt: skip
 
-    def submitted_again(self, job_id: int) -> NewJob:
-        """Return a job as a new one, tied to no process and after no job; raise BadRow.
+    def submitted_again(self, job_id: int, new_id: int) -> NewJob:
+        """Return a job as a new one, tied to no process and after no job; raise DamagedRow.
 
         It has its present priority, and no code: its script may have been mended since.
         """
         row = self._submitted(job_id)
         ((priority,),) = self._disk.read("SELECT priority FROM jobs WHERE id = ?", (job_id,))
         spec = replace(
-            rows.spec(row, priority if isinstance(priority, int) else 0, {}),
-            id=0, after=(), submitter="", is_fail_fast=False,
+            rows.spec(tuple(row.values()), priority if isinstance(priority, int) else 0, {}),
+            id=new_id, after=(), submitter="", is_fail_fast=False,
+        )  # fmt: skip
+        shared = SharedCommand(
+            row["cwd"], self._environment(row["environment"]), row["umask"], row["notify"],
+            row["time_limit_s"],
         )  # fmt: skip
         return NewJob(
-            self._command(row), spec, json.loads(row["extra"]), json.loads(row["arguments"])
-        )
+            spec, json.loads(row["argv"]), shared, row["name"], row["log"],
+            json.loads(row["extra"]), json.loads(row["arguments"]),
+        )  # fmt: skip
 
     def _submitted(self, job_id: int) -> dict[str, Any]:
         found = self._disk.read(f"SELECT {rows.SUBMITTED} FROM jobs WHERE id = ?", (job_id,))
         if not found:
-            raise BadRow(f"job {job_id} is not in the journal any more")
+            raise DamagedRow(f"job {job_id} is not in the journal any more")
         return rows.submitted(found[0])
 
     def notify_of(self, job_id: int) -> str:
-        """Return the command to run when a job has ended; raise BadRow when it is damaged."""
+        """Return the command to run when a job has ended; raise DamagedRow when it is damaged."""
         ((notify,),) = self._disk.read("SELECT notify FROM jobs WHERE id = ?", (job_id,)) or [("",)]
         return str(self._submitted(job_id)["notify"]) if notify else ""
 
@@ -290,7 +313,9 @@ class Journal:
             )
             body, digest = found[0] if found else (None, None)
             if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
-                raise BadRow("the journal's record of its environment is damaged: it was not run")
+                raise DamagedRow(
+                    "the journal's record of its environment is damaged: it was not run"
+                )
             if len(self._environments) >= MAX_AT_HAND:
                 self._environments.clear()
             self._environments[environment_id] = json.loads(body)
@@ -306,9 +331,9 @@ class Journal:
             ((arguments, code),) = found
             facts = json.loads(arguments)
         except (TypeError, ValueError) as error:
-            raise BadRow(rows.NEVER_RUN) from error
+            raise DamagedRow(rows.NEVER_RUN) from error
         if not isinstance(facts, dict) or not isinstance(code, str):
-            raise BadRow(rows.NEVER_RUN)
+            raise DamagedRow(rows.NEVER_RUN)
         return facts, code
 
     def usual_s(self, job_type: str) -> float | None:
@@ -335,11 +360,15 @@ class Journal:
     ) -> list[dict[str, Any]]:
         """Return jobs as rows for people; `where` and `order` never come from users."""
         found = self._disk.read(
-            f"SELECT {rows.SHOWN} FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id"
-            f" AND attempts.attempt = jobs.attempt WHERE {where} ORDER BY {order} LIMIT ?",
+            f"SELECT {rows.SHOWN} {_WITH_ATTEMPT} WHERE {where} ORDER BY {order} LIMIT ?",
             (*values, most),
         )
         return [rows.readable(rows.SHOWN_NAMES, row) for row in found]
+
+    def count(self, where: str, values: Sequence[Any]) -> int:
+        """Return how many jobs `rows` has without a limit."""
+        ((found,),) = self._disk.read(f"SELECT count(*) {_WITH_ATTEMPT} WHERE {where}", values)
+        return int(found)
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
         """Return all attempts of a job as rows for people."""
@@ -376,7 +405,7 @@ class Journal:
             return int(cursor.lastrowid or 0)
         try:
             self._environment(row[0])
-        except BadRow:  # of all bodies only this one has that digest
+        except DamagedRow:  # of all bodies only this one has that digest
             self._db.execute("UPDATE environments SET body = ? WHERE id = ?", (body, row[0]))
         return int(row[0])
 

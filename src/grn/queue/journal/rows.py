@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
+
+import msgspec
 
 from grn.daemon.database import checksum, is_intact
 from grn.queue.events import (
@@ -36,13 +39,21 @@ _SUBMITTED = (
 )  # fmt: skip
 # Of a job without a group these are blank, and not part of its checksum: journals from before
 # there were groups need no new ones.
-_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at")
+_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at", "options")
+# Fields of a JobSpec that few jobs set: together one JSON object, in the column `options`.
+_OPTIONS: dict[str, Callable[[Any], Any]] = {"on": str, "without": tuple}
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
 )  # fmt: skip
 _BEGUN = ("job", "attempt", "lease", "gpus", "boot", "reserved_bytes", "began_at")
 
 _COLUMNS = (*_SUBMITTED, *_GROUP)
+_SPEC = (
+    "id", "job_type", "label", "gpus", "mem_bytes", "is_exclusive", "after", "retries",
+    "may_requeue", "group_name", "submitter", "is_fail_fast", "policy", "at",
+    "options",
+)  # fmt: skip
+_of_spec = itemgetter(*(_COLUMNS.index(name) for name in _SPEC))
 SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
 BEGUN = f"{', '.join(_BEGUN)}, checksum"
 KEPT = f"{SUBMITTED}, {', '.join(_STATE)}, state_checksum, reason"
@@ -65,6 +76,13 @@ def _names(columns: str) -> tuple[str, ...]:
     return tuple(column.split(" AS ")[-1].split(".")[-1] for column in columns.split(", "))
 
 
+# Where jobs are searched, without their commands, which are JSON.
+_SEARCHED = (
+    "jobs.id || ' ' || name || ' ' || label || ' ' || group_name || ' ' || jobs.text || ' ' ||"
+    " coalesce(jobs.reason, CASE WHEN is_held THEN 'held' ELSE state END) || ' ' ||"
+    " coalesce(attempts.lease, '')"
+)
+MAX_WORDS = 8  # that are searched for
 SHOWN_NAMES, PROGRESS_NAMES = _names(SHOWN), _names(PROGRESS)
 INSERT = (
     f"INSERT INTO jobs ({SUBMITTED}, {', '.join(_STATE)}, state_checksum)"
@@ -73,6 +91,8 @@ INSERT = (
 NEVER_RUN = "the journal's record of it is damaged: it is kept there and was not run"
 RUN_NO_MORE = "the journal's record of it is damaged: it is kept there and is not run again"
 
+_encode_json = msgspec.json.Encoder().encode
+_STATES = {state.value: state for state in JobState}
 _REASONS = {reason.value for reason in EndReason}
 _NUMBER = (int, float)
 _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what replaces damage
@@ -94,7 +114,7 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
 _GOOD_SHAPES: set[tuple[object, ...]] = set()  # a cache: few shapes occur
 
 
-class BadRow(ValueError):
+class DamagedRow(ValueError):
     """A row that does not match its checksum."""
 
 
@@ -115,50 +135,98 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class NewJob:
-    """A job as it is submitted: it has no id yet."""
+class SharedCommand:
+    """The part of a command that all jobs of one submit share."""
 
-    command: Command
-    spec: JobSpec  # with id 0
+    cwd: str
+    environment: dict[str, str]
+    umask: int
+    notify: str = ""
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job as it is submitted."""
+
+    spec: JobSpec  # its id is the one that the journal assigns
+    argv: Sequence[str]
+    shared: SharedCommand
+    name: str = ""
+    log: str = ""
     extra: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, float | str] = field(default_factory=dict)
     code: str = ""  # fingerprint of its script
+
+
+def matching(text: str) -> tuple[str, list[str]]:
+    """Return a condition with its values: each word of a text is found somewhere in a job."""
+    words = text.split()[:MAX_WORDS]
+    condition = f" AND (instr(lower({_SEARCHED}), ?) OR instr(lower(argv), ?))"
+    values = [_lower(spelled) for word in words for spelled in (word, json.dumps(word)[1:-1])]
+    return condition * len(words), values
+
+
+def _lower(word: str) -> str:
+    """Lower a word as SQLite does: letters of ASCII only."""
+    return "".join(char.lower() if char.isascii() else char for char in word)
 
 
 def of_job(
     job_id: int, job: NewJob, environment: int, now: float, is_held: bool
 ) -> tuple[Any, ...]:
     """Return the columns of a new job, as SQLite returns them, with their checksums."""
-    command, spec = job.command, job.spec
+    shared, spec = job.shared, job.spec
     after = json.dumps([[one.job, one.must_be_ok] for one in spec.after]) if spec.after else ""
-    limit_s = command.time_limit_s
+    limit_s = shared.time_limit_s
     submitted = (
-        job_id, command.name, json.dumps(command.argv), command.cwd, environment,
-        json.dumps(job.extra), command.umask, command.notify,
+        job_id, job.name, _json(job.argv), shared.cwd, environment,
+        _json(job.extra), shared.umask, shared.notify,
         None if limit_s is None else float(limit_s), spec.job_type, spec.label,
-        json.dumps(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
+        _json(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
         spec.retries, int(spec.may_requeue), float(now), job.code,
     )  # fmt: skip
     group = (
-        spec.group, spec.submitter, command.log, int(spec.is_fail_fast), spec.policy, spec.at,
+        spec.group, spec.submitter, job.log, int(spec.is_fail_fast), spec.policy, spec.at,
+        _options(spec),
     )  # fmt: skip
     state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
     return (*submitted, *group, checksum(*submitted, *_told(group)), *state, checksum(*state))
 
 
+def _json(value: Any) -> str:
+    """Encode as JSON of ASCII characters, as `matching` expects it; quickly where it can be."""
+    try:
+        return _encode_json(value).decode("ascii")
+    except UnicodeError:  # also of lone surrogates
+        return json.dumps(value)
+
+
 def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the columns of a group that a checksum covers."""
-    if not group[-1]:  # version 6 had no place, and version 5 no policy
-        group = group[:-1] if group[-2] else group[:-2]
-    return group if group != ("", "", "", 0) else ()
+    last = len(group)
+    while last > 4 and not group[last - 1]:  # versions 5 to 7 had fewer columns
+        last -= 1
+    return group[:last] if group[:last] != ("", "", "", 0) else ()
+
+
+def _options(spec: JobSpec) -> str:
+    """Spell the options that few jobs set, empty when this job sets none."""
+    given = {name: value for name in _OPTIONS if (value := getattr(spec, name))}
+    return json.dumps(given) if given else ""
 
 
 def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the submitted columns by name; raise BadRow when they are damaged."""
-    values, count = row[:-1], len(_SUBMITTED)
-    if not is_intact(row[-1], values[:count] + _told(values[count:])):
-        raise BadRow(NEVER_RUN)
-    return dict(zip(_COLUMNS, values, strict=True))
+    """Return the submitted columns by name; raise DamagedRow when they are damaged."""
+    _check(row)
+    return dict(zip(_COLUMNS, row[:-1], strict=True))
+
+
+def _check(row: tuple[Any, ...]) -> None:
+    """Raise DamagedRow when the submitted columns do not match their checksum, the last column."""
+    count = len(_SUBMITTED)
+    if not is_intact(row[-1], row[:count] + _told(row[count:-1])):
+        raise DamagedRow(NEVER_RUN)
 
 
 def kept(
@@ -168,8 +236,9 @@ def kept(
     count = len(_SUBMITTED) + len(_GROUP) + 1
     state, state_sum = row[count:-2], row[-2]
     try:
-        return _kept(spec(submitted(row[:count]), state[5], texts), state, state_sum)
-    except BadRow:
+        _check(row[:count])
+        return _kept(spec(row, state[5], texts), state, state_sum)
+    except DamagedRow:
         is_state_good = is_intact(state_sum, state)
         return _damaged(row[0], state, is_state_good, latest_attempt(row[0]))
 
@@ -181,26 +250,32 @@ def has_ended(row: tuple[Any, ...]) -> bool:
 
 def _kept(spec: JobSpec, state: tuple[Any, ...], stored: object) -> Kept:
     if not is_intact(stored, state):
-        raise BadRow(NEVER_RUN)
+        raise DamagedRow(NEVER_RUN)
     name, attempt, tries_left, memory_attempt, is_held, _, place, spared = state
     return Kept(
-        spec, JobState(name), attempt, tries_left, memory_attempt, bool(is_held), place,
+        spec, _STATES[name], attempt, tries_left, memory_attempt, bool(is_held), place,
         spared=spared,
     )  # fmt: skip
 
 
-def spec(row: dict[str, Any], priority: int, texts: dict[str, str]) -> JobSpec:
+def spec(row: tuple[Any, ...], priority: int, texts: dict[str, str]) -> JobSpec:
     """Return what the engine needs of a job; `texts` shares equal texts between jobs."""
-    after = json.loads(row["after"]) if row["after"] else ()
-    job_type, label = row["job_type"], row["label"]
+    (
+        job_id, job_type, label, gpus, mem_bytes, is_exclusive, after, retries, may_requeue, group,
+        submitter, is_fail_fast, policy, at, options,
+    ) = _of_spec(row)  # fmt: skip
+    share = texts.setdefault
     return JobSpec(
-        row["id"], texts.setdefault(job_type, job_type), texts.setdefault(label, label),
-        row["gpus"], row["mem_bytes"], bool(row["is_exclusive"]), priority,
-        tuple(After(*one) for one in after), row["retries"], bool(row["may_requeue"]),
-        texts.setdefault(row["group_name"], row["group_name"]),
-        texts.setdefault(row["submitter"], row["submitter"]), bool(row["is_fail_fast"]),
-        row["policy"], row["at"],
+        job_id, share(job_type, job_type), share(label, label), gpus, mem_bytes,
+        bool(is_exclusive), priority,
+        tuple(After(*one) for one in json.loads(after)) if after else (), retries,
+        bool(may_requeue), share(group, group), share(submitter, submitter), bool(is_fail_fast),
+        share(policy, policy), share(at, at), **(_read_options(options) if options else {}),
     )  # fmt: skip
+
+
+def _read_options(text: str) -> dict[str, Any]:
+    return {name: _OPTIONS[name](value) for name, value in json.loads(text).items()}
 
 
 def _damaged(job_id: int, state: tuple[Any, ...], is_state_good: bool, last: object) -> Kept:
