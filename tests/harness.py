@@ -10,6 +10,7 @@ import fcntl
 import functools
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,10 +35,12 @@ from tests import warm
 
 Found = TypeVar("Found")
 DEADLINE_S = 100.0  # nobody waits so long but on a machine that has much else to do
+PATIENCE_S = 60.0  # the same for a daemon to get ready
 POLL_S = 0.01
 SOURCES = Path(grn.__file__).resolve().parents[1]
 STAGE = Path(__file__).resolve().parent / "stories" / "stage"
-PYTHON_PATH = os.pathsep.join((str(SOURCES), str(STAGE)))
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON_PATH = os.pathsep.join((str(SOURCES), str(STAGE), str(ROOT)))
 TWO_SMALL = "virtual:2x512MiB"
 GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
 NEGOTIATOR = (sys.executable, "-m", "grn.negotiator")
@@ -108,14 +111,16 @@ def start_process(
 ) -> Process:
     """Start a command; one of grn's own is forked where that makes no difference."""
     words = tuple(command)
-    is_quick = words[:3] == NEGOTIATOR or (words[:3] == GRN and not warm.COLD & set(words[3:4]))
-    if is_quick and options.keys() == {"stdin", "stdout", "stderr"}:
+    is_daemon = words[:2] == NEGOTIATOR[:2] and words[2] in warm.DAEMONS
+    is_quick = is_daemon or (words[:3] == GRN and not warm.COLD & set(words[3:4]))
+    is_session = options.get("start_new_session", False)
+    if is_quick and options.keys() - {"start_new_session"} == {"stdin", "stdout", "stderr"}:
         forker = _forker()
         streams = [options[name] for name in ("stdin", "stdout", "stderr")]
         files = [one if isinstance(one, int) else one.fileno() for one in streams]
         if forker.fits(env) and min(files) >= 0:  # below zero: subprocess.PIPE and its like
             numbers = [*zip(files, (0, 1, 2), strict=True), *((one, one) for one in pass_fds)]
-            return forker.start(command, env, cwd, numbers)
+            return forker.start(command, env, cwd, numbers, is_session)
     return subprocess.Popen(command, env=env, cwd=cwd, pass_fds=pass_fds, **options)
 
 
@@ -132,6 +137,67 @@ def stop_queue() -> None:
         queue.ask({"op": "stop"}, may_start=False)
     except GrnError:
         return
+
+
+class Daemon:
+    """One run of a daemon, with the pipe it says `ready` on."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], log: Path, *, is_session: bool = True
+    ) -> None:
+        reader, writer = os.pipe()
+        with log.open("ab") as file, open(os.devnull, "rb") as nothing:
+            self.process = start_process(
+                [*argv, "--ready-fd", str(writer)],
+                env,
+                cwd=Path.cwd(),
+                stdin=nothing,
+                stdout=file,
+                stderr=file,
+                pass_fds=(writer,),
+                start_new_session=is_session,
+            )
+        os.close(writer)
+        self._said = reader
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def line(self, deadline_s: float = PATIENCE_S) -> str:
+        """Wait for what it says when it is ready, or why not; nothing when it died before."""
+        text = b""
+        until = time.monotonic() + deadline_s
+        while self._said >= 0 and not text.endswith(b"\n"):
+            ready, _, _ = select.select([self._said], [], [], max(0.0, until - time.monotonic()))
+            assert ready, "a service did not get ready in time"
+            piece = os.read(self._said, 4096)
+            text += piece
+            if not piece:
+                break
+        self._close()
+        return text.decode().strip()
+
+    def kill(self) -> None:
+        """End it as a lack of memory would, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self._close()
+
+    def stop(self) -> int:
+        """End it kindly and return its status."""
+        self.process.terminate()
+        self._close()
+        return self.process.wait(DEADLINE_S)
+
+    def _close(self) -> None:
+        if self._said >= 0:
+            os.close(self._said)
+            self._said = -1
 
 
 @dataclass(frozen=True)
@@ -356,25 +422,11 @@ class Negotiator:
 
     def start(self) -> Negotiator:
         """Start it and return when it is ready."""
-        reader, writer = os.pipe()
         command = [*NEGOTIATOR, *self._arguments]
         command += ["--gpus", self._gpus] if self._gpus else []
-        with (
-            open(os.devnull, "rb") as nothing,
-            self.log_path.open("ab") as log,
-            os.fdopen(reader) as said,
-        ):
-            self.process = start_process(
-                [*command, "--ready-fd", str(writer)],
-                self.story.environment(),
-                cwd=Path.cwd(),
-                stdin=nothing,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writer,),
-            )
-            os.close(writer)
-            line = said.readline().strip()
+        daemon = Daemon(command, self.story.environment(), self.log_path, is_session=False)
+        self.process = daemon.process
+        line = daemon.line()
         assert line == "ready", f"{line}\n{self.log}"
         return self
 

@@ -1,14 +1,16 @@
-"""A process with grn imported that forks one for each `grn` command and negotiator of the tests.
+"""A process with grn imported that forks one for each `grn` command and daemon of the tests.
 
-To import grn takes ten times as long as what most commands do. What is forked has arguments,
-environment, folder and files of its own, and ends as an interpreter does. Only commands that hold
-no lease are started so: a fork shares the memory of its parent, and memory of holders is measured.
+Importing grn takes ten times as long as what most commands do. A fork has arguments, environment,
+folder and files of its own, also as `/proc` shows them, and ends as an interpreter does. Commands
+that hold leases are not started so: a fork shares the memory of its parent, and memory of holders
+is measured.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -23,6 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MAX_ORDER = 1 << 20
+# Modules that are daemons when run by `python -m`.
+DAEMONS = ("grn.negotiator", "grn.queue", "tests.queue_faults.mutants")
+# Room in the memory where the kernel finds a command line and an environment to show.
+ARGUMENTS_ROOM, ENVIRONMENT_ROOM = 4096, 1 << 16
 # What an interpreter or a library reads once, at its start.
 AT_START = ("PYTHON", "LC_", "LANG", "LD_")
 # They hold leases, run for long or start daemons, which look at those who start them.
@@ -73,8 +79,9 @@ class Forker:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_ORDER)
         with theirs:
-            command = [sys.executable, __file__]
-            self._process = subprocess.Popen(command, env=dict(env), stdin=theirs)
+            command = [sys.executable, __file__, "." * ARGUMENTS_ROOM]
+            roomy = {**env, "ROOM": "." * ENVIRONMENT_ROOM}
+            self._process = subprocess.Popen(command, env=roomy, stdin=theirs)
         atexit.register(self.close)
 
     def fits(self, env: Mapping[str, str]) -> bool:
@@ -87,11 +94,17 @@ class Forker:
         env: Mapping[str, str],
         cwd: Path,
         fds: Sequence[tuple[int, int]],
+        is_session: bool = False,
     ) -> Forked:
         """Fork a process; `fds` are our files, each with its number there."""
         ours, theirs = socket.socketpair()
-        numbers = [there for _, there in fds]
-        order = {"argv": [*command], "env": {**env}, "cwd": str(cwd), "fds": numbers}
+        order = {
+            "argv": [*command],
+            "env": {**env},
+            "cwd": str(cwd),
+            "fds": [there for _, there in fds],
+            "is_session": is_session,
+        }
         with theirs:
             files = [theirs.fileno(), *(here for here, _ in fds)]
             socket.send_fds(self._line, [json.dumps(order).encode()], files)
@@ -117,7 +130,8 @@ def load() -> None:
     for name, (where, _) in app.COMMANDS.items():
         if name not in COLD:
             importlib.import_module(where.partition(":")[0])
-    for name in ("grn.cli.commands.submit", "grn.negotiator.__main__", "rich.console", "uvicorn"):
+    others = ("grn.cli.commands.submit", "rich.console", "uvicorn", "grn.queue.sites.fleet")
+    for name in (*others, "grn.negotiator.__main__", "grn.queue.__main__"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -171,12 +185,28 @@ def become(order: dict[str, object], files: list[int]) -> list[str]:
         os.dup2(one, number)
         os.close(one)
     os.chdir(str(order["cwd"]))
+    if order["is_session"]:
+        os.setsid()
     os.environ.clear()
     os.environ.update(order["env"])  # type: ignore[call-overload]
     time.tzset()
     argv = order["argv"]
     assert isinstance(argv, list)
+    show(argv)
     return argv
+
+
+def show(argv: list[str]) -> None:
+    """Let `/proc` show this command and environment, where those of the forker stood."""
+    with open("/proc/self/stat", "rb") as file:
+        numbers = [int(word) for word in file.read().rpartition(b")")[2].split()[45:49]]
+    environment = sorted(os.environb.items(), key=lambda one: one[0] != b"STORY")
+    for (begin, end), words in (
+        (numbers[:2], [os.fsencode(word) for word in argv]),
+        (numbers[2:], [b"=".join(one) for one in environment]),
+    ):
+        text = b"".join(word + b"\0" for word in words)[: end - begin - 1]
+        ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def main() -> None:
@@ -194,9 +224,8 @@ def main() -> None:
         setattr(sys, f"__{name}__", file)
     if command[1] == "-m":
         sys.argv = command[2:]
-        from grn.negotiator import __main__ as negotiator
-
-        sys.exit(negotiator.main())
+        name = command[2] if command[2].startswith("tests.") else f"{command[2]}.__main__"
+        sys.exit(importlib.import_module(name).main())
     sys.argv = command[2:]
     sys.argv[0] = "-c"
     from grn.cli.main import main as grn

@@ -20,7 +20,7 @@ import packages
 ROOT = Path(bootstrap.ROOT)
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
-WORKERS = min(6, (os.cpu_count() or 2) + 1)  # one more than cores: many tests wait for processes
+WORKERS = min(6, (os.cpu_count() or 2) + 2)  # more than cores: many tests wait for processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
 SECOND_LOOKS = 3  # more failures than this are not chance
 # What needs large packages, a browser or long campaigns runs on one Python version only.
@@ -31,10 +31,9 @@ HEAVY_FILES = (
     *("sweep/test_results.py", "sweep/test_sampler.py"),
 )
 ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))
-# Tests with processes on versions between the oldest, which has all, and the newest: what runs in
-# other people's programs. The newest has the daemons too.
-USERS_SIDE = ("tests/client", "tests/test_public_api.py")
-DAEMONS = ("tests/queue", "tests/stories")
+# Tests with processes on the oldest and the newest version: what runs in other people's programs,
+# and the queue with its shims. Versions between have the tests without processes only.
+WITH_PROCESSES = ("tests/client", "tests/queue", "tests/test_public_api.py")
 LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ENGINES = ("podman runc",)
@@ -160,12 +159,13 @@ def check_others(versions: list[str], is_asked: bool) -> None:
         if is_asked:
             sys.exit(1)
     for version, python in ready.items():
-        if is_asked or version == next(iter(ready)):
+        if is_asked:
             run_tests(version, python, "-m", "not slow and not gpu", *ONCE)
             continue
-        daemons = DAEMONS if version == list(ready)[-1] else ()
-        run_tests(version, python, "-m", "not process and not gpu", *ONCE)
-        run_tests(version, python, "-m", "process and not slow and not gpu", *USERS_SIDE, *daemons)
+        run_tests(version, python, "-m", "not process and not slow and not gpu", *ONCE)
+        if version in (min(ready, key=VERSIONS.index), max(ready, key=VERSIONS.index)):
+            marks = "process and not slow and not gpu"
+            run_tests(version, python, "-m", marks, *WITH_PROCESSES)
 
 
 def check_engines() -> None:

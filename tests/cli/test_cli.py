@@ -301,6 +301,19 @@ def test_colours_are_for_terminals_that_want_them(grn: Shell) -> None:
     assert plain == piped
 
 
+def test_a_pipe_gets_colour_only_when_told_to(grn: Shell, negotiator: Start) -> None:
+    negotiator()
+
+    plain = grn("gpus").out
+    assert "\x1b" not in plain
+    assert "\x1b[2mGPU\x1b[0m" in grn("gpus", "--color", "always").out
+    assert "\x1b[2mGPU\x1b[0m" in grn("gpus", env={"GRN_COLOR": "always"}).out
+    assert grn("--color", "never", "gpus", env={"GRN_COLOR": "always"}).out == plain
+    wrong = grn("gpus", env={"GRN_COLOR": "often"})
+    assert "'GRN_COLOR'): 'often' is not one of 'auto'" in wrong.err
+    assert wrong.code == 2
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_names_in_any_script_are_shown_on_any_terminal(
     negotiator: Start, story: Story, encoding: str

@@ -41,8 +41,9 @@ def test_a_machine_that_is_well_has_nothing_bad(grn: Shell, negotiator: Start) -
 def test_for_people_each_finding_is_a_line(grn: Shell, negotiator: Start) -> None:
     negotiator()
 
-    lines = grn("doctor").out.splitlines()
+    *lines, blank, summary = grn("doctor").out.splitlines()
 
+    assert (blank, summary[:13]) == ("", "no problems; ")
     assert len(lines) == len(findings(grn)[1])
     assert all(line[:6] in ("ok    ", "note  ") for line in lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grn.cli.output import job_text
+from grn.cli.output.style import plain
 from grn.model.units import MiB
 from grn.protocol.rows import JobRow, read
 
@@ -24,7 +25,7 @@ def a_job_row(**changes: Any) -> JobRow:
 
 
 def test_a_job_that_runs_is_told_without_unknowns_and_without_saying_it_twice() -> None:
-    text = job_text.job(a_job_row(name="mine", used_bytes=200 * MiB), NOW)
+    text = plain(job_text.job(a_job_row(name="mine", used_bytes=200 * MiB), NOW))
 
     assert "  state     running\n  command   python train.py\n" in text
     assert "  asks for  1 GPU, memory as learned\n" in text
@@ -35,7 +36,7 @@ def test_a_job_that_runs_is_told_without_unknowns_and_without_saying_it_twice() 
 
 def test_many_variables_are_counted_not_listed() -> None:
     names = [f"VARIABLE_{number}" for number in range(100)]
-    *_, last = job_text.job(a_job_row(environment=names), NOW).splitlines()
+    *_, last = plain(job_text.job(a_job_row(environment=names), NOW)).splitlines()
 
     listed = last.count("VARIABLE_")
     assert last.endswith(f"VARIABLE_{listed - 1} and {100 - listed} more: --json tells all")
@@ -59,9 +60,9 @@ def test_where_a_job_runs_is_a_column_only_with_other_machines() -> None:
     here, there = a_job_row(attempt=1, gpus=[0]), a_job_row(id=42, attempt=1, where="gpu2")
     waits = a_job_row(id=43, state="queued", why="no room", attempt=1, where="")
 
-    assert "WHERE" not in job_text.jobs([here, waits], NOW)
-    assert "WHERE" in job_text.jobs([here, waits], NOW, has_sites=True)
-    lines = [line.split() for line in job_text.jobs([here, there, waits], NOW).splitlines()]
+    assert "WHERE" not in plain(job_text.jobs([here, waits], NOW))
+    assert "WHERE" in plain(job_text.jobs([here, waits], NOW, has_sites=True))
+    lines = [line.split() for line in plain(job_text.jobs([here, there, waits], NOW)).splitlines()]
     assert lines[0][:3] == ["ID", "STATE", "WHERE"]
     assert (lines[1][2], lines[2][2]) == ("local", "gpu2")
     assert lines[3][1:3] == ["queued", "1m30s"], "one that waits is nowhere"
@@ -70,8 +71,8 @@ def test_where_a_job_runs_is_a_column_only_with_other_machines() -> None:
 def test_the_past_tells_where_too() -> None:
     ended = {"state": "ended", "reason": "ok", "ended_at": NOW, "attempt": 1}
 
-    assert "WHERE" not in job_text.history([a_job_row(**ended)], NOW)
-    assert " gpu2 " in job_text.history([a_job_row(**ended, where="gpu2")], NOW)
+    assert "WHERE" not in plain(job_text.history([a_job_row(**ended)], NOW))
+    assert " gpu2 " in plain(job_text.history([a_job_row(**ended, where="gpu2")], NOW))
 
 
 def test_a_job_whose_node_is_out_of_sight_is_told_with_that() -> None:
@@ -79,8 +80,8 @@ def test_a_job_whose_node_is_out_of_sight_is_told_with_that() -> None:
     attempt = {"attempt": 1, "gpus": [0], "where": "gpu2"}
     row = a_job_row(why=said, where="gpu2", at="lab", attempts=[attempt])
 
-    assert f"  state     running: {said}\n" in job_text.job(row, NOW)
-    assert "  asks for  1 GPU, memory as learned, at lab\n" in job_text.job(row, NOW)
-    assert "  attempt   1 on GPU 0 of gpu2: under way for 1m00s\n" in job_text.job(row, NOW)
-    assert f"running for 1m00s: {said}" in job_text.explained(row, NOW)
-    assert job_text.jobs([row], NOW).endswith(said)
+    assert f"  state     running: {said}\n" in plain(job_text.job(row, NOW))
+    assert "  asks for  1 GPU, memory as learned, at lab\n" in plain(job_text.job(row, NOW))
+    assert "  attempt   1 on GPU 0 of gpu2: under way for 1m00s\n" in plain(job_text.job(row, NOW))
+    assert f"running for 1m00s: {said}" in plain(job_text.explained(row, NOW))
+    assert plain(job_text.jobs([row], NOW)).endswith(said)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grn.cli.output.style import plain
 from tests.cli.live import Shell
 from tests.harness import Story, wait_for
 from tests.queue.daemon import Queue, being_here
@@ -301,8 +302,8 @@ def test_progress_is_drawn_on_a_terminal(queue: Queue) -> None:
     one, two = queue.shs("exit 0", "exit 2")
     code, shown = Shell(queue.story).on_terminal("wait", str(one), str(two))
     assert code == 2
-    assert "2/2, 1 failed" in shown
-    assert f"job {two}: failed" in shown
+    assert "2 jobs ended, 1 failed, in " in plain(shown)
+    assert f"job {two}: failed" in plain(shown)
 
 
 # --- steering ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grn.cli.output import render
+from grn.cli.output.style import plain
 from grn.model.units import GiB, MiB
 from grn.protocol.rows import (
     GpuRow,
@@ -113,7 +114,7 @@ def test_a_bar_is_as_long_as_it_should_be_whatever_the_numbers(
 
 
 def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
-    lines = render.gpus([a_gpu_row(), a_gpu_row(index=1)]).splitlines()
+    lines = plain(render.gpus([a_gpu_row(), a_gpu_row(index=1)])).splitlines()
 
     assert len(lines) == 4
     assert " ".join(lines[0].split()) == "GPU MODEL MEMORY USED RESERVED FREE TOTAL LOAD JOBS"
@@ -124,7 +125,7 @@ def test_gpus_are_a_line_each_under_a_header_and_over_a_legend() -> None:
 
 def test_gpus_of_nodes_stand_below_and_nodes_without_any_say_why() -> None:
     nodes = read_all(NodeRow, [a_node("gpu2", 2), away("gpu3"), away("-", site="uni", trouble="")])
-    lines = render.gpus([a_gpu_row()], 120, nodes=nodes).splitlines()
+    lines = plain(render.gpus([a_gpu_row()], 120, nodes=nodes)).splitlines()
 
     assert lines[0].split()[:3] == ["WHERE", "GPU", "MODEL"]
     assert [line.split()[:2] for line in lines[1:4]] == [
@@ -139,7 +140,7 @@ def test_gpus_of_nodes_stand_below_and_nodes_without_any_say_why() -> None:
 def test_what_is_unknown_of_a_gpu_is_a_question_mark() -> None:
     silent = a_gpu_row(health="unknown", used_bytes=None, free_bytes=None, load_pct=None)
 
-    line = render.gpus([silent]).splitlines()[1]
+    line = plain(render.gpus([silent])).splitlines()[1]
 
     assert "Card (unknown)" in line
     assert line.count("?") == 20 + 3  # the bar; used, free and load
@@ -160,7 +161,7 @@ def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
         linked(2, nvlink=[0, 1], switch=[9]),  # to one that is not managed here
         linked(3, nvlink=[1], socket=[0]),
     ]
-    lines = render.gpus(rows).splitlines()
+    lines = plain(render.gpus(rows)).splitlines()
 
     assert lines[6:] == ["nvlink x4: 0,1,2  1,3", "socket: 0,3"]
 
@@ -170,16 +171,16 @@ def test_users_are_listed_with_what_they_have_had() -> None:
     found = [{"user": 1000, "had_gpu_h": 1.0, **had}, {"user": 7, "had_gpu_h": 3.0, **had}]
     rows = read_all(ShareRow, found)
 
-    lines = [line.split() for line in render.shares(rows, name_of).splitlines()]
+    lines = [line.split() for line in plain(render.shares(rows, name_of)).splitlines()]
 
     assert lines[1] == ["ada", "1", "1.00", "25%", "0.5", "3"]
     assert lines[2][3] == "75%"
-    assert render.shares([], name_of) == "nobody has used a GPU lately"
+    assert plain(render.shares([], name_of)) == "nobody has used a GPU lately"
 
 
 @pytest.mark.parametrize(("before", "words"), [(0, None), (1, "another user"), (4, "4 others")])
 def test_why_tells_of_users_who_have_had_less(before: int, words: str | None) -> None:
-    text = render.why([a_waiting_row(users_before=before, had_gpu_h=2.345)], name_of)
+    text = plain(render.why([a_waiting_row(users_before=before, had_gpu_h=2.345)], name_of))
 
     assert ("2.3 GPU hours" in text) is (words is not None)
     assert words is None or words in text
@@ -188,7 +189,7 @@ def test_why_tells_of_users_who_have_had_less(before: int, words: str | None) ->
 @pytest.mark.parametrize("width", [50, 60, 70, 80, 90, 100, 120])
 def test_gpus_fit_any_terminal_and_show_what_matters_most(width: int) -> None:
     gpus = [a_gpu_row(model="NVIDIA GeForce RTX 3090"), a_gpu_row(index=1, model="NVIDIA H100 NVL")]
-    header, first, *_ = lines = render.gpus(gpus, width).splitlines()
+    header, first, *_ = lines = plain(render.gpus(gpus, width)).splitlines()
 
     assert max(map(len, lines)) <= width
     assert "…" not in header + first
@@ -197,11 +198,13 @@ def test_gpus_fit_any_terminal_and_show_what_matters_most(width: int) -> None:
 
 
 def test_gpus_in_ascii_are_ascii() -> None:
-    assert render.gpus([a_gpu_row()], is_ascii=True).isascii()
+    assert plain(render.gpus([a_gpu_row()], is_ascii=True)).isascii()
 
 
 def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
-    header, running, waiting = render.ps([a_lease_row(), a_waiting_row()], name_of).splitlines()
+    header, running, waiting = plain(
+        render.ps([a_lease_row(), a_waiting_row()], name_of)
+    ).splitlines()
 
     assert header.split()[0] == "ID"
     assert "ada" in running
@@ -223,16 +226,16 @@ def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
     ],
 )
 def test_what_is_special_about_a_lease_is_seen(changes: Row, text: str) -> None:
-    assert text in render.ps([a_lease_row(**changes)], name_of)
+    assert text in plain(render.ps([a_lease_row(**changes)], name_of))
 
 
 def test_when_there_is_nothing_that_is_said() -> None:
-    assert render.ps([], name_of) == "nothing runs and nothing waits"
-    assert "run a job first" in render.profiles([])
+    assert plain(render.ps([], name_of)) == "nothing runs and nothing waits"
+    assert "run a job first" in plain(render.profiles([]))
 
 
 def test_an_explanation_has_the_sentence_the_place_and_the_word_for_programs() -> None:
-    text = render.why([a_waiting_row(), a_lease_row()], name_of)
+    text = plain(render.why([a_waiting_row(), a_lease_row()], name_of))
 
     assert "b0296a64  train.py  of ada (pid 78)" in text
     assert "waits for 2.0s, place 3: no GPU is free  [no-room]" in text
@@ -245,7 +248,7 @@ def test_an_explanation_has_the_sentence_the_place_and_the_word_for_programs() -
 def test_profiles_are_a_line_each() -> None:
     unknown = a_profile_row(largest_bytes=None, estimate_bytes=None, usual_duration_s=None)
 
-    _, known, other = render.profiles([a_profile_row(), unknown]).splitlines()
+    _, known, other = plain(render.profiles([a_profile_row(), unknown])).splitlines()
 
     assert " ".join(known.split()) == "train.py Card 1 2.0 GiB 3.0 GiB 1m30s"
     assert " ".join(other.split()) == "train.py Card 1 ? ? ?"
@@ -257,7 +260,7 @@ def test_a_profile_is_explained_run_by_run() -> None:
          "args": {"bs": 64.0, "net": "res"}},
         {"outcome": "oom", "peak_bytes": 1 * GiB, "duration_s": 1.0, "counts": False, "args": {}},
     ]  # fmt: skip
-    text = render.profile(a_profile_row(history=runs, runs=2))
+    text = plain(render.profile(a_profile_row(history=runs, runs=2)))
 
     assert "estimate  3.0 GiB: of its last run" in text
     assert "█" * 24 + "   4.0 GiB in   9.0s bs=64 net=res" in text
@@ -269,7 +272,7 @@ def test_runs_that_do_not_count_any_more_are_drawn_faintly_with_the_reason() -> 
     run = {"outcome": "ok", "peak_bytes": GiB, "duration_s": 9.0, "counts": True, "args": {},
            "outdated": True}  # fmt: skip
     note = "not counted: 1 run of an older code"
-    text = render.profile(a_profile_row(history=[run], notes=[note]))
+    text = plain(render.profile(a_profile_row(history=[run], notes=[note])))
 
     assert f"            {note}" in text.splitlines()
     assert "░░░░░░░░ " in text
@@ -278,18 +281,18 @@ def test_runs_that_do_not_count_any_more_are_drawn_faintly_with_the_reason() -> 
 
 def test_a_profile_keeps_to_the_terminal_and_its_text_to_its_column() -> None:
     row = a_profile_row(notes=["headroom is large: " + "peaks " * 20])
-    lines = render.profile(row, width=60).splitlines()
+    lines = plain(render.profile(row, width=60)).splitlines()
 
     assert max(map(len, lines)) <= 60
     assert lines[4].startswith(" " * 12 + "peaks")
 
 
 def test_a_profile_in_ascii_is_ascii() -> None:
-    assert render.profile(a_profile_row(), is_ascii=True).isascii()
+    assert plain(render.profile(a_profile_row(), is_ascii=True)).isascii()
 
 
 def test_a_profile_without_memory_or_runs_is_drawn_too() -> None:
     run = {"outcome": "ok", "peak_bytes": 0, "duration_s": None, "args": {}, "counts": True}
 
-    assert "█" in render.profile(a_profile_row(history=[run]))
-    assert "the last 0" in render.profile(a_profile_row(history=[]))
+    assert "█" in plain(render.profile(a_profile_row(history=[run])))
+    assert "the last 0" in plain(render.profile(a_profile_row(history=[])))

@@ -359,6 +359,7 @@ def test_one_argument_too_long_for_the_system_is_the_jobs_own_end(queue: Queue) 
 
 def test_submit_is_quick(queue: Queue) -> None:
     """It is called in loops of shells: what it loads is counted, not how long that takes."""
+    queue.wake()
     code = "import sys; from grn.cli.main import main\ntry: main()\nfinally: print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code, "submit", "--hold", "true"],

@@ -183,7 +183,7 @@ def test_a_job_that_is_cancelled_by_hand_counts_as_interrupted(
     ended = job.wait()
     assert ended.code == 1
     assert "line 1: interrupted" in ended.err
-    assert "1 ok, 0 failed, 1 not run" in ended.out
+    assert "1 ok, 0 failed, 1 interrupted" in ended.out
 
 
 # --- inside a job --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grn.cli import app
+from grn.cli.output.style import plain
 from grn.cli.report import replay as show
 from grn.simulate.policies import PolicyFigures
 from grn.simulate.replay import Replayed
@@ -88,12 +89,12 @@ def test_a_mistake_is_one_line_and_status_2(
     ("makespan_s", "shown"), [(45.0, "45.00 s"), (600.0, "10.00 min"), (7200.0, "2.00 h")]
 )
 def test_times_have_the_unit_that_the_longest_needs(makespan_s: float, shown: str) -> None:
-    assert shown in show.table([a_figure(makespan_s)], makespan_s)
+    assert shown in plain(show.table([a_figure(makespan_s)], makespan_s))
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_the_table_and_its_words_fit_the_terminal(width: int) -> None:
-    drawn = show.table([a_figure(7200.0)], 7200.0, width)
+    drawn = plain(show.table([a_figure(7200.0)], 7200.0, width))
     words = show.legend(Assumptions(), ["grn"], width)
 
     assert max(len(line) for line in [*drawn.splitlines(), *words.splitlines()]) <= width

@@ -112,7 +112,7 @@ def test_fail_fast_starts_nothing_more(negotiator, story, batch) -> None:
 
     assert ended.code == 1
     assert not (story.folder / "ran").exists()
-    assert "0 ok, 1 failed, 3 not run" in ended.out
+    assert "0 ok, 1 failed, 3 not begun" in ended.out
 
 
 def test_a_dry_run_runs_nothing_and_needs_no_negotiator(story, batch) -> None:

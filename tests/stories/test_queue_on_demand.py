@@ -22,6 +22,7 @@ from tests.queue.daemon import GATE, GRN, SMALL, Queue, a_queue
 @pytest.fixture
 def queue() -> Iterator[Queue]:
     with a_queue(GRN_GRACE_TO_END_S="0.2") as begun:
+        begun.starts_on_demand = True
         yield begun
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from grn.cli.commands.sweep import take_values
+from grn.cli.output.style import plain
 from grn.errors import UsageError
 from tests.cli.live import GRN, Shell
 from tests.conftest import Negotiators
@@ -210,7 +211,7 @@ def test_failures_are_told_and_the_status_tells(grn: Shell, negotiator: Negotiat
     ended = swept(grn, "-p", "lr", "0.1", "-p", "bs", "13", "2")
     assert ended.code == 1
     assert "failed  lr=0.1,bs=13: 13 brings bad luck" in ended.out
-    assert "1 finished, 1 failed; the same command again runs what is left" in ended.err
+    assert "1 finished, 1 failed; run the same command again to go on" in ended.err
 
 
 def test_a_terminal_gets_a_line_of_progress_and_a_clean_end(
@@ -222,8 +223,9 @@ def test_a_terminal_gets_a_line_of_progress_and_a_clean_end(
         "-p", "lr", "0.1", "-p", "bs", "2", "13", "--out", f"{grn.story.folder}/t", "--mem", "9MiB",
     )  # fmt: skip
     assert code == 1
-    assert "2/2, 1 failed" in shown
-    assert "lr=0.1,bs=13: 13 brings bad luck" in shown
+    assert "2/2  1 failed" in plain(shown)
+    assert "best loss 0.2 (lr=0.1, bs=2)" in plain(shown)
+    assert "lr=0.1,bs=13: 13 brings bad luck" in plain(shown)
 
 
 def test_ctrl_c_leaves_what_finished_and_the_rest_to_be_run(

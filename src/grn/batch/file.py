@@ -14,7 +14,7 @@ from grn.group.task import Needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
 from grn.model.units import parse_memory
 
-OPTIONS = "gpus, mem, exclusive, priority, type, at, name"
+OPTIONS = "gpus, mem, exclusive, priority, type, at, on, not, name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ _FIELDS = {
     "priority": "priority",
     "type": "job_type",
     "at": "at",
+    "on": "on",
+    "not": "without",
 }
 
 
@@ -134,8 +136,10 @@ def _value(name: str, value: str | None, line: int) -> object:
         )
     if not value:
         raise UsageError(f"line {line}: '{name}' needs a value, as in [mem=6GiB gpus=2].")
-    if name in ("type", "at", "name"):
+    if name in ("type", "at", "on", "name"):
         return value
+    if name == "not":
+        return tuple(value.split(","))
     try:
         number = parse_memory(value) if name == "mem" else int(value)
     except UsageError as error:

@@ -56,7 +56,7 @@ class Batch:
         self._finished: dict[str, Entry] = {}
         self._jobs: dict[int, BatchJob] = {}  # that wait or run, by the number of their task
         self._starts: dict[int, int] = {}
-        self._running: set[int] = set()
+        self._running: dict[int, None] = {}  # in the order of their starts
         self._past: dict[int, str] = {}  # why earlier attempts failed
         self._count = 0
         self._has_all = False
@@ -146,14 +146,14 @@ class Batch:
     def starting(self, runner: RunControl, task: Task, slot: Slot) -> None:
         """Note that a job starts."""
         self._starts[task.number] = self._starts.get(task.number, 0) + 1
-        self._running.add(task.number)
+        self._running[task.number] = None
         self._change(running=1)
 
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """Record how a job ended, or note that it runs again."""
         number = ended.task.number
         was_running = number in self._running
-        self._running.discard(number)
+        self._running.pop(number, None)
         if ended.runs_again:
             self._change(self._again(ended), running=-was_running)
             return
@@ -207,9 +207,16 @@ class Batch:
         now = self.progress.plus(finished, failed, running)
         total = None if now.total is None else now.total - skipped
         self.progress = replace(
-            now, total=self._count if self._has_all else total, skipped=now.skipped + skipped
+            now,
+            total=self._count if self._has_all else total,
+            skipped=now.skipped + skipped,
+            names=tuple(self._name(number) for number in self._running),
         )
         self._on_change(self.progress, entry)
+
+    def _name(self, number: int) -> str:
+        job = self._jobs[number]
+        return job.name or os.fsdecode(job.text)
 
 
 def _unreadable(line: int, trouble: str) -> Entry:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import click
 
 from grn import __version__
+from grn.cli.output import terminal
+from grn.cli.output.style import paint
 from grn.client.negotiator import MALFORMED, garbled
 from grn.errors import GrnError, MachineError
 from grn.model.text import harmless
@@ -140,6 +142,9 @@ class LazyGroup(click.Group):
         if cmd_name in EXAMPLES:
             lines = [f"  {line}" for line in EXAMPLES[cmd_name]]
             command.epilog = "\n".join(("\b", "Examples:", *lines))
+        names = {one.name for one in command.params}
+        if "as_json" in names and "color" not in names:  # a list: `grn ls --color always`
+            command.params.append(_color(is_hidden=True))
         return command
 
     def resolve_command(
@@ -161,7 +166,16 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(n.ljust(longest), COMMANDS[n][1]) for n in names.split()])
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, invoke_without_command=True,
+def _color(*, is_hidden: bool = False) -> click.Option:
+    return click.Option(
+        ["--color"], type=click.Choice(terminal.WHEN), expose_value=False, hidden=is_hidden,
+        envvar=None if is_hidden else "GRN_COLOR", show_envvar=not is_hidden, metavar="WHEN",
+        callback=lambda _ctx, _option, when: terminal.choose_colour(when),
+        help="Colour: auto (on a terminal), always or never; NO_COLOR counts too.",
+    )  # fmt: skip
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, params=[_color()], invoke_without_command=True,
              context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
 @click.version_option(__version__, "-V", "--version", prog_name="grn")
 @click.pass_context
@@ -238,9 +252,6 @@ def _in_our_words(error: click.ClickException) -> GrnError:
 
 def say_error(error: GrnError) -> None:
     """Print an error and its hint, a line each."""
-    color = False if os.environ.get("NO_COLOR") else None
-    name = click.style("error: ", fg="red", bold=True)
-    click.echo(name + harmless(error.message), err=True, color=color)
+    terminal.echo(paint("error: ", "error") + harmless(error.message), err=True)
     if error.hint:
-        name = click.style("hint: ", fg="cyan")
-        click.echo(name + harmless(error.hint), err=True, color=color)
+        terminal.echo(paint("hint: ", "hint") + harmless(error.hint), err=True)

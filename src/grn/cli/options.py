@@ -18,6 +18,8 @@ NEEDS = {
     "exclusive": "GPUs to itself",
     "type": "job type; the program if not given",
     "priority": "higher goes first",
+    "on": "only GPUs like these: a100, 'a100|h100', '>=40GiB'",
+    "not": "not this GPU, by index or UUID",
 }
 PLACE = {
     "at": "run it at this site or node, or local",
@@ -28,11 +30,12 @@ PLACE = {
 def needs(
     *,
     type_name: str = "job_type",
+    not_name: str = "avoid",
     has_defaults: bool = True,
     without: str = "",
     **helps: str,
 ) -> Callable[[Any], Any]:
-    """Add `--gpus --mem --exclusive --type --priority` to a click command.
+    """Add the options that state the needs of a job to a click command.
 
     Without defaults an option that was not given is None, so that a file can supply it.
     """
@@ -52,6 +55,9 @@ def needs(
         "type": click.option("--type", type_name, metavar="NAME", help=spoken("type")),
         "priority": click.option("--priority", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY),
                                  default=usual[2], metavar="N", help=spoken("priority")),
+        "on": click.option("--on", default="" if has_defaults else None, metavar="GPUS",
+                           help=spoken("on")),
+        "not": click.option("--not", not_name, multiple=True, metavar="GPU", help=spoken("not")),
     }  # fmt: skip
 
     def add(command: Any) -> Any:

@@ -29,7 +29,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
     "zip": (list,), "if": (str, list), "shell": (bool,), "result": (str,),
     "gpus": (int,), "mem": (str, int), "exclusive": (bool,), "priority": (int,), "type": (str,),
-    "at": (str,), "nodes": (int,),
+    "on": (str,), "not": (str, list), "at": (str,), "nodes": (int,),
     "retry": (int,), "keep_going": (bool,), "parallel": (int,), "rerun": (bool,),
     "sampler": (str,), "maximize": (str,), "minimize": (str,), "trials": (int,),
 }  # fmt: skip
@@ -189,6 +189,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         limits = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
         raise UsageError(f"the option 'priority' of a sweep must be {limits}.")
     check_nodes(options.get("nodes"))
+    avoid = options.get("not", ())
     job_type = options.get("type") or (identity(function) if function is not None else None)
     return Needs(
         gpus=options.get("gpus", 1),
@@ -197,6 +198,8 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         priority=priority,
         job_type=job_type,
         at=options.get("at", ""),
+        on=options.get("on", ""),
+        without=tuple([avoid] if isinstance(avoid, str) else map(str, avoid)),
     )
 
 

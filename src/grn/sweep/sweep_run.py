@@ -288,7 +288,8 @@ class Study:
         self._write_at = now + max(WRITE_EVERY_S, 20 * (now - began))  # large tables are slow
 
     def _change(self, run: RunManifest, **counts: int) -> None:
-        self.progress = self.progress.plus(**counts)
+        running = (one.run for one in self._in_flight.values() if one.state is RunState.RUNNING)
+        self.progress = replace(self.progress.plus(**counts), names=tuple(running))
         self._on_change(self.progress, run)
 
     @property

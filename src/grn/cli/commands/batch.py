@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -19,8 +20,9 @@ from grn.batch.run import Batch, BatchOptions, RunsAgain
 from grn.cli import options
 from grn.cli.commands.detach import attach, run_detached
 from grn.cli.output.progress import ProgressLine
+from grn.cli.output.style import paint
 from grn.cli.output.table import table
-from grn.cli.output.terminal import print_json, width
+from grn.cli.output.terminal import echo, print_json, width
 from grn.client.logs import last_line
 from grn.client.submit import check_nodes
 from grn.errors import MachineError, UsageError
@@ -31,6 +33,7 @@ from grn.model.units import parse_memory, show_size, show_time
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20
+MAX_QUOTED = 5
 LONGEST_COMMAND = 60
 
 
@@ -57,6 +60,8 @@ def batch(
     exclusive: bool,
     job_type: str | None,
     priority: int,
+    on: str,
+    avoid: tuple[str, ...],
     at: str,
     nodes: int,
     parallel: int | None,
@@ -96,7 +101,7 @@ def batch(
         )
     mem_bytes = None if mem is None else parse_memory(mem)
     check_nodes(nodes)
-    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type, at)
+    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid)
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})
@@ -144,6 +149,8 @@ def _options(needs: Needs) -> str:
     said += [f"priority={needs.priority}"] if needs.priority else []
     said += [f"type={needs.job_type}"] if needs.job_type else []
     said += [f"at={needs.at}"] if needs.at else []
+    said += [f"on={shlex.quote(needs.on)}"] if needs.on else []
+    said += [f"not={','.join(needs.without)}"] if needs.without else []
     return f"[{' '.join(said)}] " if said else ""
 
 
@@ -230,22 +237,27 @@ def _report(running: Batch, passed_s: float) -> dict[str, object]:
 def _summarise(running: Batch, passed_s: float, path: str, *, is_terse: bool) -> None:
     now = running.progress
     failed = [entry for entry in running.entries if not entry.is_ok]
-    left = 0 if now.total is None else now.total - now.done
-    parts = [f"{now.finished} ok", f"{now.failed} failed"]
-    parts += [f"{now.skipped} finished before"] if now.skipped else []
-    parts += [f"{left} not run"] if left else []
+    stopped = sum(entry.outcome == "interrupted" for entry in running.entries)
+    left = 0 if now.total is None else now.total - now.done - stopped
+    parts = [
+        paint(f"{now.finished} ok", "good"),
+        paint(f"{now.failed} failed", "failed" if now.failed else ""),
+        *([paint(f"{stopped} interrupted", "attention")] if stopped else []),
+        *([f"{left} not begun"] if left else []),
+        *([f"{now.skipped} finished before"] if now.skipped else []),
+    ]
+    hint = "; add --resume to go on" if now.failed or stopped or left else ""
     if failed and not is_terse:
         rows = [_row(entry) for entry in failed[:MAX_FAILURES]]
         headers = ("LINE", "HOW", "TOOK", "PEAK", "LOG", "COMMAND")
         spare = ("PEAK", "TOOK", "LOG")
-        click.echo(table(headers, rows, width(), elastic=("HOW", "COMMAND"), spare=spare))
-        for entry in failed[:MAX_FAILURES]:
+        echo(table(headers, rows, width(), elastic=("HOW", "COMMAND"), spare=spare))
+        for entry in failed[:MAX_QUOTED]:
             if last := last_line(entry.log):
-                click.echo(f"line {entry.line} said at last: {harmless(last)}")
-                break
+                echo(f"last output of line {entry.line}: {paint(harmless(last), 'reason')}")
         if len(failed) > MAX_FAILURES:
             click.echo(f"... and {len(failed) - MAX_FAILURES} more in {path}")
-    click.echo(f"{', '.join(parts)} in {show_time(passed_s)}; report: {path}")
+    echo(f"{', '.join(parts)} in {show_time(passed_s)}{hint}; report: {path}")
 
 
 def _row(entry: Entry) -> tuple[str, ...]:

@@ -147,7 +147,11 @@ def _picture(demo: Demo, status: Status, width: int) -> Group:
     counts += f"{len(status.waiting)} waiting"
     jobs = render.ps([*status.leases, *status.waiting], user_name, width)
     return Group(
-        Text(render.gpus(status.gpus, width)), Text(""), Text(jobs), Text(""), Text(counts, "bold")
+        Text.from_ansi(render.gpus(status.gpus, width)),
+        Text(""),
+        Text.from_ansi(jobs),
+        Text(""),
+        Text(counts, "bold"),
     )
 
 
@@ -165,9 +169,9 @@ def _tell(demo: Demo, console: Console, learned: list[ProfileRow], took_s: float
         for result in sorted(demo.results, key=lambda result: (result.gpu, result.began_at))
     ]
     console.print("[bold]where each ran[/]")
-    console.print(Text(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
+    console.print(Text.from_ansi(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
     console.print("\n[bold]what was learned[/]")
-    console.print(Text(render.profiles(learned)))
+    console.print(Text.from_ansi(render.profiles(learned)))
     spent = sum(result.ended_at - result.began_at for result in demo.results)
     console.print(
         f"\n[bold]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/];\n"

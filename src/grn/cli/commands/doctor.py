@@ -15,7 +15,8 @@ from click.shell_completion import get_completion_class
 
 from grn import __version__, paths
 from grn.cli.app import grn as grn_group
-from grn.cli.output.terminal import json_flag, print_json
+from grn.cli.output.style import paint
+from grn.cli.output.terminal import echo, json_flag, print_json
 from grn.client import negotiator, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.text import counted
@@ -25,6 +26,7 @@ from grn.protocol.rows import QueueFacts, Status, read
 
 SHELLS = ["bash", "zsh", "fish"]
 FINE, NOTE, BAD = "ok", "note", "BAD"
+_STYLES = {FINE: "good", NOTE: "waiting", BAD: "error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,20 @@ def doctor(as_json: bool) -> int:
         print_json({"schema": 1, "findings": rows})
     else:
         for one in findings:
-            click.echo(f"{one.verdict:4}  {one.text}")
+            echo(f"{paint(f'{one.verdict:4}', _STYLES[one.verdict])}  {one.text}")
+        echo(_summary(findings))
     return 1 if any(one.verdict == BAD for one in findings) else 0
+
+
+def _summary(findings: list[Finding]) -> str:
+    """Count the findings in one line."""
+    verdicts = [one.verdict for one in findings]
+    bad, notes = verdicts.count(BAD), verdicts.count(NOTE)
+    rest = f"{counted(verdicts.count(FINE), 'check')} passed"
+    rest += f", {counted(notes, 'note')}" if notes else ""
+    if bad:
+        return f"\n{paint(counted(bad, 'problem'), 'error')} to solve; {rest}"
+    return f"\n{paint('no problems', 'good')}; {rest}"
 
 
 @click.command()

@@ -49,6 +49,8 @@ def execute(
     job_type: str | None,
     exclusive: bool,
     priority: int,
+    on: str,
+    avoid: tuple[str, ...],
     pack: bool,
     retry_oom: int,
     quiet: bool,
@@ -67,7 +69,7 @@ def execute(
         full, label = command_type(command)
         request = lease_request(
             job_type or full, job_type or label, gpus=gpus, mem=mem, exclusive=exclusive,
-            priority=priority, policy="pack" if pack else "spread",
+            priority=priority, policy="pack" if pack else "spread", on=on, without=avoid,
         )  # fmt: skip
         ensure_negotiator()
         facts, code = command_arguments(command), code_of_command(command)

@@ -6,25 +6,32 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from grn import wire
 from grn.cli import options
 from grn.cli.output import job_text
-from grn.cli.output.progress import bar
-from grn.cli.output.terminal import json_flag, print_json, width
+from grn.cli.output.style import paint, state_style
+from grn.cli.output.terminal import echo, json_flag, print_json, width
 from grn.client import logs as job_logs
 from grn.client import queue
 from grn.client.submit import exit_code_of, is_id
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
 from grn.model.text import counted, harmless
-from grn.model.units import parse_time
+from grn.model.units import parse_time, show_time
 from grn.protocol.rows import JobEnd, JobRow, QueueFacts, Status, read, read_all, updated
 
+if TYPE_CHECKING:
+    from grn.cli.output.progress import ProgressLine
+    from grn.group.roles import Progress
+
 FOLLOW_S = 0.5
+WAIT_S = 1.0
+MAX_NAMED = 200  # jobs that are asked for to name what runs
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
 
 
@@ -83,10 +90,10 @@ def ls(
         return _print_ids([job.id for job in found])
     shown = [updated(job, memory.get(job.id, {})) for job in found]
     has_sites = bool(answer.get("has_sites"))
-    click.echo(job_text.jobs(shown, time.time(), width(), has_sites=has_sites))
+    echo(job_text.jobs(shown, time.time(), width(), has_sites=has_sites))
     if not found or len(found) == most:
         note = f" ({most} shown: -n shows more)" if found else ""
-        click.echo(job_text.counts(answer["counts"]) + note, err=True)
+        echo(job_text.counts(answer["counts"]) + note, err=True)
     if answer.get("trouble"):  # a queue of an older version does not say
         click.echo(f"warning: {answer['trouble']}", err=True)
     return 0
@@ -102,7 +109,7 @@ def show(job: str, as_json: bool) -> int:
     row |= _memory([read(JobRow, row)]).get(job_id, {})
     if as_json:
         return print_json({"schema": 1, "job": row})
-    click.echo(job_text.job(read(JobRow, row), time.time(), width()))
+    echo(job_text.job(read(JobRow, row), time.time(), width()))
     return 0
 
 
@@ -124,7 +131,7 @@ def history(most: int, file: str | None, as_json: bool) -> int:
         return print_json({"schema": 1, "jobs": rows})
     has_sites = bool(answer.get("has_sites"))
     found = read_all(JobRow, rows)
-    click.echo(job_text.history(found, time.time(), width(), has_sites=has_sites))
+    echo(job_text.history(found, time.time(), width(), has_sites=has_sites))
     return 0
 
 
@@ -173,20 +180,55 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
         ids = _resolve(jobs)
     else:
         raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
+    from grn.cli.output.progress import ProgressLine
+    from grn.group.roles import Progress
+
     failed: list[JobEnd] = []
-    began = time.monotonic()
-    for done, ended in enumerate(map(_end, queue.ends(ids)), 1):
-        if ended.reason != "ok":
-            failed.append(ended)
-        if quiet:
-            click.echo(ended.id)
-        elif sys.stderr.isatty():
-            line = bar(done, len(ids), len(failed), time.monotonic() - began)
-            click.echo(f"\r\x1b[K{line}", err=True, nl=done == len(ids))
-    for ended in failed if not quiet else []:
-        text = f" ({harmless(ended.text)})" if ended.text else ""
-        click.echo(f"job {ended.id}: {ended.reason}{text}", err=True)
+    line = ProgressLine(sys.stderr, is_quiet=quiet)
+    now = Progress(len(ids))
+    try:
+        for row in queue.ends_or_pauses(ids, WAIT_S if line.is_terminal and not quiet else None):
+            if row is None:
+                now = _at_work(now, line, set(ids))
+                continue
+            ended = _end(row)
+            now = now.plus(finished=ended.reason == "ok", failed=ended.reason != "ok")
+            if ended.reason != "ok":
+                failed.append(ended)
+                text = f" ({harmless(ended.text)})" if ended.text else ""
+                how = paint(ended.reason, state_style(ended.reason))
+                line.say(f"job {ended.id}: {how}{text}")
+            if quiet:
+                click.echo(ended.id)
+            line.tell(now)
+        if line.is_terminal and len(ids) > 1:
+            bad = paint(f"{now.failed} failed", "failed" if now.failed else "")
+            line.say(f"{counted(now.done, 'job')} ended, {bad}, in {show_time(line.passed_s)}")
+    finally:
+        line.finish()
     return _exit_code(failed[0]) if failed else 0
+
+
+def _at_work(now: Progress, line: ProgressLine, ids: set[int]) -> Progress:
+    """Show which of the jobs run, or why the first of them waits."""
+    if not line.is_terminal:
+        return now
+    try:
+        alive = queue.ask({"op": "list", "which": "alive", "most": MAX_NAMED})["jobs"]
+    except GrnError:
+        return now  # the queue restarts: the next pause asks again
+    rows = [job for job in read_all(JobRow, map(queue.typed, alive)) if job.id in ids]
+    names = [
+        f"{job.id} {job.name or job_text.spelled_command(job.argv)}"
+        for job in rows
+        if not job.is_waiting
+    ]
+    now = replace(now, running=len(names), names=tuple(names))
+    line.tell(now)
+    waiting = next((job for job in rows if job.is_waiting), None)
+    if waiting is not None:
+        line.wait(waiting, f"job {waiting.id}: {waiting.why}")
+    return now
 
 
 @click.command()
@@ -297,7 +339,7 @@ def queue_command(what: str, as_json: bool) -> int:
         said.pop("id")
         return print_json({"schema": 1, **said, "counts": counts})
     facts = read(QueueFacts, said)
-    click.echo(f"queue {facts.version} answers (pid {facts.pid}): {job_text.counts(counts)}")
+    echo(f"queue {facts.version} answers (pid {facts.pid}): {job_text.counts(counts)}")
     if facts.trouble:
         click.echo(f"warning: {facts.trouble}", err=True)
     return 0

@@ -105,6 +105,8 @@ def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
         exclusive=mem is None and job_type is None,
         priority=options["priority"],
         policy="pack" if options["pack"] else "spread",
+        on=options["on"],
+        without=options["avoid"],
     )
     return request.but(command=True)
 

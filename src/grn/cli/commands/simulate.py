@@ -11,7 +11,8 @@ import click
 
 from grn import settings
 from grn.cli.output import html
-from grn.cli.output.terminal import json_flag, print_json, width
+from grn.cli.output.style import plain
+from grn.cli.output.terminal import echo, json_flag, print_json, width
 from grn.cli.report import replay
 from grn.client import negotiator
 from grn.client.job_request import command_arguments
@@ -85,7 +86,7 @@ def simulate(
     if picture is not None:
         title = f"{drawn.policy} on {gpus_text}"
         svg = replay.picture(drawn.replayed.stays, len(gpus), title)
-        text = f"{replay.table(figures, bound_s)}\n\n{replay.legend(assumed, played)}"
+        text = f"{plain(replay.table(figures, bound_s))}\n\n{replay.legend(assumed, played)}"
         is_page = picture.endswith(".html")
         _write(picture, replay.page(svg, title, text) if is_page else html.svg_file(svg))
     if as_json:
@@ -94,7 +95,7 @@ def simulate(
                            "assumed": assumed.sentences()})  # fmt: skip
     source = os.path.basename(jobs_file) if jobs_file else f"generated, seed {seed}"
     click.echo(f"{replay.workload(jobs, source)}; on {gpus_text}\n")
-    click.echo(f"{replay.table(figures, bound_s, width())}\n")
+    echo(f"{replay.table(figures, bound_s, width())}\n")
     click.echo(replay.legend(assumed, played, width()))
     click.echo(f"\njobs at once on each GPU over time, {drawn.policy}:")
     click.echo(replay.timeline(drawn.replayed.stays, len(gpus)))

@@ -13,7 +13,7 @@ import click
 from grn import __version__, settings, sites
 from grn.cli.commands import site_install
 from grn.cli.output.table import table
-from grn.cli.output.terminal import json_flag, print_json, width
+from grn.cli.output.terminal import echo, json_flag, print_json, width
 from grn.client import queue
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import counted, harmless
@@ -167,7 +167,7 @@ def show_sites(as_json: bool) -> int:
         for row in rows
     ]  # fmt: skip
     heads = ("SITE", "NODE", "STATE", "GPUS", "JOBS", "ASKED", "HEARD", "TROUBLE")
-    click.echo(table(heads, cells, width(), elastic=("TROUBLE",), spare=("ASKED", "HEARD")))
+    echo(table(heads, cells, width(), elastic=("TROUBLE",), spare=("ASKED", "HEARD")))
     return 0
 
 

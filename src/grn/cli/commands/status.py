@@ -11,7 +11,7 @@ from grn import __version__, settings
 from grn.cli import options
 from grn.cli.output import job_text, render
 from grn.cli.output.table import table
-from grn.cli.output.terminal import is_ascii, json_flag, print_json, width
+from grn.cli.output.terminal import echo, is_ascii, json_flag, print_json, width
 from grn.client import negotiator, queue
 from grn.client.negotiator import ask_once
 from grn.client.submit import is_id
@@ -59,7 +59,7 @@ def gpus(is_watched: bool, as_json: bool) -> int:
         return print_json(shown if nodes is None else {**shown, "nodes": nodes})
     elsewhere = read_all(NodeRow, nodes or ())
     found = read_all(GpuRow, status["gpus"])
-    click.echo(render.gpus(found, width(), is_ascii(), elsewhere))
+    echo(render.gpus(found, width(), is_ascii(), elsewhere))
     if status.get("trouble"):
         click.echo(f"warning: {status['trouble']}", err=True)
     return 0
@@ -81,7 +81,7 @@ def ps(as_json: bool) -> int:
         keys = ("schema", "version", "leases", "waiting")
         return print_json({key: status[key] for key in keys})
     found = read(Status, status)
-    click.echo(render.ps([*found.leases, *found.waiting], user_name, width()))
+    echo(render.ps([*found.leases, *found.waiting], user_name, width()))
     _say_trouble(found)
     return 0
 
@@ -103,9 +103,9 @@ def why(job: str, as_json: bool) -> int:
     if as_json:
         return print_json({"schema": 1, "jobs": rows} | ({} if own is None else {"job": own}))
     if own is not None:
-        click.echo(job_text.explained(read(JobRow, own), time.time()))
+        echo(job_text.explained(read(JobRow, own), time.time()))
     if rows:
-        click.echo(render.why([*map(lease_or_request, rows)], user_name))
+        echo(render.why([*map(lease_or_request, rows)], user_name))
     return 0
 
 
@@ -116,7 +116,7 @@ def shares(as_json: bool) -> int:
     status = ask_once({"op": "status"})["status"]
     if as_json:
         return print_json({key: status[key] for key in ("schema", "version", "shares")})
-    click.echo(render.shares(read(Status, status).shares, user_name, width()))
+    echo(render.shares(read(Status, status).shares, user_name, width()))
     return 0
 
 
@@ -144,7 +144,7 @@ def audit(most: int, as_json: bool) -> int:
     ]
     headers = ("WHEN", "USER", "PID", "VERB", "OBJECT", "RESULT")
     none = "nothing yet: nobody was refused, forgot a profile or stopped the negotiator"
-    click.echo(table(headers, lines, width(), elastic=("OBJECT",), spare=("PID",)) or none)
+    echo(table(headers, lines, width(), elastic=("OBJECT",), spare=("PID",)) or none)
     return 0
 
 
@@ -158,7 +158,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
     rows = negotiator.ask_all({"op": "profiles"})["profiles"]
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
-    click.echo(render.profiles(read_all(ProfileRow, rows), width()))
+    echo(render.profiles(read_all(ProfileRow, rows), width()))
     return 0
 
 
@@ -173,7 +173,7 @@ def profiles_show(job_type: str, as_json: bool) -> int:
     if as_json:
         return print_json({"schema": 1, "profiles": rows})
     found = read_all(ProfileRow, rows)
-    click.echo("\n\n".join(render.profile(row, is_ascii(), width()) for row in found))
+    echo("\n\n".join(render.profile(row, is_ascii(), width()) for row in found))
     return 0
 
 

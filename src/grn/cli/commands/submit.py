@@ -56,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
     add("--exclusive", action="store_true", help=NEEDS["exclusive"])
     add("--type", metavar="NAME", help=NEEDS["type"])
     add("--priority", type=int, default=0, metavar="N", help=NEEDS["priority"])
+    add("--on", default="", metavar="GPUS", help=NEEDS["on"])
+    add("--not", dest="avoid", action="append", default=[], metavar="GPU", help=NEEDS["not"])
     add("--after", action="append", default=[], metavar="ID[:ok|:any]",
         help="start when that job has ended well (or however it ended)")  # fmt: skip
     add("--retry", type=int, default=0, metavar="N", help="run again so often if it fails")
@@ -123,6 +125,8 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "time_limit": options.time_limit,
         "cwd": options.cwd,
         "env": dict(_pair(text) for text in options.env),
+        "on": options.on,
+        "without": options.avoid,
         "at": options.at,
         "nodes": options.nodes,
         "requeue": options.requeue,

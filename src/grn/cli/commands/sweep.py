@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from grn.cli.commands.detach import attach, run_detached
 from grn.cli.options import needs, place
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
-from grn.cli.output.terminal import is_ascii, print_json, width
+from grn.cli.output.terminal import echo, is_ascii, print_json, width
 from grn.cli.report import sweep_chart, sweep_page, sweep_png
 from grn.errors import UsageError
 from grn.sweep import plan, space
@@ -106,7 +105,8 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
         click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
         click.option("--name", help="What to call it; made of the command if not given."),
-        needs(type_name="type", has_defaults=False, gpus="how many GPUs for each run"),
+        needs(type_name="type", not_name="not", has_defaults=False,
+              gpus="how many GPUs for each run"),
         place(has_defaults=False, at="run it all at this site or node, or local"),
         click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
         click.option("--retry", type=number, metavar="N", help="Run again so often if it fails."),
@@ -172,8 +172,9 @@ def run(
 
 def _run(made: Plan, quiet: bool, as_json: bool) -> int:
     line = ProgressLine(sys.stderr, is_quiet=quiet)
+    told = sweep_text.SweepProgress(line, made)
     try:
-        study = Sweep.from_plan(made).study(partial(sweep_text.tell, line), line.wait)
+        study = Sweep.from_plan(made).study(told, line.wait)
     finally:
         line.finish()
     _report(study, as_json)
@@ -238,8 +239,8 @@ def _report(study: Study, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(study.folder, about, table))
         return
-    click.echo(sweep_text.results(table, rank(table, about), width(), MAX_SHOWN, is_ascii()))
-    click.echo(sweep_text.summary(study.progress, table, study.plan.out), err=True)
+    echo(sweep_text.results(table, rank(table, about), width(), MAX_SHOWN, is_ascii()))
+    echo(sweep_text.summary(study.progress, table, study.plan.out), err=True)
 
 
 def _as_json(folder: SweepFolder, about: About, table: Table) -> dict[str, Any]:
@@ -297,7 +298,7 @@ def show(
     elif as_json:
         print_json(_as_json(SweepFolder(folder), about, table))
     else:
-        click.echo(sweep_text.results(table, ranking, width(), most, is_ascii()))
+        echo(sweep_text.results(table, ranking, width(), most, is_ascii()))
     return 0
 
 
@@ -328,7 +329,7 @@ def plot(
             'A run prints its result as a JSON line, like {"loss": 0.1}.',
         )
     made = sweep_chart.draw(about, table, ranking)
-    click.echo(sweep_text.results(table, ranking, width(), MAX_SHOWN, is_ascii()))
+    echo(sweep_text.results(table, ranking, width(), MAX_SHOWN, is_ascii()))
     page = html or os.path.join(folder, "plot.html")
     write_text(page, sweep_page.page(made))
     click.echo(f"page     {page}", err=True)

@@ -6,6 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from grn.cli.output.style import paint, state_style
 from grn.cli.output.table import labelled, table
 from grn.model.text import counted, harmless
 from grn.model.units import show_size, show_time
@@ -71,7 +72,7 @@ def job(row: JobRow, now: float, width: int = 0) -> str:
     asked += f", at {harmless(row.at)}" if row.at else ""
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
-        ("state", shown_state(row) + (f": {why}" if why else "")),
+        ("state", _painted_state(row) + (f": {why}" if why else "")),
         ("command", spelled_command(row.argv)),
         ("folder", harmless(row.cwd)),
         ("type", harmless(row.label)),
@@ -83,14 +84,14 @@ def job(row: JobRow, now: float, width: int = 0) -> str:
         *(line for one in row.attempts for line in _attempt(one, row, now)),
         ("variables", _names(row.environment)),
     ]
-    head = f"job {row.id}  {harmless(row.name)}".rstrip()
+    head = paint(f"job {row.id}  {harmless(row.name)}".rstrip(), "id")
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines if text)])
 
 
 def explained(row: JobRow, now: float) -> str:
     """Say in a line or two what a job waits for, or that it does not wait."""
-    head = f"job {row.id}  {shown_command(row)}"
-    state, since = shown_state(row), show_time(now - _since(row))
+    head = f"{paint(f'job {row.id}', 'id')}  {shown_command(row)}"
+    state, since = _painted_state(row), show_time(now - _since(row))
     if row.has_ended:
         why = f": {harmless(row.why)}" if row.why else ""
         return f"{head}\n  ended {since} ago, {state}{why}"
@@ -129,12 +130,22 @@ def _names(names: Sequence[str]) -> str:
 
 def counts(numbers: dict[str, int]) -> str:
     """Say how many jobs are in each state."""
-    return f"{numbers['running']} running, {numbers['queued']} queued, {numbers['ended']} ended"
+    parts = [
+        (numbers["running"], "running", "running"),
+        (numbers["queued"], "queued", "waiting"),
+        (numbers["ended"], "ended", "ended"),
+    ]
+    return ", ".join(paint(f"{count} {word}", style) for count, word, style in parts)
 
 
 def shown_state(row: JobRow) -> str:
     """Name the state of a job, or how it ended."""
     return str(row.reason) if row.has_ended else row.state
+
+
+def _painted_state(row: JobRow) -> str:
+    state = shown_state(row)
+    return paint(state, state_style(state))
 
 
 def shown_where(row: JobRow) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from grn.cli.output.table import labelled, table
+from grn.cli.output.style import paint, plain, state_style
+from grn.cli.output.table import labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
 from grn.model.units import show_size, show_time
 from grn.protocol.rows import GpuRow, LeaseRow, NodeRow, ProfileRow, RunRow, ShareRow, WaitingRow
@@ -23,15 +24,16 @@ def gpus(
 ) -> str:
     """Draw one line for each GPU, those of nodes below those of this machine."""
     used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
-    legend = f"{used} used by jobs  {reserved} reserved  {strangers} others and guard"
+    kinds = ((used, "used by jobs"), (reserved, "reserved"), (strangers, "others and guard"))
+    legend = "  ".join(paint_bar(block) + paint(f" {text}", "reason") for block, text in kinds)
     everywhere = [("local", gpu) for gpu in found]
     everywhere += [(harmless(node.node), gpu) for node in nodes for gpu in node.gpus]
     where = ["WHERE"] if nodes else []
     headers = (*where, *_GPU_HEADERS)
     size = BAR
     if width:
-        over = columns_of(table(headers, _gpu_rows(everywhere, BAR, is_ascii, where, is_short=True))
-                          .partition("\n")[0]) - width  # fmt: skip
+        longest = table(headers, _gpu_rows(everywhere, BAR, is_ascii, where, is_short=True))
+        over = columns_of(plain(longest.partition("\n")[0])) - width
         size = min(BAR, max(SHORTEST_BAR, BAR - over))
     rows = _gpu_rows(everywhere, size, is_ascii, where, is_short=bool(width))
     drawn = table(headers, rows, width, elastic=("MODEL",), spare=("TOTAL", "MEMORY", "LOAD"))
@@ -43,7 +45,8 @@ def gpus(
 def node_line(node: NodeRow) -> str:
     """Tell in one line why a node shows no GPUs."""
     name = f"{node.node} ({node.site})" if node.node != "-" else node.site
-    return harmless(": ".join(filter(None, (f"{name} is {node.state}", node.trouble))))
+    text = harmless(": ".join(filter(None, (f"{name} is {node.state}", node.trouble))))
+    return paint(text, state_style(node.state))
 
 
 def _gpu_rows(
@@ -158,7 +161,7 @@ def profile(row: ProfileRow, is_ascii: bool = False, width: int = 0) -> str:
         ("runs", f"{row.runs}, the last {len(row.history)}:"),
         *_run_lines(row, 12 if 0 < width < _WIDE_FROM else 24, is_ascii),
     ]
-    head = f"{row.label} on {row.model}"
+    head = f"{paint(row.label, 'strong')} on {row.model}"
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines)])
 
 
@@ -167,15 +170,16 @@ def _run_lines(row: ProfileRow, size: int, is_ascii: bool) -> Iterator[tuple[str
     most = max([row.estimate_bytes or 0, *(run.peak_bytes for run in row.history)]) or 1
     solid, reserved, faint, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     for run in row.history:
-        block = faint if run.outdated else solid
+        block, style = (faint, "free") if run.outdated else (solid, "used")
         peak = run.peak_bytes
-        drawn = f"{_peak(peak / most, size, block)} {show_size(peak):>9}"
+        drawn = f"{paint(_peak(peak / most, size, block), style)} {show_size(peak):>9}"
         yield run.outcome, f"{drawn} {_told(run)}"
         if run.note:
             yield "", run.note
     if row.estimate_bytes and row.history:
         estimate = row.estimate_bytes
-        drawn = f"{_peak(estimate / most, size, reserved)} {show_size(estimate):>9}"
+        drawn = paint(_peak(estimate / most, size, reserved), "reserved")
+        drawn += f" {show_size(estimate):>9}"
         which = " where its arguments tell nothing" if row.by_arguments else ""
         yield "next", f"{drawn} as estimated{which}"
 
@@ -251,16 +255,17 @@ def _job_row(row: LeaseRow | WaitingRow, user_name: UserName) -> tuple[str, ...]
 
 
 def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
-    who = f"{row.id}  {row.label}  of {user_name(row.user)} (pid {row.pid or '?'})"
+    who = f"{paint(row.id, 'id')}  {row.label}  of {user_name(row.user)} (pid {row.pid or '?'})"
     if isinstance(row, WaitingRow):
         verb = f"waits for {show_time(row.for_s)}, place {row.place}"
         turn = ""
         if before := row.users_before:
             others = "another user who waits has" if before == 1 else f"{before} others have"
             turn = f"\n  its user has had {row.had_gpu_h:.1f} GPU hours lately; {others} had less"
-        return f"{who}\n  {verb}: {row.why}  [{row.reason}]{turn}"
+        reason = paint(f"[{row.reason}]", "reason")
+        return f"{who}\n  {paint(verb, 'waiting')}: {row.why}  {reason}{turn}"
     memory = f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
-    return f"{who}\n  {row.why}, for {show_time(row.for_s)}; {memory}"
+    return f"{who}\n  {paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}"
 
 
 def _value(value: float | str) -> str:

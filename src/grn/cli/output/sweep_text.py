@@ -2,33 +2,72 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grn.cli.output.progress import ProgressLine
+from grn.cli.output.style import paint, state_style
 from grn.cli.output.table import table
 from grn.group.roles import Progress
-from grn.model.text import harmless
+from grn.model.text import cut, harmless
 from grn.model.units import show_size, show_time
-from grn.sweep.manifest import RunManifest, RunState
-from grn.sweep.results import Ranking, Table
-from grn.sweep.values import is_number, spelled
+from grn.sweep.manifest import RunManifest, RunState, SweepFolder
+from grn.sweep.plan import Plan
+from grn.sweep.results import Ranking, Table, flat, is_large_good
+from grn.sweep.values import is_number, number_or_text, spelled
 
 LONGEST_CELL = 32
-BAR, BLOCK = 10, "█"
+LONGEST_BEST = 48
+BAR, BLOCK, EIGHTHS = 10, "█", ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+SHORT = 6  # letters of a number that needs no rounding
 MAX_FAILURES = 10
 
 
-def tell(line: ProgressLine, now: Progress, run: RunManifest | None) -> None:
-    """Say how a run ended: all of them where there is no terminal, else what went wrong."""
-    is_end = run is not None and run.state is not RunState.RUNNING
-    if run is not None and is_end and not line.is_terminal:
-        line.say(_ended_line(now, run))
-    elif run is not None and run.state in (RunState.FAILED, RunState.REQUEUED):
-        how = "requeued: " if run.state is RunState.REQUEUED else ""
-        line.say(f"{harmless(run.run)}: {how}{harmless(run.trouble)}")
-    line.tell(now)
+class SweepProgress:
+    """Shows a sweep on a progress line, with its best result so far."""
+
+    def __init__(self, line: ProgressLine, plan: Plan) -> None:
+        self._line = line
+        self._earlier: SweepFolder | None = SweepFolder(plan.out)
+        self._metric = plan.metric
+        self._is_maximized = plan.is_maximized
+        self._best: float | None = None
+
+    def __call__(self, now: Progress, run: RunManifest | None) -> None:
+        """Say how a run ended: all of them where there is no terminal, else what went wrong."""
+        is_end = run is not None and run.state is not RunState.RUNNING
+        if self._earlier is not None:
+            for one in self._earlier.runs():
+                self._count(one)
+            self._earlier = None
+        if run is not None:
+            self._count(run)
+        if run is not None and is_end and not self._line.is_terminal:
+            self._line.say(_ended_line(now, run))
+        elif run is not None and run.state in (RunState.FAILED, RunState.REQUEUED):
+            how = "requeued: " if run.state is RunState.REQUEUED else ""
+            name = paint(harmless(run.run), "failed")
+            self._line.say(f"{name}: {how}{harmless(run.trouble)}")
+        self._line.tell(now)
+
+    def _count(self, run: RunManifest) -> None:
+        """Show the result of a finished run if none was better."""
+        if run.state is not RunState.FINISHED:
+            return
+        result = {name: value for name, value in flat(run.result) if is_number(value)}
+        if not self._metric and result:  # the first result that is a number, as the table takes it
+            self._metric = next(iter(result))
+            self._is_maximized = is_large_good(self._metric)
+        value = result.get(self._metric)
+        if value is None or math.isnan(value):
+            return
+        if self._best is None or (value > self._best if self._is_maximized else value < self._best):
+            self._best = value
+            point = ", ".join(f"{name}={spelled(one)}" for name, one in run.params.items())
+            text = f"{self._metric} {value:.4g} ({point})"
+            self._line.best = cut(harmless(text), LONGEST_BEST)
 
 
 def _ended_line(now: Progress, run: RunManifest) -> str:
@@ -51,7 +90,8 @@ def results(
     shown = [*rows, *others][: most or None]
     lines = _table(found, ranking, shown, columns)
     if is_ascii:
-        lines = [line.replace(BLOCK, "#") for line in lines]
+        ascii_bar = str.maketrans({BLOCK: "#"} | dict.fromkeys(EIGHTHS[1:], "-"))
+        lines = [line.translate(ascii_bar) for line in lines]
     hidden = len(rows) + len(others) - len(shown)
     if hidden:
         lines.append(f"… and {hidden} more; -n 0 shows all")
@@ -69,28 +109,58 @@ def _table(
     names = [*first, *found.parameters, *metrics]
     shown_names = [harmless(name) for name in names]
     headers = [*(["", "#"] if ranking else []), *shown_names, "time", "peak", "gpu"]
-    lines = []
-    for place, row in enumerate(shown, 1):
-        own = [show_time(row["duration_s"]), show_size(row["peak_bytes"]), row["gpu"] or "-"]
-        cells = [*(_cell(row[name]) for name in names), *own]
-        lines.append([*([_bar(ranking, row), str(place)] if ranking else []), *cells])
-    text = table(headers, lines, columns)
-    return ([harmless(ranking.text)] if ranking else []) + text.split("\n")
+    drawn: list[list[str]] = []
+    numbers = [] if ranking is None else [1]
+    if ranking is not None:
+        drawn += [[_bar(ranking, row) for row in shown], [*map(str, range(1, len(shown) + 1))]]
+    for name in names:
+        values = [row[name] for row in shown]
+        if all(value is None or is_number(number_or_text(value)) for value in values):
+            numbers.append(len(drawn))
+        is_measured = all(value is None or is_number(value) for value in values)
+        drawn.append(numbers_alike(values) if is_measured else [*map(_cell, values)])
+    numbers += [len(drawn), len(drawn) + 1]
+    drawn += [
+        [show_time(row["duration_s"]) for row in shown],
+        [show_size(row["peak_bytes"]) for row in shown],
+        [row["gpu"] or "-" for row in shown],
+    ]
+    lines = [*zip(*drawn, strict=True)]
+    text = table(headers, lines, columns, numbers=numbers)
+    return ([paint(harmless(ranking.text), "strong")] if ranking else []) + text.split("\n")
 
 
 def _bar(ranking: Ranking | None, row: dict[str, Any]) -> str:
     """Draw how near a run is to the best one."""
     if ranking is None or not is_number(row[ranking.metric]):
         return ""
-    best, worst = ranking.rows[0][ranking.metric], ranking.rows[-1][ranking.metric]
+    # A few runs that diverged must not make all others look alike: they count as none.
+    last = max(1, len(ranking.rows) * 4 // 5)
+    best, worst = ranking.rows[0][ranking.metric], ranking.rows[: last + 1][-1][ranking.metric]
     share = 1.0 if best == worst else (row[ranking.metric] - worst) / (best - worst)
-    return BLOCK * max(1, round(BAR * share))
+    eighths = max(1, round(BAR * 8 * min(1.0, share)))
+    return BLOCK * (eighths // 8) + EIGHTHS[eighths % 8]
+
+
+def numbers_alike(values: Sequence[float | None]) -> list[str]:
+    """Spell the numbers of a column in one way: short as they are, or with as many digits each."""
+    known = [value for value in values if value is not None]
+    spell: Callable[[float], str] = "{:g}".format
+    if all(isinstance(value, int) for value in known):
+        spell = str
+    elif any("e" in spell(value) for value in known):
+        spell = "{:.3e}".format
+    elif max((len(spell(value)) for value in known), default=0) > SHORT:
+        least = min((abs(value) for value in known if 0 < abs(value) < math.inf), default=1.0)
+        decimals = min(5, max(0, 3 - math.floor(math.log10(least))))
+        spell = f"{{:.{decimals}f}}".format
+    return ["-" if value is None else spell(value) for value in values]
 
 
 def _unfinished(found: Table) -> list[str]:
     bad = [row for row in found if row["state"] != RunState.FINISHED.value]
     lines = [
-        f"{row['state']}  {harmless(row['run'])}"
+        f"{paint(row['state'], state_style(row['state']))}  {harmless(row['run'])}"
         + (f": {harmless(row['trouble'])}" if row["trouble"] else "")
         for row in bad[:MAX_FAILURES]
     ]
@@ -101,13 +171,16 @@ def _unfinished(found: Table) -> list[str]:
 
 def summary(now: Progress, found: Table, out: str) -> str:
     """Return the counts of a sweep and the paths of its results, in two lines."""
-    parts = [f"{now.finished} finished"]
-    parts += [f"{now.failed} failed"] if now.failed else []
-    left = sum(row["state"] == RunState.INTERRUPTED.value for row in found)
-    parts += [f"{left} interrupted"] if left else []
-    parts += [f"{now.skipped} had finished before"] if now.skipped else []
-    again = now.failed or (now.total or 0) > now.done
-    hint = "; the same command again runs what is left" if again else ""
+    stopped = sum(row["state"] == RunState.INTERRUPTED.value for row in found)
+    left = max(0, (now.total or 0) - now.done - stopped)
+    parts = [
+        paint(f"{now.finished} finished", "good"),
+        *([paint(f"{now.failed} failed", "failed")] if now.failed else []),
+        *([paint(f"{stopped} interrupted", "attention")] if stopped else []),
+        *([f"{left} not begun"] if left else []),
+        *([f"{now.skipped} had finished before"] if now.skipped else []),
+    ]
+    hint = "; run the same command again to go on" if now.failed or stopped or left else ""
     table_path = os.path.join(out, "results.csv")
     return f"{', '.join(parts)}{hint}\ntable {table_path}, logs in {os.path.join(out, 'runs')}"
 

@@ -1,16 +1,41 @@
-"""Rows for people: columns that are aligned and keep to the width of a terminal. Pure."""
+"""Rows for people: columns that are aligned, coloured by meaning and fit the terminal. Pure.
+
+The name of a column decides how it looks, so that one name looks the same in all lists.
+"""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Sequence
 
-from grn.model.text import columns_of, cut
+from grn.cli.output.style import paint, plain, state_style
+from grn.model.outcome import kind_of
+from grn.model.text import columns_of, cut, harmless
 
 _GAP = "  "
 _LEAST = 12  # columns that an elastic column keeps, if it needs as many
 _LABEL = 12  # columns before the text of a labelled line
 _NARROWEST = 40  # below that, lines are left to the terminal to break
+
+_NUMBERS = frozenset((
+    "USED", "RESERVED", "USED/RESERVED", "FREE", "TOTAL", "LOAD", "JOBS", "PID", "FOR", "RAN",
+    "PEAK", "TRIES", "WHEN", "AGO", "RUNS", "LARGEST", "ESTIMATE", "USUAL TIME", "WEIGHT",
+    "GPU HOURS", "SHARE", "GPUS NOW", "WAITS", "LINE", "TOOK", "FROM", "TO", "ASKED", "HEARD",
+))  # fmt: skip
+_STATES = frozenset(("STATE", "ENDED", "RESULT"))
+_STYLES = {
+    **dict.fromkeys(("ID", "LINE", "NODE"), "id"),
+    **dict.fromkeys(("WHY", "TROUBLE", "USER", "PID", "WHEN", "AGO", "WHERE"), "reason"),
+    "HOW": "failed",
+}
+_BARS = frozenset(("MEMORY", ""))
+_BLOCKS = {
+    "█": "used", "#": "used", "▒": "reserved", "=": "reserved",
+    "░": "others", "x": "others", "·": "free", ".": "free", "?": "free",
+    **dict.fromkeys("▏▎▍▌▋▊▉", "used"),
+}  # fmt: skip
+_SAME = re.compile(r"([█#▒=░x·.?▏▎▍▌▋▊▉])\1*")
 
 
 def table(
@@ -20,17 +45,17 @@ def table(
     *,
     elastic: Collection[str] = (),
     spare: Sequence[str] = (),
-    right_from: int | None = None,
+    numbers: Collection[int] = (),
 ) -> str:
-    """Align columns, in `width` columns of a terminal; 0 for no limit.
+    """Align and paint columns, in `width` columns of a terminal; 0 for no limit.
 
     Where it is too narrow, `spare` columns are left out one by one, then `elastic` ones shrink,
-    and an elastic column without any text is not shown. Columns from `right_from` on are aligned
-    to the right.
+    and an elastic column without any text is not shown. Numbers are aligned to the right: columns
+    known by name, and the places in `numbers`.
     """
     if not rows:
         return ""
-    columns = [list(cells) for cells in zip(headers, *rows, strict=True)]
+    columns = [[*map(harmless, cells)] for cells in zip(headers, *rows, strict=True)]
     sizes = {place: max(map(columns_of, cells)) for place, cells in enumerate(columns)}
     if width:
         soft = [place for place, name in enumerate(headers) if name in elastic]
@@ -43,25 +68,38 @@ def table(
             soft,
             [place for name in spare for place, head in enumerate(headers) if head == name],
         )
-    right = len(headers) if right_from is None else right_from
-    cells = [
-        [_padded(cell, size, is_right=place >= right) for cell in columns[place]]
-        for place, size in sizes.items()
-    ]
-    lines = (_GAP.join(line).rstrip() for line in zip(*cells, strict=True))
-    return "\n".join(cut(line, width) if width else line for line in lines)
+    row_styles = _row_styles(headers, columns)
+    drawn = []
+    for place, size in sizes.items():
+        name, *cells = columns[place]
+        is_right = place in numbers or name in _NUMBERS
+        column = [_padded(name, size, "header", is_right)]
+        for cell, row in zip(cells, row_styles, strict=True):
+            column.append(_padded(cell, size, _cell_style(name, cell, row), is_right))
+        drawn.append(column)
+    lines = (_GAP.join(line).rstrip() for line in zip(*drawn, strict=True))
+    if width and sum(sizes.values()) > _room(sizes, width):
+        lines = (cut(plain(line), width) for line in lines)
+    return "\n".join(lines)
+
+
+def paint_bar(drawn: str) -> str:
+    """Paint each part of a bar in the style of its character."""
+    return _SAME.sub(lambda part: paint(part[0], _BLOCKS.get(part[1], "")), drawn)
 
 
 def labelled(label: str, text: str, width: int = 0) -> str:
     """Put a text behind its label; lines that do not fit go on below the text."""
-    head = f"  {label:{_LABEL - 3}} "
+    head = f"  {paint(label, 'header')}{' ' * (_LABEL - 2 - columns_of(label))}"
     if width < _NARROWEST:
         return (head + text).rstrip()
+    # Wrapped without colours, which textwrap would count; each painted text fits into one line.
     lines = textwrap.wrap(
-        text, width, initial_indent=head, subsequent_indent=" " * _LABEL,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    return "\n".join(lines) or head.rstrip()
+        plain(text), width - _LABEL, break_long_words=False, break_on_hyphens=False
+    )
+    if len(lines) == 1:
+        lines = [text]
+    return f"\n{' ' * _LABEL}".join([head + lines[0], *lines[1:]]) if lines else head.rstrip()
 
 
 def _fit(sizes: dict[int, int], width: int, soft: Sequence[int], spare: Sequence[int]) -> None:
@@ -82,7 +120,27 @@ def _room(sizes: dict[int, int], width: int) -> int:
     return width - len(_GAP) * (len(sizes) - 1)
 
 
-def _padded(text: str, size: int, *, is_right: bool) -> str:
+def _row_styles(headers: Sequence[str], columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return a style for each row: where states differ, ended rows step back behind the others."""
+    if "STATE" not in headers:
+        return [""] * (len(columns[0]) - 1)
+    states = columns[list(headers).index("STATE")][1:]
+    return ["ended" if kind_of(state) else state_style(state) for state in states]
+
+
+def _cell_style(name: str, cell: str, row: str) -> str:
+    if name in _STATES:
+        style = state_style(cell)
+        return row if row == "ended" and style == "good" else style
+    if name in _BARS:
+        return "bar"
+    if row == "ended" or (row == "attention" and name == "WHY"):
+        return row
+    return _STYLES.get(name, "")
+
+
+def _padded(text: str, size: int, style: str, is_right: bool) -> str:
     shown = cut(text, size)
     blank = " " * (size - columns_of(shown))
-    return blank + shown if is_right else shown + blank
+    painted = paint_bar(shown) if style == "bar" else paint(shown, style)
+    return blank + painted if is_right else painted + blank

@@ -30,7 +30,7 @@ def table(figures: Sequence[PolicyFigures], bound_s: float, width: int = 0) -> s
     least = bound_s / base.makespan_s if base.makespan_s else 0.0
     rows.append(("lower bound", decimal_time(bound_s, longest_s), f"{least:.2f}", *[""] * 8))
     spare = _HEADERS[:1:-1]  # the last column goes first; makespan stays
-    return text_table(_HEADERS, rows, width, spare=spare, right_from=1)
+    return text_table(_HEADERS, rows, width, spare=spare, numbers=range(1, len(_HEADERS)))
 
 
 def legend(assumed: Assumptions, names: Sequence[str], width: int = 0) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grn.cli.output import job_text, render
+from grn.cli.output.style import plain
 from grn.cli.top import draw, screen
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
@@ -121,7 +122,7 @@ def _explanation(row: Row, marks: Marks) -> list[str]:
     lines: list[str] = []
     if row.job is not None:
         job = read(JobRow, queue.show(row.job, may_start=False))
-        lines += job_text.job(job, time.time()).splitlines()
+        lines += plain(job_text.job(job, time.time())).splitlines()
     if row.lease is not None and row.part is not Section.ENDED:
         lines += ["", *_negotiators_word(row.lease)]
     if row.lease is not None and row.part is not Section.WAITING:
@@ -134,7 +135,7 @@ def _negotiators_word(lease: str) -> list[str]:
         rows = ask_once({"op": "why", "name": lease})["why"]
     except GrnError as error:
         return [error.message]
-    return render.why([*map(lease_or_request, rows)], user_name).splitlines()
+    return plain(render.why([*map(lease_or_request, rows)], user_name)).splitlines()
 
 
 def _memory(lease: str, marks: Marks) -> list[str]:
