@@ -154,5 +154,6 @@ def test_a_cancelled_call_names_its_worker() -> None:
 
     assert table.cancel(second) is None
     assert table.cancel(first) == worker.number
+    assert worker.is_cancelled  # it is not told to end, which would make its job `ok`
     assert table.open_calls == []
     assert table.ended(worker.number, Ending(True, False, is_cancelled=True)).over == ()

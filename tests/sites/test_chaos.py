@@ -80,7 +80,7 @@ def test_no_fault_of_a_long_campaign_loses_repeats_or_misreports_a_job(
 def test_the_campaign_finds_out(
     campaigns: Campaigns, seed: int, mutant: str, complaint: str
 ) -> None:
-    for turn in range(4):  # a busy machine runs few jobs between two faults
+    for turn in range(10):  # a busy machine runs few jobs between two faults
         result = campaigns(seed + turn, mutant).run(6.0)
         found = re.search(complaint, "\n".join(result.complaints))
         if found:

@@ -326,9 +326,15 @@ class CallGroup:
                     if message is None:
                         return  # it died: the end of its job settles the call
                     self._replied(number, remote_call.Reply.read(message))
-                remote_call.send_end(connection)
+                if not self._is_cancelled(number):  # else it waits for the cancel of its job
+                    remote_call.send_end(connection)
             except ConnectionError:
                 return  # as above
+
+    def _is_cancelled(self, number: int) -> bool:
+        with self._lock:
+            worker = self._table.workers.get(number)
+            return worker is not None and worker.is_cancelled
 
     def _next_call(self, number: int) -> Call | None:
         until = time.monotonic() + IDLE_S

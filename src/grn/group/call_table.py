@@ -52,6 +52,7 @@ class CallWorker:
     began_at: float | None = None  # when it asked for its first call
     is_running: bool = False
     is_done: bool = False  # it gets no more calls
+    is_cancelled: bool = False  # with its call; its job is ended, it does not end by itself
     job: int = 0
 
 
@@ -186,7 +187,7 @@ class CallTable:
             if call in self._pending.get(call.kind, ()):
                 self._pending[call.kind].remove(call)
             return None
-        worker.call, worker.is_done = None, True
+        worker.call, worker.is_done, worker.is_cancelled = None, True, True
         return worker.number
 
     def replied(self, number: int, reply: Any) -> CallVerdict:
