@@ -250,7 +250,6 @@ def test_a_file_imports_only_what_its_part_may(module: str) -> None:
 
 # A class and its wire form may share a name; `tests/protocol/test_lease.py` compares these two.
 WIRE_FORMS = {"LeaseRequest": {"grn.protocol.lease", "grn.protocol.negotiator_requests"}}
-NOT_YET_RENAMED = {"Backoff", "Demand", "Link", "Pilot", "Place", "Speaker"}
 
 
 def doubled_classes(sources: dict[str, str]) -> dict[str, set[str]]:
@@ -265,9 +264,7 @@ def doubled_classes(sources: dict[str, str]) -> dict[str, set[str]]:
 
 def test_no_class_name_occurs_twice() -> None:
     doubled = doubled_classes({name: path.read_text() for name, path in FILES.items()})
-    assert {name: found for name, found in doubled.items() if name not in NOT_YET_RENAMED} == (
-        WIRE_FORMS
-    )
+    assert doubled == (WIRE_FORMS)
 
 
 def test_a_class_name_in_two_files_is_found() -> None:

@@ -25,7 +25,7 @@ from grn.gpus.nvml_pipe import (
 
 
 @dataclass(slots=True)
-class Backoff:
+class ProbeBackoff:
     """When to try again: later after each failure, and never while the last try is still stuck."""
 
     first_s: float
@@ -67,9 +67,9 @@ class NvmlWatch:
         self._opened: frozenset[str] = frozenset()  # GPUs open in that helper
         self._has_accounting = False
         self._ok = 0  # GPUs that answered at the last reading
-        self._hung: dict[int, Backoff] = {}  # by index
-        self._driver = Backoff(*waits)
-        self._recheck = Backoff(*waits)
+        self._hung: dict[int, ProbeBackoff] = {}  # by index
+        self._driver = ProbeBackoff(*waits)
+        self._recheck = ProbeBackoff(*waits)
         self._scout: asyncio.Task[Launched | None] | None = None
         self._leaving: list[Helper] = []
         self._is_closed = False
@@ -280,7 +280,7 @@ class NvmlWatch:
         if index is None:
             self._driver.fail(helper)
         else:
-            self._hung.setdefault(index, Backoff(*self._waits)).fail(helper)
+            self._hung.setdefault(index, ProbeBackoff(*self._waits)).fail(helper)
 
     def _retire(self, helper: Helper) -> None:
         helper.retire()

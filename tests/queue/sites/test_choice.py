@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from grn.queue.sites.choice import LOCAL, MAX_ASKED, Choice, Place, Places, choose, is_meant
+from grn.queue.sites.choice import (
+    LOCAL,
+    MAX_ASKED,
+    CandidateNode,
+    CandidateNodes,
+    Choice,
+    choose,
+    is_meant,
+)
 from tests.queue.builders import a_spec
 
 GiB = 1 << 30
 
 
-def _place(name: str, busy: int = 0, gpus: int = 1, is_up: bool = True, size: int = GiB) -> Place:
+def _place(
+    name: str, busy: int = 0, gpus: int = 1, is_up: bool = True, size: int = GiB
+) -> CandidateNode:
     site = LOCAL if name == LOCAL else "lab"
-    return Place(name, site, is_up, (size,) * gpus, busy)
+    return CandidateNode(name, site, is_up, (size,) * gpus, busy)
 
 
 FOUR = ["a", "b", "c", "d"]
@@ -43,13 +53,13 @@ FOUR = ["a", "b", "c", "d"]
         ([_place("a", size=1), _place("b", 9)], [], [], Choice(("b", "a"))),
         ([*(_place(one, 4) for one in FOUR), _place("e", size=1)], FOUR, [], Choice()),
         # A place of unknown size may be large enough.
-        ([Place("a", "lab", True, (), 0), _place("b", 1)], [], [], Choice(("a", "b"))),
+        ([CandidateNode("a", "lab", True, (), 0), _place("b", 1)], [], [], Choice(("a", "b"))),
     ],
 )  # fmt: skip
 def test_the_places_that_are_asked(
-    places: list[Place], asked: list[str], refused: list[str], expected: Choice
+    places: list[CandidateNode], asked: list[str], refused: list[str], expected: Choice
 ) -> None:
-    assert choose(a_spec(mem_bytes=1000), Places.of(places), asked, refused) == expected
+    assert choose(a_spec(mem_bytes=1000), CandidateNodes.of(places), asked, refused) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,15 +69,15 @@ def test_the_places_that_are_asked(
 def test_a_job_goes_to_the_site_or_node_that_it_names(at: str, expected: tuple[str, ...]) -> None:
     places = [_place("a"), _place("b"), _place(LOCAL, 1)]
 
-    assert choose(a_spec(at=at), Places.of(places), [], []).ask == expected
+    assert choose(a_spec(at=at), CandidateNodes.of(places), [], []).ask == expected
     assert [place.name for place in places if is_meant(at, place)] == list(expected)
 
 
 def test_a_job_for_two_gpus_needs_two_that_are_large_enough() -> None:
     spec = a_spec(gpus=2, mem_bytes=GiB)
-    places = [Place("a", "lab", True, (4 * GiB, 1), 0), _place("b", 5, gpus=2)]
+    places = [CandidateNode("a", "lab", True, (4 * GiB, 1), 0), _place("b", 5, gpus=2)]
 
-    assert choose(spec, Places.of(places), [], []).ask == ("b", "a")
+    assert choose(spec, CandidateNodes.of(places), [], []).ask == ("b", "a")
 
 
 def test_no_more_than_four_are_ever_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ MAX_ASKED = 4  # each request costs the queue and a negotiator about half a mill
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CandidateNode:
     """This machine or a node, at one moment."""
 
     name: str
@@ -29,14 +30,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CandidateNodes:
     """All places at one moment, least crowded first; sorted once for many requests."""
 
-    by_crowd: tuple[Place, ...]
+    by_crowd: tuple[CandidateNode, ...]
     crowds: dict[str, float]
 
     @classmethod
-    def of(cls, places: Iterable[Place]) -> Places:
+    def of(cls, places: Iterable[CandidateNode]) -> CandidateNodes:
         """Sort places; this machine comes before others that are as crowded."""
         ranked = sorted((place.crowd, place.name != LOCAL, at, place)
                         for at, place in enumerate(places))  # fmt: skip
@@ -57,6 +58,18 @@ class PilotSite:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """The jobs that wait for one more node, and the GPUs of the largest."""
+
+    jobs: int = 0
+    gpus: int = 0
+
+    def pilots(self, gpus: int) -> int:
+        """Return how many more pilots of `gpus` GPUs the jobs could use if none shared a GPU."""
+        return math.ceil(self.jobs / max(1, gpus // max(1, self.gpus)))
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The places to ask, and those whose requests are withdrawn for it."""
 
@@ -64,7 +77,7 @@ class Choice:
     withdraw: tuple[str, ...] = ()
 
 
-def is_meant(at: str, place: Place) -> bool:
+def is_meant(at: str, place: CandidateNode) -> bool:
     """True when a job may run at a place: by the name of a node or of a site."""
     return not at or at in (place.name, place.site)
 
@@ -82,7 +95,7 @@ def ends_within(usual_s: float | None, left_s: float | None) -> bool:
 
 def choose(
     spec: JobSpec,
-    places: Places,
+    places: CandidateNodes,
     asked: Collection[str],
     refused: Collection[str],
     usual_s: float | None = None,
@@ -114,7 +127,7 @@ def choose(
     return Choice(tuple((large + small)[:room]))
 
 
-def _is_large_enough(spec: JobSpec, place: Place) -> bool:
+def _is_large_enough(spec: JobSpec, place: CandidateNode) -> bool:
     """True unless a place is known to be too small."""
     if not place.gpu_bytes:
         return True

@@ -19,7 +19,7 @@ from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
 from grn.queue.sites import choice, wait_reasons
-from grn.queue.sites.choice import LOCAL, PilotSite, Place, Places
+from grn.queue.sites.choice import LOCAL, CandidateNode, CandidateNodes, PilotSite
 from grn.queue.sites.remote_lease import RemoteLease, remote
 from grn.queue.sites.teaching import Teacher
 
@@ -230,18 +230,18 @@ class LeaseRouter:
     def _at(self, name: str) -> Leases:
         return self._local if name == LOCAL else self._nodes[name].leases
 
-    def _places(self) -> Places:
+    def _places(self) -> CandidateNodes:
         opened, leases = self._open, self._local
         busy = opened[LOCAL] + self.attempts_here()
-        places = [Place(LOCAL, LOCAL, leases.is_connected, tuple(leases.gpu_bytes), busy)]
+        places = [CandidateNode(LOCAL, LOCAL, leases.is_connected, tuple(leases.gpu_bytes), busy)]
         places += (
-            Place(
+            CandidateNode(
                 node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes),
                 opened[node.name] + node.attempts, node.left_s,
             )
             for node in self._nodes.values() if node.name not in self._leaving
         )  # fmt: skip
-        return Places.of(places)
+        return CandidateNodes.of(places)
 
     def drop(self, job: int) -> None:
         """Withdraw the requests of a job."""

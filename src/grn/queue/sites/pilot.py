@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = error.message if isinstance(error, GrnError) else "this is no job of Slurm."
         return _complain(text)
     sweep(os.getuid())
-    pilot = Pilot(arguments.queue, arguments.idle_s, folder, wake)
+    pilot = PilotSupervisor(arguments.queue, arguments.idle_s, folder, wake)
     try:
         return pilot.run()
     finally:
@@ -86,7 +86,7 @@ def sweep(user: int) -> None:
                     os.close(fd)
 
 
-class Pilot:
+class PilotSupervisor:
     """The agent, started again whenever it dies."""
 
     def __init__(self, queue_id: str, idle_s: float, folder: str, wake: int) -> None:

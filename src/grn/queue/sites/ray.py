@@ -53,7 +53,7 @@ class Unusable(Exception):
     """Why the cluster cannot be used, in one line."""
 
 
-class Speaker:
+class LineWriter:
     """Lines of JSON on a descriptor of their own: Ray prints to standard output at any time."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--site", required=True, help="the site, as JSON")
     parser.add_argument("--check", action="store_true", help="print one line about the site")
     arguments = parser.parse_args(argv)
-    site, speaker = SiteConfig.from_json(arguments.site), Speaker()
+    site, speaker = SiteConfig.from_json(arguments.site), LineWriter()
     if arguments.check:
         return _check(site, speaker)
     try:
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --- reaching the cluster ----------------------------------------------------------------------
 
 
-def _patiently(site: SiteConfig, queue_id: str, speaker: Speaker) -> Any:
+def _patiently(site: SiteConfig, queue_id: str, speaker: LineWriter) -> Any:
     """Connect to the cluster, however long that takes; None when the queue has ended."""
     while True:
         try:
@@ -108,7 +108,7 @@ def _patiently(site: SiteConfig, queue_id: str, speaker: Speaker) -> Any:
                 return None
 
 
-def _connect(site: SiteConfig, namespace: str, speaker: Speaker) -> Any:
+def _connect(site: SiteConfig, namespace: str, speaker: LineWriter) -> Any:
     """Return the module of Ray, connected; raise Unusable."""
     if site.address.startswith("ray://"):
         raise Unusable(NO_CLIENT)
@@ -267,7 +267,7 @@ class RayCluster:
 
 
 def _actor_class(ray: Any) -> type:
-    class GrnPilot(ray_actor.Pilot):
+    class GrnPilot(ray_actor.PilotActor):
         def __init__(self, order: PilotOrder) -> None:
             gpus = ",".join(map(str, ray.get_gpu_ids()))
             super().__init__(order, ray.get_runtime_context().get_node_id(), gpus)
@@ -278,7 +278,7 @@ def _actor_class(ray: Any) -> type:
 # --- the adapter -----------------------------------------------------------------------------
 
 
-async def _serve(ray: Any, site: SiteConfig, queue_id: str, speaker: Speaker) -> None:
+async def _serve(ray: Any, site: SiteConfig, queue_id: str, speaker: LineWriter) -> None:
     def order(name: str) -> PilotOrder:
         return PilotOrder(name, queue_id, site.python, site.idle_s, dict(site.env))
 
@@ -318,7 +318,7 @@ def _own_folder(queue_id: str, site: str) -> str:
 # --- a look at a site ------------------------------------------------------------------------
 
 
-def _check(site: SiteConfig, speaker: Speaker) -> int:
+def _check(site: SiteConfig, speaker: LineWriter) -> int:
     """Print what is at a site in one line, or why it cannot be used."""
     try:
         ray = _connect(site, "grn-check", speaker)

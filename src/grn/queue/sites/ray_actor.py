@@ -41,7 +41,7 @@ class PilotOrder:
     env: Mapping[str, str]  # of the agent
 
 
-class Pilot:
+class PilotActor:
     """One actor: its agent, and the streams of the queue to it."""
 
     def __init__(self, order: PilotOrder, node: str, gpus: str) -> None:
@@ -51,7 +51,7 @@ class Pilot:
         self._phase, self._text = STARTING, ""
         self._changed: asyncio.Event | None = None
         self._socket = ""
-        self._streams: dict[int, Link] = {}
+        self._streams: dict[int, StreamEnd] = {}
         self._opened = 0
         self._keeping: asyncio.Task[None] | None = None
         # Its adapter may have been killed at once, with nobody left to call it.
@@ -153,7 +153,7 @@ class Pilot:
                 raise ConnectionError(self._text or f"its agent is {self._phase}")
             await self.watch(self._phase)
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(Link, self._socket)
+        _, link = await loop.create_unix_connection(StreamEnd, self._socket)
         for number in list(self._streams):
             await self.close(number)
         self._opened += 1
@@ -187,7 +187,7 @@ class Pilot:
             self._streams.pop(stream).close()
 
 
-class Link(asyncio.Protocol):
+class StreamEnd(asyncio.Protocol):
     """One end of a stream: bytes are taken in pieces, and waited for by one caller at a time."""
 
     def __init__(self) -> None:

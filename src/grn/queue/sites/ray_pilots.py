@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from grn.proc.spawn import own_module
 from grn.queue.sites import ray_rules
+from grn.queue.sites.choice import Demand
 from grn.queue.sites.pipe import OFFERED
-from grn.queue.sites.ray_actor import FAILED, LEFT, POLL_S, UP, Link
-from grn.queue.sites.ray_rules import Demand, Pilots
+from grn.queue.sites.ray_actor import FAILED, LEFT, POLL_S, UP, StreamEnd
+from grn.queue.sites.ray_rules import Pilots
 from grn.sites import SiteConfig
 
 BRIEF_S = 0.003
@@ -315,8 +316,8 @@ class PilotKeeper:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # of an adapter that was killed
 
-        def connected() -> Link:
-            link = Link()
+        def connected() -> StreamEnd:
+            link = StreamEnd()
             self._spawn(pilot, _relay(pilot.handle, link))
             return link
 
@@ -326,7 +327,7 @@ class PilotKeeper:
         self._spawn(pilot, server.serve_forever())
 
 
-async def _relay(handle: PilotHandle, link: Link) -> None:
+async def _relay(handle: PilotHandle, link: StreamEnd) -> None:
     """Join a pipe to a new stream of a pilot until either ends."""
     try:
         stream = await handle.open()
@@ -355,7 +356,7 @@ class _Exchanges:
     next call carries it, and makes the long one return.
     """
 
-    def __init__(self, handle: PilotHandle, stream: int, link: Link) -> None:
+    def __init__(self, handle: PilotHandle, stream: int, link: StreamEnd) -> None:
         self._handle = handle
         self._stream = stream
         self._link = link

@@ -7,7 +7,6 @@ that has taken the place of another one never speaks for the pilots of that one.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from grn.errors import UsageError
 from grn.model.text import counted
+from grn.queue.sites.choice import Demand
 
 MARK_LENGTH, TOKEN_LENGTH = 4, 6
 PLACED = "being placed"
@@ -67,14 +67,6 @@ def mark_in(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """The jobs that wait for one more node, and the GPUs of the largest."""
-
-    jobs: int = 0
-    gpus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Pilots:
     """The pilots of a site, at one moment."""
 
@@ -88,23 +80,16 @@ class Pilots:
         return len(self.waiting) + len(self.fresh) + len(self.up) + len(self.leaving)
 
 
-def useful(demand: Demand, gpus: int) -> int:
-    """Return how many more pilots the waiting jobs could use if none shared a GPU."""
-    if not demand.jobs:
-        return 0
-    return math.ceil(demand.jobs / max(1, gpus // max(1, demand.gpus)))
-
-
 def to_start(demand: Demand, pilots: Pilots, gpus: int, limit: int) -> int:
     """Return how many pilots to start now."""
     coming = len(pilots.waiting) + len(pilots.fresh)
-    return max(0, min(limit - pilots.count, useful(demand, gpus) - coming))
+    return max(0, min(limit - pilots.count, demand.pilots(gpus) - coming))
 
 
 def in_excess(demand: Demand, pilots: Pilots, gpus: int) -> list[str]:
     """Return the waiting pilots that no job needs."""
     waiting = sorted(pilots.waiting)
-    return waiting[useful(demand, gpus) :]
+    return waiting[demand.pilots(gpus) :]
 
 
 def idle(demand: Demand, pilots: Pilots, known: Collection[str]) -> list[str]:

@@ -28,7 +28,8 @@ from grn.model.units import show_time
 from grn.proc import spawn
 from grn.proc.spawn import own_module
 from grn.queue.sites import slurm_jobs as jobs
-from grn.queue.sites.slurm_jobs import Demand, Limits, Pilot
+from grn.queue.sites.choice import Demand
+from grn.queue.sites.slurm_jobs import Limits, PilotJob
 from grn.sites import SiteConfig
 
 COMMAND_S = 60.0
@@ -187,7 +188,7 @@ class SlurmAdapter:
         self._demand = Demand()
         self._known: tuple[str, ...] = ()  # nodes with attempts
         self._open_questions: tuple[set[str], set[str]] = (set(), set())  # what became of which
-        self._pilots: list[Pilot] | None = None  # None until Slurm has answered
+        self._pilots: list[PilotJob] | None = None  # None until Slurm has answered
         self._changed_at = time.monotonic()
         self._looked_at = -MAX_LOOK_S
         self._wanted_at: float | None = None  # since when jobs have waited for a pilot
@@ -244,7 +245,7 @@ class SlurmAdapter:
         interval_s = min(MAX_LOOK_S, max(MIN_LOOK_S, 0.1 * (now - self._changed_at)))
         return self._looked_at + interval_s - now
 
-    def _alive(self) -> list[Pilot]:
+    def _alive(self) -> list[PilotJob]:
         return [pilot for pilot in self._pilots or () if not pilot.is_over]
 
     # --- one look ------------------------------------------------------------------------
@@ -265,7 +266,7 @@ class SlurmAdapter:
             self._act()
         self._tell_trouble()
 
-    def _take(self, pilots: list[Pilot]) -> None:
+    def _take(self, pilots: list[PilotJob]) -> None:
         now = time.monotonic()
         pilots = jobs.with_unlisted(pilots, self._pilots or ())
         states = [(pilot.job, pilot.state) for pilot in pilots]
@@ -374,7 +375,7 @@ class SlurmAdapter:
                 self._drained[job] = now
                 self._do("scancel", "--batch", "--signal=USR1", str(job))
 
-    def _submit(self, now: float, pilots: list[Pilot]) -> None:
+    def _submit(self, now: float, pilots: list[PilotJob]) -> None:
         settled = self._running.lasting(now, FRESH_S)
         fresh = sum(pilot.is_running and pilot.job not in settled for pilot in pilots)
         count = jobs.to_submit(self._demand, self._limits, pilots, fresh)

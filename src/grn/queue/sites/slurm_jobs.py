@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from grn.model.units import show_time
+from grn.queue.sites.choice import Demand
 
 LIST_FORMAT = "%A|%T|%r|%L|%M|%k"  # of squeue
 ACCOUNT_FORMAT = "JobIDRaw,JobName,State"  # of sacct
@@ -37,7 +38,7 @@ _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Pilot:
+class PilotJob:
     """One batch job, at one moment."""
 
     job: int
@@ -76,12 +77,12 @@ class Pilot:
         return f"{state} ({self.reason})" if self.reason else state
 
 
-def read_list(text: str) -> list[Pilot]:
+def read_list(text: str) -> list[PilotJob]:
     """Read the output of squeue in `LIST_FORMAT`."""
     return [pilot for pilot in map(_pilot, text.splitlines()) if pilot is not None]
 
 
-def with_unlisted(now: Iterable[Pilot], before: Iterable[Pilot]) -> list[Pilot]:
+def with_unlisted(now: Iterable[PilotJob], before: Iterable[PilotJob]) -> list[PilotJob]:
     """Add the pilots that lived at the last look and are not listed any more."""
     listed = {pilot.job: pilot for pilot in now}
     missing = [
@@ -92,12 +93,12 @@ def with_unlisted(now: Iterable[Pilot], before: Iterable[Pilot]) -> list[Pilot]:
     return [*listed.values(), *missing]
 
 
-def _pilot(line: str) -> Pilot | None:
+def _pilot(line: str) -> PilotJob | None:
     parts = line.strip().split("|", 5)
     if len(parts) != 6 or not parts[0].isdecimal():
         return None
     job, state, reason, left, ran, comment = parts
-    return Pilot(
+    return PilotJob(
         int(job), state, _known(reason), clock_s(left), clock_s(ran), _known(comment)
     )  # fmt: skip
 
@@ -172,14 +173,6 @@ def folder_of(user: int, queue_id: str, job: int | str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """The jobs that wait for one more node, and the GPUs of the largest."""
-
-    jobs: int = 0
-    gpus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """The size of a pilot, and how many there may be."""
 
@@ -187,31 +180,25 @@ class Limits:
     pilots: int
 
 
-def useful(demand: Demand, gpus: int) -> int:
-    """Return how many more pilots the waiting jobs could use; GPUs may be shared, so no more."""
-    if not demand.jobs:
-        return 0
-    per_pilot = max(1, gpus // max(1, demand.gpus))
-    return math.ceil(demand.jobs / per_pilot)
-
-
-def to_submit(demand: Demand, limits: Limits, pilots: Iterable[Pilot], fresh: int) -> int:
+def to_submit(demand: Demand, limits: Limits, pilots: Iterable[PilotJob], fresh: int) -> int:
     """Return how many pilots to submit now.
 
     `fresh` of the running ones have not been asked for leases yet, so they count as coming.
     """
     alive = [pilot for pilot in pilots if not pilot.is_over]
     coming = sum(pilot.is_waiting for pilot in alive) + fresh
-    return max(0, min(limits.pilots - len(alive), useful(demand, limits.gpus) - coming))
+    return max(0, min(limits.pilots - len(alive), demand.pilots(limits.gpus) - coming))
 
 
-def in_excess(demand: Demand, limits: Limits, pilots: Iterable[Pilot]) -> list[int]:
+def in_excess(demand: Demand, limits: Limits, pilots: Iterable[PilotJob]) -> list[int]:
     """Return the waiting pilots that no job needs, the newest first."""
     waiting = sorted((pilot.job for pilot in pilots if pilot.is_waiting), reverse=True)
-    return waiting[: max(0, len(waiting) - useful(demand, limits.gpus))]
+    return waiting[: max(0, len(waiting) - demand.pilots(limits.gpus))]
 
 
-def idle(demand: Demand, pilots: Iterable[Pilot], site: str, known: Collection[str]) -> list[int]:
+def idle(
+    demand: Demand, pilots: Iterable[PilotJob], site: str, known: Collection[str]
+) -> list[int]:
     """Return the running pilots that have neither attempts nor a job that waits."""
     if demand.jobs:
         return []
@@ -227,7 +214,7 @@ def drain_s(time_s: float) -> float:
     return min(MAX_DRAIN_S, max(MIN_DRAIN_S, time_s / 10), time_s / 2)
 
 
-def failure(site: str, pilot: Pilot) -> str:
+def failure(site: str, pilot: PilotJob) -> str:
     """Say why a pilot was of no use."""
     why = pilot.comment or pilot.reason or "see the log of the site's --output option"
     after = "at once" if pilot.ran_s is None else f"after {show_time(pilot.ran_s)}"
