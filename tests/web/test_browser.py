@@ -46,6 +46,28 @@ def test_a_job_can_be_held_and_cancelled_from_the_page(page, submit):
     page.click(f"[data-key='hold-{number}']")
     page.wait_for_selector(f"[data-key='release-{number}']")
     page.click(f"[data-key='cancel-{number}']")
+    page.click("dialog >> text=Cancel job")
+    page.wait_for_selector(f"a[href='#/job/{number}']", state="detached")
+
+
+def test_cancel_asks_by_name_and_time_and_tells_afterwards(page, submit, story):
+    story.gate("go")
+    command = ("python3", "-c", "from act import gate; gate('go')")
+    number = submit("--mem", "64MiB", "--name", "gpt2 seed 1", "--", *command)
+    page.wait_for_selector(".pill.running")
+    page.click(f"[data-key='cancel-{number}']")
+
+    assert "Cancel gpt2 seed 1?" in page.inner_text("dialog")
+    assert "It has run for" in page.inner_text("dialog")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    assert page.is_visible(f"[data-key='cancel-{number}']")
+
+    page.click(f"[data-key='cancel-{number}']")
+    page.click("dialog >> text=Keep running")
+    page.click(f"[data-key='cancel-{number}']")
+    page.click("dialog >> text=Cancel job")
+    page.wait_for_selector("#toasts >> text=Cancelled gpt2 seed 1")
     page.wait_for_selector(f"a[href='#/job/{number}']", state="detached")
 
 

@@ -51,6 +51,11 @@ export function span(seconds) {
 export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
+// A job as people call it: its name, or the beginning of its command.
+export function shortName(row) {
+  const text = row.name ? plain(row.name) : command(row.argv);
+  return text.length > 60 ? `${text.slice(0, 59)}…` : text;
+}
 
 export function pill(state) {
   return el("span", { class: `pill ${String(state).replace(/[^a-z-]/g, "")}` }, plain(state));

@@ -1,5 +1,6 @@
 // What is so now: GPUs with who is on them, what runs, what waits and why.
-import { el, svg, plain, size, span, now, pill, table, tip, colour, command, style } from "./dom.js";
+import { el, svg, plain, size, span, now, pill, table, tip, colour, command, shortName, style } from "./dom.js";
+import { confirmed, toast } from "./dialog.js";
 import { state, act, trouble } from "./app.js";
 
 export function nowView(root) {
@@ -141,15 +142,37 @@ function jobs() {
 
 const hasNodes = () => state.nodes.length > 0 || state.jobs.some((row) => row.where);
 
+// Cancelling asks first: the list moves under the pointer as jobs come and go.
+async function isMeant(row, verb) {
+  if (verb !== "cancel") return true;
+  const past = row.started_at ? `It has run for ${span(now() - row.started_at)}; its processes are ended.` : `It has waited for ${span(now() - row.submitted_at)} and has not started.`;
+  return confirmed(`Cancel ${shortName(row)}?`, `Job ${row.id}. ${past}`, "Cancel job", row.started_at ? "Keep running" : "Keep waiting");
+}
+
+const DONE = { cancel: "Cancelled", hold: "Held", release: "Released", priority: "Moved up" };
+
+function tell(row, verb, said) {
+  if (verb === "retry") return toast(`${shortName(row)} submitted again as job ${said.first}. `, { link: `#/job/${said.first}` });
+  toast(`${DONE[verb]} ${shortName(row)} (job ${row.id}).`);
+}
+
 export function acts(row, after = () => {}) {
-  const button = (text, verb, kind = "", body = {}) => el("button", { class: `act ${kind}`, type: "button", "data-key": `${verb}-${row.id}`, onclick: (event) => {
-    event.target.disabled = true;
-    act(row.id, verb, body).then(after, (error) => { event.target.disabled = false; alert(error.message); });
+  const button = (text, verb, kind = "", body = {}) => el("button", { class: `act ${kind}`, type: "button", "data-key": `${verb}-${row.id}`, onclick: async (event) => {
+    const pressed = event.currentTarget;
+    if (!(await isMeant(row, verb))) return;
+    pressed.disabled = true;
+    try {
+      tell(row, verb, await act(row.id, verb, body));
+      after();
+    } catch (error) {
+      toast(plain(error.message), { isBad: true });
+    }
+    pressed.disabled = false;
   } }, text);
   const list = [];
   if (row.state === "queued") list.push(button("Hold", "hold"));
   if (row.state === "held") list.push(button("Release", "release"));
-  if (["queued", "held"].includes(row.state)) list.push(button("Sooner", "priority", "", { priority: Math.min(1000, row.priority + 10) }));
+  if (["queued", "held"].includes(row.state)) list.push(button("Move up", "priority", "", { priority: Math.min(1000, row.priority + 10) }));
   if (row.state !== "ended") list.push(button("Cancel", "cancel", "danger"));
   else list.push(button("Run again", "retry"));
   return el("div", { class: "acts" }, list);
