@@ -29,6 +29,8 @@ GATE = 'gate() { flock -s "$STORY/gates/$1" true; }; '
 class Queue:
     """The queue of one story: `queue("ls")` runs `grn ls`, the rest asks it directly."""
 
+    python = sys.executable  # of its daemons
+
     def __init__(self, story: Story) -> None:
         self.story = story
         self.starts_on_demand = False  # True: by grn itself, where that is what is tested
@@ -48,7 +50,7 @@ class Queue:
         state.mkdir(mode=0o700, exist_ok=True)
         for what in ("negotiator", "queue"):  # the first may be there, or find no GPU
             log = state / f"{what}.log"
-            argv = [sys.executable, "-m", f"grn.{what}", "--log", str(log)]
+            argv = [self.python, "-m", f"grn.{what}", "--log", str(log)]
             self._daemons.append(Daemon(argv, self.story.environment(), log))
             line = self._daemons[-1].line()
         assert line == "ready", log.read_text()

@@ -26,8 +26,12 @@ class Home(Queue):
 
     rig: RayRig
 
+    @property
+    def python(self) -> str:  # type: ignore[override]
+        return str(python_with_ray())
+
     def start(self, *words: str, **options: Any) -> Job:
-        return self.story.start(python_with_ray(), *GRN[1:], *words, **options)
+        return self.story.start(self.python, *GRN[1:], *words, **options)
 
     def write_site(self, *lines: str) -> None:
         """Write the settings file: the site with these lines in its table."""
