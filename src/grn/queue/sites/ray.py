@@ -241,11 +241,11 @@ class RayCluster:
         found: list[dict[str, Any]] = await self._in_thread(self._ray.nodes)
         return found
 
-    async def sweep(self, name: str, node: str) -> str:
-        alive = [one["NodeID"] for one in await self.nodes() if one["Alive"]]
-        asked = [one for one in alive if not node or one == node]
+    async def sweep(self, name: str, node: str) -> str | None:
+        asked, is_seen = ray_rules.sweepers(await self.nodes(), node)
         said = await asyncio.gather(*(self._sweep_at(one, name) for one in asked))
-        return "; ".join(filter(None, said))
+        left = "; ".join(filter(None, said))
+        return left if left or is_seen else None
 
     async def _sweep_at(self, node: str, name: str) -> str:
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -289,10 +289,11 @@ async def _serve(ray: Any, site: SiteConfig, queue_id: str, speaker: LineWriter)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, listening.cancel)
     await asyncio.wait([listening, keeping], return_when=asyncio.FIRST_COMPLETED)
-    keeper.close()
     if keeping.done():
         keeping.result()
-    os._exit(0)  # Ray would take its time, and the pilots stay as they are
+    keeping.cancel()
+    await keeper.close()
+    os._exit(0)  # Ray would take its time, and pilots that were placed stay
 
 
 async def _listen(keeper: PilotKeeper) -> None:

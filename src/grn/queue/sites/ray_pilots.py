@@ -32,6 +32,9 @@ FRESH_S = 10.0
 FAILED_S = 60.0
 # A node whose head is lost ends its processes after 60 s, unless a new one takes the cluster over.
 REPLACED_S = 120.0
+# The agent on a machine that lives ends its jobs within 10 s of Ray's daemon there.
+UNSEEN_S = 15.0
+CLOSE_S = 3.0
 
 
 class ClusterAway(Exception):
@@ -82,8 +85,11 @@ class Cluster(Protocol):
 
     async def nodes(self) -> list[dict[str, Any]]: ...
 
-    async def sweep(self, name: str, node: str) -> str:
-        """End what is left of a pilot on its node, or on all of them; return what is not ended."""
+    async def sweep(self, name: str, node: str) -> str | None:
+        """End what is left of a pilot on the machine of its node, or on all of them.
+
+        Return what could not be ended, None when a machine has no node that lives.
+        """
 
 
 @dataclass(slots=True)
@@ -113,11 +119,13 @@ class PilotKeeper:
         site: SiteConfig,
         folder: str,
         say: Callable[[dict[str, Any]], None],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._site = site
         self._folder = folder
         self._say = say
+        self._now = now
         self._demand = Demand()
         self._demand_since: float | None = None
         self._known: set[str] | None = None  # until the queue has said it
@@ -128,7 +136,7 @@ class PilotKeeper:
         self._waits = ray_rules.PLACED
         self._failure = ""  # why the last pilot was of no use
         self._failed_at = 0.0
-        self._began = time.monotonic()
+        self._began = self._now()
 
     # --- lines of the queue --------------------------------------------------------------
 
@@ -139,7 +147,7 @@ class PilotKeeper:
         if not self._demand.jobs:
             self._demand_since = None
         elif self._demand_since is None:
-            self._demand_since = time.monotonic()
+            self._demand_since = self._now()
         own = (name for name in said.get("known", ()) if ray_rules.is_pilot(self._site.name, name))
         self._known = set(own)
 
@@ -163,10 +171,22 @@ class PilotKeeper:
         if gone:
             self._say({"gone": gone})
 
-    def close(self) -> None:
-        """Leave all pilots as they are."""
+    async def close(self) -> None:
+        """Leave the pilots that run as they are, close their streams, withdraw those that wait.
+
+        A pilot that Ray places when no queue is left would keep its GPUs from others for minutes.
+        """
+        waiting = self._sorted(self._now(), self._known or set()).waiting
+        tasks = {asyncio.create_task(self._withdraw(name)) for name in waiting}
         for pilot in list(self._pilots.values()):
+            tasks |= pilot.tasks
             self._drop(pilot)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+
+    async def _withdraw(self, name: str) -> None:
+        with contextlib.suppress(ClusterAway):
+            await self._cluster.kill(name)
 
     # --- how many pilots -----------------------------------------------------------------
 
@@ -185,7 +205,7 @@ class PilotKeeper:
             self._waits = ray_rules.why_waiting(await self._cluster.nodes(), self._site.gpus)
 
     async def _fit_demand(self, known: set[str]) -> None:
-        now, site = time.monotonic(), self._site
+        now, site = self._now(), self._site
         pilots = self._sorted(now, known)
         for name in ray_rules.in_excess(self._demand, pilots, site.gpus):
             await self._cluster.kill(name)
@@ -224,7 +244,7 @@ class PilotKeeper:
     # --- one pilot -----------------------------------------------------------------------
 
     def _keep(self, name: str, handle: PilotHandle, *, is_ours: bool) -> None:
-        pilot = KeptPilot(name, handle, is_ours, time.monotonic())
+        pilot = KeptPilot(name, handle, is_ours, self._now())
         self._pilots[name] = pilot
         self._spawn(pilot, self._watch(pilot))
 
@@ -257,13 +277,13 @@ class PilotKeeper:
                 return
             seen, pilot.node, pilot.host = said["state"], said["node"], said["host"]
             if seen == UP and not pilot.socket:
-                pilot.up_since = time.monotonic()
+                pilot.up_since = self._now()
                 self._failure = ""
                 await self._offer(pilot)
             if seen in (LEFT, FAILED):
                 self._drop(pilot)
                 if seen == FAILED:
-                    self._failure, self._failed_at = said["text"], time.monotonic()
+                    self._failure, self._failed_at = said["text"], self._now()
                 self._bury(
                     pilot.name, pilot.node, f"the pilot {pilot.name} has left", is_alive=True
                 )
@@ -282,7 +302,7 @@ class PilotKeeper:
 
     def _vouch(self, unlisted: set[str]) -> None:
         """Find out about nodes that have attempts and are not listed by the cluster."""
-        has_waited = time.monotonic() - self._began >= REPLACED_S
+        has_waited = self._now() - self._began >= REPLACED_S
         for name in unlisted - self._pilots.keys() - self._burying.keys() - self._gone.keys():
             if ray_rules.mark_in(name) == self._cluster.mark:
                 self._bury(name, "", f"the pilot {name} is not known to Ray any more")
@@ -294,15 +314,20 @@ class PilotKeeper:
         self._burying[name] = asyncio.get_running_loop().create_task(work)
 
     async def _end_all_of(self, name: str, node: str, text: str, is_alive: bool) -> None:
-        """Report the end of a pilot once nothing of it runs on a node that lives."""
+        """Report the end of a pilot once nothing of it runs on a machine that lives.
+
+        Where no node of Ray is left to look, what may live has some time to end by itself.
+        """
+        began = self._now()
         while True:
+            left: str | None
             try:
                 if is_alive:
                     await self._cluster.kill(name)
                 left = await self._cluster.sweep(name, node)
             except ClusterAway:
                 left = "the cluster does not answer"
-            if not left:
+            if left == "" or (left is None and self._now() - began >= UNSEEN_S):
                 break
             await asyncio.sleep(RETRY_S)
         self._gone[name] = text

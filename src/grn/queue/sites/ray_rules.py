@@ -175,3 +175,19 @@ def gpus_of(nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
     alive = [node for node in nodes if node.get("Alive")]
     counts = [int(node.get("Resources", {}).get("GPU", 0)) for node in alive]
     return len(alive), sum(counts), max(counts, default=0)
+
+
+def sweepers(nodes: Sequence[Mapping[str, Any]], node: str) -> tuple[list[str], bool]:
+    """Return the living nodes on the machine of a node, and whether there is one.
+
+    Ray's daemon can die while its machine and the processes of jobs live on. For a node that is not
+    known all machines count, each of them with a living node or not.
+    """
+    there = {_machine(one) for one in nodes if one["NodeID"] == node}
+    there = there or {_machine(one) for one in nodes}
+    able = [one for one in nodes if one.get("Alive") and _machine(one) in there]
+    return [one["NodeID"] for one in able], there <= {_machine(one) for one in able}
+
+
+def _machine(node: Mapping[str, Any]) -> tuple[Any, Any]:
+    return node.get("NodeManagerHostname"), node.get("NodeManagerAddress")

@@ -1,0 +1,162 @@
+"""The keeper of Ray pilots without Ray: when an end is reported, what an adapter leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from grn.queue.sites import ray_rules
+from grn.queue.sites.ray_pilots import UNSEEN_S, PilotDead, PilotKeeper
+from grn.sites import SiteConfig
+
+SITE = SiteConfig("cloud", "ray", address="auto")
+MARK = "cafe"
+OLD = ray_rules.pilot_name(SITE.name, MARK, "012345")
+
+
+def _node(name: str, host: str, *, alive: bool = True) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": alive, "NodeManagerHostname": host}
+
+
+class FakeHandle:
+    """A pilot that Ray has not placed, until it dies."""
+
+    def __init__(self) -> None:
+        self.death = asyncio.Event()
+
+    async def watch(self, seen: str) -> dict[str, str]:
+        await self.death.wait()
+        raise PilotDead("lost its node")
+
+    async def drain(self) -> None: ...
+
+    async def open(self) -> int:
+        raise PilotDead("lost its node")
+
+    async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
+        return None
+
+    async def close(self, stream: int) -> None: ...
+
+
+class FakeCluster:
+    """A cluster that answers sweeps as told, and a clock that each of them moves."""
+
+    mark = MARK
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.pilots: dict[str, FakeHandle] = {}
+        self.now = 0.0
+
+    async def names(self) -> list[str]:
+        return list(self.pilots)
+
+    async def start(self, name: str) -> FakeHandle:
+        self.pilots[name] = FakeHandle()
+        return self.pilots[name]
+
+    async def find(self, name: str) -> FakeHandle | None:
+        return self.pilots.get(name)
+
+    async def kill(self, name: str) -> None:
+        self.pilots.pop(name).death.set()
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        return []
+
+    async def sweep(self, name: str, node: str) -> str | None:
+        self.now += UNSEEN_S / 2
+        return self.answers.pop(0)
+
+
+class Adapter:
+    """A keeper, and the lines it said."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.keeper = PilotKeeper(cluster, SITE, "/", self.lines.append, lambda: cluster.now)
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """Let the keeper work until something is true."""
+        running = asyncio.create_task(self.keeper.run())
+        deadline = asyncio.get_running_loop().time() + 60
+        while not is_true():
+            assert asyncio.get_running_loop().time() < deadline, self.lines
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    def gone(self) -> dict[str, str]:
+        found = [line["gone"] for line in self.lines if "gone" in line]
+        return found[-1] if found else {}
+
+
+def _sweeps_until_told(*answers: str | None) -> list[str | None]:
+    """Return the answers that were left when the end of a pilot was reported."""
+
+    async def story() -> list[str | None]:
+        cluster = FakeCluster(*answers)
+        adapter = Adapter(cluster)
+        adapter.keeper.hear({"known": [OLD]})
+        await adapter.until(lambda: OLD in adapter.gone())
+        return cluster.answers
+
+    return asyncio.run(story())
+
+
+def test_an_end_is_told_when_nothing_of_the_pilot_is_left() -> None:
+    assert _sweeps_until_told("", "later") == ["later"]
+    assert _sweeps_until_told("1 process", "", "later") == ["later"]
+
+
+def test_an_end_on_a_machine_that_nobody_can_look_at_is_told_after_a_time() -> None:
+    """A daemon of Ray may have died alone; the agent there needs some seconds to end its jobs."""
+    assert _sweeps_until_told(None, None, "later") == ["later"]
+
+
+def test_a_machine_that_is_seen_again_with_processes_delays_the_end() -> None:
+    assert _sweeps_until_told(None, "1 process", "", "later") == ["later"]
+
+
+def test_pilots_that_wait_for_gpus_are_withdrawn_with_their_adapter() -> None:
+    async def story() -> None:
+        cluster = FakeCluster()
+        adapter = Adapter(cluster)
+        adapter.keeper.hear({"known": [], "want": {"jobs": 1, "gpus": 1}})
+        cluster.now = 10.0
+        await adapter.until(lambda: len(cluster.pilots) == 1)
+        await adapter.keeper.close()
+
+        assert not cluster.pilots
+
+    asyncio.run(story())
+
+
+def test_a_pilot_that_may_have_attempts_stays_without_its_adapter() -> None:
+    async def story() -> None:
+        cluster = FakeCluster()
+        await cluster.start(OLD)
+        adapter = Adapter(cluster)
+        adapter.keeper.hear({"known": [OLD]})
+        await adapter.until(lambda: bool(adapter.lines))
+        cluster.now = 100.0
+        await adapter.keeper.close()
+
+        assert list(cluster.pilots) == [OLD]
+
+    asyncio.run(story())
+
+
+def test_every_living_node_of_a_machine_can_end_a_pilot_there() -> None:
+    nodes = [
+        _node("a", "one", alive=False), _node("b", "one"), _node("c", "two"),
+        _node("d", "three", alive=False),
+    ]  # fmt: skip
+
+    assert ray_rules.sweepers(nodes, "a") == (["b"], True)
+    assert ray_rules.sweepers(nodes, "c") == (["c"], True)
+    assert ray_rules.sweepers(nodes, "d") == ([], False)
+    assert ray_rules.sweepers(nodes, "") == (["b", "c"], False)
+    assert ray_rules.sweepers(nodes[:3], "") == (["b", "c"], True)
