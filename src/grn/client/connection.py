@@ -16,6 +16,7 @@ from grn.errors import DaemonNotRunning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Generator
     from typing import Any, Protocol, TypeVar
 
@@ -168,10 +169,35 @@ async def _perform_async(verb: str, subject: Any, detail: Any) -> bytes | None:
     if verb == "send":
         await loop.sock_sendall(subject, detail)
         return None
+    if detail is None:
+        return await loop.sock_recv(subject, CHUNK_BYTES)
+    return await _receive_async(loop, subject, detail)
+
+
+async def _receive_async(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, timeout_s: float
+) -> bytes:
+    """Receive bytes before a deadline.
+
+    Reads only after the wait: a cancelled `sock_recv` may have taken bytes that are then lost.
+    """
+    woken = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(timeout_s, wake)
+    loop.add_reader(sock, wake)
     try:
-        return await asyncio.wait_for(loop.sock_recv(subject, CHUNK_BYTES), detail)
-    except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
-        raise TimeoutError(str(error)) from error
+        await woken
+    finally:
+        timer.cancel()
+        loop.remove_reader(sock)
+    try:
+        return sock.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        raise TimeoutError("timed out") from None
 
 
 class PolledConnection:

@@ -278,11 +278,11 @@ class _Attempt:
         self.is_profile = False
 
     def __enter__(self) -> Callable[..., Any]:
-        from grn.errors import DaemonNotRunning
+        from grn.errors import GrnError
 
         try:
             self._lease.acquire()
-        except DaemonNotRunning as error:
+        except (GrnError, KeyboardInterrupt) as error:
             self._run_unmanaged(error)
         return self._choose()
 
@@ -291,11 +291,11 @@ class _Attempt:
         return self._swallows(error)
 
     async def __aenter__(self) -> Callable[..., Any]:
-        from grn.errors import DaemonNotRunning
+        from grn.errors import GrnError
 
         try:
             await self._lease.__aenter__()
-        except DaemonNotRunning as error:
+        except (GrnError, KeyboardInterrupt) as error:
             self._run_unmanaged(error)
         return self._choose()
 
@@ -311,9 +311,11 @@ class _Attempt:
             text = f"grn: the profile function failed ({self._failure!r}); measuring the job itself"
             warnings.warn(text, stacklevel=4)
 
-    def _run_unmanaged(self, error: Exception) -> None:
-        if not self._may_run_unmanaged:
-            raise error
+    def _run_unmanaged(self, error: BaseException) -> None:
+        from grn.errors import DaemonNotRunning
+
+        if not self._may_run_unmanaged or not isinstance(error, DaemonNotRunning):
+            raise error.with_traceback(None) from None  # the caller's frames say enough
         import warnings
 
         warnings.warn(f"{error} Running without it.", stacklevel=4)

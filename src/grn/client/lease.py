@@ -2,6 +2,7 @@
 
 Carries the lease conversation (`protocol/lease.py`) over a socket, blocking or on an event loop. It
 starts no thread and never polls; while the negotiator restarts, a waiting lease keeps its place.
+After two seconds of waiting it says why, where a person looks (`wait_line.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from grn.protocol.lease import (
     Granted,
     GrantedGpus,
     LeaseConversation,
+    Reasons,
     Refused,
     Settled,
     Waiting,
@@ -36,9 +38,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from grn.client.connection import Steps
+    from grn.client.wait_line import WaitLine
     from grn.protocol.lease import LeaseEvent, LeaseRequest
 
 RELEASE_RECONNECT_S = 2.0
+SILENT_S = 2.0  # a wait that takes longer says why
 
 _current: contextvars.ContextVar[ClientLease | None] = contextvars.ContextVar(
     "grn_lease", default=None
@@ -119,7 +123,8 @@ class ClientLease:
     """The right to use GPUs, from `acquire` to `release`, or for the length of a `with`.
 
     `is_expected` says whether to wait for a negotiator that does not answer; by default that
-    depends on whether this process has reached one before.
+    depends on whether this process has reached one before. `on_wait` is told the reason of a wait,
+    in place of the line on standard error.
     """
 
     def __init__(
@@ -132,6 +137,9 @@ class ClientLease:
         self._request = request
         self._retry = negotiator.Retry(is_expected)
         self._on_wait = on_wait  # called with the reason while there is no GPU yet
+        self._pause_s: float | None = SILENT_S if on_wait is None else None  # until a word is due
+        self._line: WaitLine | None = None
+        self._reason = ""  # as it was told last
         self._key = key or os.urandom(12).hex()
         self._connection: LeaseConnection | None = None
         self._owner_pid = 0
@@ -157,7 +165,10 @@ class ClientLease:
     def acquire(self) -> ClientLease:
         """Wait for the GPUs and make them visible to this process."""
         if not self._use_outer():
-            self._begin(drive(self._ask()))
+            try:
+                self._begin(drive(self._ask()))
+            except (GrnError, KeyboardInterrupt) as error:
+                raise error.with_traceback(None) from None  # the caller's frames say enough
         return self
 
     def release(self, error: BaseException | None = None, **said: Any) -> str | None:
@@ -182,7 +193,10 @@ class ClientLease:
 
     async def __aenter__(self) -> ClientLease:
         if not self._use_outer():
-            self._begin(await drive_async(self._ask()))
+            try:
+                self._begin(await drive_async(self._ask()))
+            except (GrnError, KeyboardInterrupt) as error:
+                raise error.with_traceback(None) from None
         return self
 
     async def __aexit__(
@@ -224,6 +238,9 @@ class ClientLease:
         except BaseException as error:
             self._abandon(connection, is_interrupted=not isinstance(error, GrnError))
             raise
+        finally:
+            if self._line is not None:
+                self._line.clear()
         self._connection = connection
         return grant
 
@@ -236,7 +253,13 @@ class ClientLease:
             connection.conversation.request(self._key, request)
             yield connection.sending()
             while True:
-                data = yield ("recv" if is_answered else "recv eagerly", connection.sock, None)
+                verb = "recv" if is_answered else "recv eagerly"
+                try:
+                    data = yield (verb, connection.sock, self._pause_s)
+                except TimeoutError:
+                    self._speak(connection.conversation)
+                    yield connection.sending()
+                    continue
                 events = connection.events(data)
                 is_answered = True
                 self._retry.reached()
@@ -245,14 +268,33 @@ class ClientLease:
                         return event.grant
                     if type(event) is Refused:
                         raise event.error
-                    if type(event) is Waiting and self._on_wait is not None:
-                        self._on_wait(event.text)
+                    if type(event) is Waiting:
+                        self._reason = event.text
+                        if self._on_wait is not None:
+                            self._on_wait(event.text)
+                    if type(event) is Reasons and self._line is not None:
+                        self._line.tell(event.texts.get(self._key), event.words.get(self._key))
         except OSError:
             connection.close()
             if not may_be_stale or is_answered:
                 raise
         grant = yield from self._wait(connection, request)
         return grant
+
+    def _speak(self, conversation: LeaseConversation) -> None:
+        """Say why this call waits, if anybody looks, and ask for the reason as it is now."""
+        from grn.client import wait_line
+
+        if self._line is None:
+            self._line = wait_line.open_line(SILENT_S)
+            if self._line is None:
+                self._pause_s = None
+                return
+            self._line.tell(self._reason)
+            self._pause_s = wait_line.PACE_S
+        self._line.draw()
+        if self._line.is_reason_due():
+            conversation.ask_reasons()
 
     def _abandon(self, connection: LeaseConnection, is_interrupted: bool) -> None:
         """Take the request back unless it was refused; it may be granted at this moment."""

@@ -217,10 +217,11 @@ class Bound:
 class Reasons:
     """Why open requests wait, by key; empty when the negotiator does not know the question."""
 
-    __slots__ = ("texts",)
+    __slots__ = ("texts", "words")
 
-    def __init__(self, texts: dict[str, str]) -> None:
+    def __init__(self, texts: dict[str, str], words: dict[str, str]) -> None:
         self.texts: Final = texts
+        self.words: Final = words  # the same reasons for programs: `no-room`
 
 
 class Answered:
@@ -387,7 +388,7 @@ class LeaseConversation:
             return Answered(number, message)
         if number == self._reasons_id:
             self._reasons_id = 0
-            return Reasons(_reasons(message))
+            return _reasons(message)
         if message.get("ev") == "granted":
             self._return(GrantedGpus.from_json(message))
         return None
@@ -445,8 +446,11 @@ def _text(message: Message, name: str) -> str:
     return value
 
 
-def _reasons(message: Message) -> dict[str, str]:
+def _reasons(message: Message) -> Reasons:
     reasons = message.get("reasons", {})
     if type(reasons) is not dict or not all(type(one) is dict for one in reasons.values()):
         raise ProtocolError("the reasons in a reply of the negotiator are not as they should be.")
-    return {key: _text(one, "why") for key, one in reasons.items()}
+    return Reasons(
+        {key: _text(one, "why") for key, one in reasons.items()},
+        {key: one["reason"] for key, one in reasons.items() if type(one.get("reason")) is str},
+    )

@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ from grn.client.job_request import (
     lease_request,
 )
 from grn.client.lease import ClientLease, bind
+from grn.client.wait_line import is_quiet, is_seen
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again
 from grn.model.text import harmless
@@ -84,7 +86,7 @@ def _run(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, quiet:
     """Run the command, and again after memory ran out if retries were requested."""
     had = Had()
     while True:
-        lease = ClientLease(request.but(**had.told()), None if quiet else _say_why)
+        lease = ClientLease(request.but(**had.told()), _how_to_say_why(quiet))
         status = _run_once(command, lease)
         settled = lease.settled
         if settled is None or settled.outcome != "oom":
@@ -126,6 +128,13 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
         said["asked"] = asked
     lease.release(None, **said)
     return status if status >= 0 else 128 - status
+
+
+def _how_to_say_why(quiet: bool) -> Callable[[str], None] | None:
+    """Return what is told the reason of a wait; None leaves it to the line of the lease."""
+    if quiet or is_quiet():
+        return lambda _text: None
+    return None if is_seen(sys.stderr) else _say_why
 
 
 def _say_why(text: str) -> None:
