@@ -29,7 +29,7 @@ def test_no_accepted_job_is_lost_with_the_folder_of_a_living_queue(rig: Rig) -> 
     wait_for(lambda: not rig.ask("list", which="alive")["jobs"], rig.tail)
 
     assert not ledger.check(rig.rows())
-    assert "action=journal-written-anew" in rig.log.read_text()
+    assert "action=journal-restored" in rig.log.read_text()
 
 
 def test_the_journal_is_written_anew_also_when_nobody_submits(rig: Rig) -> None:

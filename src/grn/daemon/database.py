@@ -254,7 +254,7 @@ class Replaced(OSError):
     """Another file is at the path of an open one."""
 
 
-def write_anew(
+def restore_file(
     db: sqlite3.Connection, in_place: InPlace, opener: Callable[[str], sqlite3.Connection]
 ) -> sqlite3.Connection:
     """Write a removed file, or its removed log, again; return the connection to use from now on.

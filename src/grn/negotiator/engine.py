@@ -464,5 +464,6 @@ _NEVER = float("-inf")
 _MAX_MOVED = 64  # groups whose turns are changed at once: some 8 us each
 _RESIDUE_S = 5.0
 _RESTARTING = Wait(
-    WaitReason.RESTARTING, "the negotiator has just restarted and waits for those who were first"
+    WaitReason.RESTARTING,
+    "the negotiator has just restarted and waits for requests that came before this one",
 )

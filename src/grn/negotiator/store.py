@@ -99,14 +99,14 @@ class Store:
             return
         was, self._displaced = self._displaced, f"{self.path} was removed"
         try:
-            self._db = database.write_anew(self._db, self._in_place, _open)
+            self._db = database.restore_file(self._db, self._in_place, _open)
         except (OSError, sqlite3.Error) as error:
-            self._displaced += f" and cannot be written anew: {error}"
+            self._displaced += f" and cannot be written again: {error}"
             if was is None:
-                log.error("action=write-anew result=failed reason=%r", self._displaced)
+                log.error("action=restore result=failed reason=%r", self._displaced)
             return
         self._in_place, self._displaced = database.InPlace(self.path), None
-        log.warning("action=written-anew path=%s", self.path)
+        log.warning("action=restored path=%s", self.path)
 
     def load(self) -> Remembered:
         """Read everything; leases of an earlier boot are gone with their processes."""

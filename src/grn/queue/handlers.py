@@ -367,7 +367,7 @@ def _again(peer: QueuePeer, job_id: int, new_id: int) -> NewJob:
         return peer.loop.journal.submitted_again(job_id, new_id)
     except DamagedRow as error:
         raise MachineError(
-            f"job {job_id} cannot be run again: {error}.", "Submit it anew."
+            f"job {job_id} cannot be run again: {error}.", "Submit it again."
         ) from error
 
 

@@ -77,7 +77,7 @@ class Assumptions:
             f"speed of a shared GPU = min(1, U^-{self.beta:g}), U = sum of the jobs' own loads; "
             "loads are taken from the file, 0.9 where it says nothing",
             f"a job has 30 % of its memory at once, the rest after {LOADS_S:.0f} s or as it grows; "
-            "an allocation that does not fit kills the job that asks, which begins anew",
+            "an allocation that does not fit kills the job that asks, which starts over",
             f"the negotiator reads the GPUs every {self.tick_s:g} s while a job is younger than "
             f"{self.new_s:g} s, else every {self.calm_s:g} s; it sees the load of a whole GPU, "
             "up to 100 %",

@@ -89,7 +89,7 @@ def judge(scene: Scene) -> Verdict:
         text = "ran out of memory because processes without a lease had "
         return Verdict(Fault.STRANGER, (), f"{text}{show_size(scene.strangers_bytes)} of its GPU")
     text = f"ran out of memory with {show_size(wanted)} of {show_size(job.reserved_bytes)}"
-    return Verdict(Fault.NOBODY, (), f"{text} reserved, and nobody beside it had too much")
+    return Verdict(Fault.NOBODY, (), f"{text} reserved, and no job beside it had too much")
 
 
 def _above(job: Participant, wanted: int) -> str:

@@ -116,7 +116,7 @@ class Alike:
         self.runs.append(run)
 
     def settle(self, power: float) -> None:
-        """Work all that out anew from what is believed now."""
+        """Recompute all factors from the current estimates."""
         rests = [run.time - power * run.crowd - run.added() for run in self.runs]
         crowd = sum(run.crowd for run in self.runs) / len(rests)
         self.alone = sum(rests) / len(rests)

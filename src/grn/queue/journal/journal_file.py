@@ -108,7 +108,7 @@ class Disk:
         self._ballast = os.path.join(folder, BALLAST_NAME)
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            self.db = self._open_or_begin_anew()
+            self.db = self._open_or_create()
         except (OSError, sqlite3.Error) as error:
             if "locked" in str(error):  # for as long as a queue runs
                 raise MachineError(
@@ -135,7 +135,7 @@ class Disk:
             self._is_displaced = True
             log.error("action=journal-removed path=%s", self.path)
         try:
-            self.db = database.write_anew(self.db, self._in_place, open_file)
+            self.db = database.restore_file(self.db, self._in_place, open_file)
         except database.Replaced as error:
             raise NotWritten(
                 f"the journal {self.path} was replaced by another file under this queue.",
@@ -145,12 +145,12 @@ class Disk:
         except (OSError, sqlite3.Error) as error:
             raise NotWritten(
                 f"the journal {self.path} was removed under this queue and cannot be written"
-                f" anew: {error}.",
+                f" again: {error}.",
                 "Running jobs go on. Make its folder writable and try again.",
             ) from error
         self._in_place, self._is_displaced = database.InPlace(self.path), False
         self._fill_ballast()
-        log.warning("action=journal-written-anew path=%s", self.path)
+        log.warning("action=journal-restored path=%s", self.path)
 
     def read(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query; raise MachineError when reading fails."""
@@ -189,7 +189,7 @@ class Disk:
         """Checkpoint the log and close the file."""
         self.db.close()
 
-    def _open_or_begin_anew(self) -> sqlite3.Connection:
+    def _open_or_create(self) -> sqlite3.Connection:
         """Open the file; set aside one that is no journal, so that it can be repaired."""
         unread, log_aside = wal.set_damage_aside(self.path)
         db, aside = database.open_or_set_aside(self.path, open_file)

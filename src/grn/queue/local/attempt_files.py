@@ -135,7 +135,7 @@ def write_exit(fd: int, folder: str, record: dict[str, Any], *, is_synced: bool)
     line = f"{json.dumps(whole)}\n".encode()
     _write_whole(fd, line)
     if os.fstat(fd).st_nlink == 0:  # the record was removed
-        fd = _write_anew(fd, record_of(folder))
+        fd = _restore(fd, record_of(folder))
     if is_synced:
         os.fsync(fd)
         directory = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
@@ -242,14 +242,14 @@ def trouble_of(folder: str) -> str:
     return f"{folder}.trouble"
 
 
-def _write_anew(fd: int, path: str) -> int:
+def _restore(fd: int, path: str) -> int:
     """Restore a removed record from its open file; return the new descriptor, or the given one."""
     with contextlib.suppress(OSError):
-        anew = os.open(path, _CREATE, 0o600)
-        fcntl.flock(anew, fcntl.LOCK_EX)
-        _write_whole(anew, os.pread(fd, os.fstat(fd).st_size, 0))
-        os.dup2(anew, fd, inheritable=False)  # the lock stays held
-        os.close(anew)
+        restored = os.open(path, _CREATE, 0o600)
+        fcntl.flock(restored, fcntl.LOCK_EX)
+        _write_whole(restored, os.pread(fd, os.fstat(fd).st_size, 0))
+        os.dup2(restored, fd, inheritable=False)  # the lock stays held
+        os.close(restored)
     return fd
 
 

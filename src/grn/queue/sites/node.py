@@ -1,6 +1,6 @@
 """One node as the queue sees it: a stream to its agent, made again whenever it is lost.
 
-A node that cannot be reached keeps its attempts: nobody knows what became of them until its agent
+A node that cannot be reached keeps its attempts: what became of them is not known until its agent
 answers again, or an engine vouches that the node is gone. Decides nothing about jobs.
 """
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def take_folder(folder: str) -> tuple[str, int]:
-    """Make a folder that nobody else can use, and lock it while this process lives."""
+    """Make a folder that no other user can use, and lock it while this process lives."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         found = os.lstat(folder)

@@ -106,7 +106,7 @@ class Router:
         return self.nodes.keys() - self._leaving
 
     def lost_nodes(self) -> set[str]:
-        """Return the nodes that have attempts and that nobody has told the way to."""
+        """Return the nodes that have attempts and whose addresses are not known."""
         there = {lease.node for lease in self._attempts.values() if lease is not None}
         return there - self.nodes.keys()
 
@@ -223,7 +223,7 @@ class Router:
         return wait_reasons.not_heard(node.name, silent_s, node.name in self._leaving)
 
     def lease_seen(self, lease: str | None) -> LeaseRow | None:
-        """Return a lease of a node as its negotiator showed it of late."""
+        """Return a lease of a node as its negotiator last showed it."""
         found = remote(lease or "")
         node = self.nodes.get(found.node) if found is not None else None
         if node is None or found is None or node.epoch != found.epoch:
