@@ -56,7 +56,7 @@ def test_a_job_that_died_for_memory_while_sharing_raises_what_its_type_is_given(
 
 
 @pytest.mark.parametrize(
-    ("beside_gib", "word"), [(21, "b.py (lease lease-b) beside it grew"), (9, "nobody beside it")]
+    ("beside_gib", "word"), [(21, "b.py (lease lease-b) beside it grew"), (9, "no job beside it")]
 )
 def test_who_kept_to_what_it_had_is_not_blamed(beside_gib, word):
     story = a_shared_gpu()
