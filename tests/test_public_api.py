@@ -14,6 +14,7 @@ import grn
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = {
+    "CallHandle",
     "DaemonNotRunning",
     "Executor",
     "GrnError",

@@ -10,13 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from grn.client.decorator import job
     from grn.client.lease import lease
-    from grn.client.submit import JobHandle, submit
+    from grn.client.submit import CallHandle, JobHandle, submit
     from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
     from grn.group.executor import Executor
     from grn.sweep.sweep import Sweep
 
 __version__ = "0.1.0"
 __all__ = [
+    "CallHandle",
     "DaemonNotRunning",
     "Executor",
     "GrnError",
@@ -35,6 +36,7 @@ _HOMES = {
     "lease": "grn.client.lease",
     "submit": "grn.client.submit",
     "JobHandle": "grn.client.submit",
+    "CallHandle": "grn.client.submit",
     "Executor": "grn.group.executor",
     "Sweep": "grn.sweep.sweep",
     "JobFailed": "grn.errors",

@@ -270,3 +270,83 @@ def test_an_exit_code_tells_how_a_job_ended(
     reason: str, status: int | None, signum: int | None, code: int
 ) -> None:
     assert exit_code_of(reason, status, signum) == code
+
+
+# Calls of decorated functions
+
+CALLS = """
+    import asyncio, os, sys
+    import grn
+
+    @grn.job(mem="16MiB")
+    def scaled(number, by=2):
+        return number * by, os.getpid(), "GRN_PACKED_CALL_0" in os.environ
+
+    @grn.job(mem="16MiB")
+    async def later(number):
+        await asyncio.sleep(0)
+        return number
+
+    @grn.job(mem="16MiB")
+    def broken(text):
+        raise LookupError(text)
+
+    @grn.job(mem="16MiB")
+    def items():
+        yield 1
+"""
+
+
+def test_a_submitted_call_returns_its_value_from_a_process_of_its_own(queue: Queue) -> None:
+    ended = queue.story.run_script(CALLS + """
+    handle = scaled.options(name="twice").submit(21, by=2)
+    value, pid, has_call = handle.result()
+    print(value, pid != os.getpid(), has_call, handle.status()["name"])
+    print(grn.CallHandle(handle.id).result()[0], later.submit(7).result())
+    async def wait():
+        return (await scaled.submit(4))[0]
+    print(asyncio.run(wait()))
+    """)  # fmt: skip
+
+    assert ended.out.splitlines() == ["42 True False twice", "42 7", "8"]
+
+
+def test_a_submitted_call_raises_what_the_function_raised(queue: Queue) -> None:
+    ended = queue.story.run_script(CALLS + """
+    handle = broken.submit("no such key")
+    try:
+        handle.result()
+    except LookupError as error:
+        print(error, "in broken" in str(error.__cause__), handle.status()["reason"])
+    """)  # fmt: skip
+
+    assert ended.out.split() == ["no", "such", "key", "True", "failed"]
+
+
+def test_a_large_call_and_a_large_answer_pass_and_too_large_ones_are_refused(queue: Queue) -> None:
+    ended = queue.story.run_script(CALLS + """
+    print(len(scaled.submit("x" * 400_000, by=10).result()[0]))
+    for fn, args in ((scaled, ("x" * 600_000,)), (items, ())):
+        try:
+            fn.submit(*args)
+        except grn.errors.UsageError as error:
+            print(error.message)
+    """)  # fmt: skip
+
+    size, too_large, generator = ended.out.splitlines()
+    assert size == "4000000"
+    assert "at most 512 KiB can be submitted" in too_large
+    assert generator == "a generator cannot be submitted: it has no one answer."
+
+
+def test_a_call_that_was_cancelled_has_no_answer(queue: Queue) -> None:
+    ended = queue.story.run_script(CALLS + """
+    handle = scaled.options(hold=True).submit(1)
+    handle.cancel()
+    try:
+        handle.result()
+    except grn.JobFailed as error:
+        print(error.message)
+    """)  # fmt: skip
+
+    assert "ended as cancelled" in ended.out

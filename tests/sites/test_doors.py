@@ -66,6 +66,21 @@ def test_a_sweep_of_a_function_runs_where_it_should(home: Home) -> None:
     assert where(home, "called") == ["gpu2", "gpu2"]
 
 
+def test_a_submitted_call_runs_where_it_should_and_its_answer_comes_home(home: Home) -> None:
+    ended = home.story.run_script("""
+        import os
+        import grn
+        @grn.job(mem="16MiB")
+        def measured(size):
+            return os.environ["SSH_NODE"], "y" * size
+        handle = measured.options(at="gpu2").submit(1 << 20)
+        node, text = handle.result()
+        print(node, len(text), handle.status()["where"])
+    """, env=home.story.env)  # fmt: skip
+
+    assert ended.out.split() == ["gpu2", str(1 << 20), "gpu2"]
+
+
 def test_several_machines_for_one_job_are_refused_in_words(home: Home) -> None:
     for words in (
         ("submit", "--", "true"),

@@ -1,7 +1,8 @@
 """`@grn.job()`: a function that runs when a GPU has room for it.
 
 Turns a call into a lease request, holds the lease around it and reports how it went. Arguments
-travel only as short facts to learn from; the function itself never leaves its process.
+travel only as short facts to learn from; the function itself never leaves its process. Only
+`.submit` sends a call elsewhere: to the queue, as a job.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
     from grn.client.lease import ClientLease
+    from grn.client.submit import CallHandle
     from grn.model.oom_retry import Had
     from grn.protocol.lease import LeaseRequest
 
@@ -27,6 +29,15 @@ if TYPE_CHECKING:
         def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result: ...
 
         def profile(self, profiler: Profiler, /) -> Profiler: ...
+
+        def submit(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> CallHandle: ...
+
+        def options(self, **options: Any) -> Submitter[Arguments]: ...
+
+    class Submitter(Protocol[Arguments]):
+        """A decorated function with options for the queue."""
+
+        def submit(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> CallHandle: ...
 
     class JobDecorator(Protocol):
         """The type of `grn.job`: a decorator, with and without parentheses."""
@@ -52,6 +63,7 @@ if TYPE_CHECKING:
 
 
 _CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
+_DESCRIPTION = ("type", "label", "args", "code")  # the fields that a submit has too
 _POLICIES = ("spread", "spreading", "pack", "packing")
 
 
@@ -135,6 +147,9 @@ class _Managed:
         else:
             wrapper = self._wrap_plain()
         wrapper.profile = self.set_profiler  # type: ignore[attr-defined]
+        wrapper.submit = self.submit  # type: ignore[attr-defined]
+        wrapper.options = self.options  # type: ignore[attr-defined]
+        self._wrapper = wrapper
         return wrapper
 
     def set_profiler(self, profiler: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,6 +158,29 @@ class _Managed:
             raise AttributeError("this job has a profile function already")
         self.profiler = profiler
         return profiler
+
+    def submit(self, *args: Any, **kwargs: Any) -> CallHandle:
+        """Send one call to the queue, to run in a process of its own; return its handle."""
+        return self.submit_with({}, args, kwargs)
+
+    def options(self, **options: Any) -> _WithOptions:
+        """Return the function with options for the queue, as of `grn.submit`: `at="lab"`."""
+        return _WithOptions(self, options)
+
+    def submit_with(
+        self, options: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallHandle:
+        """Submit one call with options of the queue."""
+        from grn.client.submit import submit_call
+        from grn.errors import UsageError
+
+        flags = self._code.co_flags if self._code is not None else 0
+        if flags & (_CO_GENERATOR | _CO_ASYNC_GENERATOR):
+            raise UsageError("a generator cannot be submitted: it has no one answer.")
+        fields = self._described(args, kwargs).fields
+        described = {name: fields[name] for name in _DESCRIPTION if name in fields}
+        wanted = {**self._asked, **options}
+        return submit_call((self._wrapper, args, kwargs), described, wanted)
 
     def _wrap_plain(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
@@ -202,19 +240,13 @@ class _Managed:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], may_retry: bool = True
     ) -> Iterator[_Attempt]:
         """Yield the attempts in order: the stand-in if requested, the job, its retries."""
-        from grn.client.job_request import call_arguments, code_of_function, lease_request
         from grn.model.oom_retry import Had
 
-        names = self._names()
-        if self._request is None or names != self._requested_as:  # the same at nearly every call
-            request = lease_request(*names, **self._asked)
-            self._request = request.but(code=code_of_function(self.function) or None)
-            self._requested_as = names
-        facts = call_arguments(self._code, args, kwargs)
+        described = self._described(args, kwargs)
         most = self._retry_oom if may_retry else 0
         profiler, had = self.profiler, Had()
         while True:
-            request = self._request.but(args=facts, **had.told())
+            request = described.but(**had.told())
             retries = _Retries(had, most)
             attempt = _Attempt(self.function, request, self._may_run_unmanaged, profiler, retries)
             yield attempt
@@ -227,6 +259,17 @@ class _Managed:
                 return
             had = retries.next
 
+    def _described(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeaseRequest:
+        """Return the request for a lease of one call."""
+        from grn.client.job_request import call_arguments, code_of_function, lease_request
+
+        names = self._names()
+        if self._request is None or names != self._requested_as:  # the same at nearly every call
+            request = lease_request(*names, **self._asked)
+            self._request = request.but(code=code_of_function(self.function) or None)
+            self._requested_as = names
+        return self._request.but(args=call_arguments(self._code, args, kwargs))
+
     def _names(self) -> tuple[str, str]:
         from grn.client.job_request import type_and_label
 
@@ -237,6 +280,18 @@ class _Managed:
             module = getattr(self.function, "__module__", "?")
             return f"{module}::{name}", f"{module}::{name}"
         return type_and_label(self._code.co_filename, name)
+
+
+class _WithOptions:
+    """A decorated function with options for the queue."""
+
+    def __init__(self, managed: _Managed, options: dict[str, Any]) -> None:
+        self._managed = managed
+        self._options = options
+
+    def submit(self, *args: Any, **kwargs: Any) -> CallHandle:
+        """Send one call to the queue with these options; return its handle."""
+        return self._managed.submit_with(dict(self._options), args, kwargs)
 
 
 class _Retries:

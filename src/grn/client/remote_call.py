@@ -3,6 +3,7 @@
 A call is a pickled `sys.path`, then function and arguments by cloudpickle; a reply is a pickled
 header, then the value by cloudpickle. Also the process that runs calls:
 
+    python -m grn.client.remote_call                  the call in its variables, as a job of a queue
     python -m grn.client.remote_call FOLDER           the call in a folder, whose reply stays there
     python -m grn.client.remote_call ADDRESS NUMBER   call after call from a submitter's socket
 """
@@ -16,6 +17,7 @@ import socket
 import struct
 import sys
 import time
+from types import CoroutineType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
 CALL_FILE, REPLY_FILE = "call", "answer"
+CALL = "GRN_PACKED_CALL_0"  # the first of the variables that hold a call
+REPLY_PATH = "GRN_REPLY_FILE"  # names the file for the reply of such a call
+MAX_CALL_BYTES = 512 << 10  # arguments and variables of a process are limited by the system
+MAX_REPLY_BYTES = 64 << 20
+_PART = 96 << 10  # one variable holds less than 128 KiB
 HELLO = struct.Struct("!Q")  # the number of the worker's task
 _LENGTH = struct.Struct("!Q")
 _LAST, _MORE = b"1", b"0"
@@ -101,6 +108,10 @@ def run(call: bytes) -> bytes:
         sys.path[:] = pickle.load(stream)
         function, args, kwargs = pickle.load(stream)
         value = function(*args, **kwargs)
+        if isinstance(value, CoroutineType):
+            import asyncio
+
+            value = asyncio.run(value)
     except Exception as error:  # any exception of the call belongs to its caller
         return _failure(error)
     try:
@@ -234,15 +245,77 @@ def _run_folder(folder: str) -> int:
     with open(os.path.join(folder, CALL_FILE), "rb") as file:
         reply = run(file.read())
     frameworks.report_peak(0)
-    temporary = os.path.join(folder, f"{REPLY_FILE}.tmp")
-    with open(temporary, "wb") as file:
+    return _leave_reply(os.path.join(folder, REPLY_FILE), reply)
+
+
+def _leave_reply(path: str, reply: bytes) -> int:
+    """Put a reply into a file, which appears whole; return the exit status."""
+    with open(f"{path}.tmp", "wb") as file:
         file.write(reply)
-    os.rename(temporary, os.path.join(folder, REPLY_FILE))
+    os.rename(f"{path}.tmp", path)
     return 0 if Reply.read(reply).is_good else 1
+
+
+# --- in a job of the queue, on any machine -------------------------------------------------
+
+
+def to_variables(call: bytes) -> dict[str, str]:
+    """Return a call as variables of a job; raise UsageError when it is too large for that."""
+    from base64 import b64encode
+
+    from grn.errors import UsageError
+
+    if len(call) > MAX_CALL_BYTES:
+        raise UsageError(
+            f"this call has {len(call) >> 10} KiB of arguments, and at most"
+            f" {MAX_CALL_BYTES >> 10} KiB can be submitted.",
+            "Write large data to a file and submit its path.",
+        )
+    text = b64encode(call).decode()
+    parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
+    return {f"{CALL[:-1]}{number}": part for number, part in enumerate(parts)}
+
+
+def _take_call() -> bytes:
+    """Return the call in the variables of this process, and remove them."""
+    from base64 import b64decode
+
+    names = [f"{CALL[:-1]}{number}" for number in range(MAX_CALL_BYTES // _PART * 2 + 1)]
+    return b64decode("".join(os.environ.pop(name, "") for name in names))
+
+
+def _run_variables() -> int:
+    from grn.client import frameworks
+
+    if CALL not in os.environ or REPLY_PATH not in os.environ:
+        sys.exit("grn: there is no call to run: this command is for jobs of the queue.")
+    path, call = os.environ.pop(REPLY_PATH), _take_call()
+    reply = run(call)
+    if len(reply) > MAX_REPLY_BYTES:
+        size, most = len(reply) >> 20, MAX_REPLY_BYTES >> 20
+        text = f"the answer has {size} MiB, more than {most} MiB: return the path of a file."
+        reply = _failure(ValueError(text))
+    frameworks.report_peak(0)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    os.umask(0o077)
+    return _leave_reply(path, reply)
+
+
+def read_reply(folder: str | None) -> Reply | None:
+    """Return the reply in the folder of a job; None when there is none, or a part of one."""
+    if folder is None:
+        return None
+    try:
+        with open(os.path.join(folder, REPLY_FILE), "rb") as file:
+            return Reply.read(file.read())
+    except (FileNotFoundError, EOFError, ValueError, pickle.UnpicklingError):
+        return None
 
 
 def main(words: list[str]) -> int:
     """Run what the command line names."""
+    if not words:
+        return _run_variables()
     return _run_folder(words[0]) if len(words) == 1 else _serve(words[0], int(words[1]))
 
 

@@ -13,7 +13,7 @@ from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
     from typing import Any
 
     from grn.wire import Message
@@ -70,6 +70,46 @@ class JobHandle:
     def __await__(self) -> Generator[Any, None, int]:
         ended = yield from drive_async(queue.end_of(self.id)).__await__()
         return _checked(ended)
+
+
+class CallHandle(JobHandle):
+    """One submitted call of a decorated function, by the id of its job."""
+
+    def result(self) -> Any:
+        """Wait, and return what the call returned, or raise what it raised."""
+        return self._value(self.wait())
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        ended = yield from drive_async(queue.end_of(self.id)).__await__()
+        return self._value(ended)
+
+    def _value(self, ended: dict[str, Any]) -> Any:
+        from grn.client.remote_call import read_reply
+
+        reply = read_reply(self.status()["folder"])
+        if reply is not None and not reply.is_good:
+            raise reply.value()
+        _checked(ended)
+        if reply is None:
+            raise JobFailed(f"the answer of job {self.id} is not there, or not whole.", 1)
+        return reply.value()
+
+
+def submit_call(
+    call: tuple[Callable[..., Any], Any, Any], described: Message, options: dict[str, Any]
+) -> CallHandle:
+    """Submit a call of a function: the function, its arguments, its keyword arguments."""
+    from grn.client import remote_call
+    from grn.proc.spawn import own_module
+
+    name = options.pop("name", "")
+    job: Message = {
+        "argv": [wire.spelled(word) for word in own_module("grn.client.remote_call")],
+        "name": _text("name", name) if name else described["label"][-_LONGEST["name"] :],
+        "extra": remote_call.to_variables(remote_call.pack(*call)),
+        **described,
+    }
+    return CallHandle(send([job], request(**options))[0])
 
 
 def submit(command: str | Sequence[str], **options: Any) -> JobHandle:

@@ -29,6 +29,7 @@ _MAX_OOM_SCORE, _COMMAND_OOM_SCORE = 1000, 500
 SERVICE = "GRN_SERVICE"  # marks daemons and shims: they do not count as memory of jobs
 _JOB = (
     "GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT", "GRN_PEAK_FILE",
+    "GRN_REPLY_FILE",
 )  # fmt: skip
 _LEASED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # a lease sets them too
 _OLD = (

@@ -5,6 +5,7 @@
             word, to forbid the attempt to begin.
 41.2.peak   GPU memory that processes of the command report, a number a line; moved to the end
 41.2/log    what the command printed; err its standard error alone; *.tail the end of a long one
+41.2/answer what a submitted call returned or raised
 
 Creating files is the most expensive part of a short job: a folder is made only for output, and the
 record of a short attempt whose end is in the journal is reused for another.

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from grn import wire
-from grn.client import frameworks
+from grn.client import frameworks, remote_call
 from grn.proc import services, spawn, terminate
 from grn.proc.spawn import SERVICE
 from grn.queue.job import EndReason, Exit
@@ -120,6 +120,7 @@ class Launcher:
             environment_id=base,
             new_environment=None if base in worker.knows else command.environment,
             extra={
+                **_reply_path(command, settings.folder(attempt)),
                 **command.extra,
                 "GRN_JOB_ID": str(attempt.job),
                 "GRN_ATTEMPT": str(attempt.number),
@@ -301,6 +302,13 @@ class Launcher:
 _FORKER_CODE = (
     "import sys; sys.path[:] = sys.argv[1:]; from grn.queue.local import forker; forker.main()"
 )
+
+
+def _reply_path(command: Command, folder: str) -> dict[str, str]:
+    """Name the file for the reply of a submitted call."""
+    if remote_call.CALL not in command.extra:
+        return {}
+    return {remote_call.REPLY_PATH: wire.spelled(os.path.join(folder, remote_call.REPLY_FILE))}
 
 
 def _exit(record: dict[str, Any]) -> Exit:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grn import wire
+from grn.client.remote_call import MAX_REPLY_BYTES, REPLY_FILE
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt
 from grn.queue.sites.stream import LOG_NAME, LogPiece
@@ -91,7 +92,8 @@ class LogCopies:
         own = self._own(piece.attempt)
         if own is not None:
             return piece.name != "log" or _write_at(own.path, piece, own.start, 0)
-        if piece.offset + len(piece.data) > self._max_bytes:
+        most = MAX_REPLY_BYTES if piece.name == REPLY_FILE else self._max_bytes
+        if piece.offset + len(piece.data) > most:
             return False
         folder = self._folder_of(piece.attempt)
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn import wire
+from grn.client.remote_call import REPLY_FILE
 from grn.errors import ProtocolError
 from grn.queue.job import EndReason, Exit
 from grn.queue.site import Attempt
@@ -23,7 +24,7 @@ VERSION = 1
 MAX_GREETING = 256 << 10
 MAX_FRAME = 64 << 20
 MAX_PIECE = 256 << 10
-LOG_NAME = re.compile(r"(?:log|err)(?:\.tail[0-9]{1,9})?")
+LOG_NAME = re.compile(rf"(?:log|err)(?:\.tail[0-9]{{1,9}})?|{REPLY_FILE}")  # sent home
 _HEADER = struct.Struct(">IB")
 _MESSAGE, _LEASES, _LOG = range(3)
 
@@ -42,7 +43,7 @@ class LogPiece:
     """A part of one file of an attempt's output."""
 
     attempt: Attempt
-    name: str  # log, err, or a later file of a long one
+    name: str  # log, err, a later file of a long one, or the answer of a call
     offset: int
     data: bytes
 
