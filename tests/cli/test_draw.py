@@ -115,7 +115,7 @@ def test_a_selected_row_is_marked_by_a_character_too() -> None:
 
 
 def test_a_sparkline_is_empty_for_nothing_and_never_for_something() -> None:
-    assert draw.spark([0.0, 0.1, 50.0, 100.0, None], 8, 100.0, UNICODE) == "    ▁▄█?"[-8:].rjust(8)
+    assert draw.spark([0.0, 0.1, 50.0, 100.0, None], 8, 100.0, UNICODE) == "    ▁▄█ "[-8:].rjust(8)
 
 
 def test_a_curve_keeps_its_peak_however_narrow() -> None:
@@ -172,3 +172,10 @@ def test_the_selected_row_is_always_in_the_window(
     if size:
         assert begin <= selected < begin + size
         assert begin == 0 or begin + size <= count
+
+
+def test_only_a_wait_that_needs_a_person_stands_out() -> None:
+    row = Row(Section.WAITING, id="1", state="waiting", what="x", user=0, why="needs 9.0 GiB")
+    for state, style in (("waiting", "why"), ("held", "note")):
+        line = draw.job_line(row._replace(state=state), NOW, 120, "me", UNICODE)
+        assert ("needs 9.0 GiB" in line[-1][0], line[-1][1]) == (True, style)

@@ -20,6 +20,7 @@ from grn.cli.top.state import KeyAction
 from grn.client import logs, queue
 from grn.client.negotiator import ask_once
 from grn.errors import GrnError
+from grn.model import ansi
 from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.paths import user_name
@@ -31,11 +32,11 @@ MAX_LOG_BYTES = 256 << 10
 class LogPage:
     """Lines that fill the terminal until a key closes them; each drawing reads them again."""
 
-    def __init__(self, title: str, read: Callable[[], list[str]], *, is_followed: bool) -> None:
+    def __init__(self, title: str, read: Callable[[], list[Line]], *, is_followed: bool) -> None:
         self._title = title
         self._read = read
         self._is_followed = is_followed  # the end is kept in sight
-        self._texts: list[str] = []
+        self._texts: list[Line] = []
         self._first = 0
 
     def lines(self, look: Look) -> list[Line]:
@@ -45,7 +46,7 @@ class LogPage:
         last = max(0, len(self._texts) - room)
         self._first = last if self._is_followed else min(self._first, last)
         shown: list[Line] = [[(draw.cut(f" {self._title}", look.width, look.marks), "title")]]
-        shown += [[(text, "plain")] for text in self._texts[self._first :][:room]]
+        shown += self._texts[self._first :][:room]
         shown += [[("", "plain")]] * (look.height - 1 - len(shown))
         keys = " q back   Up, Down, PgUp, PgDn, End" + ("  (following)" * self._is_followed)
         return screen.full([*shown, [(keys, "keys")]], look)
@@ -79,8 +80,8 @@ def carry_out(order: KeyAction, marks: Marks) -> Done:
     if order.verb == "log":
         return _log(row)
     if order.verb == "explain":
-        text = _explanation(row, marks)
-        return Done(page=LogPage(f"{row.id}  {row.what}", lambda: text, is_followed=False))
+        lines: list[Line] = [[(text, "plain")] for text in _explanation(row, marks)]
+        return Done(page=LogPage(f"{row.id}  {row.what}", lambda: lines, is_followed=False))
     assert row.job is not None
     if order.verb == "retry":
         first = queue.submit({"op": "retry", "jobs": [row.job]})["first"]
@@ -103,8 +104,8 @@ def _log(row: Row) -> Done:
     return Done(page=LogPage(title, lambda: log_lines(folder), is_followed=True))
 
 
-def log_lines(folder: str) -> list[str]:
-    """Return the end of a log as harmless lines; what CR wrote over shows as it was at last."""
+def log_lines(folder: str) -> list[Line]:
+    """Return the end of a log with its colours; what CR wrote over shows as it was at last."""
     data = b""
     for path in reversed(logs.parts(os.path.join(folder, "log"))):
         size = os.path.getsize(path) if os.path.exists(path) else 0
@@ -112,10 +113,9 @@ def log_lines(folder: str) -> list[str]:
         if len(data) >= MAX_LOG_BYTES:
             break
     if not data:
-        return ["nothing was printed yet"]
-    text = data[-MAX_LOG_BYTES:].decode("utf-8", "replace")
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    return [harmless(line.expandtabs()) for line in lines]
+        return [[("nothing was printed yet", "plain")]]
+    lines, _ = ansi.styled_lines(data[-MAX_LOG_BYTES:].decode("utf-8", "replace"))
+    return [[(text, f"sgr:{ansi.sgr(style)}") for text, style in line] for line in lines]
 
 
 def _explanation(row: Row, marks: Marks) -> list[str]:

@@ -32,6 +32,7 @@ from grn.cli.top.state import KeyAction, View
 from grn.client.negotiator import MALFORMED, garbled
 from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError, UsageError
+from grn.model import ansi
 from grn.paths import user_name
 from grn.protocol.snapshot import Snapshot
 
@@ -47,7 +48,7 @@ _COLOURS = {
     "bad": "color(1)",
     "good": "color(2)",
     "note": "color(3)",
-    "why": "color(3)",
+    "why": "dim",
     "id": "bold",
     "index": "bold",
     "bold": "bold",
@@ -249,6 +250,8 @@ def _host() -> str:
 def _styles(has_colour: bool) -> Callable[[str], Style]:
     @lru_cache(maxsize=256)
     def style(names: str) -> Style:
+        if names.startswith("sgr:"):
+            return _style_of_output(names.removeprefix("sgr:"), has_colour)
         found = [_COLOURS.get(name, "") for name in names.split()]
         words = [word for text in found for word in text.split()]
         is_selected = "selected" in names.split()
@@ -259,6 +262,17 @@ def _styles(has_colour: bool) -> Callable[[str], Style]:
         return Style.parse(" ".join(words) or "none")
 
     return style
+
+
+def _style_of_output(parameters: str, has_colour: bool) -> Style:
+    """Return the style that a program chose for its output by an SGR sequence."""
+    chosen = ansi.with_sgr(ansi.PLAIN, parameters)
+    colours = (chosen.colour, chosen.background) if has_colour else (None, None)
+    front, back = (None if number is None else f"color({number})" for number in colours)
+    return Style(
+        color=front, bgcolor=back, bold=chosen.is_bold, dim=chosen.is_dim, italic=chosen.is_italic,
+        underline=chosen.is_underlined, reverse=chosen.is_inverse,
+    )  # fmt: skip
 
 
 def is_plain(environment: Mapping[str, str]) -> bool:

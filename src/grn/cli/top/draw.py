@@ -31,14 +31,13 @@ class Marks:
     guard: str = "╱"
     free: str = "·"
     spark: str = " ▁▂▃▄▅▆▇█"
-    unknown: str = "?"
     cut: str = "…"
     rule: str = "─"
     selected: str = "▶"
 
 
 UNICODE = Marks()
-ASCII = Marks("#", "=", "x", "?", "/", ".", " .:-=+*#@", "?", "~", "-", ">")
+ASCII = Marks("#", "=", "x", "?", "/", ".", " .:-=+*#@", "~", "-", ">")
 
 
 # --- small things --------------------------------------------------------------------------
@@ -50,11 +49,11 @@ def age(seconds: float) -> str:
 
 
 def spark(values: Sequence[float | None], size: int, most: float, marks: Marks) -> str:
-    """Draw the latest values, one character each; the newest is on the right."""
+    """Draw the latest values, one character each; the newest is on the right, unknown is a gap."""
     shown = list(values)[-size:]
     steps = len(marks.spark) - 1
     drawn = "".join(
-        marks.unknown
+        " "
         if value is None
         else marks.spark[max(int(value > 0), min(steps, round(steps * value / most)))]
         for value in shown
@@ -294,7 +293,7 @@ def _waiting(row: Row, now: float) -> dict[str, Piece]:
     return {
         "FOR": (age(now - row.since_at), "plain"),
         "JOB": (row.name or row.what, "plain"),
-        "WHY": (row.why, "why"),
+        "WHY": (row.why, "note" if row.state == "held" else "why"),  # held: a person must act
     }
 
 
