@@ -1,7 +1,9 @@
-"""Decisions when very many wait: 100,000 requests of 5,000 classes and 20 users, 1,000 GPUs.
+"""Decisions when very many wait: 8 GPUs and 10,000 requests, 1,000 GPUs and 100,000 of 20 users.
 
 The engine alone. Each event is timed: a job ends and what it used is learned, the next ones start;
-a newcomer asks; somebody gives up. The garbage collector runs as it does in a negotiator.
+a newcomer asks; somebody gives up; all GPUs are sampled. First while nobody has waited long, then
+after time has passed and GPUs are reserved for starving requests, and again when they may not be
+backfilled any more. The garbage collector runs as it does in a negotiator.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import gc
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import rig
 
@@ -17,36 +20,58 @@ from grn.model.gpu import Gpu, Reading
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB, MiB
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Grant, JobStarted, Released, Requested, Withdrawn
+from grn.negotiator.events import Event, Grant, JobStarted, Released, Requested, Sampled, Withdrawn
+from grn.negotiator.schedule.ledger import Rules
 
-WAITING, GPUS, TYPES, USERS, EVENTS = 100_000, 1_000, 5_000, 20, 1_000
-TARGET_MS, STALL_MS = 1.0, 20.0
+USERS, EVENTS, SAMPLES = 20, 1_000, 20
+TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 20.0
+PASSING_S = 5.0  # between two samples while time passes
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A machine and its line; some types want several GPUs or a whole one, some are unknown."""
+
+    gpus: int
+    waiting: int
+    types: int
+
+    def __str__(self) -> str:
+        return f"{self.gpus:,} GPUs, {self.waiting:,} wait"
+
+
+SIZES = (Size(8, 10_000, 500), Size(1_000, 100_000, 5_000))
 
 
 class Crowd:
     """An engine with all that, and a clock around each event."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         self.engine = Engine()
+        self.size = size
         self._count, self._at = 0, 0.0
         self._running: list[str] = []
         self._waiting: list[str] = []
         self.spent_ms: list[float] = []  # time of the processor, whoever else wants it
-        gpus = tuple(Gpu(f"GPU-{n}", n, "model", 40 * GiB) for n in range(GPUS))
-        empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
+        gpus = tuple(Gpu(f"GPU-{n}", n, "model", 40 * GiB) for n in range(size.gpus))
+        self._empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
         known = tuple(
-            Profile(_type(n), "model", _type(n), 1000, (_run(n), _run(n))) for n in range(TYPES)
+            Profile(_type(n), "model", _type(n), 1000, (_run(n, size), _run(n, size)))
+            for n in range(size.types)
+            if n % 100 != 9
         )
-        self.engine.handle(JobStarted(0.0, gpus, empty, profiles=known))
+        self.engine.handle(JobStarted(0.0, gpus, self._empty, profiles=known))
 
     def ask(self) -> float:
         """A newcomer asks."""
         self._count += 1
         key = f"{self._count:08x}"
-        number = self._count * 7919 % TYPES
+        number = self._count * 7919 % self.size.types
         kind, user = _type(number), 1000 + number % USERS
         holder = Holder(100_000 + self._count, 1)
-        request = Request(key, key, kind, kind, user, holder=holder, is_command=True)
+        gpus = 1 if number % 10 else 2 + number // 10 % 3
+        request = Request(key, key, kind, kind, user, gpus=gpus, holder=holder, is_command=True,
+                          is_exclusive=number % 50 == 7)  # fmt: skip
         self._waiting.append(key)
         return self._timed(Requested(self._later(), request))
 
@@ -63,11 +88,22 @@ class Crowd:
             key = self._waiting.pop(len(self._waiting) // 2)
         return self._timed(Withdrawn(self._later(), key))
 
+    def sample(self) -> float:
+        """All GPUs are read."""
+        return self._timed(Sampled(self._later(), self._empty))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, with samples, while all jobs go on."""
+        until = self._at + seconds
+        while self._at < until:
+            self._at = min(until, self._at + PASSING_S)
+            self.sample()
+
     def _later(self) -> float:
         self._at += 0.001
         return self._at
 
-    def _timed(self, event: Released | Requested | Withdrawn) -> float:
+    def _timed(self, event: Event) -> float:
         began, spent = time.perf_counter(), time.thread_time()
         actions = self.engine.handle(event)
         self.spent_ms.append(1000 * (time.thread_time() - spent))
@@ -80,37 +116,61 @@ def _type(number: int) -> str:
     return f"type {number}"
 
 
-def _run(number: int) -> Run:
-    return Run(Outcome.OK, 2 * GiB + number * 5 * MiB // 2, 600.0, 0.0)
+def _run(number: int, size: Size) -> Run:
+    """One run of 2 to 15 GiB; some types are short enough to backfill."""
+    peak = 2 * GiB + number * 5_000 // size.types * 5 * MiB // 2
+    return Run(Outcome.OK, peak, 60.0 if number % 4 == 0 else 1_000.0, 0.0)
 
 
 def measure() -> list[rig.Figure]:
-    """Fill the machine and the line, then time each kind of event."""
-    began = time.monotonic()
-    crowd = Crowd()
+    """Fill each machine and its line, then time each kind of event in each state."""
     gc.collect()
     gc.freeze()  # both as the negotiator does it
     gc.set_threshold(1_000, 5, 1_000_000)
-    while len(crowd.engine.view.waitlist) < WAITING:
-        crowd.ask()
-    print(f"{len(crowd.engine.view.leases)} run, {len(crowd.engine.view.waitlist)} wait; "
-          f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)  # fmt: skip
     stalls: list[float] = []
     gc.callbacks.append(_watch(stalls))
     figures: list[rig.Figure] = []
-    for what, step in (("a job ends", crowd.end), ("one more asks", crowd.ask),
-                       ("one gives up", crowd.leave)):  # fmt: skip
-        crowd.spent_ms.clear()
-        took = [step() for _ in range(EVENTS)]
-        spent = rig.percentile(crowd.spent_ms, 99)
-        figures += [
-            rig.Figure(f"{what}, median", statistics.median(took), TARGET_MS, "ms", None),
-            rig.Figure(f"{what}, p99", rig.percentile(took, 99), TARGET_MS, "ms"),
-            rig.Figure(f"{what}, p99 of processor time", spent, TARGET_MS, "ms", None),
-            rig.Figure(f"{what}, max", max(took), TARGET_MS, "ms", None),
-        ]
+    for size in SIZES:
+        began = time.monotonic()
+        crowd = Crowd(size)
+        while len(crowd.engine.view.waitlist) < size.waiting:
+            crowd.ask()
+        stalls.clear()
+        view = crowd.engine.view
+        print(f"{size}, {len(view.leases)} run; filled in {time.monotonic() - began:.0f} s",
+              file=sys.stderr)  # fmt: skip
+        patience_s = Rules().patience_s
+        for state, passes_s in (("", 0.0), (" while others starve", patience_s),
+                                (" long after", 4 * patience_s)):  # fmt: skip
+            crowd.pass_time(passes_s)
+            figures += _state(crowd, state)
+        crowd.engine.check()
+        stall = rig.Figure(
+            f"{size}: longest garbage collection", max(stalls, default=0), STALL_MS, "ms"
+        )
+        figures.append(stall)
     gc.callbacks.pop()
-    figures.append(rig.Figure("longest garbage collection", max(stalls, default=0), STALL_MS, "ms"))
+    return figures
+
+
+def _state(crowd: Crowd, state: str) -> list[rig.Figure]:
+    figures: list[rig.Figure] = []
+    for what, step, times, target_ms in (
+        ("a job ends", crowd.end, EVENTS, TARGET_MS),
+        ("one more asks", crowd.ask, EVENTS, TARGET_MS),
+        ("one gives up", crowd.leave, EVENTS, TARGET_MS),
+        ("a sample", crowd.sample, SAMPLES, SAMPLE_MS),
+    ):
+        crowd.spent_ms.clear()
+        took = [step() for _ in range(times)]
+        spent = rig.percentile(crowd.spent_ms, 99)
+        name = f"{crowd.size}: {what}{state}"
+        figures += [
+            rig.Figure(f"{name}, median", statistics.median(took), target_ms, "ms", None),
+            rig.Figure(f"{name}, p99", rig.percentile(took, 99), target_ms, "ms"),
+            rig.Figure(f"{name}, p99 of processor time", spent, target_ms, "ms", None),
+            rig.Figure(f"{name}, max", max(took), target_ms, "ms", None),
+        ]
     return figures
 
 
@@ -127,4 +187,4 @@ def _watch(stalls: list[float]):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    rig.main("100,000 waiting, 1,000 GPUs, 5,000 classes", measure)
+    rig.main("decisions when very many wait", measure)

@@ -10,7 +10,7 @@ import pytest
 from grn.model.units import GiB
 from grn.negotiator.schedule.allocations import MANY, Shelf
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import MAX_REACHES, Reach, Refusal, WaitingRequest
+from grn.negotiator.schedule.order import MAX_REACHES, Reach, Refusal, Rooms, WaitingRequest
 from grn.negotiator.schedule.placement import FreeSpace, is_empty, is_taking
 from grn.negotiator.schedule.wait_queue import Waitlist
 from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, a_use, some_gpus
@@ -86,7 +86,7 @@ def waitlist_of(needs: dict[str, float]) -> Waitlist:
 def found(waitlist: Waitlist, most: float, empty: int = 0, guess: float = math.inf) -> list[str]:
     """Return the groups that may fit on GPUs with this room, by their first keys."""
     room = FreeSpace([(most, 0), (most, 1)], empty, [])
-    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: room, guess)
+    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(room, room, 0.0), guess)
     return [group.head.request.key for group in groups]
 
 
@@ -135,12 +135,27 @@ def test_a_group_waits_for_room_on_the_gpus_that_it_may_use() -> None:
 
     def on(gpu: str) -> list[str]:
         some, none = FreeSpace([(2 * GiB, 0)], 0, []), FreeSpace([], 0, [])
-        groups = waitlist.candidates(
-            (-1, 0, 0, 0.0, 0), lambda reach: some if gpu in reach.gpus else none, math.inf
-        )
+
+        def rooms(reach: Reach) -> Rooms:
+            return Rooms(*[some if gpu in reach.gpus else none] * 2, 0.0)
+
+        groups = waitlist.candidates((-1, 0, 0, 0.0, 0), rooms, math.inf)
         return [group.head.request.key for group in groups]
 
     assert (on("GPU-0"), on("GPU-1"), on("GPU-2")) == (["first"], ["pinned"], [])
+
+
+def test_reserved_gpus_count_only_for_jobs_that_end_in_time() -> None:
+    lasting = {"short": 10.0, "just": 61.0, "late": 63.0, "long": 900.0, "unknown": math.inf}
+    waitlist = waitlist_of(dict.fromkeys(lasting, GiB))
+    for key, lasts_s in lasting.items():
+        refused = Refusal(key, 0, need_bytes=GiB, lasts_s=lasts_s)
+        waitlist.refuse(waitlist.group_of(key), refused)
+    reserved, none = FreeSpace([(2 * GiB, 0)], 0, []), FreeSpace([], 0, [])
+    groups = waitlist.candidates(
+        (-1, 0, 0, 0.0, 0), lambda reach: Rooms(none, reserved, 62.0), math.inf
+    )
+    assert [group.head.request.key for group in groups] == ["short", "just"]
 
 
 def test_more_sets_of_gpus_than_are_told_apart_are_asked_at_every_event() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from grn.model.job import Request
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.order import Group
+from grn.negotiator.schedule.order import Group, WaitingRequest
 from grn.negotiator.schedule.placement import Need, allowed, to_keep
 from grn.negotiator.schedule.wait_queue import Waitlist
 
@@ -53,7 +53,9 @@ class Keeper:
             if is_first and head.request.job_type in self._holdings.first_runs:
                 continue  # it does not wait for room
             books = allowed(head.request, list(self._holdings.books.values()))
-            kept = to_keep(head.request, needs, books, partial(self._ready_s, at, head.sequence))
+            kept = self._still_kept(head, needs) or to_keep(
+                head.request, needs, books, partial(self._ready_s, at, head.sequence)
+            )
             if kept:
                 if at - head.since < _PASSED * patience_s:
                     waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
@@ -62,6 +64,19 @@ class Keeper:
                 self.group = group
                 return self._kept
         return {}
+
+    def _still_kept(self, head: WaitingRequest, needs: Mapping[str, Need]) -> list[Book]:
+        """Return the GPUs that a request has reserved already, none when it needs others.
+
+        They precede all others, so the others need not be tried.
+        """
+        request = head.request
+        if request.holder is not None and not request.is_command:
+            return []  # its process may have come to other GPUs
+        kept = [
+            self._holdings.books[uuid] for uuid in self._kept if self._kept[uuid] == head.sequence
+        ]
+        return to_keep(request, needs, kept) if len(kept) == request.gpus else []
 
     def _starving(self, at: float) -> Iterator[Group]:
         """Yield groups whose heads are starving, in turn; a few of each user."""
@@ -81,18 +96,25 @@ class Keeper:
             if not users:
                 return
 
-    def may_lend(self, at: float) -> bool:
-        """True while reserved GPUs are not ready for the request they are reserved for."""
-        return self._until > at
+    def left_s(self, at: float) -> float:
+        """Return how long reserved GPUs may be backfilled; not positive when they may not be."""
+        return self._until - at
 
     def may_pass(self, group: Group, at: float) -> bool:
         """True when a job usually ends before the reserved GPUs have room for their request."""
-        left_s = self._until - at
+        left_s = self.left_s(at)
         if left_s <= 0:
             return False
-        request = group.head.request
+        lasts_s = self.lasts_s(group.head.request)
+        return lasts_s < math.inf and lasts_s <= left_s  # GPUs may never be ready
+
+    def lasts_s(self, request: Request) -> float:
+        """Return how long a job may take on any GPU here; infinity when unknown.
+
+        It changes only with the profile of the type, which retries all groups of the type.
+        """
         alone = [self._alone_s(request, model) for model in self._holdings.sizes()]
-        return all(each is not None and _LATE * each <= left_s for each in alone)
+        return _LATE * max(math.inf if each is None else each for each in alone)
 
     def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
         """Return how long a GPU takes to have room; a GPU that is reserved already stays so."""
@@ -103,6 +125,8 @@ class Keeper:
     def _drained_s(self, book: Book, need: Need, at: float) -> float:
         """Return when enough jobs of a GPU will have ended; infinity when unknown."""
         free, ends = book.free_bytes, []
+        if free >= need.need_bytes:
+            return 0.0
         for lease in book.leases.values():
             usual_s = self._alone_s(lease.request, book.gpu.model)
             passed_s = at - lease.granted_at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from functools import partial
 
 from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait, WaitReason
@@ -15,7 +14,15 @@ from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
 from grn.negotiator.schedule.backfill import Keeper
 from grn.negotiator.schedule.fair_share import Shares, Usage
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.order import ANYWHERE, Group, Reach, Refusal, Turn, WaitingRequest
+from grn.negotiator.schedule.order import (
+    ANYWHERE,
+    Group,
+    Reach,
+    Refusal,
+    Rooms,
+    Turn,
+    WaitingRequest,
+)
 from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
 from grn.negotiator.schedule.wait_queue import Waitlist
 
@@ -118,9 +125,13 @@ class Granter:
         closed = self._keeper.closed(at)
         self._wake()
         rooms = _Rooms(self._holdings.shelf, closed)
-        room_on = partial(rooms.on, with_closed=self._keeper.may_lend(at))
+        left_s = self._keeper.left_s(at)
+
+        def rooms_on(reach: Reach) -> Rooms:
+            return Rooms(rooms.on(reach, False), rooms.on(reach, left_s > 0), left_s)
+
         last, self._resume, work = self._resume, _BEFORE_ALL, 0
-        for group in self._waitlist.candidates(last, room_on, self.guess()):
+        for group in self._waitlist.candidates(last, rooms_on, self.guess()):
             if work >= MAX_WORK:
                 self._resume = last
                 break
@@ -229,6 +240,7 @@ class Granter:
             sibling is None and len(enough) < len(needs),
             not reach.is_pinned and all(need.load is not None for need in needs),
             reach,
+            self._keeper.lasts_s(request),
         )
 
     def _needs_on(self, reach: Reach, request: Request) -> list[Need]:

@@ -55,6 +55,7 @@ class Refusal:
     is_guess: bool = False  # or the least guess for a type without a profile,
     is_load_known: bool = False  # and that are not too busy,
     reach: Reach = ANYWHERE  # among these GPUs
+    lasts_s: float = 0.0  # how long such a job may take: reserved GPUs count if it ends in time
 
 
 @dataclass(slots=True)
@@ -114,6 +115,15 @@ class _Name(NamedTuple):
     gpus: int
     is_load_known: bool = False
     size: int = 0  # the bucket of the need
+    lasts: int = 0  # the bucket of the time it may take
+
+
+class Rooms(NamedTuple):
+    """The room on the GPUs of a reach, and the room there for jobs that end in time."""
+
+    free: FreeSpace
+    backfill: FreeSpace  # with the GPUs that are reserved for a starving request,
+    left_s: float  # for jobs that take no longer than this
 
 
 class WaitIndex:
@@ -150,22 +160,27 @@ class WaitIndex:
                         del self._lines[group.refused.reach]
 
     def next_after(
-        self, after: Turn, reach: Reach, room: FreeSpace, guess_bytes: float
+        self, after: Turn, reach: Reach, rooms: Rooms, guess_bytes: float
     ) -> Entry | None:
         """Return the first group after a turn that may fit into the room on the GPUs of a reach."""
         best: Entry | None = None
         edges: dict[float, int] = {}
+        last = _bucket(rooms.left_s) if rooms.left_s > 0 else -1
         for name, line in self._lines.get(reach, {}).items():
+            room = rooms.backfill if name.lasts <= last else rooms.free
             most = room.most(name.gpus, name.is_load_known)
             if most not in edges:
                 edges[most] = _bucket(most)
             if not _is_open(name, edges[most], most, room, guess_bytes):
                 continue
             is_sure = name.what != "need" or name.size < edges[most]
+            is_mixed = name.lasts == last and rooms.free is not rooms.backfill
             for place in range(bisect_right(line, after, key=turn_of), len(line)):
                 entry = line[place]
                 if best is not None and best[0] < entry[0]:
                     break
+                if is_mixed and not _may_fit(entry[1], name, rooms, guess_bytes):
+                    continue
                 if is_sure or _needs(entry[1]) <= most:
                     best = entry
                     break
@@ -179,13 +194,15 @@ def turn_of(entry: Entry) -> Turn:
 
 def _names(refused: Refusal) -> Iterator[_Name]:
     """Name the lines that a refusal puts a group into."""
+    lasts = _bucket(refused.lasts_s)
     if refused.is_alone:
-        yield _Name("alone", refused.gpus)
+        yield _Name("alone", refused.gpus, lasts=lasts)
         return
     if refused.need_bytes < math.inf:
-        yield _Name("need", refused.gpus, refused.is_load_known, _bucket(refused.need_bytes))
+        size = _bucket(refused.need_bytes)
+        yield _Name("need", refused.gpus, refused.is_load_known, size, lasts)
     if refused.is_guess:
-        yield _Name("guess", refused.gpus, refused.is_load_known)
+        yield _Name("guess", refused.gpus, refused.is_load_known, lasts=lasts)
 
 
 def _is_open(name: _Name, edge: int, most: float, room: FreeSpace, guess_bytes: float) -> bool:
@@ -197,12 +214,21 @@ def _is_open(name: _Name, edge: int, most: float, room: FreeSpace, guess_bytes: 
     return guess_bytes <= most
 
 
+def _may_fit(group: Group, name: _Name, rooms: Rooms, guess_bytes: float) -> bool:
+    """True when one group of a line may fit into the room that it may use."""
+    if group.refused is None or group.refused.lasts_s <= rooms.left_s:
+        return True
+    most = rooms.free.most(name.gpus, name.is_load_known)
+    is_open = _is_open(name, _bucket(most), most, rooms.free, guess_bytes)
+    return is_open and (name.what != "need" or _needs(group) <= most)
+
+
 def _needs(group: Group) -> float:
     return group.refused.need_bytes if group.refused is not None else 0.0
 
 
-def _bucket(need_bytes: float) -> int:
-    """Return one number for needs that differ by less than a fifth."""
-    if need_bytes == math.inf:
+def _bucket(amount: float) -> int:
+    """Return one number for amounts, of bytes or seconds, that differ by less than a fifth."""
+    if amount == math.inf:
         return 1 << 30
-    return int(4 * math.log2(need_bytes)) if need_bytes >= 1 else 0
+    return int(4 * math.log2(amount)) if amount >= 1 else 0

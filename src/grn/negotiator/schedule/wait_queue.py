@@ -23,13 +23,13 @@ from grn.negotiator.schedule.order import (
     Kind,
     Reach,
     Refusal,
+    Rooms,
     Turn,
     WaitIndex,
     WaitingRequest,
     turn,
     turn_of,
 )
-from grn.negotiator.schedule.placement import FreeSpace
 
 MAX_SET_APART = 256  # requests that are moved to the group of their process per event: 30 us each
 
@@ -199,7 +199,7 @@ class Waitlist:
             self._fresh.pop(group.number, None)
 
     def candidates(
-        self, after: Turn, room_on: Callable[[Reach], FreeSpace], guess_bytes: float
+        self, after: Turn, rooms_on: Callable[[Reach], Rooms], guess_bytes: float
     ) -> Iterator[Group]:
         """Yield the groups after a turn whose answer may have changed, in turn.
 
@@ -209,7 +209,7 @@ class Waitlist:
         self._heads = heads = [self._head(one) for one in self._fresh.values() if one.turn > after]
 
         def follow(reach: Reach, turn: Turn) -> None:
-            entry = self._lines.next_after(turn, reach, room_on(reach), guess_bytes)
+            entry = self._lines.next_after(turn, reach, rooms_on(reach), guess_bytes)
             if entry is not None:
                 heapq.heappush(heads, self._head(entry[1], reach))
 
