@@ -58,7 +58,7 @@ def site() -> None:
               help="A pilot without work leaves after this.")  # fmt: skip
 @click.option("--partition", default="", help="The partition of Slurm.")
 @click.option("--option", "options", multiple=True, metavar="WORD",
-              help="A word for ssh or sbatch (repeatable).")  # fmt: skip
+              help="A word for ssh or sbatch, a resource for Ray (repeatable).")  # fmt: skip
 @click.option("--env", "env", multiple=True, metavar="K=V",
               help="A variable of the agents there (repeatable).")  # fmt: skip
 @click.option("--no-check", is_flag=True, help="Add it without looking whether it answers.")
