@@ -96,8 +96,9 @@ class Chaos:
             while time.monotonic() - began < seconds:
                 self._strike()
             self._is_over.set()
+            self._repair()  # first: the client sends its last job until the queue answers
             client.join()
-            self._heal()
+            self._settle()
         finally:
             self._is_over.set()
             client.join()
@@ -205,11 +206,15 @@ class Chaos:
         argv = self._ledger.command(name, wanted, seconds)
         key = f"{chance.getrandbits(96):024x}"
         request = self._rig.request([argv], key=key, requeue=wanted.may_requeue, at=at)
+        answer_by = time.monotonic() + HEAL_S
         while True:
             try:
                 self._ledger.told[name] = int(self._rig.ask("submit", **request)["first"])
                 break
-            except (GrnError, OSError):
+            except (GrnError, OSError) as exc:
+                if time.monotonic() > answer_by:
+                    self._result.complaints.append(f"{name} was never accepted: {exc}")
+                    return
                 pause(chance.uniform(0.01, 0.1))
         if chance.random() < 0.05:
             self._ledger.cancelled.add(name)
@@ -221,13 +226,15 @@ class Chaos:
 
     # --- the end -------------------------------------------------------------------------
 
-    def _heal(self) -> None:
+    def _repair(self) -> None:
         for machine in self._machines:
             machine.connect()
             if not machine.is_on:
                 machine.start()
         if self._rig.queue is None or not self._rig.queue.is_running:
             self._rig.start()
+
+    def _settle(self) -> None:
         pokes = 0.0
 
         def is_settled() -> bool:
