@@ -95,6 +95,25 @@ def test_a_job_has_its_output_and_its_attempts(page, submit, server):
     assert "Environment" in page.inner_text("main")
 
 
+def test_output_is_shown_as_a_terminal_shows_it_and_can_be_searched_and_saved(page, submit, server):
+    bar = "  1%%|    \\r 50%%|##  \\r100%%|####\\n"
+    program = f"printf '\\033[32mgreen\\033[0m start\\n{bar}last line\\n'"
+    number = submit("--name", "my run", "--", "sh", "-c", program)
+    page.goto(f"{server.url}/#/job/{number}")
+
+    page.wait_for_selector("h1:has-text('my run')")
+    page.wait_for_selector("pre.log:has-text('last line')")
+    shown = page.text_content("pre.log").splitlines()
+    assert [line for line in shown if line] == ["green start", "100%|####", "last line"]
+    look = "getComputedStyle(document.querySelector('pre.log span')).color"
+    assert page.evaluate(look) != page.evaluate("getComputedStyle(document.body).color")
+    page.fill("input[aria-label='search in the output']", "LAST")
+    assert page.text_content("pre.log .hit").strip() == "last line"
+    with page.expect_download() as saved:
+        page.click("text=Download")
+    assert b"\x1b[32mgreen" in saved.value.path().read_bytes()
+
+
 def test_the_other_views_show_what_was(page, submit, server, story):
     number = submit("--", "sh", "-c", "sleep 0.2")
     page.goto(f"{server.url}/#/history")

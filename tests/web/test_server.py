@@ -18,7 +18,7 @@ from tests.web.conftest import Server
 
 READS = [
     *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
-    *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/lease/abcd1234"),
+    *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/job/1/output", "/api/lease/abcd1234"),
 ]
 WRITES = [f"/api/job/1/{act}" for act in ("cancel", "hold", "release", "retry", "priority")]
 FOREIGN = [
@@ -232,7 +232,8 @@ def test_jobs_are_shown_with_their_output_and_can_be_steered(server, submit):
     assert (job["reason"], job["attempts"][0]["status"]) == ("ok", 0)
     assert all("=" not in name for name in job["environment"])
     log = server.request("GET", f"/api/job/{done}/log")[1]
-    assert (log["text"], log["is_over"]) == ("hello\n", True)
+    assert (log["lines"], log["is_over"]) == ([[["hello", ""]], []], True)
+    assert server.request("GET", f"/api/job/{done}/output")[1] == b"hello\n"
     assert [row["id"] for row in server.request("GET", "/api/history")[1]["jobs"]] == [done]
     assert server.request("GET", "/api/timeline")[1]["spans"][0]["job"] == done
 

@@ -34,6 +34,7 @@ MAX_BODY_BYTES = 4096
 MAX_BODY_OPENINGS = 16  # brackets and braces: no body is deeper
 MAX_JOB_DIGITS = 18  # what fits in a column of the journal
 MAX_HISTORY = 10_000
+MAX_STYLE = 64  # characters of an SGR sequence
 LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text", "where")
 KINDS = {
     ".html": "text/html",
@@ -121,6 +122,7 @@ class Page:
             Route("/api/sweep", self._closed(self.sweep), methods=read),
             Route("/api/job/{job}", self._closed(self.job), methods=read),
             Route("/api/job/{job}/log", self._closed(self.log), methods=read),
+            Route("/api/job/{job}/output", self._closed(self.output), methods=read),
             Route("/api/job/{job}/{act}", self._closed(self.act), methods=write),
             Route("/api/lease/{lease}", self._closed(self.lease), methods=read),
             Route("/metrics", self._open(self.metrics), methods=read),
@@ -223,12 +225,15 @@ class Page:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def log(self, request: Request) -> Response:
-        name = request.query_params.get("name", "log")
-        if name not in ("log", "err"):
-            return _error(400, "there are log and err")
-        job, at = _job(request), _number(request, "from", 0)
+        job, at, name = _job(request), _number(request, "from", 0), _stream(request)
         attempt = _number(request, "attempt", 0) or None
-        return JSONResponse(await asyncio.to_thread(queries.log, job, name, at, attempt))
+        style = request.query_params.get("style", "")[:MAX_STYLE]
+        return JSONResponse(await asyncio.to_thread(queries.log, job, name, at, attempt, style))
+
+    async def output(self, request: Request) -> Response:
+        """Return all of a job's output as bytes, to be saved."""
+        data = await asyncio.to_thread(queries.output, _job(request), _stream(request))
+        return Response(data, media_type="application/octet-stream")
 
     # --- actions -----------------------------------------------------------------
 
@@ -305,6 +310,13 @@ def _job(request: Request) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_JOB_DIGITS):
         raise UnknownJob("this is no number of a job.")
     return int(text)
+
+
+def _stream(request: Request) -> str:
+    name = request.query_params.get("name", "log")
+    if name not in ("log", "err"):
+        raise _BadBody("the streams are log and err")
+    return name
 
 
 def _number(request: Request, name: str, usual: int) -> int:

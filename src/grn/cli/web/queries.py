@@ -11,6 +11,7 @@ from grn.cli.report.usage import Span
 from grn.client import logs, queue
 from grn.client.negotiator import ask_all, ask_once
 from grn.errors import DaemonError, DaemonNotRunning, GrnError, UnknownJob, UsageError
+from grn.model import ansi
 from grn.model.outcome import Outcome
 from grn.paths import user_name
 from grn.protocol.rows import (
@@ -200,16 +201,37 @@ def _curve(lease: str) -> list[tuple[float, int | None]]:
     return [(round(curve.since_at + n * curve.step_s, 1), used) for n, used in values]
 
 
-def log(number: int, name: str, at: int, attempt: int | None) -> Row:
-    """Return a piece of what a job has printed, and where the next begins."""
-    row = read(JobRow, queue.show(number, may_start=False))
-    folder = row.folder_of(attempt) if row.folder and attempt else row.folder
-    data = logs.read_log(folder, name)
+def log(number: int, name: str, at: int, attempt: int | None, style: str = "") -> Row:
+    """Return a piece of a job's output as styled lines, and where the next piece begins.
+
+    The next piece begins with the last line of this one, which may still change, in `style`.
+    """
+    row, data = _output(number, name, attempt)
     start = at or max(0, len(data) - LOG_CHUNK_BYTES)
     piece = data[start : start + LOG_CHUNK_BYTES]
-    is_over = row.has_ended and start + len(piece) >= len(data)
     text = piece.decode("utf-8", "replace")
-    return {"text": text, "from": start, "next": start + len(piece), "is_over": is_over}
+    lines, rest = ansi.styled_lines(text, ansi.with_sgr(ansi.PLAIN, style) if style else ansi.PLAIN)
+    whole = piece.rfind(b"\n") + 1
+    if not whole and len(piece) == LOG_CHUNK_BYTES:  # one line longer than a piece
+        whole = piece.rfind(b"\r") + 1 or len(piece)
+    return {
+        "lines": [[(text, ansi.sgr(look)) for text, look in line] for line in lines],
+        "from": start,
+        "next": start + whole,
+        "style": ansi.sgr(rest),
+        "is_over": row.has_ended and start + len(piece) >= len(data),
+    }
+
+
+def output(number: int, name: str) -> bytes:
+    """Return all that is kept of a job's output."""
+    return _output(number, name, None)[1]
+
+
+def _output(number: int, name: str, attempt: int | None) -> tuple[JobRow, bytes]:
+    row = read(JobRow, queue.show(number, may_start=False))
+    folder = row.folder_of(attempt) if row.folder and attempt else row.folder
+    return row, logs.read_log(folder, name)
 
 
 def recent_loads(picture: Snapshot, indices: Sequence[int]) -> list[Row]:

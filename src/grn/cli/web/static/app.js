@@ -15,17 +15,19 @@ let view = null;
 
 // --- asking -------------------------------------------------------------------------------
 
-export async function ask(path, options = {}) {
+async function fetched(path, options = {}) {
   const answer = await fetch(path, { ...options, headers: { authorization: `Bearer ${session}` } });
   if (answer.status === 401) {
     session = "";
     sessionStorage.removeItem("grn-session");
     lock();
   }
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.error || `status ${answer.status}`);
-  return body;
+  if (!answer.ok) throw new Error((await answer.json()).error || `status ${answer.status}`);
+  return answer;
 }
+
+export const ask = async (path, options) => (await fetched(path, options)).json();
+export const askBlob = async (path) => (await fetched(path)).blob();
 
 export const act = (job, verb, body = {}) => ask(`/api/job/${job}/${verb}`, { method: "POST", body: JSON.stringify(body) });
 

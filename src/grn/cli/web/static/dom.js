@@ -49,8 +49,23 @@ export function span(seconds) {
 }
 
 export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+// Relative times, with the date on hover; `tick` keeps them true.
+const agoText = (at) => { const past = now() - at; return past < 5 ? "just now" : `${coarse(past)} ago`; };
+const coarse = (s) => (s < 60 ? `${Math.round(s)} s` : s < 3600 ? `${Math.floor(s / 60)} min` : s < 86400 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`);
+export const ago = (at) => el("time", { title: clock(at), "data-ago": at }, agoText(at));
+export const since = (at) => el("span", { title: `since ${clock(at)}`, "data-since": at }, span(now() - at));
+export function tick(box = document) {
+  for (const cell of box.querySelectorAll("[data-since]")) cell.textContent = span(now() - Number(cell.dataset.since));
+  for (const cell of box.querySelectorAll("[data-ago]")) cell.textContent = agoText(Number(cell.dataset.ago));
+}
 export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
+// A sentence with `code` in it; a capital where it begins.
+export function prose(text) {
+  const parts = plain(text).split("`");
+  return parts.map((part, place) => (place % 2 && place < parts.length - 1 ? el("code", {}, part) : part));
+}
+
 // A job as people call it: its name, or the beginning of its command.
 export function shortName(row) {
   const text = row.name ? plain(row.name) : command(row.argv);

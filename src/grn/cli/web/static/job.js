@@ -1,5 +1,7 @@
 // One job: its memory against its reservation, its log, its attempts; or one lease of anybody's.
-import { el, plain, size, span, clock, now, pill, table, command } from "./dom.js";
+import { el, plain, prose, size, span, clock, now, ago, since, tick, pill, table, command, shortName } from "./dom.js";
+import { logPane } from "./log.js";
+import { toast } from "./dialog.js";
 import { state, ask, trouble } from "./app.js";
 import { acts } from "./now.js";
 import { memoryChart, loadChart } from "./draw.js";
@@ -8,16 +10,33 @@ const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter(([, value]) =
 
 function busy(loads) {
   const chart = loads.length ? loadChart(loads) : null;
-  return chart ? el("div", {}, el("h2", {}, "How busy its GPUs are"), el("div", { class: "chartbox" }, chart)) : "";
+  return chart ? el("div", {}, el("h2", {}, "GPU load"), el("div", { class: "chartbox" }, chart)) : "";
+}
+
+function copied(text) {
+  return el("button", { class: "act", type: "button", onclick: () => navigator.clipboard.writeText(text).then(() => toast("Command copied."), () => toast("The browser does not allow copying.", { isBad: true })) }, "Copy");
+}
+
+function memory(job) {
+  if (job.reserved_bytes === null) return job.mem_bytes ? size(job.mem_bytes) : "as learned";
+  const used = job.used_bytes ? `${size(job.used_bytes)} used, ` : job.peak_bytes === null ? "" : `peak ${size(job.peak_bytes)}, `;
+  return `${used}${size(job.reserved_bytes)} reserved`;
+}
+
+// The line below the title: where, since when, how long, how much.
+function summary(job) {
+  const parts = [`Job ${job.id}`];
+  if (job.gpus.length) parts.push(`GPU ${job.gpus.join(", ")}${job.where ? ` of ${plain(job.where)}` : ""}`);
+  if (job.ended_at) parts.push(el("span", {}, "ended ", ago(job.ended_at)), ...(job.ran_s === null ? [] : [`took ${span(job.ran_s)}`]));
+  else if (job.started_at) parts.push(el("span", {}, "running for ", since(job.started_at)));
+  else parts.push(el("span", {}, "waiting for ", since(job.submitted_at)));
+  return el("p", { class: "soft" }, parts.flatMap((part, place) => (place ? [" · ", part] : [part])));
 }
 
 export function jobView(root, id) {
-  const head = el("div", {}, el("p", { class: "soft" }, "Looking…"));
-  const which = el("select", { "aria-label": "which output" }, [["log", "all output"], ["err", "errors only"]].map(([value, text]) => el("option", { value }, text)));
-  const log = el("pre", { class: "log", tabindex: 0, "aria-label": "output" });
+  const head = el("div", {}, el("p", { class: "soft" }, "Loading…"));
   const rest = el("div");
-  root.append(head, el("h2", {}, "Output"), el("div", { class: "tools" }, which), log, rest);
-  let timer = 0, at = 0, isClosed = false, isOver = false;
+  let isOver = false;
 
   async function load() {
     try {
@@ -29,58 +48,44 @@ export function jobView(root, id) {
   }
 
   function drawHead(job) {
-    const chart = memoryChart(job.curve, job.reserved_bytes, "memory over time");
-    const waits = ["queued", "held"].includes(job.state);
+    const waits = ["queued", "held"].includes(job.state), name = shortName(job);
+    document.title = `${name} · grn`;
     head.replaceChildren(
-      el("h1", {}, `Job ${job.id} `, pill(job.reason || job.state)),
-      el("p", {}, el("code", {}, command(job.argv))), acts(job, load),
-      waits || (job.state !== "ended" && job.why !== job.state) ? el("p", { class: "empty" }, plain(job.why)) : "",
-      el("h2", {}, "Facts"),
-      el("div", { class: "card" }, facts([
-        ["Name", plain(job.name)], ["Type", plain(job.label)], ["Folder", plain(job.cwd)],
-        ["Submitted", clock(job.submitted_at)], ["Started", job.started_at ? `${clock(job.started_at)}, after ${span(job.started_at - job.submitted_at)}` : ""],
-        ["Ended", job.ended_at ? clock(job.ended_at) : ""], ["Took", job.ran_s === null ? "" : span(job.ran_s)],
-        ["Node", plain(job.where)], ["GPU", job.gpus.join(", ")], ["Memory", job.reserved_bytes === null ? (job.mem_bytes ? size(job.mem_bytes) : "as learned") : `${job.used_bytes ? `${size(job.used_bytes)} used, ` : job.peak_bytes === null ? "" : `peak ${size(job.peak_bytes)}, `}${size(job.reserved_bytes)} reserved`],
-        ["Priority", String(job.priority)], ["Status", job.status === null ? (job.signal ? `signal ${job.signal}` : "") : String(job.status)], ["Said", job.text === `exit status ${job.status}` ? "" : plain(job.text)],
-      ])),
-      chart ? el("div", {}, el("h2", {}, "Memory"), el("div", { class: "chartbox" }, chart)) : "", busy(job.loads));
+      el("h1", {}, `${name} `, pill(job.reason || job.state)), summary(job),
+      el("p", { class: "command" }, el("code", {}, command(job.argv)), " ", copied(command(job.argv))), acts(job, load),
+      waits || (job.state !== "ended" && job.why !== job.state) ? el("p", { class: "empty" }, prose(job.why)) : "");
   }
 
   function drawRest(job) {
+    const chart = memoryChart(job.curve, job.reserved_bytes, "memory over time");
     rest.replaceChildren(
+      chart ? el("div", {}, el("h2", {}, "Memory"), el("div", { class: "chartbox" }, chart)) : "", busy(job.loads),
+      el("h2", {}, "Details"),
+      el("div", { class: "card" }, facts([
+        ["Name", plain(job.name)], ["Type", plain(job.label)], ["Folder", plain(job.cwd)],
+        ["Submitted", clock(job.submitted_at)], ["Started", job.started_at ? `${clock(job.started_at)}, after ${span(job.started_at - job.submitted_at)}` : ""],
+        ["Ended", job.ended_at ? clock(job.ended_at) : ""], ["Node", plain(job.where)], ["GPU", job.gpus.join(", ")], ["Memory", memory(job)],
+        ["Priority", String(job.priority)], ["Exit status", job.status === null ? (job.signal ? `signal ${job.signal}` : "") : String(job.status)], ["Reason", job.text === `exit status ${job.status}` ? "" : prose(job.text)],
+      ])),
       el("h2", {}, "Attempts"),
       table([
         { name: "Attempt", kind: "num", of: (row) => row.attempt }, { name: "GPU", of: (row) => row.gpus.join(", ") + (row.where ? ` of ${plain(row.where)}` : "") },
-        { name: "Began", kind: "when", of: (row) => clock(row.began_at) }, { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
+        { name: "Started", kind: "when", of: (row) => ago(row.began_at) }, { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
         { name: "Peak / reserved", kind: "num", of: (row) => `${row.peak_bytes === null ? "" : `${size(row.peak_bytes)} / `}${size(row.reserved_bytes)}` }, { name: "Outcome", of: (row) => pill(row.reason || "running") },
-      ], job.attempts, { empty: "It has not run yet." }),
-      el("h2", {}, "Environment"), el("p", { class: "soft" }, "Names only; values stay in the queue's own files. ", el("code", {}, job.environment.map(plain).join(" ") || "none")));
+      ], job.attempts, { empty: "Not started yet." }),
+      el("h2", {}, "Environment"), el("p", { class: "soft" }, "Names only; the values stay in the queue's own files. ", el("code", {}, job.environment.map(plain).join(" ") || "none")));
   }
 
-  async function follow() {
-    if (isClosed) return;
-    try {
-      const said = await ask(`/api/job/${id}/log?name=${which.value}&from=${at}`);
-      if (isClosed) return;
-      const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 20;
-      if (at === 0 && said.from > 0) log.append("… what came before is in `grn logs`\n");
-      if (said.text) log.append(said.text);
-      at = said.next;
-      if (isAtEnd) log.scrollTop = log.scrollHeight;
-      if (!at && isOver) log.textContent = "It has printed nothing.";
-      if (said.is_over) return load();
-    } catch (error) { log.textContent = error.message; }
-    timer = setTimeout(follow, 700);
-  }
-
-  which.addEventListener("change", () => { at = 0; log.textContent = ""; clearTimeout(timer); follow(); });
-  load().then(follow);
-  const again = setInterval(() => { if (!isOver) load(); }, 2000);
-  return { close: () => { isClosed = true; clearTimeout(timer); clearInterval(again); } };
+  const log = logPane(id, load);
+  root.append(head, el("h2", {}, "Output"), log.box, rest);
+  load();
+  const again = setInterval(() => { if (!isOver && !head.contains(document.activeElement)) load(); }, 2000);
+  const clockTimer = setInterval(() => tick(root), 1000);
+  return { close: () => { log.close(); clearInterval(again); clearInterval(clockTimer); } };
 }
 
 export function leaseView(root, id) {
-  const box = el("div", {}, el("p", { class: "soft" }, "Looking…"));
+  const box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
   root.append(box);
   const load = async () => {
     try {
@@ -93,9 +98,9 @@ export function leaseView(root, id) {
         el("div", { class: "card" }, facts([
           ["Lease", plain(row.id)], ["Type", plain(row.type)], ["User", plain(row.user_name)], ["Process", row.pid === null ? "not visible" : String(row.pid)], ["GPU", row.gpus.join(", ")],
           ["Memory", `${size(row.used_bytes)} used, peak ${size(row.peak_bytes)}, ${size(row.reserved_bytes)} reserved`],
-          ["Began", `${clock(row.since_at)}, ${span((row.ended_at || now()) - row.since_at)}${row.ended_at ? "" : " ago"}`], ["Why here", plain(row.why || "")],
+          ["Began", `${clock(row.since_at)}, ${span((row.ended_at || now()) - row.since_at)}${row.ended_at ? "" : " ago"}`], ["Placement", prose(row.why || "")],
         ])),
-        el("h2", {}, "Memory"), chart ? el("div", { class: "chartbox" }, chart) : el("p", { class: "empty" }, "The curve begins with the second look."), busy(row.loads));
+        el("h2", {}, "Memory"), chart ? el("div", { class: "chartbox" }, chart) : el("p", { class: "empty" }, "No samples yet."), busy(row.loads));
     } catch (error) { box.replaceChildren(trouble(error)); }
   };
   load();

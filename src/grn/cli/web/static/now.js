@@ -1,5 +1,5 @@
 // What is so now: GPUs with who is on them, what runs, what waits and why.
-import { el, svg, plain, size, span, now, pill, table, tip, colour, command, shortName, style } from "./dom.js";
+import { el, svg, plain, size, span, now, since, tick, pill, table, tip, colour, command, shortName, style } from "./dom.js";
 import { confirmed, toast } from "./dialog.js";
 import { state, act, trouble } from "./app.js";
 
@@ -10,21 +10,15 @@ export function nowView(root) {
   const update = () => {
     if (!state.isKnown) return;
     const picture = JSON.stringify([state.gpus, state.leases, state.waiting, state.jobs, state.nodes, state.trouble]);
-    if (picture === drawn) return times(box);
+    if (picture === drawn) return tick(box);
     drawn = picture;
     draw(box);
   };
   if (!state.isKnown) box.append(el("p", { class: "soft" }, "Looking…"));
   update();
-  const timer = setInterval(() => times(box), 1000);
+  const timer = setInterval(() => tick(box), 1000);
   return { update, close: () => clearInterval(timer) };
 }
-
-function times(box) {
-  for (const cell of box.querySelectorAll("[data-since]")) cell.textContent = span(now() - Number(cell.dataset.since));
-}
-
-const since = (at) => el("span", { "data-since": at }, span(now() - at));
 
 function draw(box) {
   const focused = document.activeElement?.dataset?.key;
