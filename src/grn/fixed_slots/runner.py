@@ -100,7 +100,7 @@ class Runner:
     # --- control by listeners -----------------------------------------------------
 
     def again(self, task: Task) -> bool:
-        """Repeat a task that failed in spite of its status; False without a remaining retry."""
+        """Run a task again that failed with exit status 0; False if no retry is left."""
         failures = self._failures[task.number] = self._failures.get(task.number, 0) + 1
         if failures > self._retries or self.is_draining:
             return False

@@ -92,7 +92,7 @@ class GroupRunner:
     # --- control by listeners -----------------------------------------------------
 
     def again(self, task: Task) -> bool:
-        """Repeat a task that failed in spite of its status; False without a remaining retry."""
+        """Run a task again that failed with exit status 0; False if no retry is left."""
         if self.is_draining or self._tries_left(task) <= 0:
             return False
         self._count_failure(task)

@@ -40,7 +40,7 @@ class RunControl(Protocol):
         """Run all tasks; return when the last has ended or all were stopped."""
 
     def again(self, task: Task) -> bool:
-        """Repeat a task that failed in spite of its status; False without a remaining retry."""
+        """Run a task again that failed with exit status 0; False if no retry is left."""
 
     def cancel(self, numbers: Collection[int], *, is_queued_only: bool = False) -> None:
         """End some tasks, or only those of them that have not begun."""

@@ -119,7 +119,7 @@ class TaskOrder:
     def __init__(self, path: str, argv: tuple[str, ...], environment: dict[str, str]) -> None:
         self._path = path
         self.argv = argv
-        # Figures are drawn into files: nobody sees a window of a worker.
+        # Figures are drawn into files: a worker has no screen for a window.
         self.environment = {"MPLBACKEND": "Agg", **environment}
 
     def take_note(self) -> str:

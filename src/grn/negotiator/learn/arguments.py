@@ -217,7 +217,7 @@ def _line(
         return None
     misses = sorted(
         abs(miss) / peak if peak else math.inf
-        for miss, peak in zip(found.foretold, peaks, strict=True)
+        for miss, peak in zip(found.predicted, peaks, strict=True)
         if miss != math.inf  # without it there would be no line
     )
     if not misses or misses[math.ceil(0.9 * len(misses)) - 1] >= MAX_MISS:

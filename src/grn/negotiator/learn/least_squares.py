@@ -19,7 +19,7 @@ class Regression:
     base: float
     slopes: tuple[float, ...]
     residuals: tuple[float, ...]  # positive above the line
-    foretold: tuple[float, ...]  # leave-one-out residuals
+    predicted: tuple[float, ...]  # leave-one-out residuals
     explained: float  # share of the variance, R²
 
 
@@ -35,16 +35,16 @@ def fit(columns: Sequence[Column], ys: Column) -> Regression | None:
     if inverse is None or not total:
         return None
     found = _times(inverse, away, away_y)
-    residuals, foretold = [], []
+    residuals, predicted = [], []
     for place, y in enumerate(away_y):
         point = [column[place] for column in away]
         left = y - _dot(found, point)
         pull = 1 / count + _dot(point, [_dot(row, point) for row in inverse])
         residuals.append(left)
-        foretold.append(left / (1 - pull) if pull < 1 - 1e-9 else math.inf)
+        predicted.append(left / (1 - pull) if pull < 1 - 1e-9 else math.inf)
     explained = 1 - _dot(residuals, residuals) / total
     return Regression(
-        mean_y - _dot(found, means), tuple(found), tuple(residuals), tuple(foretold), explained
+        mean_y - _dot(found, means), tuple(found), tuple(residuals), tuple(predicted), explained
     )
 
 

@@ -336,7 +336,7 @@ def _why(
         text += f"{calmest.load_cap:.0%} is the most ({calmest.cap_because})"
         return Wait(WaitReason.GPUS_BUSY, text)
     if need.is_probe:
-        text = "its first run needs room nobody else has been promised: at least "
+        text = "its first run needs room that no other job has reserved: at least "
         text += f"{show_size(need.need_bytes)} and no other first run beside it; {room}"
         return Wait(WaitReason.NO_ROOM_FOR_FIRST_RUN, text)
     text = f"needs {show_size(need.need_bytes)} ({need.because}); {room}"
