@@ -122,7 +122,7 @@ class SiteLedger:
         if reason == "cancelled":
             return [] if one.name in self.cancelled else ["was cancelled by nobody"]
         if reason == "interrupted":
-            if one.wanted.may_requeue:
+            if one.wanted.may_requeue and one.name not in self.cancelled:
                 return ["was not run again although it may be"]
             if attempt in one.begun:
                 is_struck = self._was_struck(one, attempt)

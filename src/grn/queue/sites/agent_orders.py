@@ -38,11 +38,13 @@ _BORN = time.time_ns()  # with the pid: which agent this is
 class Agent:
     """The attempts on this node, and the stream of the queue."""
 
-    def __init__(self, launch: LaunchSettings) -> None:
+    def __init__(
+        self, launch: LaunchSettings, link: type[NegotiatorLink] = NegotiatorLink
+    ) -> None:
         self._launcher = Launcher(launch, self)
         self._logs = LogPusher(self._launcher.folder)
         self._stream: AgentStream | None = None
-        self._link = NegotiatorLink(self._from_negotiator, self._negotiator_changed)
+        self._link = link(self._from_negotiator, self._negotiator_changed)
         self._linking: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._unwritten: set[Attempt] = set()  # ended, and the queue has not written it yet
@@ -222,8 +224,9 @@ class Agent:
         else:
             self._send_behind_output(attempt, found)
 
-    def _all_asked(self, _source: AgentStream, _message: Message) -> None:
+    def _all_asked(self, source: AgentStream, _message: Message) -> None:
         """Forget the ends that the queue has not asked for: it knows them already."""
+        source.has_asked_all = True
         self._has_earlier = False
         self._unwritten -= self._unasked
         self._unasked.clear()
@@ -254,7 +257,16 @@ class Agent:
         self._send({"ev": "started", "job": attempt.job, "attempt": attempt.number})
 
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
-        """Tell the queue how an attempt ended, behind all of its output."""
+        """Tell the queue how an attempt ended, behind all of its output.
+
+        How much of the output a new stream's queue has is not known before it asks for the attempt.
+        Its record tells the end then; an attempt that the queue does not ask for is unknown there.
+        """
+        if self._stream is not None and not self._logs.follows(attempt):
+            if not self._stream.has_asked_all:
+                self._unwritten.add(attempt)
+                self._unasked.add(attempt)
+            return
         self._unwritten.add(attempt)
         may_be_of_allocation = is_allocated() and not self._is_own_end(attempt, exit)
         hold_s = HOLD_S if may_be_of_allocation else 0.0

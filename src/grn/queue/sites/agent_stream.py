@@ -36,6 +36,7 @@ class AgentStream(asyncio.Protocol):
         self._may_write.set()
         self.is_greeted = False
         self.heard_at = time.monotonic()
+        self.has_asked_all = False  # the queue has named all attempts that it knows here
         self.has_heard_of_drain = False  # the queue starts nothing new here
         self.environments: dict[int, dict[str, str]] = {}  # by the queue's number of each
 

@@ -47,6 +47,10 @@ class LogPusher:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
+    def follows(self, attempt: Attempt) -> bool:
+        """True while the output of an attempt is sent."""
+        return attempt in self._followed
+
     def forget(self, attempt: Attempt) -> None:
         """Send no more of an attempt."""
         self._followed.pop(attempt, None)
