@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness import Story, hang_up
 from tests.sites.chaos import Chaos, SiteRig
 from tests.sites.machines import NamespaceMachine, namespaces_needed
+from tests.sites.site_ledger import SiteLedger, Wanted
 from tests.sites.site_under_test import Home, SshSite
 
 SHORT_S = 14.0
@@ -88,3 +90,17 @@ def test_the_campaign_finds_out(
 
     print(result)
     assert found, str(result)
+
+
+def test_an_interrupted_job_that_somebody_cancelled_need_not_run_again(tmp_path: Path) -> None:
+    ledger = SiteLedger(tmp_path / "ledger")
+    ledger.command("j1", Wanted(0, 3, may_requeue=True), 1.0)
+    ledger.told["j1"] = 1
+    ledger.path.write_text("b j1 1 node1 boot1 1.0\n")
+    ledger.note_power_loss("node1", "boot1")
+    row = {"state": "ended", "reason": "interrupted", "attempt": 1, "status": None, "folder": None,
+           "lease": "node1/boot1/L1", "text": "node1 went down while it ran"}  # fmt: skip
+
+    assert ledger.check({1: row}) == ["j1 (job 1): was not run again although it may be"]
+    ledger.cancelled.add("j1")
+    assert ledger.check({1: row}) == []

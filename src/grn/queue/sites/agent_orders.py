@@ -38,9 +38,7 @@ _BORN = time.time_ns()  # with the pid: which agent this is
 class Agent:
     """The attempts on this node, and the stream of the queue."""
 
-    def __init__(
-        self, launch: LaunchSettings, link: type[NegotiatorLink] = NegotiatorLink
-    ) -> None:
+    def __init__(self, launch: LaunchSettings, link: type[NegotiatorLink] = NegotiatorLink) -> None:
         self._launcher = Launcher(launch, self)
         self._logs = LogPusher(self._launcher.folder)
         self._stream: AgentStream | None = None
