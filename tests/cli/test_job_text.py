@@ -36,11 +36,43 @@ def test_a_job_that_runs_is_told_without_unknowns_and_without_saying_it_twice() 
 
 def test_many_variables_are_counted_not_listed() -> None:
     names = [f"VARIABLE_{number}" for number in range(100)]
-    *_, last = plain(job_text.job(a_job_row(environment=names), NOW)).splitlines()
+    row = a_job_row(environment=names)
+    *_, last = plain(job_text.job(row, NOW)).splitlines()
 
-    listed = last.count("VARIABLE_")
-    assert last.endswith(f"VARIABLE_{listed - 1} and {100 - listed} more: --json tells all")
-    assert len(last) < 300
+    assert last == "  variables 100 (list them with --env)"
+    assert "VARIABLE_99" in plain(job_text.job(row, NOW, has_names=True))
+
+
+def test_show_tells_every_option_that_was_given() -> None:
+    given = {
+        "retries": 3, "may_requeue": True, "time_limit_s": 10800.0, "notify": "mail me",
+        "on": "a100", "without": ["0", "1"], "at": "gpu2", "array_index": "7",
+    }  # fmt: skip
+    text = plain(job_text.job(a_job_row(**given), NOW))
+
+    assert text.startswith("job 41  train.py[7]\n")
+    assert "  asks for  1 GPU, memory as learned, on a100, not on GPU 0, 1, at gpu2\n" in text
+    assert "  array     GRN_ARRAY_INDEX=7\n" in text
+    assert "  limit     3h\n" in text
+    assert "  retries   up to 3 on failure, again if the machine goes down\n" in text
+    assert "  notify    mail me\n" in text
+
+
+def test_equal_reasons_are_written_once_on_a_terminal() -> None:
+    rows = [a_job_row(id=number, state="queued", why="no room") for number in (1, 2, 3)]
+    rows.append(a_job_row(id=4, state="queued", why="held"))
+
+    *_, two, three, four = plain(job_text.jobs(rows, NOW, 100)).splitlines()
+    assert (two.split()[-1], three.split()[-1], four.split()[-1]) == ("″", "″", "held")
+    assert "″" not in plain(job_text.jobs(rows, NOW)), "each line of a pipe stands for itself"
+
+
+def test_only_a_shell_fills_the_number_of_an_array_in() -> None:
+    line = a_job_row(argv=["bash", "-c", "run ${GRN_ARRAY_INDEX}"], array_index="3")
+    words = a_job_row(argv=["run", "$GRN_ARRAY_INDEX"], array_index="3")
+
+    assert job_text.shown_command(line) == "train.py[3]: bash -c 'run 3'"
+    assert job_text.shown_command(words) == "train.py[3]: run '$GRN_ARRAY_INDEX'"
 
 
 def test_lines_of_the_shell_are_shown_as_they_were_written() -> None:

@@ -81,7 +81,7 @@ def test_ls_finds_few_among_many(queue: Queue) -> None:
     """The most to show counts what is shown, not what was looked at."""
     (failed,) = queue.shs("exit 3")
     queue.ended(failed)
-    queue.fine("submit", "--hold", "--array", "30", "--", "true")
+    queue.fine("submit", "--hold", "--array", "0-29", "--", "true")
     out = queue.fine("ls", "-q", "-n", "5", "--state", "failed")
     assert str(failed) in out.split()
     ended = queue("ls", "--state", "faild")
@@ -103,6 +103,9 @@ def test_show_tells_all_of_a_job(queue: Queue) -> None:
     assert out.startswith(f"job {job}  mine\n  state     failed: exit status 3\n")
     assert "attempt   1 on GPU" in out
     assert "attempt   2 on GPU" in out
+    assert "retries   up to 1 on failure" in out
+    assert "AAA" not in out
+    out = queue.fine("show", "--env", str(job))
     assert "AAA" in out
     assert "hush" not in out, "values are nobody's business"
     row = queue.json("show", str(job))["job"]
@@ -179,7 +182,7 @@ def test_a_log_is_followed_through_attempts_to_the_end(queue: Queue) -> None:
 
 def test_the_beginning_of_an_id_is_enough_to_look_but_not_to_change(queue: Queue) -> None:
     """`grn cancel 12` means job 12 and no other, also when there is only a job 120."""
-    queue.fine("submit", "--hold", "--array", "12", "--", "true")
+    queue.fine("submit", "--hold", "--array", "0-11", "--", "true")
     queue.cancel_all()
     (last,) = queue.shs(STAYS)
     queue.says(last, "up")
@@ -220,7 +223,12 @@ def test_what_is_no_id_is_named(queue: Queue, job: str) -> None:
         ("exit 0", (), 0, ""),
         ("exit 7", (), 7, "failed (exit status 7)"),
         ("kill -9 $$", (), 137, "failed (ended by signal 9)"),
-        ("exec sleep 600", ("--time-limit", "0.1"), 124, "timed-out (ended by signal 15)"),
+        (
+            "exec sleep 600",
+            ("--time-limit", "0.1"),
+            124,
+            "timed-out (ran longer than its limit of 0.1s)",
+        ),
     ],
 )
 def test_wait_returns_how_a_job_ended(
@@ -276,6 +284,44 @@ def test_wait_for_all_prints_ids_as_they_end(queue: Queue) -> None:
     assert queue("wait", "--all").code == 0
     ended = queue("wait")
     assert (ended.code, ended.err.splitlines()[0]) == (2, "error: there is nothing to wait for.")
+
+
+def test_wait_does_not_wait_for_held_jobs_and_says_how_to_release_them(queue: Queue) -> None:
+    held = queue.sh("true", "--hold")
+    behind = queue.sh("true", "--after", str(held))
+    runs = queue.sh("exit 0")
+    ended = queue("wait", "--all")
+    text = f"1 job is held: run `grn release {held}`; 1 job waits for that\n"
+    assert (ended.code, ended.err) == (0, text)
+    assert queue.job(runs)["reason"] == "ok"
+    ended = queue("wait", str(behind))
+    assert ended.code == 125, "it has not run"
+    queue.fine("release", str(held))
+    assert queue("wait", str(behind)).code == 0
+
+
+def test_an_array_is_one_row_with_its_numbers_until_expanded(queue: Queue) -> None:
+    line = "echo $GRN_ARRAY_INDEX"
+    words = ("submit", "--hold", "--name", "grid", "--array", "0-4:2,7", "--shell", "--", line)
+    ids = queue.fine(*words).split()
+    (row,) = queue.fine("ls", "--name", "grid").splitlines()[1:]
+    assert row.split()[:3] == [f"{ids[0]}-{ids[-1]}", "4", "held"]
+    assert "grid[0-4:2,7]: echo $GRN_ARRAY_INDEX" in row
+    rows = queue.fine("ls", "--expand", "--name", "grid").splitlines()[1:]
+    assert [one.split()[0] for one in rows] == ids
+    assert "grid[7]: echo 7" in rows[-1]
+    shown = queue.fine("show", ids[1])
+    assert shown.startswith(f"job {ids[1]}  grid[2]\n")
+    assert "  command   echo 2\n" in shown
+    queue.fine("release", *ids)
+    queue.fine("wait", *ids)
+    assert "grid[4]: echo 4" in queue.fine("history")
+
+
+def test_an_array_longer_than_the_list_is_still_one_row(queue: Queue) -> None:
+    queue.fine("submit", "--hold", "--name", "long", "--array", "0-79", "--", "true")
+    (row,) = queue.fine("ls", "-n", "5", "--name", "long").splitlines()[1:]
+    assert "long[0-79]: true" in row
 
 
 def test_wait_goes_on_through_a_restart_of_the_queue(queue: Queue) -> None:

@@ -14,6 +14,7 @@ from grn.model.units import (
     parse_size,
     parse_time,
     short_size,
+    show_limit,
     show_size,
     show_time,
 )
@@ -169,3 +170,11 @@ def test_what_is_no_time_is_none(text: str) -> None:
 )
 def test_a_duration_is_spelled_shortly(seconds: float | None, text: str) -> None:
     assert show_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.1, "0.1s"), (5, "5s"), (600, "10m"), (10800, "3h"), (172800, "2d"), (90, "1m30s")],
+)
+def test_a_limit_is_shown_as_people_write_it(seconds: float, text: str) -> None:
+    assert show_limit(seconds) == text

@@ -106,6 +106,15 @@ def show_time(duration_s: float | None) -> str:
     return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
 
 
+def show_limit(limit_s: float) -> str:
+    """Spell a limit as people write it: `3h`, not `3h00m`."""
+    text = show_time(limit_s)
+    for zero in (".0s", "00s", "00m", "00h"):
+        if text.endswith(zero) and text != zero:
+            return text.removesuffix(zero) + ("s" if zero == ".0s" else "")
+    return text
+
+
 def decimal_time(duration_s: float, longest_s: float) -> str:
     """Spell a duration in the unit that suits the longest of a column, for comparison."""
     unit, seconds = ("h", 3600) if longest_s >= 7200 else ("min", 60)

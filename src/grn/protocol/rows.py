@@ -308,6 +308,10 @@ class JobRow:
     folder: str | None = None
     group: str = ""
     at: str = ""  # the site or node that it must run at, or "local"; empty: anywhere
+    on: str = ""  # the GPUs it may use, as `--on` says it
+    without: tuple[str, ...] = ()  # GPUs that it must not use
+    notify: str = ""  # a command that is run when it has ended
+    array_index: str = ""  # its number, if it belongs to an array
     log: str = ""
     place: int = 0
     tag: str | None = None

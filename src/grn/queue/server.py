@@ -30,6 +30,7 @@ DEADLINE_S = 30.0
 MAX_REQUEST_BYTES = 32 << 20
 _TOGETHER_S = 0.005
 _BEGIN_S = 0.05
+_FEW = ("on", "without")  # options that few jobs set, which a row has then
 
 
 class QueueServer:
@@ -73,6 +74,7 @@ class QueueServer:
         for name in ("is_exclusive", "may_requeue", "is_held"):
             row[name] = bool(row[name])
         row["group"] = row.pop("group_name")
+        row |= _rarely_set(row)
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
@@ -282,6 +284,25 @@ def _doubt(uid: int, connection: socket.socket) -> GrnError | None:
 def numbers(text: str | None) -> list[int]:
     """Read the numbers of GPUs as the journal spells them; none where they are damaged."""
     return [int(word) for word in (text or "").split(",") if word.isdecimal()]
+
+
+def _rarely_set(row: dict[str, Any]) -> dict[str, Any]:
+    """Take what few jobs set out of a row; return what this one sets."""
+    extra, options, notify = row.pop("extra"), row.pop("options"), row.pop("notify")
+    if extra == "{}" and not options and not notify:
+        return {}
+    given = {name: value for name, value in _object(options).items() if name in _FEW}
+    given |= {"array_index": _object(extra).get("GRN_ARRAY_INDEX"), "notify": notify}
+    return {name: value for name, value in given.items() if value}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Read an object of the journal; a damaged one is empty."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _listed(text: str, otherwise: list[Any]) -> list[Any]:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from grn.group.roles import Progress
 
 FOLLOW_S = 0.5
+NEVER_RAN = 125  # exit status, as of a job that ended without having run
 WAIT_S = 1.0
+MAX_FOLDED = 20_000  # jobs that are asked for to show arrays as one row
 MAX_NAMED = 200  # jobs that are asked for to name what runs
 _ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
 
@@ -56,6 +58,7 @@ def submit(words: tuple[str, ...]) -> int:
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--type", "job_type", help="Only jobs of this type.")
 @click.option("--group", metavar="NAME", help="Only jobs of this batch or sweep.")
+@click.option("--expand", is_flag=True, help="Show each job of an array in its own row.")
 @_quiet
 @json_flag
 def ls(
@@ -65,6 +68,7 @@ def ls(
     name: str | None,
     job_type: str | None,
     group: str | None,
+    expand: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -80,6 +84,9 @@ def ls(
     filters = {"name": name, "type": job_type, "group": group}
     asked |= {key: value for key, value in filters.items() if value}
     answer = queue.ask(asked)
+    is_folded = not (expand or quiet or as_json)
+    if is_folded and len(answer["jobs"]) == most and answer["jobs"][-1].get("array_index"):
+        answer = queue.ask(asked | {"most": max(most, MAX_FOLDED)})
     rows = [queue.typed(row) for row in answer["jobs"]]
     found = read_all(JobRow, rows)
     memory = _memory(found)
@@ -90,9 +97,14 @@ def ls(
         return _print_ids([job.id for job in found])
     shown = [updated(job, memory.get(job.id, {})) for job in found]
     has_sites = bool(answer.get("has_sites"))
-    echo(job_text.jobs(shown, time.time(), width(), has_sites=has_sites))
-    if not found or len(found) == most:
-        note = f" ({most} shown: -n shows more)" if found else ""
+    echo(
+        job_text.jobs(
+            shown, time.time(), width(), has_sites=has_sites, is_expanded=not is_folded, most=most
+        )
+    )
+    is_cut = len(found) >= (MAX_FOLDED if len(found) > most else most)
+    if not found or is_cut:
+        note = f" ({len(found)} shown: -n shows more)" if found else ""
         echo(job_text.counts(answer["counts"]) + note, err=True)
     if answer.get("trouble"):  # a queue of an older version does not say
         click.echo(f"warning: {answer['trouble']}", err=True)
@@ -101,15 +113,16 @@ def ls(
 
 @click.command()
 @click.argument("job", metavar="ID")
+@click.option("--env", "has_names", is_flag=True, help="List its environment variables by name.")
 @json_flag
-def show(job: str, as_json: bool) -> int:
-    """Tell all of one job: command, folder, attempts, how it ended."""
+def show(job: str, has_names: bool, as_json: bool) -> int:
+    """Tell all of one job: command, folder, options, attempts, how it ended."""
     (job_id,) = _resolve([job])
     row = queue.show(job_id)
     row |= _memory([read(JobRow, row)]).get(job_id, {})
     if as_json:
         return print_json({"schema": 1, "job": row})
-    echo(job_text.job(read(JobRow, row), time.time(), width()))
+    echo(job_text.job(read(JobRow, row), time.time(), width(), has_names=has_names))
     return 0
 
 
@@ -172,7 +185,10 @@ def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
 @click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
 @_quiet
 def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
-    """Wait until jobs have ended; the exit status is that of the first that failed."""
+    """Wait until jobs have ended; the exit status is that of the first that failed.
+
+    Held jobs are not waited for: grn names them, and the exit status is 125 unless with --all.
+    """
     if everything:
         rows = queue.ask({"op": "list", "which": "alive", "most": 1_000_000})["jobs"]
         ids = [row["id"] for row in rows]
@@ -180,6 +196,7 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
         ids = _resolve(jobs)
     else:
         raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
+    ids, are_held = _without_held(ids)
     from grn.cli.output.progress import ProgressLine
     from grn.group.roles import Progress
 
@@ -206,7 +223,33 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
             line.say(f"{counted(now.done, 'job')} ended, {bad}, in {show_time(line.passed_s)}")
     finally:
         line.finish()
-    return _exit_code(failed[0]) if failed else 0
+    if failed:
+        return _exit_code(failed[0])
+    return NEVER_RAN if are_held and not everything else 0
+
+
+def _without_held(ids: list[int]) -> tuple[list[int], bool]:
+    """Leave out jobs that nothing will start, and say how to release them."""
+    asked = {"op": "list", "which": "alive", "most": 1_000_000}
+    # A job of a running batch is held only until its process has read how it ended.
+    held = {row["id"] for row in queue.ask(asked | {"states": ["held"]})["jobs"]
+            if not row["group"]}  # fmt: skip
+    if not held:
+        return ids, False
+    blocked = set(held)
+    rows = sorted(queue.ask(asked)["jobs"], key=lambda row: int(row["id"]))
+    for row in rows:  # a job comes after earlier ones only
+        if any(job in blocked for job, _ in row["after"]):
+            blocked.add(row["id"])
+    skipped = blocked.intersection(ids)
+    if skipped:
+        named = sorted(skipped & held) or sorted(held)
+        verb = "job is" if len(named) == 1 else "jobs are"
+        text = f"{len(named)} {verb} held: run `grn release {' '.join(map(str, named))}`"
+        others = len(skipped - held)
+        follow = f"; {counted(others, 'job')} wait{'s' * (others == 1)} for that" if others else ""
+        click.echo(text + follow, err=True)
+    return [job for job in ids if job not in skipped], bool(skipped)
 
 
 def _at_work(now: Progress, line: ProgressLine, ids: set[int]) -> Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
 from grn.cli.options import NEEDS, PLACE
@@ -13,8 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
-
-MAX_ARRAY = 100_000
 
 DESCRIPTION = """\
 Hand CMD to your queue and return at once with its id. It runs when its turn
@@ -66,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
     add("--env", action="append", default=[], metavar="K=V", help="set a variable for it")
     add("--shell", action="store_true", help="CMD is a line for the shell")
     add("--lines", metavar="FILE", help="submit each line of FILE (- for stdin), run by the shell")
-    add("--array", metavar="A-B", help="submit CMD for each number, in GRN_ARRAY_INDEX")
+    add("--array", metavar="RANGE",
+        help="submit CMD for each number (0-9, 0,2,4 or 0-10:2), in GRN_ARRAY_INDEX")  # fmt: skip
     add("--at", default="", metavar="PLACE", help=PLACE["at"])
     add("--nodes", type=int, default=1, metavar="N", help=PLACE["nodes"])
     add("--requeue", action="store_true", help="run it again if the machine goes down under it")
@@ -108,8 +106,11 @@ def _submit(options: argparse.Namespace) -> list[int]:
         raise UsageError("there is no command.", "Write it at the end: grn submit -- CMD ...")
     jobs = [wanted(argv, options.type, options.name, options.cwd) for argv in commands]
     if options.array:
+        from grn.model.ranges import parse_ranges
+
         jobs = [
-            {**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in _range(options.array)
+            {**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}}
+            for index in parse_ranges(options.array)
         ]
     return send(jobs, request(**_shared(options)), is_quiet=options.quiet)
 
@@ -157,14 +158,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not mark or not name:
         raise UsageError(f"'{text}' sets no variable.", "Write --env NAME=VALUE.")
     return name, value
-
-
-def _range(text: str) -> range:
-    found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
-    if found is None:
-        raise UsageError(f"'{text}' is no range.", "Write it like 0-9, or 10 for 0-9.")
-    first, last = found.groups()
-    numbers = range(int(first), int(last) + 1) if last else range(int(first))
-    if not 0 < len(numbers) <= MAX_ARRAY:
-        raise UsageError(f"'{text}' has {len(numbers)} numbers; 1 to {MAX_ARRAY} are allowed.")
-    return numbers

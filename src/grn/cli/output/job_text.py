@@ -3,35 +3,101 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from grn.cli.output.style import paint, state_style
 from grn.cli.output.table import labelled, table
+from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
-from grn.model.units import show_size, show_time
+from grn.model.units import show_limit, show_size, show_time
 from grn.protocol.rows import AttemptRow, JobRow
 
-MAX_NAMES = 240
+_INDEX = ("${GRN_ARRAY_INDEX}", "$GRN_ARRAY_INDEX")
+_SHELLS = ("sh", "bash", "dash", "zsh")
 
 
-def jobs(rows: Sequence[JobRow], now: float, width: int = 0, *, has_sites: bool = False) -> str:
-    """List jobs of the queue; with sites, or with jobs that ran elsewhere, tell where."""
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Jobs of one array that are shown as one row; of other jobs each is alone."""
+
+    rows: tuple[JobRow, ...]
+
+    @property
+    def first(self) -> JobRow:
+        return self.rows[0]
+
+    @property
+    def ids(self) -> str:
+        return show_ranges([row.id for row in self.rows])
+
+    @property
+    def state(self) -> str:
+        state = shown_state(self.first)
+        return state if len(self.rows) == 1 else f"{len(self.rows)} {state}"
+
+    @property
+    def command(self) -> str:
+        if len(self.rows) == 1:
+            return shown_command(self.first)
+        indices = show_ranges([int(row.array_index) for row in self.rows])
+        return named_command(f"{_base_name(self.first)}[{indices}]", self.first.argv)
+
+
+def fold(rows: Sequence[JobRow]) -> list[Folded]:
+    """Put neighbours of one array together that wait for the same reason, or ended alike."""
+    folded: list[list[JobRow]] = []
+    for row in rows:
+        if folded and _is_alike(folded[-1][-1], row):
+            folded[-1].append(row)
+        else:
+            folded.append([row])
+    return [Folded(tuple(one)) for one in folded]
+
+
+def _is_alike(one: JobRow, other: JobRow) -> bool:
+    is_array = one.array_index.isdecimal() and other.array_index.isdecimal()
+    if not is_array or not (one.is_waiting or one.has_ended):
+        return False
+    return _alike(one) == _alike(other)
+
+
+def _alike(row: JobRow) -> tuple[object, ...]:
+    text = row.why if row.is_waiting else row.text
+    return (row.name, row.argv, row.cwd, shown_state(row), row.where, row.priority, text)
+
+
+def jobs(
+    rows: Sequence[JobRow],
+    now: float,
+    width: int = 0,
+    *,
+    has_sites: bool = False,
+    is_expanded: bool = True,
+    most: int | None = None,
+) -> str:
+    """List jobs of the queue; with sites, or with jobs that ran elsewhere, tell where.
+
+    Unless expanded, an array takes one row for each of its states. On a terminal a reason is
+    written once, and `″` where the next row has the same.
+    """
     if not rows:
         return "no jobs"
     has_where = has_sites or any(row.where for row in rows)
+    folded = ([Folded((row,)) for row in rows] if is_expanded else fold(rows))[:most]
+    reasons = [_reason(one.first) for one in folded]
     lines = [
         [
-            str(row.id),
-            shown_state(row),
-            *([shown_where(row)] if has_where else []),
-            ",".join(map(str, row.gpus)) if not row.is_waiting else "",
-            _job_memory(row),
-            show_time(now - _since(row)),
-            shown_command(row),
-            "" if row.why in ("running", "starting") else harmless(row.why),
+            one.ids,
+            one.state,
+            *([shown_where(one.first)] if has_where else []),
+            ",".join(map(str, one.first.gpus)) if not one.first.is_waiting else "",
+            _job_memory(one.first) if len(one.rows) == 1 else "",
+            show_time(now - _since(one.first)),
+            one.command,
+            "″" if width and why and why == before else why,
         ]
-        for row in rows
+        for one, why, before in zip(folded, reasons, ["", *reasons[:-1]], strict=True)
     ]
     where = ["WHERE"] if has_where else []
     headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"]
@@ -64,27 +130,33 @@ def history(rows: Sequence[JobRow], now: float, width: int = 0, *, has_sites: bo
     return table(headers, lines, width, elastic=("COMMAND",), spare=spare)
 
 
-def job(row: JobRow, now: float, width: int = 0) -> str:
-    """Show all of one job."""
+def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> str:
+    """Show all of one job; of its environment the number of variables, or their names."""
     why = harmless(row.why) if row.why != row.state else ""
     asked = f"{counted(row.gpus_asked, 'GPU')}, {_asked_memory(row)}"
     asked += ", to itself" if row.is_exclusive else ""
+    asked += f", on {harmless(row.on)}" if row.on else ""
+    asked += f", not on GPU {harmless(', '.join(row.without))}" if row.without else ""
     asked += f", at {harmless(row.at)}" if row.at else ""
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", _painted_state(row) + (f": {why}" if why else "")),
-        ("command", spelled_command(row.argv)),
+        ("command", spelled_command(_filled(row))),
         ("folder", harmless(row.cwd)),
         ("type", harmless(row.label)),
         ("asks for", asked),
         ("memory", _memory_now(row)),
         ("submitted", f"{show_time(now - row.submitted_at)} ago, priority {row.priority}"),
+        ("array", f"GRN_ARRAY_INDEX={harmless(row.array_index)}" if row.array_index else ""),
         ("after", after),
+        ("limit", show_limit(row.time_limit_s) if row.time_limit_s else ""),
+        ("retries", _retries(row)),
+        ("notify", harmless(row.notify)),
         ("files", row.folder or ""),
         *(line for one in row.attempts for line in _attempt(one, row, now)),
-        ("variables", _names(row.environment)),
+        ("variables", _variables(row.environment, has_names)),
     ]
-    head = paint(f"job {row.id}  {harmless(row.name)}".rstrip(), "id")
+    head = paint(f"job {row.id}  {harmless(_shown_name(row))}".rstrip(), "id")
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines if text)])
 
 
@@ -121,11 +193,21 @@ def _memory_now(row: JobRow) -> str:
     return f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
 
 
-def _names(names: Sequence[str]) -> str:
-    """List the first few names."""
-    listed = textwrap.shorten(harmless(", ".join(names)), MAX_NAMES, placeholder="").rstrip(",")
-    left = len(names) - len(listed.split(", "))
-    return listed + (f" and {left} more: --json tells all" if left > 0 else "")
+def _variables(names: Sequence[str], has_names: bool) -> str:
+    if has_names or not names:
+        return harmless(", ".join(names))
+    return f"{len(names)} (list them with --env)"
+
+
+def _retries(row: JobRow) -> str:
+    """Say when a job is run again."""
+    parts = [f"up to {row.retries} on failure"] if row.retries else []
+    parts += ["again if the machine goes down"] if row.may_requeue else []
+    return ", ".join(parts)
+
+
+def _reason(row: JobRow) -> str:
+    return "" if row.why in ("running", "starting") else harmless(row.why)
 
 
 def counts(numbers: dict[str, int]) -> str:
@@ -156,8 +238,27 @@ def shown_where(row: JobRow) -> str:
 
 
 def shown_command(row: JobRow) -> str:
-    """Spell the command of a job, after its name if it has one."""
-    return named_command(row.name, row.argv)
+    """Spell the command of a job, after its name if it has one; with the number in its array."""
+    return named_command(_shown_name(row), _filled(row))
+
+
+def _base_name(row: JobRow) -> str:
+    return row.name or row.label
+
+
+def _shown_name(row: JobRow) -> str:
+    return f"{_base_name(row)}[{row.array_index}]" if row.array_index else row.name
+
+
+def _filled(row: JobRow) -> Sequence[str]:
+    """Return the command as the shell reads it: with the number in its array filled in."""
+    is_shell = row.argv and row.argv[0].rpartition("/")[2] in _SHELLS
+    if not row.array_index or not is_shell:
+        return row.argv
+    words = list(row.argv)
+    for mark in _INDEX:
+        words = [word.replace(mark, row.array_index) for word in words]
+    return words
 
 
 def named_command(name: str, argv: Sequence[str]) -> str:

@@ -125,12 +125,17 @@ def _row_styles(headers: Sequence[str], columns: Sequence[Sequence[str]]) -> lis
     if "STATE" not in headers:
         return [""] * (len(columns[0]) - 1)
     states = columns[list(headers).index("STATE")][1:]
-    return ["ended" if kind_of(state) else state_style(state) for state in states]
+    return ["ended" if kind_of(_bare(state)) else state_style(_bare(state)) for state in states]
+
+
+def _bare(state: str) -> str:
+    """Return a state without the number of jobs before it."""
+    return state.lstrip("0123456789 ")
 
 
 def _cell_style(name: str, cell: str, row: str) -> str:
     if name in _STATES:
-        style = state_style(cell)
+        style = state_style(_bare(cell))
         return row if row == "ended" and style == "good" else style
     if name in _BARS:
         return "bar"

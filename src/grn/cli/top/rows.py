@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from grn.cli.output.job_text import named_command
+from grn.cli.output.job_text import shown_command
 from grn.model.text import harmless
 from grn.protocol.rows import EndRow, GpuRow, JobRow, LeaseRow, WaitingRow
 from grn.protocol.snapshot import Snapshot
@@ -231,12 +231,12 @@ def _of_end(end: EndRow) -> Row:
 
 
 def _what(job: JobRow) -> str:
-    return _spelled(job.name, job.argv)
+    return _spelled(job.name, job.label, job.array_index, job.argv)
 
 
 @lru_cache(maxsize=8192)
-def _spelled(name: str, argv: tuple[str, ...]) -> str:
-    return named_command(name, argv)
+def _spelled(name: str, label: str, array_index: str, argv: tuple[str, ...]) -> str:
+    return shown_command(JobRow(0, "", argv, name, label=label, array_index=array_index))
 
 
 # --- which and in what order ---------------------------------------------------------------

@@ -62,7 +62,7 @@ SHOWN = (
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
     " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
     " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s,"
-    " group_name, at, log"
+    " group_name, at, log, extra, options, notify"
 )
 PROGRESS = (
     "jobs.id, state, is_held, jobs.attempt, tries_left, memory_attempt, jobs.reason,"
@@ -107,7 +107,7 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
     "began_at": (_NUMBER, None), "resident_bytes": (int, None), "group_name": (str, ""),
     "at": (str, ""), "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
     "attempt_reason": (str, None), "attempt_text": (str, None), "attempt_status": (int, None),
-    "attempt_signal": (int, None),
+    "attempt_signal": (int, None), "extra": (str, "{}"), "options": (str, ""), "notify": (str, ""),
 }  # fmt: skip
 
 

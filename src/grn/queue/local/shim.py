@@ -248,6 +248,7 @@ class Shim:
         text = self._tail[-TAIL_BYTES:].decode(errors="replace")
         if self._stopping.why and code != 0:
             record["because"] = self._stopping.why
+            record["text"] = self._stopping.text
         elif code != 0 and frameworks.is_out_of_memory_text(text):
             record["because"] = "out-of-memory"
             record["asked"] = frameworks.asked_bytes(text)

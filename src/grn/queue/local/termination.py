@@ -10,6 +10,7 @@ import os
 import signal
 import time
 
+from grn.model.units import show_limit
 from grn.proc import processes, services, terminate
 from grn.proc.tree import Escalation
 from grn.queue.local.channel import Channel, StartOrder, StopOrder, read_some
@@ -76,6 +77,13 @@ class Termination:
         if self._limit_s is not None and now - self._began >= self._limit_s and not self.why:
             self._begin("timed-out")
         self._take_step()
+
+    @property
+    def text(self) -> str:
+        """Say why the command was ended, where the queue does not know it."""
+        if self.why != "timed-out" or self._limit_s is None:
+            return ""
+        return f"ran longer than its limit of {show_limit(self._limit_s)}"
 
     def next_at(self) -> float | None:
         """Return when `keep_time` must be called again."""
