@@ -5,7 +5,7 @@ Counts placements, which take nearly all of the time of an event, instead of mea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ class CountingProfiles(TypeProfiles):
         self.count = 0
 
     def needs(
-        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
+        self, request: Request, sizes: Mapping[str, Size], reach: Mapping[str, int] | None = None
     ) -> dict[str, Need]:
         self.count += 1
         return super().needs(request, sizes, reach)

@@ -55,11 +55,63 @@ def test_the_wait_names_the_model_that_showed_the_need() -> None:
     assert (needs["Middle"].is_probe, needs["Middle"].need_bytes) == (True, 16 * GiB)
 
 
-def test_a_job_that_took_all_of_a_gpu_may_try_on_a_smaller_one() -> None:
+def test_a_job_that_took_all_of_a_gpu_is_kept_off_a_smaller_one() -> None:
     story = Story([SMALL, BIG], profiles=known(22 * GiB))
     assert story.asks("x", job_type="other.py", mem_bytes=20 * GiB) == ["x"]
+    assert story.asks("a") == []
+    assert story.ends("x") == ["a"]
+    assert story.gpus("a") == [2]
+
+
+def test_a_type_that_takes_all_of_gpus_of_two_sizes_may_try_on_a_third() -> None:
+    profiles = known(22 * GiB) + known(15 * GiB, "Middle")
+    story = Story([SMALL, MIDDLE, BIG], profiles=profiles)
+    for key, size in (("x", 20), ("y", 12)):
+        story.asks(key, job_type=f"{key}.py", mem_bytes=size * GiB)
     assert story.asks("a") == ["a"]
     assert (story.gpus("a"), story.leases["a"].is_probe) == ([0], True)
+
+
+@pytest.mark.parametrize("grows_to_gib", [12, 14])
+def test_a_first_run_that_still_goes_keeps_siblings_off_a_gpu_too_small(grows_to_gib: int) -> None:
+    story = Story([SMALL, BIG])
+    assert story.asks("first", is_command=True) == ["first"]
+    assert story.gpus("first") == [2]
+    for step in range(240):  # flat at 12 GiB, or growing all the time
+        story.memory["first"] = 12 * GiB + (grows_to_gib - 12) * step * GiB // 240
+        story.looks()
+    assert story.asks("sibling") == []
+    assert story.engine.view.needs(a_request("x"))["Small"].because.startswith("a run on Big used")
+    story.memory.clear()
+    assert story.ends("first") + story.looks() == ["sibling"]
+    assert story.gpus("sibling") == [2]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.OUT_OF_MEMORY])
+def test_what_a_failed_run_used_keeps_its_type_off_a_gpu_too_small(outcome: Outcome) -> None:
+    story = Story([SMALL, BIG], profiles=known(12 * GiB, outcome=outcome))
+    story.asks("x", job_type="x.py", mem_bytes=20 * GiB)
+    assert story.asks("a") == []
+    assert story.ends("x") == ["a"]
+    assert story.gpus("a") == [2]
+
+
+def test_a_failed_run_on_a_small_gpu_is_the_least_guess_for_a_larger_one() -> None:
+    failed = known(15 * GiB, "Middle", outcome=Outcome.FAILED)
+    story = Story([SMALL, MIDDLE, BIG], profiles=failed)
+    need = story.engine.view.needs(a_request("a"))["Big"]
+    assert (need.need_bytes, need.is_probe) == (15 * GiB, True)
+
+
+def test_arguments_that_needed_more_elsewhere_are_not_tried_where_others_were_enough() -> None:
+    small = a_profile(a_run(3 * GiB, arguments=(("batch", 8.0),)), model="Small")
+    big = a_profile(a_run(12 * GiB, arguments=(("batch", 64.0),)), model="Big")
+    story = Story([SMALL, BIG], profiles=(small, big))
+    story.asks("x", job_type="x.py", mem_bytes=20 * GiB)
+    assert story.asks("a", arguments=(("batch", 64.0),)) == []
+    assert story.asks("b", arguments=(("batch", 8.0),)) == ["b"]
+    assert story.ends("x") == ["a"]
+    assert story.gpus("a") == [2]
 
 
 def test_if_no_gpu_has_that_much_the_largest_tries_once_and_both_numbers_are_told() -> None:
@@ -134,6 +186,17 @@ def test_a_job_on_several_gpus_is_not_kept_off_models_that_it_needs(
     story = Story([SMALL, MIDDLE, BIG], profiles=profiles)
 
     assert story.asks("a", gpus=2, mem_bytes=stated_bytes) == ["a"]
+
+
+def test_a_job_on_several_gpus_waits_for_those_large_enough_if_there_are_enough() -> None:
+    cards = [SMALL, a_gpu(1, 8 * GiB, model="Small"), BIG, a_gpu(3, model="Big")]
+    story = Story(cards, profiles=known(12 * GiB))
+    story.asks("x", job_type="x.py", mem_bytes=20 * GiB)
+    assert story.asks("a", gpus=2) == []
+    assert story.asks("b", gpus=2, slots=("0", "1", "2")) == ["b"]  # only one is large enough
+    story.ends("b")
+    assert story.ends("x") == ["a"]
+    assert story.gpus("a") == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class RunningNeeds:
         self._outdate = outdate
         self._flat: dict[Key, _Going] = {}  # the measured need of a flat first run
         self._growing: dict[Key, tuple[str, int]] = {}  # a first run that is not flat: lease, peak
+        self._peaks: dict[Key, int] = {}  # what a flat first run has used
         self._outgrown: dict[Key, dict[str, _Going]] = {}  # runs above their reservation
 
     def __iter__(self) -> Iterator[Key]:
@@ -41,9 +42,10 @@ class RunningNeeds:
     def __contains__(self, key: Key) -> bool:
         return key in self._flat
 
-    def settled(self, request: Request, model: str, need_bytes: int) -> None:
-        """Remember the measured need of a first run that still runs."""
+    def settled(self, request: Request, model: str, need_bytes: int, peak_bytes: int = 0) -> None:
+        """Remember the measured need of a first run that still runs, and its use."""
         key = (request.job_type, model)
+        self._peaks[key] = peak_bytes
         self._flat[key] = (request.lease, need_bytes, request.arguments)
         self._outdate(key)
 
@@ -64,21 +66,23 @@ class RunningNeeds:
     def ended(self, request: Request, model: str) -> None:
         """Drop the provisional need of a run that has ended."""
         key = (request.job_type, model)
-        if key in self._growing and self._growing[key][0] == request.lease:
+        has_changed = key in self._growing and self._growing[key][0] == request.lease
+        if has_changed:
             del self._growing[key]
         lives = self._outgrown.get(key, {})
-        has_changed = lives.pop(request.lease, None) is not None
-        if has_changed and not lives:
-            del self._outgrown[key]
+        if lives.pop(request.lease, None) is not None:
+            has_changed = True
+            if not lives:
+                del self._outgrown[key]
         if key in self._flat and self._flat[key][0] == request.lease:
-            del self._flat[key]
+            del self._flat[key], self._peaks[key]
             has_changed = True
         if has_changed:
             self._outdate(key)
 
     def forget(self, key: Key) -> None:
         """Drop all of a type on a model."""
-        for known in (self._flat, self._growing, self._outgrown):
+        for known in (self._flat, self._peaks, self._growing, self._outgrown):
             known.pop(key, None)
 
     def flat_bytes(self, key: Key) -> int | None:
@@ -95,6 +99,10 @@ class RunningNeeds:
     def grown_bytes(self, key: Key) -> int:
         """Return the least need by a first run that still grows, 0 when there is none."""
         return int(self._growing.get(key, ("", 0))[1] * _MORE)
+
+    def used_bytes(self, key: Key) -> int:
+        """Return what a first run that is still going has used, 0 when there is none."""
+        return max(self._peaks.get(key, 0), self._growing.get(key, ("", 0))[1])
 
     def raised(self, request: Request, model: str, capacity_bytes: int, need: Need) -> Need:
         """Raise a need to that of a running job that has outgrown its estimate."""
@@ -216,19 +224,24 @@ def fitted(
     needs: dict[str, Need],
     bound: LowerBound | None,
     sizes: Mapping[str, Size],
-    reach: Collection[str],
+    reach: Mapping[str, int],
 ) -> dict[str, Need]:
     """Return the needs without the models that are too small for a request.
 
-    `reach` are the models that the request may use. If all of them are too small by the evidence of
-    other models, the largest may try as a first run: needs differ between models.
+    `reach` is how many GPUs of each model the request may use. If all of them are too small by the
+    evidence of other models, the largest may try as a first run: needs differ between models. A job
+    on several GPUs may try with a capped need if too few of them are large enough.
     """
     if bound is None and all(
         need.need_bytes <= sizes[model].capacity_bytes for model, need in needs.items()
     ):
         return needs
-    if request.gpus > 1:
-        # Too few GPUs may be as large as another model's runs suggest: try with a capped need.
+    least = bound.need_bytes if bound is not None else 0
+    if request.gpus > 1 and request.gpus > sum(
+        count
+        for model, count in reach.items()
+        if max(least, needs[model].need_bytes) <= sizes[model].capacity_bytes
+    ):
         return needs if request.mem_bytes is not None else _cut(needs, sizes)
     fitted = dict(needs)
     small = {

@@ -226,7 +226,7 @@ class Runs:
         shrunk = tuple(min(before, keep) for before in lease.reserved)
         settled = replace(lease, reserved=shrunk, is_probe=False)
         self._holdings.replace(settled)
-        self._memory.running.settled(lease.request, model, keep)
+        self._memory.running.settled(lease.request, model, keep, watch.peak_bytes)
         yield SaveLease(settled)
 
     def _follow(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:

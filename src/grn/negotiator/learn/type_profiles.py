@@ -222,12 +222,17 @@ class TypeProfiles:
         self._peaks.refresh()
 
     def needs(
-        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
+        self, request: Request, sizes: Mapping[str, Size], reach: Mapping[str, int] | None = None
     ) -> dict[str, Need]:
-        """Return the need on each GPU model; `reach` are the models it may use, if not all."""
+        """Return the need on each GPU model.
+
+        `reach` is how many GPUs of each model the request may use, None for all.
+        """
         needs = {model: self._need(request, model, sizes) for model in sizes}
         bound = self._bound(request, sizes)
-        return fitted(request, needs, bound, sizes, sizes if reach is None else reach)
+        if reach is None:
+            reach = {model: size.count for model, size in sizes.items()}
+        return fitted(request, needs, bound, sizes, reach)
 
     def never_fits(
         self, request: Request, sizes: Mapping[str, Size], reach: Collection[str]
@@ -280,7 +285,7 @@ class TypeProfiles:
         key, capacity_bytes = (request.job_type, model), sizes[model].capacity_bytes
         measured = self._measured(request, model, capacity_bytes)
         if measured is not None:
-            return measured
+            return self._as_elsewhere(request, model, sizes, measured)
         running = self.running.sibling_bytes(request, model)
         if running is not None:
             need = max(running, self._floor(key, capacity_bytes))
@@ -292,7 +297,21 @@ class TypeProfiles:
         if elsewhere is not None:
             return Need(max(floor, elsewhere[0]), True, f"as on {elsewhere[1]}")
         guess = self._guess(key, floor, capacity_bytes, request.gpus)
+        least, other = self._used_elsewhere(request.job_type, model, sizes)
+        if least > guess:
+            return Need(least, True, f"a run on {other} used {show_size(least)}")
         return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+
+    def _as_elsewhere(
+        self, request: Request, model: str, sizes: Mapping[str, Size], guessed: Need
+    ) -> Need:
+        """Raise a need that is guessed from other arguments to that of the same ones elsewhere."""
+        if not guessed.is_probe or len(self._models[request.job_type]) < 2:
+            return guessed
+        elsewhere = self._elsewhere(request, model, sizes, is_sure=True)
+        if elsewhere is None or elsewhere[0] <= guessed.need_bytes:
+            return guessed
+        return Need(elsewhere[0], True, f"as on {elsewhere[1]}")
 
     def _measured(self, request: Request, model: str, capacity_bytes: int) -> Need | None:
         """Return the need by runs on this very model, None when there are none."""
@@ -339,30 +358,65 @@ class TypeProfiles:
         return Need(need, True, because)
 
     def _elsewhere(
-        self, request: Request, model: str, sizes: Mapping[str, Size]
+        self, request: Request, model: str, sizes: Mapping[str, Size], is_sure: bool = False
     ) -> tuple[int, str] | None:
         """Return the need by runs on other models, and that model; None when unknown.
 
-        The same type on another model is better evidence than other types on this one, unless it
-        used all memory there. The need is not capped to this model's memory, except for headroom: a
-        run that would fit here without headroom gets the whole GPU as a first run.
+        The same type on another model is better evidence than other types on this one. The need is
+        not capped to this model's memory, except for headroom: a run that would fit here without
+        headroom gets the whole GPU as a first run. With `is_sure` only runs with such arguments
+        count. A type that used all memory of a GPU may need more elsewhere; one that did so on GPUs
+        of two sizes uses whatever there is.
         """
         most = sizes[model].capacity_bytes
         found: tuple[int, str] | None = None
+        full = self._filled(request.job_type, sizes)
         for other in self._models.get(request.job_type, ()):
-            if other == model:
-                continue
             estimate = self.estimate(request.job_type, other, _ANY_CAPACITY)
-            size = sizes.get(other)
-            if estimate is None or takes_all(estimate.largest_bytes, size):
+            if other == model or estimate is None:
                 continue
+            size = sizes.get(other)
             capacity_bytes = size.capacity_bytes if size else _ANY_CAPACITY
             need = self._measured(request, other, capacity_bytes)
+            if is_sure and (need is None or need.is_probe):
+                continue
+            largest = self.most_of_alike(request, other) or estimate.largest_bytes
+            if other in full and (len(set(full.values())) > 1 or largest <= most):
+                continue
             need_bytes = need.need_bytes if need else estimate.need_bytes
-            if estimate.largest_bytes <= most:
+            if largest <= most:
                 need_bytes = min(need_bytes, most)
             if found is None or need_bytes > found[0]:
                 found = (need_bytes, other)
+        return found
+
+    def _filled(self, job_type: str, sizes: Mapping[str, Size]) -> dict[str, int]:
+        """Return the models of which a type used nearly all memory, with that memory."""
+        found = {}
+        for model in self._models.get(job_type, ()):
+            estimate = self.estimate(job_type, model, _ANY_CAPACITY)
+            if estimate and model in sizes and takes_all(estimate.largest_bytes, sizes[model]):
+                found[model] = sizes[model].capacity_bytes
+        return found
+
+    def _used_elsewhere(
+        self, job_type: str, model: str, sizes: Mapping[str, Size]
+    ) -> tuple[int, str]:
+        """Return the most that a type used on another model, and that model.
+
+        The runs are still going, have failed, or used all memory of a GPU: a lower bound.
+        """
+        found = (0, "")
+        if len(sizes) == 1 and job_type not in self._models:
+            return found  # as on most machines: a shortcut
+        full = self._filled(job_type, sizes)
+        for other in dict.fromkeys((*sizes, *self._models.get(job_type, ()))):
+            if other == model or (other in full and len(set(full.values())) > 1):
+                continue
+            used = self.running.used_bytes((job_type, other))
+            if (known := self._types.get((job_type, other))) is not None:
+                used = max([used, *(run.peak_bytes for run in known.telling.runs)])
+            found = max(found, (used, other))
         return found
 
     def _guess(self, key: Key, floor: int, capacity_bytes: int, gpus: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from grn.model.gpu import Gpu, Reading
@@ -146,9 +147,11 @@ class Holdings:
         known = self._sizes.get(gpu.model)
         if known is None or known.total_bytes < gpu.total_bytes:
             self._sizes[gpu.model] = Size(gpu.total_bytes, book.capacity_bytes)
+        elif known.total_bytes == gpu.total_bytes:
+            self._sizes[gpu.model] = replace(known, count=known.count + 1)
 
     def sizes(self) -> dict[str, Size]:
-        """Return the largest GPU of each model."""
+        """Return the memory of the largest GPUs of each model."""
         return self._sizes
 
     def books_of(self, lease: Lease) -> list[Book]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from grn.model.job import Request
@@ -74,13 +75,13 @@ class Granter:
         sizes = self._holdings.sizes()
         return self._memory.never_fits(request, sizes, sizes if reach is None else reach)
 
-    def _reach(self, request: Request) -> set[str] | None:
-        """Return the models that a request may use, None for all."""
+    def _reach(self, request: Request) -> Mapping[str, int] | None:
+        """Return how many GPUs of each model a request may use, None for all."""
         if not request.slots and not request.stay:
             return None
         books = allowed(request, list(self._holdings.books.values()))
         stay = [book for book in books if book.gpu.uuid in request.stay]
-        return {book.gpu.model for book in stay or books}
+        return Counter(book.gpu.model for book in stay or books)
 
     def _by_speed(self, request: Request, needs: dict[str, Need]) -> dict[str, Need]:
         """Add to needs on several models the relative duration on each, where it is known."""

@@ -37,10 +37,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The largest GPU of one model: its memory, and how much of it may be reserved."""
+    """The GPUs of one model: the memory of the largest, and how much of it may be reserved."""
 
     total_bytes: int
     capacity_bytes: int
+    count: int = 1  # of the largest
 
 
 @dataclass(frozen=True, slots=True)
