@@ -19,7 +19,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "protocol": "__init__ lease rows snapshot",
     "negotiator": "__init__ events endings engine engine_view schedule learn queries",
     "queue": "__init__ job events engine job_table lease_window finish sites.__init__ "
-    "sites.choice sites.remote_lease sites.slurm_jobs sites.teaching",
+    "sites.choice sites.remote_lease sites.pilots.slurm_jobs sites.teaching",
     "simulate": "__init__ workload schedulers replay policies",
     "group": "__init__ task roles call_table",
     "sweep": "__init__ grid space condition values template",
@@ -167,7 +167,7 @@ THIRD_PARTY = {
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"option_file"},
     "yaml": {"option_file"},
-    "ray": {"grn.queue.sites.ray"},
+    "ray": {"grn.queue.sites.pilots.ray"},
     "matplotlib": {"grn.cli.report.sweep_png"},
     "pandas": {"grn.sweep.results"},
     "optuna": {"grn.sweep.sampler"},

@@ -164,5 +164,5 @@ def test_words_reach_the_shell_there_as_they_are() -> None:
     command = sites.ssh_command(site, "me@gpu2", sites.pipe_command(site, "cafe"))
 
     assert command[-3:-1] == ("--", "me@gpu2")
-    assert command[-1] == "env 'A=$x' ~/'a b/python' -P -m grn.queue.sites.pipe --queue cafe"
+    assert command[-1] == "env 'A=$x' ~/'a b/python' -P -m grn.queue.sites.agent.pipe --queue cafe"
     assert command.index("-p") < command.index("ServerAliveInterval=10")

@@ -158,7 +158,7 @@ def node_name(host: str) -> str:
 def pipe_command(site: SiteConfig, queue_id: str) -> list[str]:
     """Return the command that joins a stream to the agent, as it is run on the node."""
     if site.python:
-        command = [site.python, "-P", "-m", "grn.queue.sites.pipe"]
+        command = [site.python, "-P", "-m", "grn.queue.sites.agent.pipe"]
     else:
         command = ["grn", "agent", "--pipe"]
     command += ["--queue", queue_id]

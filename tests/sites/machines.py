@@ -160,10 +160,10 @@ class Machine:
         return found
 
     def agents(self) -> list[int]:
-        return self._running(b"grn.queue.sites.agent")
+        return self._running(b"grn.queue.sites.agent.process")
 
     def pipes(self) -> list[int]:
-        return self._running(b"grn.queue.sites.pipe")
+        return self._running(b"grn.queue.sites.agent.pipe")
 
     def negotiators(self) -> list[int]:
         return self._running(b"grn.negotiator")

@@ -75,7 +75,7 @@ class NodeFolder:
     def cut(self) -> None:
         """Let nobody reach it; what runs there goes on."""
         (self.folder / "cut").touch()
-        self.kill("grn.queue.sites.pipe")
+        self.kill("grn.queue.sites.agent.pipe")
 
     def join(self) -> None:
         """Let it be reached again."""

@@ -20,7 +20,7 @@ from tests.sites.ray_rig import VARIABLES, RayRig, python_with_ray
 from tests.sites.site_under_test import SITE
 from tests.sites.slurm_rig import PARTITION, Slurm
 
-ADAPTERS = {"slurm": b"grn.queue.sites.slurm", "ray": b"grn.queue.sites.ray"}
+ADAPTERS = {"slurm": b"grn.queue.sites.pilots.slurm", "ray": b"grn.queue.sites.pilots.ray"}
 RAY_NODE = "work"
 
 
@@ -202,7 +202,7 @@ class RaySite(PilotSite):
             self.cluster.add(RAY_NODE, gpus=2)
 
     def pipes(self) -> list[int]:
-        return self._running(b"grn.queue.sites.pipe")
+        return self._running(b"grn.queue.sites.agent.pipe")
 
     def cut(self) -> None:
         if not self._stopped:

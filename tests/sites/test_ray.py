@@ -18,7 +18,7 @@ from tests.sites.ray_rig import VARIABLES, RayRig, python_with_ray
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 HOME_GPUS = "virtual:1x256MiB"
-AGENT, ADAPTER = "grn.queue.sites.agent", "grn.queue.sites.ray"
+AGENT, ADAPTER = "grn.queue.sites.agent.process", "grn.queue.sites.pilots.ray"
 
 
 class Home(Queue):

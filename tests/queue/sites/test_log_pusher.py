@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from grn.queue.site import Attempt
-from grn.queue.sites.log_pusher import LogPusher
+from grn.queue.sites.agent.log_pusher import LogPusher
 from grn.queue.sites.stream import MAX_PIECE, LogPiece
 
 ONE = Attempt(1, 1)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from grn.queue.sites import ray_rules
-from grn.queue.sites.ray_pilots import UNSEEN_S, PilotDead, PilotKeeper
+from grn.queue.sites.pilots import ray_rules
+from grn.queue.sites.pilots.ray_pilots import UNSEEN_S, PilotDead, PilotKeeper
 from grn.sites import SiteConfig
 
 SITE = SiteConfig("cloud", "ray", address="auto")

@@ -21,7 +21,7 @@ CHECK_IDLE_S = 60.0
 def main(argv: Sequence[str]) -> int:
     """Join a stream to the agent, or tell what is on this machine."""
     if argv[:1] == ["--pipe"]:
-        command = [*own_module("grn.queue.sites.pipe"), *argv[1:]]
+        command = [*own_module("grn.queue.sites.agent.pipe"), *argv[1:]]
         os.execv(command[0], command)
     if argv[:1] == ["--check"]:
         print(f"\n{json.dumps(_facts())}")  # a login shell may have left an unfinished line

@@ -259,7 +259,7 @@ class Adapter(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._gone.clear()
         ours, theirs = socket.socketpair()
-        argv = [*own_module(f"grn.queue.sites.{self.site.kind}"), "--queue", self._queue_id]
+        argv = [*own_module(f"grn.queue.sites.pilots.{self.site.kind}"), "--queue", self._queue_id]
         argv += ["--site", self.site.to_json()]
         with theirs:
             process = spawn.child(

@@ -18,7 +18,7 @@ from grn.client.remote_call import REPLY_FILE
 from grn.errors import ProtocolError
 from grn.queue.job import EndReason, Exit
 from grn.queue.site import Attempt
-from grn.queue.sites.pipe import GREETING
+from grn.queue.sites.agent.pipe import GREETING
 
 VERSION = 1
 MAX_GREETING = 256 << 10

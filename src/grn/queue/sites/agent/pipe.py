@@ -110,7 +110,7 @@ def _reach(queue_id: str, wait_s: float) -> socket.socket:
     if wait_s:
         raise MachineError(f"no agent has answered on this node within {wait_s:.0f} s.")
     try:
-        argv = [*own_module("grn.queue.sites.agent"), "--queue", queue_id]
+        argv = [*own_module("grn.queue.sites.agent.process"), "--queue", queue_id]
         daemons.start_aside("agent", argv, is_detached=True)
     except AlreadyRunning as held:
         return daemons.until_answered(connect, held)

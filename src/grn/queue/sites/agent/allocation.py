@@ -2,7 +2,7 @@
 
 `start` runs the agent of an allocation apart from the process that asks for it and bound to that
 process; `drain` lets it leave; `end` ends every process of the allocation and removes its folders.
-Run as `python -m grn.queue.sites.allocation`, by `ray_actor.py`.
+Run as `python -m grn.queue.sites.agent.allocation`, by `ray_actor.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from grn.daemon.lockfile import make_own
 from grn.errors import AlreadyRunning, GrnError, MachineError, UsageError
 from grn.proc import pidfd, processes, spawn
 from grn.proc.spawn import own_module
-from grn.queue.sites.agent import QUEUE_ID, end_allocation
-from grn.queue.sites.node_environment import ALLOCATION
-from grn.queue.sites.pipe import socket_of
+from grn.queue.sites.agent.node_environment import ALLOCATION
+from grn.queue.sites.agent.pipe import socket_of
+from grn.queue.sites.agent.process import QUEUE_ID, end_allocation
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start, drain or end an allocation; the last line has the agent's socket, or why not."""
-    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.allocation")
+    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.agent.allocation")
     parser.add_argument("verb", choices=("start", "drain", "end"))
     parser.add_argument("--queue", required=True, help="the identity of the queue at home")
     parser.add_argument("--allocation", required=True, help="the engine's name of it")
@@ -75,7 +75,7 @@ def start(queue_id: str, bound_to: int, idle_s: str) -> None:
         raise UsageError(f"process {bound_to} is not the one that started this.")
     spawn.become_ordinary()
     argv = [
-        *own_module("grn.queue.sites.agent"), "--queue", queue_id, "--idle-s", idle_s,
+        *own_module("grn.queue.sites.agent.process"), "--queue", queue_id, "--idle-s", idle_s,
         "--bound-to", f"{parent.pid}:{parent.started_ticks}",
     ]  # fmt: skip
     try:

@@ -25,9 +25,9 @@ from grn import __version__, paths
 from grn.daemon.lockfile import make_own
 from grn.errors import GrnError, UsageError
 from grn.model.text import counted
-from grn.queue.sites import ray_actor, ray_rules
-from grn.queue.sites.ray_actor import PilotOrder
-from grn.queue.sites.ray_pilots import (
+from grn.queue.sites.pilots import ray_actor, ray_rules
+from grn.queue.sites.pilots.ray_actor import PilotOrder
+from grn.queue.sites.pilots.ray_pilots import (
     ClusterAway,
     PilotCut,
     PilotDead,
@@ -74,7 +74,7 @@ class LineWriter:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the adapter until the queue ends, or tell what is at a site."""
-    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.ray")
+    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.pilots.ray")
     parser.add_argument("--queue", help="the identity of the queue")
     parser.add_argument("--site", required=True, help="the site, as JSON")
     parser.add_argument("--check", action="store_true", help="print one line about the site")

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from grn.proc.spawn import own_module
-from grn.queue.sites import ray_rules
+from grn.queue.sites.agent.pipe import OFFERED
 from grn.queue.sites.choice import Demand
-from grn.queue.sites.pipe import OFFERED
-from grn.queue.sites.ray_actor import FAILED, LEFT, POLL_S, UP, StreamEnd
-from grn.queue.sites.ray_rules import Pilots
+from grn.queue.sites.pilots import ray_rules
+from grn.queue.sites.pilots.ray_actor import FAILED, LEFT, POLL_S, UP, StreamEnd
+from grn.queue.sites.pilots.ray_rules import Pilots
 from grn.sites import SiteConfig
 
 BRIEF_S = 0.003
@@ -163,7 +163,7 @@ class PilotKeeper:
             await asyncio.sleep(LOOK_S)
 
     def _report(self) -> None:
-        pipe = [*own_module("grn.queue.sites.pipe"), "--socket"]
+        pipe = [*own_module("grn.queue.sites.agent.pipe"), "--socket"]
         nodes = {one.name: [*pipe, one.socket] for one in self._pilots.values() if one.socket}
         pending = {one.name: self._waits for one in self._pilots.values() if not one.node}
         gone = {name: self._gone[name] for name in self._gone.keys() & (self._known or set())}

@@ -22,10 +22,10 @@ from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
-from grn.queue.sites.agent_stream import AgentStream
-from grn.queue.sites.log_pusher import LogPusher
-from grn.queue.sites.negotiator_link import NegotiatorLink
-from grn.queue.sites.node_environment import environment_here, epoch, is_allocated
+from grn.queue.sites.agent.connection import AgentStream
+from grn.queue.sites.agent.log_pusher import LogPusher
+from grn.queue.sites.agent.negotiator_link import NegotiatorLink
+from grn.queue.sites.agent.node_environment import environment_here, epoch, is_allocated
 from grn.queue.sites.stream import Frame, LeaseBytes, Message
 
 log = logging.getLogger("grn.agent")

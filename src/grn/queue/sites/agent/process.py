@@ -1,6 +1,6 @@
 """The process of an agent on a node: one for each queue at home, until it is idle or stopped.
 
-Run as `python -m grn.queue.sites.agent`; `pipe.py` starts it. `agent_orders.py` does its work.
+Run as `python -m grn.queue.sites.agent.process`; `pipe.py` starts it. `orders.py` does its work.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from grn.proc.processes import mounts
 from grn.proc.spawn import SERVICE
 from grn.proc.watch import Watches
 from grn.queue.local.workers import LaunchSettings
-from grn.queue.sites.agent_orders import Agent
-from grn.queue.sites.node_environment import ALLOCATION, epoch, is_allocated
-from grn.queue.sites.pipe import socket_of, version_file
+from grn.queue.sites.agent.node_environment import ALLOCATION, epoch, is_allocated
+from grn.queue.sites.agent.orders import Agent
+from grn.queue.sites.agent.pipe import socket_of, version_file
 
 log = logging.getLogger("grn.agent")
 IDLE_EXIT_S = 60.0
@@ -40,7 +40,7 @@ QUEUE_ID = re.compile(r"[0-9a-f]{8,64}")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent until it is idle or a signal stops it."""
-    parser = process.parser("grn.queue.sites.agent")
+    parser = process.parser("grn.queue.sites.agent.process")
     parser.add_argument("--queue", required=True, help="the identity of the queue it works for")
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
     parser.add_argument("--idle-s", type=float, default=IDLE_EXIT_S, help="exit when so long idle")

@@ -3,7 +3,7 @@
 A child process of the queue that speaks lines of JSON (`fleet.py` has the other end). It keeps
 nothing on disk and may be killed at any time. A pilot is reported gone only in a final state that
 Slurm names itself; an empty answer or a failed command is no evidence. Run as
-`python -m grn.queue.sites.slurm`. `slurm_jobs.py` decides, `pilot.py` runs on the node.
+`python -m grn.queue.sites.pilots.slurm`. `slurm_jobs.py` decides, `pilot.py` runs on the node.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from grn.model.text import counted, harmless
 from grn.model.units import show_time
 from grn.proc import spawn
 from grn.proc.spawn import own_module
-from grn.queue.sites import slurm_jobs as jobs
 from grn.queue.sites.choice import Demand
-from grn.queue.sites.slurm_jobs import Limits, PilotJob
+from grn.queue.sites.pilots import slurm_jobs as jobs
+from grn.queue.sites.pilots.slurm_jobs import Limits, PilotJob
 from grn.sites import SiteConfig
 
 COMMAND_S = 60.0
@@ -108,7 +108,7 @@ def options(site: SiteConfig, queue_id: str) -> list[str]:
 
 def script(site: SiteConfig, queue_id: str) -> str:
     """Return the batch script of a pilot."""
-    words = [*module(site, "grn.queue.sites.pilot"), "--queue", queue_id]
+    words = [*module(site, "grn.queue.sites.pilots.pilot"), "--queue", queue_id]
     words += ["--idle-s", f"{site.idle_s:.0f}"]
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in site.env.items()]
     missing = shlex.quote(f"{words[0]} is not on its node: name another with --python")
@@ -133,7 +133,7 @@ def pipe(site: SiteConfig, queue_id: str, job: int) -> list[str]:
         *(["env", *unset] if unset else []),
         "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--gres=none",
         "--mem=0", "--quiet", "--chdir=/",
-        "env", f"GRN_RUNTIME_DIR={runtime}", *module(site, "grn.queue.sites.pipe"),
+        "env", f"GRN_RUNTIME_DIR={runtime}", *module(site, "grn.queue.sites.agent.pipe"),
         "--queue", queue_id, "--wait-s", str(PIPE_WAIT_S),
     ]  # fmt: skip
 
@@ -464,7 +464,7 @@ def _modest(site: SiteConfig) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the adapter, or a check."""
-    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.slurm")
+    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.pilots.slurm")
     parser.add_argument("--queue", default="", help="the identity of the queue at home")
     parser.add_argument("--site", required=True, help="the site as JSON")
     parser.add_argument("--check", action="store_true", help="print what is found, and exit")

@@ -298,7 +298,7 @@ def _python(order: PilotOrder) -> str:
 
 def _command(order: PilotOrder, verb: str, *words: str) -> list[str]:
     return [
-        _python(order), "-m", "grn.queue.sites.allocation", verb, "--queue", order.queue_id,
+        _python(order), "-m", "grn.queue.sites.agent.allocation", verb, "--queue", order.queue_id,
         "--allocation", order.name, "--idle-s", str(order.idle_s), *words,
     ]  # fmt: skip
 

@@ -26,9 +26,9 @@ from grn.proc.spawn import own_module, service_environment
 from grn.proc.tree import Escalation, Process
 from grn.queue.local.channel import read_some
 from grn.queue.local.termination import listen_for_signals
-from grn.queue.sites.agent import LEFT
-from grn.queue.sites.node_environment import ALLOCATION
-from grn.queue.sites.slurm_jobs import folder_of
+from grn.queue.sites.agent.node_environment import ALLOCATION
+from grn.queue.sites.agent.process import LEFT
+from grn.queue.sites.pilots.slurm_jobs import folder_of
 
 GRACE_S = 20.0  # below the 30 s that Slurm waits before it kills
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
@@ -38,7 +38,7 @@ LOG_TAIL = 4096
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent of a queue until it leaves, the allocation ends or it cannot be run."""
-    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.pilot")
+    parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.pilots.pilot")
     parser.add_argument("--queue", required=True, help="the identity of the queue at home")
     parser.add_argument("--idle-s", type=float, required=True, help="leave when so long idle")
     arguments = parser.parse_args(argv)
@@ -130,7 +130,7 @@ class PilotSupervisor:
             ALLOCATION: self._allocation,
         }
         argv = [
-            *own_module("grn.queue.sites.agent"), "--queue", self._queue_id, "--log", log,
+            *own_module("grn.queue.sites.agent.process"), "--queue", self._queue_id, "--log", log,
             "--idle-s", str(self._idle_s), "--bound-to", str(os.getpid()),
             *(["--draining"] if self._is_draining else []),
         ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Adapters that place pilots by an engine: Slurm and Ray."""
