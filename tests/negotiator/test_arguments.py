@@ -304,7 +304,7 @@ def test_a_line_over_two_numbers_is_said_in_words(memory) -> None:
     assert "seen from" in text
 
 
-def test_foretelling_each_point_by_all_others_is_what_leaving_it_out_gives() -> None:
+def test_predicting_each_point_from_all_others_is_what_leaving_it_out_gives() -> None:
     draw = random.Random(1)
     columns = [[draw.uniform(0, 9) for _ in range(12)] for _ in range(2)]
     ys = [3 + 2 * a + 5 * b + draw.gauss(0, 1) for a, b in zip(*columns, strict=True)]
@@ -316,7 +316,7 @@ def test_foretelling_each_point_by_all_others_is_what_leaving_it_out_gives() -> 
         part = fit(without, ys[:place] + ys[place + 1 :])
         assert part is not None
         told = part.base + sum(s * c[place] for s, c in zip(part.slopes, columns, strict=True))
-        assert ys[place] - told == pytest.approx(whole.foretold[place])
+        assert ys[place] - told == pytest.approx(whole.predicted[place])
 
 
 @pytest.mark.parametrize("columns", [[[1, 1, 1]], [[1, 2, 3], [2, 4, 6]]])
