@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test test-unit test-engines test-versions check-fast format bench bench-packing soak bootstrap clean faults mnist docs
+.PHONY: help demo test test-unit test-engines test-versions check-fast format bench bench-packing soak bootstrap clean faults mnist docs pictures
 
 help:
 	@echo 'make demo         build .venv and run the demo (no GPU needed)'
@@ -15,6 +15,7 @@ help:
 	@echo 'make faults       only the fault campaigns of the queue: kills, full disks, power cuts'
 	@echo 'make mnist        examples/mnist: PyTorch, TensorFlow and JAX under doit, on virtual GPUs'
 	@echo 'make docs         the pages as a site, in site/'
+	@echo 'make pictures     draw the pictures of README and docs by the real programs'
 	@echo 'make bench        the benchmarks'
 	@echo 'make bench-packing  packing by replay, policies side by side (ARGS=PATH: traces too)'
 	@echo 'make soak         the campaigns in their long form, an hour or more (ARGS=--only WORD)'
@@ -56,6 +57,9 @@ mnist:
 docs: bootstrap
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict -q -f tools/mkdocs.yml
 	@echo 'open site/index.html'
+
+pictures: bootstrap
+	@.venv/bin/python tools/pictures.py
 
 bench: bootstrap
 	@.venv/bin/python benchmarks/run.py $(ARGS)

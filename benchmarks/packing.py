@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from packing_jobs import LARGE, SMALL, Case, drawn, generated, trace
 
+from grn.negotiator.queries.forecast import inside
 from grn.simulate.policies import POLICIES, lower_bound_s, play
 from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
 
@@ -38,6 +40,8 @@ class Result:
     known_deaths: int = 0
     waste: float = 0.0
     first_s: float = 0.0
+    inside: float = 0.0  # the share of starts within the range that was told
+    width: float = 0.0  # the median of range over wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Row:
     known_deaths: float
     waste: float
     first_s: float
+    inside: float
+    width: float
 
 
 def main() -> None:
@@ -87,7 +93,8 @@ def _replay(policy: str, jobs: Sequence[SimulatedJob], gpus: str, assumed: Assum
     """Play one workload under one policy, in a process of its own."""
     if policy == "lower bound":
         return Result(lower_bound_s(jobs, parse_gpus(gpus), assumed), 0.0)
-    found = play(policy, jobs, parse_gpus(gpus), assumed)
+    found = play(policy, jobs, parse_gpus(gpus), assumed, has_forecasts=policy == OURS)
+    widths = [(one.high_s - one.low_s) / max(1.0, one.waited_s) for one in found.starts]
     return Result(
         found.makespan_s,
         found.mean_s,
@@ -95,6 +102,8 @@ def _replay(policy: str, jobs: Sequence[SimulatedJob], gpus: str, assumed: Assum
         found.known_deaths,
         found.waste or 0.0,
         found.probe_s or 0.0,
+        inside(found.starts) / max(1, len(found.starts)),
+        median(widths) if widths else 0.0,
     )
 
 
@@ -117,6 +126,10 @@ def _report(case: Case, names: Sequence[str], workers: ProcessPoolExecutor) -> l
     bounds = [text for beta in BETAS for text in (f"{found['lower bound', beta].makespan:.3f}", "")]
     print("| " + " | ".join(["lower bound", *bounds, "", "", "", ""]) + " |\n")
     verdicts = list(_verdicts(case, found)) if {OURS, BEST} <= set(names) else []
+    for beta in BETAS if OURS in names else ():
+        row = found[OURS, beta]
+        text = f"{row.inside:.0%}, and the median range is {row.width:.1f} times the wait"
+        print(f"- starts within the range that was told, β={beta:g}: {text}")
     for what, value, most in verdicts:
         print(f"- {what}: {value:.4g}, at most {most:g}: {'met' if value <= most else 'MISSED'}")
     sys.stdout.flush()
@@ -152,6 +165,8 @@ def _mean(results: Sequence[Result], base: Sequence[Result]) -> Row:
         sum(one.known_deaths for one in results) / count,
         sum(one.waste for one in results) / count,
         max(one.first_s for one in results),
+        sum(one.inside for one in results) / count,
+        sum(one.width for one in results) / count,
     )
 
 

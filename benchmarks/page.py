@@ -69,15 +69,14 @@ def _opened(link: str) -> list[rig.Figure]:
             page.goto(f"{base}#/now")
             began = time.perf_counter()
             page.goto(f"{base}#/history")
-            page.select_option("select", "10000")
-            page.wait_for_selector("text=500 of 10000 shown")
+            page.wait_for_selector("text=200 of 10,000 jobs shown.")
             took.append(time.perf_counter() - began)
         grown = _grown(page, base)
         page.context.browser.close()
     return [
         rig.Figure("memory of the page, watched for 40 s", grown[1], grown[0], "MB", 1.2),
         rig.Figure("link to the first GPU on the page", first, 1.0, "s"),
-        rig.Figure("10,000 jobs of history listed", statistics.median(took), 1.0, "s"),
+        rig.Figure("history of 10,000 jobs opened", statistics.median(took), 1.0, "s"),
     ]
 
 

@@ -27,6 +27,7 @@ BENCHMARKS = {
     "floods": "one user floods, another asks",
     "scale": "100,000 waiting, 1,000 GPUs, 5,000 classes",
     "queued": "queue",
+    "sites": "sites",
     "real_packing": "real jobs on virtual GPUs",
     "top": "grn top: 8 GPUs, 1,000 jobs",
     "page": "page",

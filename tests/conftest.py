@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -67,7 +68,15 @@ def _starts_processes(module: ModuleType | None) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a test that starts a process unmarked fail in a run without processes."""
+    """Let a test that starts a process unmarked fail in a run without processes.
+
+    Ctrl-C is heeded again: a shell has commands in the background ignore it, and so would all that
+    tests start, where tests that interrupt them wait in vain.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "not process" in str(config.option.markexpr):
         sys.addaudithook(_refuse_processes)
 

@@ -26,7 +26,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "batch": "__init__ file",
     "cli": "__init__ output.__init__ output.render output.style output.table output.job_text "
     "output.html output.metrics report.__init__ report.usage report.replay "
-    "top.__init__ top.rows top.draw top.state top.screen",
+    "top.__init__ top.rows top.draw top.state top.screen top.detail",
     "proc": "__init__ tree",
     "gpus": "__init__ probe attribution",
     "compat": "__init__ tasks.__init__ tasks.config",
@@ -34,7 +34,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
 PURE_STDLIB = (
     "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
     "heapq html itertools json math operator posixpath re shlex statistics struct textwrap types "
-    "typing unicodedata"
+    "typing unicodedata fnmatch"
 )
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 
@@ -306,7 +306,7 @@ KNOWN = {
         "grn.negotiator",
         "grn.negotiator.schedule.placement",
         "grn.negotiator.loop",
-        "grn.negotiator.store",
+        "grn.negotiator.storage.store",
     ),
     *("grn.client", "grn.client.lease", "grn.gpus", "grn.gpus.probe", "grn.gpus.nvml"),
     *(
@@ -357,10 +357,10 @@ def test_a_wrong_arrow_is_caught(module: str, source: str) -> None:
     [
         ("grn.negotiator.schedule.placement", "import time"),
         ("grn.negotiator.engine", "from logging import getLogger"),
-        ("grn.negotiator.learn.profiling", "import os.path"),
-        ("grn.negotiator.schedule.order", "def f():\n    import random"),
+        ("grn.negotiator.learn.memory.profiling", "import os.path"),
+        ("grn.negotiator.schedule.turns.order", "def f():\n    import random"),
         ("grn.negotiator.schedule.placement", "from grn.negotiator import loop"),
-        ("grn.negotiator", "from grn.negotiator.store import Store"),
+        ("grn.negotiator", "from grn.negotiator.storage.store import Store"),
         ("grn.negotiator.events", "import msgspec"),
         ("grn.negotiator.queries.views", "import importlib"),
         ("grn.model.job", "from datetime import datetime"),

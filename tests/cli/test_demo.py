@@ -14,6 +14,7 @@ def is_good(ended: Ended) -> None:
     assert ended.code == 0, ended
     assert "14 of 14 jobs done" in ended.out
     assert "what was learned" in ended.out
+    assert "\nnext\n  grn start" in ended.out
     for name in ("tokenize", "finetune", "pretrain"):
         assert name in ended.out
     assert "failed" not in ended.out

@@ -179,3 +179,14 @@ def test_only_a_wait_that_needs_a_person_stands_out() -> None:
     for state, style in (("waiting", "why"), ("held", "note")):
         line = draw.job_line(row._replace(state=state), NOW, 120, "me", UNICODE)
         assert ("needs 9.0 GiB" in line[-1][0], line[-1][1]) == (True, style)
+
+
+def test_temperature_and_power_are_shown_only_where_the_driver_tells_them() -> None:
+    row = a_gpu(0, temperature_c=71, power_w=250)
+
+    told = draw.gpu_line(row, {}, (), 120, UNICODE, has_sensors=True)
+    unknown = draw.gpu_line(a_gpu(0), {}, (), 120, UNICODE)
+
+    assert " 71°C  250W " in text_of(told)
+    assert draw.width_of(told) == draw.width_of(unknown)
+    assert "°C" not in text_of(unknown)

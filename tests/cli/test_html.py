@@ -30,6 +30,6 @@ def test_a_timeline_has_a_row_for_each_gpu_and_stays_inside() -> None:
 
     assert drawn.count("<rect") == 3
     assert "GPU 3" in drawn
-    assert 'x="60.0" y="7.0" width="1000.0"' in drawn
+    assert 'x="60.0" y="19.0" width="1000.0"' in drawn
     assert "&lt;long&gt;" in drawn
     assert html.svg_file(drawn).startswith('<svg xmlns="http://www.w3.org/2000/svg"')

@@ -53,9 +53,9 @@ def test_ls_shows_what_runs_what_waits_and_why(queue: Queue) -> None:
     shown = {int(line.split()[0]): line for line in lines}
     assert list(shown) == [runs, after, held]
     assert "running" in shown[runs]
-    assert shown[after].endswith(f"comes after {runs}")
+    assert shown[after].endswith(f"waiting for job {runs} to finish")
     assert "later: " in shown[held]
-    assert shown[held].endswith("kept back until `grn release`")
+    assert shown[held].endswith("held: run `grn release` to let it start")
     assert queue.fine("ls", "-q").split() == [str(runs), str(after), str(held)]
     assert queue.fine("ls", "-q", "--name", "later").split() == [str(held)]
     assert queue.fine("ls", "-q", "--state", "held", "--state", "running").split() == [
@@ -121,7 +121,7 @@ def test_why_knows_jobs_by_the_ids_that_ls_prints(queue: Queue) -> None:
     wait_for(lambda: "runs on GPU" in queue("why", str(first)).out, "the first one's start")
 
     assert "queued for" in queue.fine("why", str(second))
-    assert f"comes after {first}" in queue.fine("why", str(second))
+    assert f"waiting for job {first} to finish" in queue.fine("why", str(second))
     both = queue.json("why", str(first))
     assert [row["label"] for row in both["jobs"]] == [both["job"]["label"]]
     gate.open()
@@ -160,7 +160,8 @@ def test_logs_of_what_never_ran_say_so(queue: Queue) -> None:
     job = queue.sh("true", "--hold")
     ended = queue("logs", str(job))
     assert ended.code == 2
-    assert ended.err == f"error: job {job} has not run yet: kept back until `grn release`.\n"
+    why = "held: run `grn release` to let it start"
+    assert ended.err == f"error: job {job} has not run yet: {why}.\n"
     queue.fine("cancel", str(job))
     assert queue("logs", str(job)).err == f"error: job {job} never ran: cancelled.\n"
     (ran,) = queue.shs("true")
@@ -211,7 +212,7 @@ def test_a_job_that_is_not_there_is_named(queue: Queue, words: tuple[str, ...]) 
 def test_what_is_no_id_is_named(queue: Queue, job: str) -> None:
     ended = queue("show", "--", job)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.splitlines()[0] == f"error: '{job}' is no job id."
+    assert ended.err.splitlines()[0] == f"error: there is no job {job}."
 
 
 # --- waiting -------------------------------------------------------------------------------
@@ -341,7 +342,7 @@ def test_ids_come_from_standard_input_too(queue: Queue) -> None:
     ended = queue.fed(f"{one}\n{two}\n".encode(), "wait", "-")
     assert ended.code == 2
     ended = queue.fed(b"\xff\n", "wait", "-")
-    assert (ended.code, ended.err.splitlines()[0]) == (2, r"error: '\xff' is no job id.")
+    assert (ended.code, ended.err.splitlines()[0]) == (2, r"error: there is no job \xff.")
 
 
 def test_progress_is_drawn_on_a_terminal(queue: Queue) -> None:
@@ -509,7 +510,7 @@ def test_drain_starts_nothing_and_says_what_still_runs(queue: Queue) -> None:
     ended = queue("drain")
     assert ended.err == "draining: 1 job still runs; `grn drain --off` goes on\n"
     (waits,) = queue.shs("true")
-    assert queue.job(waits)["why"] == "the queue is drained: `grn drain --off` goes on"
+    assert queue.job(waits)["why"] == "the queue is paused: run `grn drain --off` to resume"
     queue.gate("drained").open()
     queue.ended(runs)
     assert queue.job(waits)["state"] == "queued"
@@ -549,3 +550,44 @@ def test_only_commands_that_need_a_queue_start_one(story: Story) -> None:
     for words in (("queue",), ("queue", "stop"), ("--help",), ("submit", "--help")):
         grn(*words)
     assert not (story.folder / "state").exists()
+
+
+def test_jobs_are_selected_by_range_name_element_and_tag(queue: Queue) -> None:
+    first = queue.sh("true", "--hold", "--name", "one", "--tag", "night")
+    second = queue.sh("true", "--hold", "--name", "two", "--tag", "night", "--tag", "big")
+    queue.fine("submit", "--hold", "--name", "grid", "--array", "0-3%2", "--", "true")
+    third = int(queue.fine("ls", "-q", "--name", "grid").split()[1])
+    assert queue.fine("ls", "-q", "--tag", "night").split() == [str(first), str(second)]
+    assert queue.json("show", "grid[1]")["job"]["id"] == third
+    assert "at most 2 at once" in queue.fine("show", "grid[1]")
+    queue.fine("cancel", "grid[1]", f"{first}-{first}")
+    assert queue.json("ls", "-a", "--state", "cancelled")["jobs"][0]["id"] in (first, third)
+    queue.fine("release", "--tag", "big")
+    queue.fine("wait", "two")
+    again = int(queue.fine("retry", "--name", "two").strip())
+    queue.fine("wait", str(again))
+    ended = queue("hold", "--tag", "nothing")
+    assert (ended.code, ended.err.splitlines()[0]) == (2, "error: no job matches.")
+
+
+def test_a_waiting_job_is_edited_and_others_are_refused(queue: Queue) -> None:
+    job = queue.sh("true", "--hold", "--time-limit", "1h", "--retry", "1")
+    queue.fine("edit", str(job), "--mem", "64MiB", "--priority", "5", "--time-limit", "0",
+               "--name", "mended", "--tag", "night", "--retry", "2")  # fmt: skip
+    row = queue.json("show", "mended")["job"]
+    assert (row["mem_bytes"], row["priority"], row["time_limit_s"]) == (64 << 20, 5, None)
+    assert (row["name"], row["tags"], row["retries"]) == ("mended", ["night"], 2)
+    ended = queue("edit", str(job), "--gpus", "99")
+    assert (ended.code, ended.err.count("error:")) == (4, 1)
+    assert queue.json("show", str(job))["job"]["gpus_asked"] == 1
+    queue.fine("queue", "stop")  # the edited row has a checksum of its own
+    queue.fine("release", str(job))
+    queue.fine("wait", str(job))
+    ended = queue("edit", str(job), "--mem", "1GiB")
+    assert (ended.code, ended.err.splitlines()[0]) == (2, f"error: job {job} has already ended.")
+
+
+def test_submit_can_wait_for_the_end(queue: Queue) -> None:
+    ended = queue("submit", "--wait", "--shell", "--", "exit 7")
+    assert ended.code == 7
+    assert ended.out.strip().isdigit()

@@ -192,3 +192,23 @@ def test_a_filter_finds_jobs_by_their_node() -> None:
     assert found("gpu2") == ["1", "2"], "the node of that name, and GPU 2 of this machine"
     assert found("gpu 0") == [], "GPU 0 of a node is not GPU 0 here"
     assert found("gpu 2") == ["2"]
+
+
+def test_jobs_go_by_the_names_that_their_owners_know() -> None:
+    call = ["python", "-P", "-m", "grn.client.remote_call", "calls", "1"]
+    jobs = [
+        a_job(1, name="sweep-1/lr=1e-3,bs=32", group="sweep-1"),
+        a_job(2, array_index="3"),
+        a_job(3, name="search.py", group="search.py", label="__main__::train", argv=call),
+        a_job(4, name="gpt2"),
+    ]
+
+    rows = board(a_picture(jobs=jobs), UID).rows[Section.WAITING]
+
+    assert [row.name for row in rows] == [
+        "lr=1e-3,bs=32",
+        "train.py[3]",
+        "search.py: train()",
+        "gpt2",
+    ]
+    assert rows[0].what == "lr=1e-3,bs=32: python train1.py"

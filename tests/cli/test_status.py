@@ -22,14 +22,14 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eevil\u200b\r\nnext\x9b31m"
 GPU = {
     "index", "uuid", "model", "kind", "health", "total_bytes", "guard_bytes", "used_bytes",
     "reserved_bytes", "strangers_bytes", "unexplained_bytes", "free_bytes", "load_pct", "leases",
-    "links", "load_cap",
+    "links", "load_cap", "temperature_c", "power_w",
 }  # fmt: skip
 JOB = {
     "id", "type", "label", "user", "pid", "gpus_asked", "mem_bytes", "exclusive", "priority",
     "policy", "attempt", "state", "for_s", "reason", "why",
 }  # fmt: skip
-LEASE = JOB | {"gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run"}
-WAITING = JOB | {"place", "had_gpu_h", "users_before"}
+LEASE = JOB | {"gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run", "ends_in_s"}
+WAITING = JOB | {"place", "had_gpu_h", "users_before", "starts_in_s"}
 SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
@@ -212,3 +212,31 @@ def test_names_of_users_are_shown_where_there_are_some(grn: Shell, busy: Client)
 
 def _passwd() -> list[str]:
     return Path("/etc/passwd").read_text().splitlines()
+
+
+def test_when_tells_the_expected_start_of_a_job_that_is_not_submitted(
+    grn: Shell, negotiator: Start, story: Story
+) -> None:
+    negotiator("virtual:1x64GiB")
+    (path,) = (story.folder / "run").glob("*.sock")
+    with Client(path) as client:
+        lease = client.lease(type="known.py", label="known.py")["lease"]
+        client.ask("done", lease=lease, outcome="ok", resident=1 << 20)
+        assert shown(grn, "when", "--for", "6h") == {
+            "schema": 1,
+            "starts_in_s": [0.0, 0.0],
+            "ends_in_s": [21600.0, 21600.0],
+        }
+        client.lease(type="new.py", label="new.py", exclusive=True)
+        assert grn("when").out.startswith("unknown: ")
+        client.ask("done", lease=shown(grn, "ps")["leases"][0]["id"], outcome="ok")
+        client.lease(type="known.py", label="known.py", exclusive=True)
+
+        low_s, high_s = shown(grn, "when", "--mem", "1GiB", "--type", "known.py")["starts_in_s"]
+        assert 0 <= low_s <= high_s
+        (lease_row,) = shown(grn, "ps")["leases"]
+        assert lease_row["ends_in_s"][0] <= lease_row["ends_in_s"][1]
+
+    assert "GPUs are asked for" in grn("when", "--gpus", "9").err
+    assert "no job type 'no.py'" in grn("when", "--type", "no.py").err
+    assert not shown(grn, "ps")["waiting"]

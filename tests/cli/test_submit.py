@@ -57,7 +57,7 @@ def test_every_flag_reaches_the_job(queue: Queue) -> None:
         "argv": ["python3", "train.py", "--lr", "0.1", "--", "-q"],
     }  # fmt: skip
     assert {"A", "EMPTY", "PATH"} <= set(row["environment"])
-    assert row["why"] == "kept back until `grn release`"
+    assert row["why"] == "held: run `grn release` to let it start"
 
 
 def test_plain_words_make_a_plain_job(queue: Queue) -> None:

@@ -79,7 +79,7 @@ def test_it_shows_what_runs_waits_and_has_ended(
         assert len(lines) == size[1]
         assert max(map(len, lines)) <= size[0]
         assert f"{marks.selected}1" in text
-        assert "kept back until `grn release`" in text
+        assert "held: run `grn release`" in text
         assert "failed" in text
         assert "4 GPUs" in text
         assert text.isascii() or marks is UNICODE

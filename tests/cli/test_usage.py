@@ -11,9 +11,9 @@ from grn.cli.report.usage import (
     held_share,
     inside,
     is_bad,
+    memory_used,
     shares,
     slices,
-    wasted_gib_hours,
 )
 from grn.model.units import GiB
 
@@ -41,10 +41,12 @@ def test_each_gpu_counts_and_what_runs_still_counts_until_now():
     assert gpu_hours(a_span(20, None), DAY) == 4.0
 
 
-def test_waste_is_what_was_reserved_and_not_used_by_time():
-    assert wasted_gib_hours(a_span(0, 2), DAY) == 6.0
-    assert wasted_gib_hours(a_span(0, 2, peak_bytes=None), DAY) == 0.0
-    assert wasted_gib_hours(a_span(0, 2, peak_bytes=9 * GiB), DAY) == 0.0
+def test_memory_used_is_the_share_of_reserved_memory_by_time():
+    half = a_span(0, 2, peak_bytes=2 * GiB, reserved_bytes=4 * GiB)
+    full = a_span(0, 2, peak_bytes=9 * GiB, reserved_bytes=4 * GiB)
+    assert memory_used([half], DAY) == 0.5
+    assert memory_used([half, full], DAY) == 0.75
+    assert memory_used([a_span(0, 2, peak_bytes=None)], DAY) is None
 
 
 def test_shares_add_up_by_user_the_most_hours_first():

@@ -1003,3 +1003,10 @@ def test_a_hang_while_peaks_are_read_is_survived(machine: Machines) -> None:
         await until_healths(probe, a=GpuHealth.OK, b=GpuHealth.OK)
 
     play(here, story, deadline_s=1.0)
+
+
+def test_temperature_and_power_are_read_where_the_driver_has_them(machine: Machines) -> None:
+    readings = first_reading(machine(), gpu(A, temp=71, power=250400), gpu(B))
+
+    assert (readings[A].temperature_c, readings[A].power_w) == (71, 250)
+    assert (readings[B].temperature_c, readings[B].power_w) == (None, None)

@@ -32,7 +32,7 @@ from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.server import Server, ServerLimits
-from grn.negotiator.store import Store
+from grn.negotiator.storage.store import Store
 from tests.harness import Story
 
 ANSWER_S = 60.0

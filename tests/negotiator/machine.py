@@ -44,9 +44,9 @@ from grn.negotiator.events import (
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.learn import profiling
-from grn.negotiator.learn.margin import FIRST_MARGIN
-from grn.negotiator.learn.type_profiles import CHANCE
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.margin import FIRST_MARGIN
+from grn.negotiator.learn.memory.type_profiles import CHANCE
 from grn.negotiator.schedule.ledger import Guard, Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 

@@ -10,9 +10,9 @@ import pytest
 from grn.model.units import GiB
 from grn.negotiator.schedule.allocations import MANY, Shelf
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import MAX_REACHES, Reach, Refusal, Rooms, WaitingRequest
 from grn.negotiator.schedule.placement import FreeSpace, is_empty, is_taking
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.order import MAX_REACHES, Reach, Refusal, Rooms, WaitingRequest
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, a_use, some_gpus
 
 

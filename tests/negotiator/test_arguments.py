@@ -10,8 +10,8 @@ from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
 from grn.negotiator.events import WaitReason
 from grn.negotiator.learn import arguments
-from grn.negotiator.learn.estimate import Known
 from grn.negotiator.learn.least_squares import fit
+from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.queries import views
 from tests.builders import Story, a_profile, a_run, some_gpus
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grn.negotiator import audit
-from grn.negotiator.audit import Audit
+from grn.negotiator.storage import audit
+from grn.negotiator.storage.audit import Audit
 from tests.harness import Story
 from tests.negotiator.live import OTHER_UID, client_of, inside, needs_root, reachable
 

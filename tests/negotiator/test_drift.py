@@ -8,8 +8,8 @@ import pytest
 
 from grn.model.job import Outcome, Run
 from grn.model.units import GiB
-from grn.negotiator.learn import profiling
-from grn.negotiator.learn.profiling import counted
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.profiling import counted
 from grn.negotiator.queries import views
 from tests.builders import Story, a_profile, a_run, some_gpus
 

@@ -24,7 +24,7 @@ from grn.negotiator.events import (
     Sampled,
     Withdrawn,
 )
-from grn.negotiator.learn.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.grant import MAX_WORK
 from grn.negotiator.schedule.placement import Need, Size
 from tests.builders import a_reading, a_request, a_virtual_gpu

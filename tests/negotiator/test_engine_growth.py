@@ -6,7 +6,7 @@ import pytest
 
 from grn.model.units import GiB
 from grn.negotiator.events import SaveRun
-from grn.negotiator.learn import profiling
+from grn.negotiator.learn.memory import profiling
 from tests.builders import MODEL, PLAIN_RULES, Story, a_profile, a_request, a_run
 
 

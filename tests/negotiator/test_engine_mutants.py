@@ -21,12 +21,12 @@ from grn.negotiator.events import (
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.learn import profiling
 from grn.negotiator.learn.blame import Verdict
+from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule import grant as grant_file
 from grn.negotiator.schedule import placement as place_file
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import Group
+from grn.negotiator.schedule.turns.order import Group
 from tests.negotiator.machine import Negotiation
 
 pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Python version

@@ -5,9 +5,9 @@ import pytest
 from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import SaveUse, Stopping
-from grn.negotiator.schedule.fair_share import SAVE_S, Shares, Usage
 from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.order import WaitingRequest
+from grn.negotiator.schedule.turns.fair_share import SAVE_S, Shares, Usage
+from grn.negotiator.schedule.turns.order import WaitingRequest
 from tests.builders import NO_GUARD, Story, a_profile, a_request, a_run, some_gpus
 
 HOUR, DAY = 3600.0, 86400.0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import SaveNumber
-from grn.negotiator.learn.margin import FIRST_MARGIN, Experience, Margin, spread_within
-from grn.negotiator.learn.type_profiles import CHANCE
+from grn.negotiator.learn.memory.margin import FIRST_MARGIN, Experience, Margin, spread_within
+from grn.negotiator.learn.memory.type_profiles import CHANCE
 from tests.builders import Story, a_profile, a_run, an_engine, some_gpus
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from grn.model.job import Policy
-from grn.negotiator.schedule.order import Reach, Refusal, Rooms, WaitingRequest, turn
 from grn.negotiator.schedule.placement import FreeSpace
-from grn.negotiator.schedule.wait_queue import MAX_SET_APART, Waitlist
+from grn.negotiator.schedule.turns.order import Reach, Refusal, Rooms, WaitingRequest, turn
+from grn.negotiator.schedule.turns.wait_queue import MAX_SET_APART, Waitlist
 from tests.builders import a_holder, a_request
 
 

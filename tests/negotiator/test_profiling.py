@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
-from grn.negotiator.learn import profiling
-from grn.negotiator.learn.profiling import RunEnd, RunWatch
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.profiling import RunEnd, RunWatch
 from tests.builders import a_profile, a_run
 
 CAPACITY = 24 * GiB

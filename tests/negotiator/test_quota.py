@@ -8,8 +8,8 @@ import pytest
 
 from grn.model.units import GiB
 from grn.negotiator.events import DropProfile, SaveRun
-from grn.negotiator.learn.profiling import RUNS_KEPT
-from grn.negotiator.learn.quota import (
+from grn.negotiator.learn.memory.profiling import RUNS_KEPT
+from grn.negotiator.learn.memory.quota import (
     MAX_ARGUMENTS_BYTES,
     MAX_BYTES,
     MAX_BYTES_PER_USER,

@@ -8,10 +8,10 @@ import pytest
 
 from grn.model.units import GiB
 from grn.negotiator.events import Requested, Withdrawn
-from grn.negotiator.schedule.fair_share import class_of
-from grn.negotiator.schedule.order import WaitingRequest
-from grn.negotiator.schedule.reconnects import Returning
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.fair_share import class_of
+from grn.negotiator.schedule.turns.order import WaitingRequest
+from grn.negotiator.schedule.turns.reconnects import Returning
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 from tests.builders import a_request, an_engine
 from tests.negotiator.test_order import a_waiting
 

@@ -768,6 +768,7 @@ MAY = {
     "status": EVERYBODY,
     "samples": EVERYBODY,
     "why": EVERYBODY,
+    "when": EVERYBODY,
     "reasons": EVERYBODY,  # of its own requests
     "profiles": EVERYBODY,
     "runs": EVERYBODY,  # of its own types

@@ -31,9 +31,9 @@ from grn.negotiator.events import (
     SaveUse,
     SaveWaiting,
 )
-from grn.negotiator.learn import profiling
-from grn.negotiator.schema import SCHEMA_VERSION
-from grn.negotiator.store import FILE_NAME, Remembered, Store, without_undone
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.storage.schema import SCHEMA_VERSION
+from grn.negotiator.storage.store import FILE_NAME, Remembered, Store, without_undone
 from tests.builders import a_holder, a_lease, a_run
 from tests.harness import SOURCES, Story, wait_for
 from tests.negotiator.live import OTHER_UID, Client, begin, needs_root, negotiator_of

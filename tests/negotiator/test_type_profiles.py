@@ -4,8 +4,8 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
-from grn.negotiator.learn import profiling
-from grn.negotiator.learn.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.placement import Size
 from tests.builders import MODEL, a_profile, a_request, a_run
 

@@ -99,7 +99,7 @@ def test_the_folder_of_an_earlier_attempt_is_beside_that_of_the_last() -> None:
 OF_STATUS = {"for_s"}
 OF_FEED = {"since_at", "tag", "origin"}
 OF_SHOW = {"attempts", "environment"}
-OF_FEW = {"on", "without", "notify", "array_index"}  # only of jobs that set it
+OF_FEW = {"on", "without", "notify", "array_index", "array_limit"}  # only of jobs that set it
 
 
 def check(kind: type[Any], rows: Iterable[dict[str, Any]], without: set[str]) -> None:
@@ -142,8 +142,8 @@ def test_definitions_have_the_fields_that_both_daemons_send() -> None:
         check(ProfileRow, profiles, set())
         check(RunRow, [run for row in profiles for run in row["history"]], set())
         check(GpuRow, feed["gpus"], set())
-        check(LeaseRow, feed["leases"], OF_STATUS)
-        check(WaitingRow, feed["waiting"], OF_STATUS | place)
+        check(LeaseRow, feed["leases"], OF_STATUS | {"ends_in_s"})
+        check(WaitingRow, feed["waiting"], OF_STATUS | place | {"starts_in_s"})
         check(EndRow, feed["ends"], set())
         check(SamplesRow, feed["samples"], set())
         wait_for(lambda: curve_of(lease), "samples of the lease")

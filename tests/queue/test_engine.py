@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
@@ -10,7 +12,10 @@ from grn.queue.events import (
     ActionFailed,
     AskLease,
     AttemptFound,
+    CancelAsked,
     DropAsk,
+    Edited,
+    HoldAsked,
     Launch,
     PassAsk,
     ReturnLease,
@@ -32,6 +37,7 @@ from grn.queue.job import (
     EndReason,
     Exit,
     JobState,
+    Kept,
     Settlement,
 )
 from grn.queue.lease_window import PASS_ON_S, WindowLimits
@@ -295,7 +301,7 @@ def test_a_job_waits_for_the_one_it_comes_after() -> None:
     line.submits(1)
     line.submits(a_spec(2, after=[1]))
     assert line.asked == [1]
-    assert line.why(2) == "comes after 1"
+    assert line.why(2) == "waiting for job 1 to finish"
     line.runs(1)
     line.exits(1)
     assert line.asked == [2]
@@ -329,7 +335,7 @@ def test_a_job_after_several_waits_for_all() -> None:
     line.runs(1, 2, 3)
     line.exits(1)
     line.exits(3, FAILED)
-    assert line.why(4) == "comes after 2"
+    assert line.why(4) == "waiting for job 2 to finish"
     line.exits(2)
     assert line.asked == [4]
 
@@ -398,7 +404,7 @@ def test_a_job_that_is_tried_again_keeps_those_after_it_waiting() -> None:
     line.submits(a_spec(2, after=[1]))
     line.runs(1)
     line.exits(1, FAILED)
-    assert line.why(2) == "comes after 1"
+    assert line.why(2) == "waiting for job 1 to finish"
     line.runs(1)
     line.exits(1)
     assert line.asked == [2]
@@ -461,7 +467,7 @@ def test_a_held_job_that_comes_after_another_needs_both() -> None:
     line.submits(1)
     line.submits(a_spec(2, after=[1]), is_held=True)
     line.releases(2)
-    assert line.why(2) == "comes after 1"
+    assert line.why(2) == "waiting for job 1 to finish"
     line.holds(2)
     line.runs(1)
     line.exits(1)
@@ -798,7 +804,7 @@ def test_passing_on_keeps_to_the_limit_of_running_jobs() -> None:
 def test_queued_jobs_are_asked_for_again_in_their_order() -> None:
     line = Line(kept(1), kept(2, place=-5), kept(3, priority=2), kept(4, is_held=True))
     assert line.asked == [3, 2, 1]
-    assert line.why(4).startswith("kept back")
+    assert line.why(4).startswith("held")
 
 
 def test_what_was_saved_of_a_job_is_so_again() -> None:
@@ -878,7 +884,7 @@ def test_an_interrupted_job_that_was_cancelled_does_not_run_again() -> None:
 def test_what_comes_after_what_is_so_again() -> None:
     jobs = [kept(2, RUNNING, attempt=1, found=AttemptFate.ALIVE), kept(3, after=[1, 2])]
     line = Line(*jobs, ends={1: True})
-    assert line.why(3) == "comes after 2"
+    assert line.why(3) == "waiting for job 2 to finish"
     line.exits(2)
     assert line.asked == [3]
 
@@ -891,7 +897,7 @@ def test_those_after_a_bad_end_are_skipped_also_when_the_queue_was_away() -> Non
 def test_a_job_that_was_cleaned_away_had_ended_well() -> None:
     """Had it ended badly, those after it would have been skipped in the same moment."""
     line = Line(kept(2), kept(3, after=[1, 2]))
-    assert line.why(3) == "comes after 2"
+    assert line.why(3) == "waiting for job 2 to finish"
 
 
 def test_those_after_an_interrupted_job_are_skipped() -> None:
@@ -987,8 +993,8 @@ def test_each_wait_says_why() -> None:
     line.awaits(1, "no GPU has 4 GiB free")
     assert line.why(1) == "no GPU has 4 GiB free"
     assert line.why(2) == "behind 1 other of yours"
-    assert line.why(5) == "comes after 1, 2"
-    assert line.why(6) == "kept back until `grn release`"
+    assert line.why(5) == "waiting for jobs 1, 2 to finish"
+    assert line.why(6) == "held: run `grn release` to let it start"
     line.awaits(1, "needs 2 GPUs at once")
     assert line.why(1) == "needs 2 GPUs at once"
     line.grants(1)
@@ -1003,8 +1009,8 @@ def test_each_wait_says_why() -> None:
     line.loses_negotiator()
     assert line.why(3) == "no negotiator answers"
     line.drains()
-    assert line.why(3) == "the queue is drained: `grn drain --off` goes on"
-    assert line.why(6).startswith("kept back")
+    assert line.why(3) == "the queue is paused: run `grn drain --off` to resume"
+    assert line.why(6).startswith("held")
 
 
 def test_an_old_reason_is_not_told_of_a_new_try() -> None:
@@ -1216,3 +1222,39 @@ def test_what_is_found_of_another_attempt_or_an_ended_job_means_nothing() -> Non
     line.exits(1)
     assert _finds(line, AttemptFate.INTERRUPTED) == []
     assert line.ends == {1: EndReason.OK}
+
+
+# --- limited arrays, and edits ---------------------------------------------------------------
+
+
+def test_no_more_jobs_of_an_array_run_at_once_than_its_limit() -> None:
+    line = Line()
+    line.submits(1, 2, 3, 4, array=1, array_limit=2)
+    line.submits(5)
+    assert line.asked == [1, 2, 5]
+    assert line.why(3) == "2 jobs of its array run already"
+    line.grants(1)
+    assert line.asked == [2, 5]
+    line.tell(CancelAsked(line.at, (2,)))
+    assert line.asked == [5, 3]
+    line.tell(HoldAsked(line.at, (3,)))
+    assert line.asked == [5, 4]
+    line.tell(HoldAsked(line.at, (3,), is_held=False))
+    assert line.asked == [5, 4]
+    line.tell(CancelAsked(line.at, (4,)))
+    assert line.asked == [5, 3]
+
+
+def test_the_limit_of_an_array_holds_after_a_restart() -> None:
+    runs = Kept(a_spec(1, array=1, array_limit=1), JobState.RUNNING, 1, place=1, lease="one")
+    waits = Kept(a_spec(2, array=1, array_limit=1), JobState.QUEUED, place=2)
+    line = Line(replace(runs, found=AttemptFate.ALIVE), waits)
+    assert line.asked == []
+
+
+def test_an_edited_job_asks_again_with_its_new_needs() -> None:
+    line = Line()
+    line.submits(1, retries=2)
+    line.tell(Edited(line.at, a_spec(1, gpus=2, priority=7, retries=3)))
+    assert [action.spec.gpus for action in line.said(AskLease)] == [2]
+    assert (line.saved[1].priority, line.saved[1].tries_left) == (7, 3)

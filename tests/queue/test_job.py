@@ -16,6 +16,7 @@ from grn.queue.events import (
     AttemptStarted,
     CancelAsked,
     DrainAsked,
+    Edited,
     Event,
     Exited,
     HoldAsked,
@@ -54,6 +55,7 @@ EVENTS: dict[type, Event] = {
         CancelAsked(1.0, (1,)),
         HoldAsked(1.0, (1,)),
         MoveAsked(1.0, (1,), priority=3),
+        Edited(1.0, a_spec(1, priority=3)),
         DrainAsked(1.0),
         SubmitterGone(1.0, "another process"),
     )

@@ -52,7 +52,7 @@ def test_changes_alone_are_told_after_the_first_picture(queue: Queue, line: Conn
     assert (whole["ev"], told["ev"]) == ("snapshot", "changes")
     assert before in [row["id"] for row in whole["jobs"]]
     assert [row["id"] for row in told["jobs"]] == [after]
-    assert told["jobs"][0]["why"] == "kept back until `grn release`"
+    assert told["jobs"][0]["why"] == "held: run `grn release` to let it start"
     assert "environment" not in told["jobs"][0], "an environment may hold secrets"
 
 

@@ -20,8 +20,8 @@ import pytest
 
 from grn.errors import GrnError
 from grn.negotiator.events import SaveLease, SaveRun
-from grn.negotiator.store import FILE_NAME as NEGOTIATOR_FILE
-from grn.negotiator.store import Store
+from grn.negotiator.storage.store import FILE_NAME as NEGOTIATOR_FILE
+from grn.negotiator.storage.store import Store
 from grn.queue.events import SaveBegin, SaveEnd, SaveState
 from grn.queue.job import EndReason, Exit, JobSpec
 from grn.queue.job import JobState as State

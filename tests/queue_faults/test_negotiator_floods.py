@@ -20,7 +20,7 @@ from grn import wire
 from grn.client import negotiator
 from grn.client.negotiator import ask_once
 from grn.daemon.connection import MAX_KEPT_BYTES_PER_USER
-from grn.negotiator.learn.quota import MAX_BYTES_PER_USER, MAX_TYPES_PER_USER
+from grn.negotiator.learn.memory.quota import MAX_BYTES_PER_USER, MAX_TYPES_PER_USER
 from grn.negotiator.queries.pages import PAGE_ROWS
 from grn.negotiator.subscribers import PART_ROWS
 from tests.negotiator import floods

@@ -6,7 +6,9 @@ import pytest
 
 from grn.errors import BadSetting, GrnError
 from grn.model.units import GiB
+from grn.negotiator.queries.forecast import inside
 from grn.negotiator.schedule.ledger import Rules
+from grn.simulate.generate import generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
 from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus
 
@@ -184,3 +186,12 @@ def test_who_had_all_gpus_yesterday_goes_after_who_comes_today(
     assert figures.makespan_s == pytest.approx(40 * 1800, rel=0.02)
     taken_h = mean_h(figures, jobs, 2, today)
     assert most_h - 1.5 < taken_h < most_h
+
+
+def test_most_starts_of_a_replay_fall_into_the_range_that_was_told() -> None:
+    jobs = generate(120, seed=3, per_minute=0.2)
+
+    found = play("grn-warm", jobs, parse_gpus("3x40GB"), Assumptions(), has_forecasts=True)
+
+    assert len(found.starts) > 60
+    assert inside(found.starts) >= 0.65 * len(found.starts)

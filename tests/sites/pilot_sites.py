@@ -166,7 +166,7 @@ class SlurmSite(PilotSite):
 
     def lose_power(self) -> None:
         (self._dark,) = self.cluster.run("squeue", "-h", "-t", "R", "-o", "%N").split()
-        self.cluster.kill_node(self._dark)
+        self.cluster.kill_node(self._dark, self.machine.processes)
         wait_for(lambda: not self.machine.processes(), self.machine.processes)
 
     def loss(self, node: str) -> str:

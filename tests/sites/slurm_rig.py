@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +121,29 @@ class Slurm:
     def start_node(self, node: str) -> None:
         self._start(node, "slurmd", "-D", "-f", str(self.config), "-N", node)
 
-    def kill_node(self, node: str) -> None:
-        """Kill everything that runs on a node at once, as a power cut would."""
-        self._kill(node)
+    def kill_node(self, node: str, others: Callable[[], list[int]] = list) -> None:
+        """Kill everything that runs on a node at once, as a power cut would.
+
+        All of it is stopped first: the manager of a step that outlives its tasks for a moment
+        reports their end. `others` are processes there that do not have Slurm's variables.
+        """
         mark = f"SLURMD_NODENAME={node}".encode()
-        own = f"{self.folder}/spool-{node}"
-        left = [pid for pid in _pids() if mark in _environment(pid) and self._is_ours(pid)]
-        left += [pid for pid in _pids() if own in _command(pid) and "slurmstepd" in _command(pid)]
-        for pid in left:
-            _kill(pid)
-        wait_for(lambda: not any(map(is_running, left)), f"{left} to end")
+        stopped = {self._daemons[node].pid}
+        os.kill(self._daemons[node].pid, signal.SIGSTOP)
+
+        def running() -> set[int]:
+            tasks = [pid for pid in _pids() if mark in _environment(pid) and self._is_ours(pid)]
+            managers = [one for pid in tasks for one in _above(pid) if _name(one) == "slurmstepd"]
+            return {pid for pid in (*managers, *tasks, *others()) if is_running(pid)}
+
+        while new := running() - stopped:
+            for pid in new:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= new
+        for pid in stopped:
+            _signal(pid, signal.SIGKILL)
+        self._daemons.pop(node).wait(DEADLINE_S)
+        wait_for(lambda: not any(map(is_running, stopped)), lambda: f"{stopped} to end")
 
     def _is_ours(self, pid: int) -> bool:
         return f"SLURM_CONF={self.config}".encode() in _environment(pid)
@@ -228,9 +242,13 @@ class Slurm:
     def mend(self) -> None:
         """Take all nodes into use again, and wait until they are."""
         for node in self.nodes:
-            if self.try_run("sinfo", "-h", "-n", node, "-o", "%T").strip() not in ("idle", "mixed"):
+            if not self._is_of_use(node):
                 self.try_run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_for(self._is_ready, self.logs)
+        wait_for(lambda: all(map(self._is_of_use, self.nodes)), self.logs)
+
+    def _is_of_use(self, node: str) -> bool:
+        state = self.try_run("sinfo", "-h", "-n", node, "-o", "%T").strip()
+        return state in ("idle", "mixed", "allocated")
 
     # --- the end -------------------------------------------------------------------------
 
@@ -280,15 +298,32 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _command(pid: int) -> str:
+def _above(pid: int) -> list[int]:
+    """Return the processes above one, the nearest first."""
+    found: list[int] = []
+    while pid > 1 and (stat := _stat(pid)):
+        pid = int(stat.rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
+
+
+def _name(pid: int) -> str:
+    return _stat(pid).partition("(")[2].rpartition(")")[0]
+
+
+def _stat(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
 
 
 def _kill(pid: int) -> None:
+    _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         pass

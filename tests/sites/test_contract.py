@@ -95,7 +95,7 @@ def test_a_folder_that_is_not_there_is_named_with_the_node_and_a_remedy(lab: Hom
     assert (row["reason"], row["attempt"]) == ("not-runnable", 1)
     assert f"/not/on/any/node cannot be used on {row['where']}" in row["text"]
     assert "No such file" in row["text"]
-    assert "make it there" in row["text"]
+    assert "--send" in row["text"]
 
 
 def test_a_program_that_is_not_there_is_named_with_the_node(lab: Home) -> None:

@@ -76,7 +76,8 @@ def _command(pid: int) -> list[str]:
         return []
 
 
-AGENT, PILOT, ADAPTER = (f"grn.queue.sites.{name}" for name in ("agent", "pilot", "slurm"))
+AGENT = "grn.queue.sites.agent.process"
+PILOT, ADAPTER = (f"grn.queue.sites.pilots.{name}" for name in ("pilot", "slurm"))
 Homes = Callable[..., Home]
 
 

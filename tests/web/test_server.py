@@ -17,10 +17,12 @@ from tests.harness import DEADLINE_S, GRN, wait_for
 from tests.web.conftest import Server
 
 READS = [
+    *("/api/jobs", "/api/failed"),
     *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
     *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/job/1/output", "/api/lease/abcd1234"),
 ]
 WRITES = [f"/api/job/1/{act}" for act in ("cancel", "hold", "release", "retry", "priority")]
+WRITES += ["/api/jobs/cancel", "/api/jobs/retry", "/api/submit", "/api/forget"]
 FOREIGN = [
     {"Host": "evil.example"},
     {"Origin": "http://evil.example"},
@@ -278,7 +280,7 @@ def test_the_stream_begins_with_a_picture_and_sends_another_when_it_changes(serv
     while not said["jobs"]:
         text = answer.readline()
         said = json.loads(text.removeprefix(b"data: ")) if text.startswith(b"data: ") else said
-    assert [row["id"] for row in said["jobs"]] == [number]
+    assert [row["job"] for row in said["jobs"]] == [number]
     assert said["gpus"]
     line.close()
 
@@ -324,3 +326,98 @@ def test_a_secret_that_is_none_is_one_clear_line(story, secret):
 
     assert ended.code == 2
     assert "token" in ended.err
+
+
+def test_the_standing_link_opens_many_sessions_and_ends_with_the_page(server, story):
+    said = story.start(*GRN, "web", "--link").ended_well().out.strip()
+    assert said.startswith(f"{server.url}/#link=")
+    link = said.partition("#link=")[2]
+    files = list(story.folder.glob("state/web/link-*"))
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600]
+    for _ in range(3):
+        status, answer, _ = server.request("POST", "/api/session", {"link": link})
+        server.session = answer["session"]
+        assert status == 200
+        assert server.request("GET", "/api/timeline")[0] == 200
+
+    server.job.process.send_signal(signal.SIGTERM)
+    server.job.wait()
+    assert not list(story.folder.glob("state/web/link-*"))
+    refused = story.start(*GRN, "web", "--link")
+    assert refused.wait() != 0
+    assert "no `grn web` of yours runs" in refused.err
+
+
+def test_totals_are_real_and_a_filter_finds_what_the_list_leaves_out(server, submit):
+    submit("--hold", "-q", "--array", "0-2499", "--name", "grid", "--", "true")
+    submit("--hold", "--name", "needle", "--", "true")
+    server.unlock()
+
+    def jobs(words: str) -> dict[str, object]:
+        return server.request("GET", f"/api/jobs?match={words}&most=300")[1]
+
+    all_of_them = wait_for(lambda: (said := jobs("")) and said["waiting"] == 2501 and said, "all")
+    assert [(row["name"], row["count"]) for row in all_of_them["jobs"]] == [
+        ("grid[0-2499]", 2500),
+        ("needle", 1),
+    ]
+    found = jobs("needle")
+    assert [row["name"] for row in found["jobs"]] == ["needle"]
+    assert found["waiting"] == 1
+    assert jobs("nothing%20such")["jobs"] == []
+
+
+def test_history_is_sorted_and_filtered_by_the_queue(server, submit):
+    for name in ("b", "a", "c"):
+        submit("--hold", "--name", name, "--", "true")
+    server.unlock()
+    server.request("POST", "/api/jobs/cancel", {"jobs": "1-3"})
+
+    def names(query: str) -> list[str]:
+        status, said, _ = server.request("GET", f"/api/history?{query}")
+        assert status == 200
+        return [row["name"] for row in said["jobs"]]
+
+    wait_for(lambda: len(names("")) == 3, "the cancelled jobs")
+    assert names("sort=name&ascending=1") == ["a", "b", "c"]
+    assert names("sort=id") == ["c", "a", "b"]
+    assert server.request("GET", "/api/history?most=1")[1]["total"] == 3
+    assert server.request("GET", "/api/history?sort=argv")[0] == 400
+
+
+def test_failed_jobs_are_found_until_they_are_run_again(server, submit, story):
+    number = submit("--name", "bad", "--", "sh", "-c", "test -e fine")
+    submit("--", "true")
+    story.start(*GRN, "wait", "--all").wait()
+    server.unlock()
+
+    assert server.request("GET", "/api/failed")[1] == {"jobs": str(number), "count": 1}
+    assert server.request("GET", "/api/failed?match=other")[1]["count"] == 0
+    story.write("fine", "")
+    status, said, _ = server.request("POST", "/api/jobs/retry", {"jobs": str(number)})
+    assert (status, said["count"]) == (200, 1)
+    assert server.request("GET", "/api/failed")[1]["count"] == 0
+
+
+def test_a_command_can_be_submitted_and_a_wrong_one_is_refused(server, submit):
+    submit("--", "true")  # the queue runs, and is stopped afterwards
+    server.unlock()
+    wrong = [{}, {"command": " "}, {"command": 7}, {"command": "true", "gpus": "two"}]
+    assert [server.request("POST", "/api/submit", body)[0] for body in wrong] == [400] * 4
+    assert server.request("POST", "/api/submit", {"command": "true", "mem": "much"})[0] == 409
+
+    body = {"command": "echo $((6 * 7))", "name": "sum", "mem": "64MiB", "hold": False}
+    status, said, _ = server.request("POST", "/api/submit", body)
+    assert status == 200
+    path = f"/api/job/{said['first']}/output"
+    wait_for(lambda: server.request("GET", path)[1] == b"42\n", "its output")
+
+
+def test_several_jobs_are_named_by_ranges(server, submit):
+    for _ in range(3):
+        submit("--hold", "--", "true")
+    server.unlock()
+    assert server.request("POST", "/api/jobs/cancel", {"jobs": "x"})[0] == 400
+    assert server.request("POST", "/api/jobs/cancel", {})[0] == 400
+    assert server.request("POST", "/api/jobs/eat", {"jobs": "1"})[0] == 404
+    assert server.request("POST", "/api/jobs/cancel", {"jobs": "1,3"})[1]["cancelled"] == [1, 3]

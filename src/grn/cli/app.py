@@ -49,6 +49,7 @@ COMMANDS = {
     "hold": ("grn.cli.commands.jobs:hold", "Keep queued jobs back."),
     "release": ("grn.cli.commands.jobs:release", "Let held jobs go."),
     "move": ("grn.cli.commands.jobs:move", "Give queued jobs another place."),
+    "edit": ("grn.cli.commands.jobs:edit", "Change the options of a job that waits."),
     "drain": ("grn.cli.commands.jobs:drain", "Start nothing more; let what runs finish."),
     "history": ("grn.cli.commands.jobs:history", "Show what has ended."),
     "clean": ("grn.cli.commands.jobs:clean", "Forget what has ended."),
@@ -61,6 +62,7 @@ COMMANDS = {
     "top": ("grn.cli.top.app:top", "Watch GPUs and jobs on one screen."),
     "gpus": ("grn.cli.commands.status:gpus", "Show the GPUs: memory used, reserved, free."),
     "ps": ("grn.cli.commands.status:ps", "Show what runs and what waits, and why."),
+    "when": ("grn.cli.commands.status:when", "Tell when a job would start if submitted now."),
     "why": ("grn.cli.commands.status:why", "Explain why a job waits, or where it runs."),
     "shares": ("grn.cli.commands.status:shares", "Show what users have had of the GPUs lately."),
     "events": ("grn.cli.commands.events:events", "Print what happens, as JSON lines."),
@@ -84,9 +86,9 @@ COMMANDS = {
 # What `grn --help` lists together.
 SECTIONS = {
     "Run now": "exec run select batch sweep",
-    "Submit and walk away": "submit ls show logs wait cancel retry hold release move drain history "
-    "clean queue service site sites",
-    "Look": "top web gpus ps why profiles shares report events metrics",
+    "Submit and walk away": "submit ls show logs wait cancel retry hold release move edit drain "
+    "history clean queue service site sites",
+    "Look": "top web gpus ps why when profiles shares report events metrics",
     "The negotiator": "start stop audit",
     "Try and set up": "demo simulate doctor completion",
 }
@@ -98,9 +100,9 @@ EXAMPLES = {
     "show": ("grn show 41",),
     "logs": ("grn logs 41", "grn logs -f 41"),
     "wait": ("grn wait 41 42", "grn wait --all"),
-    "cancel": ("grn cancel 41", "grn cancel --all"),
-    "retry": ("grn retry 41",),
-    "hold": ("grn hold 41 42",),
+    "cancel": ("grn cancel 41", "grn cancel 40-45 train 'grid[3]'", "grn cancel --tag night"),
+    "retry": ("grn retry 41", "grn retry --name grid --state failed"),
+    "hold": ("grn hold 41 42", "grn hold --tag night"),
     "release": ("grn release 41",),
     "move": ("grn move --front 41", "grn move --priority 10 41 42"),
     "drain": ("grn drain", "grn drain --off"),
@@ -120,6 +122,7 @@ EXAMPLES = {
     "ps": ("grn ps", "grn ps --json"),
     "metrics": ("grn metrics",),
     "shares": ("grn shares", "grn shares --json"),
+    "when": ("grn when --gpus 2 --mem 20GiB --for 6h", "grn when --type train.py --json"),
     "why": ("grn why 41", "grn why 264f", "grn why train.py::fit"),
     "audit": ("grn audit", "grn audit -n 500 --json"),
     "profiles": ("grn profiles", "grn profiles show train.py", "grn profiles forget train.py"),

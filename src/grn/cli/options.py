@@ -24,6 +24,8 @@ NEEDS = {
 PLACE = {
     "at": "run it at this site or node, or local",
     "nodes": "machines for one job; more than 1 is not possible yet",
+    "send": "send this folder to a node that does not have it, as git sees it",
+    "fetch": "bring files of the job's folder on a node back here when it ends",
 }
 
 
@@ -69,7 +71,7 @@ def needs(
 
 
 def place(*, has_defaults: bool = True, **helps: str) -> Callable[[Any], Any]:
-    """Add `--at` and `--nodes`, where a job runs, to a click command."""
+    """Add where a job runs, and what happens to its folder there, to a click command."""
     import click
 
     def spoken(name: str) -> str:
@@ -80,7 +82,10 @@ def place(*, has_defaults: bool = True, **helps: str) -> Callable[[Any], Any]:
                       help=spoken("at"))  # fmt: skip
     nodes = click.option("--nodes", type=click.IntRange(1), default=1 if has_defaults else None,
                          metavar="N", help=spoken("nodes"))  # fmt: skip
-    return lambda command: at(nodes(command))
+    send = click.option("--send", is_flag=True, default=False if has_defaults else None,
+                        help=spoken("send"))  # fmt: skip
+    fetch = click.option("--fetch", multiple=True, metavar="PATTERN", help=spoken("fetch"))
+    return lambda command: at(nodes(send(fetch(command))))
 
 
 def most(usual: int = 50, largest: int | None = None) -> Callable[[Any], Any]:
@@ -89,5 +94,5 @@ def most(usual: int = 50, largest: int | None = None) -> Callable[[Any], Any]:
 
     return click.option(
         "-n", "most", type=click.IntRange(1, largest), default=usual, metavar="N",
-        help=f"So many at the most; {usual} if not given.",
+        help=f"Show at most N (default: {usual}).",
     )  # fmt: skip

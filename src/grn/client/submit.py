@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from grn.wire import Message
 
 JOBS_PER_MESSAGE = 1000
+MAX_TAG = 64
+_UNSET = {"policy": "spread", "at": "", "on": "", "without": [], "tags": [], "array_limit": 0}
 _RANGES = {
     "gpus": (1, MAX_GPUS),
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
@@ -26,7 +28,7 @@ _RANGES = {
 }
 _OPTIONS = (
     "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at", "on",
-    "without",
+    "without", "tags", "array_limit",
 )  # fmt: skip
 _QUOTING = frozenset("'\"\\")
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
@@ -116,7 +118,8 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify, separate_stderr, at, on, without; as of `grn submit`.
+    requeue, hold, notify, separate_stderr, at, on, without, tags, send,
+    fetch; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -207,6 +210,7 @@ def request(**options: Any) -> Message:
         "after": _all_after(options.pop("after", ())),
     }
     check_nodes(options.pop("nodes", None))
+    message.update(folders(options.pop("send", False), options.pop("fetch", ()), message["cwd"]))
     mem = options.pop("mem", None)
     if mem is not None:
         from grn.model.units import parse_memory
@@ -222,9 +226,31 @@ def request(**options: Any) -> Message:
             raise TypeError(f"submit() has no option '{name}'")
         if value is not None:
             message["held" if name == "hold" else name] = _checked_option(name, value)
-    for name, usual in (("policy", "spread"), ("at", ""), ("on", ""), ("without", [])):
+    for name, usual in (
+        ("policy", "spread"),
+        ("at", ""),
+        ("on", ""),
+        ("without", []),
+        ("tags", []),
+        ("array_limit", 0),
+    ):
         if message.get(name) == usual:
             del message[name]  # older queues do not know it
+    return message
+
+
+def edited(options: dict[str, Any]) -> Message:
+    """Return the changed fields of a job that waits; `time_limit` 0 and `mem` 0 take it away."""
+    message: Message = {}
+    for name, value in options.items():
+        if name in ("mem", "time_limit"):
+            from grn.model import units
+
+            field = "mem" if name == "mem" else "time_limit_s"
+            parse = units.parse_memory if name == "mem" else units.parse_time
+            message[field] = None if value == "0" else parse(value)
+        else:
+            message[name] = _text(name, value) if name == "name" else _checked_option(name, value)
     return message
 
 
@@ -234,6 +260,8 @@ def send(jobs: list[Message], shared: Message, *, is_quiet: bool = False) -> lis
     for start in range(0, len(jobs), JOBS_PER_MESSAGE):
         part = jobs[start : start + JOBS_PER_MESSAGE]
         answer = queue.submit({"op": "submit", "jobs": part, **shared})
+        if "array_limit" in shared:
+            shared.setdefault("array_first", answer["first"])
         ids += range(answer["first"], answer["first"] + answer["count"])
         if answer["trouble"] and start == 0 and not is_quiet:
             print(f"grn: accepted, but: {answer['trouble']}", file=sys.stderr)
@@ -278,9 +306,37 @@ def _checked_option(name: str, value: Any) -> Any:
         if value not in job_request.POLICIES:
             raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")
         return job_request.POLICIES[value]
+    if name == "tags":
+        return [_tag(tag) for tag in value]
     if name == "without":
         return [_text("", str(gpu)) for gpu in value]
     return _text(name, value) if name in ("notify", "at", "on") else value
+
+
+def folders(send: bool, fetch: str | Iterable[str] | None, cwd: str) -> Message:
+    """Return what a submit says of its folder; empty unless it is sent or files are fetched."""
+    message: Message = {}
+    patterns = [fetch] if isinstance(fetch, str) else list(fetch or ())
+    if patterns:
+        from grn.model.fetch_patterns import fault_of
+
+        for pattern in patterns:
+            if fault := fault_of(pattern):
+                raise UsageError(f"--fetch {pattern} {fault}.", "Name files as results/*.csv.")
+        message["fetch"] = patterns
+    if send:
+        from grn.client.folder_pack import pack
+
+        message["send"] = pack(wire.meant(cwd))
+    return message
+
+
+def _tag(tag: str) -> str:
+    if not tag or len(tag) > MAX_TAG or len(tag.split()) != 1 or tag != tag.strip():
+        raise UsageError(
+            f"invalid tag '{tag}'.", f"A tag is one word of 1 to {MAX_TAG} characters."
+        )
+    return _text("", tag)
 
 
 def check_nodes(nodes: int | None) -> None:

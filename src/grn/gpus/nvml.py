@@ -230,6 +230,8 @@ def _reading(
         uses=tuple(ProcessUse(pid, used, leases.get(pid, ())) for pid, used in said.uses),
         mode=_mode(said.mode),
         lists_processes=said.lists_processes,
+        temperature_c=said.temperature_c,
+        power_w=said.power_w,
     )
 
 

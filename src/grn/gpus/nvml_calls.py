@@ -33,6 +33,7 @@ _ALL_ONES = (1 << 64) - 1
 _LONGEST_NAME = 80
 _MAX_CARDS = 64  # beyond, there are too many pairs to ask for links
 _MAX_LANES = 36
+_GPU_SENSOR = 0  # the argument of nvmlDeviceGetTemperature
 _NVLINK = 2  # the argument of nvmlDeviceGetP2PStatus
 _ONE_SIDE = 20  # up to here two GPUs meet in PCIe switches,
 _ONE_NODE = 40  # up to here at one processor
@@ -180,6 +181,27 @@ def load_pct(nvml: Nvml, handle: object) -> int | None:
             raise
         return None
     return load if load <= 100 else None  # values of billions occur
+
+
+def temperature_c(nvml: Nvml, handle: object) -> int | None:
+    """Read the temperature of a GPU, None when the driver does not report it."""
+    return _plausible(nvml, "nvmlDeviceGetTemperature", handle, _GPU_SENSOR, most=200)
+
+
+def power_w(nvml: Nvml, handle: object) -> int | None:
+    """Read the power a GPU draws, in whole watts, None when the driver does not report it."""
+    milliwatts = _plausible(nvml, "nvmlDeviceGetPowerUsage", handle, most=10_000_000)
+    return None if milliwatts is None else round(milliwatts / 1000)
+
+
+def _plausible(nvml: Nvml, name: str, *args: object, most: int) -> int | None:
+    try:
+        value = int(nvml.call(name, *args))
+    except DriverError as error:
+        if error.code == GPU_IS_LOST:
+            raise
+        return None
+    return value if 0 <= value <= most else None
 
 
 def processes(nvml: Nvml, handle: object, total_bytes: int) -> dict[int, int | None] | None:

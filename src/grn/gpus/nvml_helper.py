@@ -168,10 +168,15 @@ def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
         uses = nvml_calls.processes(nvml, slot.handle, most_bytes)
         load = None if slot.facts.is_slice else nvml_calls.load_pct(nvml, slot.handle)
         mode = None if slot.facts.is_slice else nvml_calls.compute_mode(nvml, slot.handle)
+        heat = None if slot.facts.is_slice else nvml_calls.temperature_c(nvml, slot.handle)
+        power = None if slot.facts.is_slice else nvml_calls.power_w(nvml, slot.handle)
     except DriverError as error:
         return {"code": error.code}
     listed = None if uses is None else sorted(uses.items())
-    return {"code": 0, "free": memory.free_bytes, "load": load, "mode": mode, "uses": listed}
+    return {
+        "code": 0, "free": memory.free_bytes, "load": load, "mode": mode, "uses": listed,
+        "temperature": heat, "power": power,
+    }  # fmt: skip
 
 
 def _numbers(value: object) -> list[int]:

@@ -65,6 +65,8 @@ class Figures:
     mode: int | None = None
     uses: tuple[tuple[int, int | None], ...] = ()
     lists_processes: bool = True
+    temperature_c: int | None = None
+    power_w: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,8 @@ def _figures(line: Line) -> Figures:
             for pid, used in cast("list[list[object]]", line["uses"] or [])
         ),
         lists_processes=line["uses"] is not None,
+        temperature_c=_whole_or_none(line["temperature"]),
+        power_w=_whole_or_none(line["power"]),
     )
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from grn import wire
 from grn.client import daemons, queue
 from grn.client.connection import PolledConnection
-from grn.client.submit import request, wanted
+from grn.client.submit import folders, request, wanted
 from grn.errors import GrnError, ProtocolError
 from grn.group.roles import RunListener, Source
-from grn.group.task import CommandEnd, Slot, Task
+from grn.group.task import CommandEnd, Needs, Slot, Task
 from grn.proc.terminate import StopSignals
 from grn.protocol.rows import JobRow, ProgressRow, read, read_all
 
@@ -82,6 +82,7 @@ class GroupRunner:
         self._failures: dict[int, int] = {}  # by number of the task
         self._cancelled: set[int] = set()  # numbers of tasks
         self._shared = shared or request()
+        self._sent: Message = {}  # the folder of all tasks, once it is packed
         self._watch = self._reason_asked = 0  # numbers of messages
         self._reason_at = self._dial_at = self._submit_at = 0.0
         self._running = 0
@@ -273,7 +274,16 @@ class GroupRunner:
                 shared["on"] = needs.on
             if needs.without:
                 shared["without"] = needs.without
+            if needs.is_sent or needs.fetch:
+                shared.update(self._folders(needs))
             self._submit_some(list(same), shared)
+
+    def _folders(self, needs: Needs) -> Message:
+        """Say which folder is sent; all tasks get the one that the first of them got."""
+        if needs.is_sent and not self._sent:
+            self._sent = folders(True, (), self._shared["cwd"])
+        sent = self._sent if needs.is_sent else {}
+        return {**sent, **folders(False, needs.fetch, self._shared["cwd"])}
 
     def _submit_some(self, tasks: list[Task], shared: Message) -> None:
         """Submit tasks with the same needs, in messages that are not too long."""

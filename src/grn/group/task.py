@@ -42,7 +42,8 @@ class Needs(_Value):
     """The needs of a task, for the queue and the negotiator; fixed slots ignore them."""
 
     __slots__ = (
-        "at", "gpus", "is_exclusive", "job_type", "mem_bytes", "on", "priority", "without",
+        "at", "fetch", "gpus", "is_exclusive", "is_sent", "job_type", "mem_bytes", "on",
+        "priority", "without",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,8 @@ class Needs(_Value):
         at: str = "",
         on: str = "",
         without: tuple[str, ...] = (),
+        is_sent: bool = False,
+        fetch: tuple[str, ...] = (),
     ) -> None:
         self.gpus: Final = gpus
         self.mem_bytes: Final = mem_bytes
@@ -64,6 +67,8 @@ class Needs(_Value):
         self.at: Final = at  # the site or node that it must run at, or "local"; empty: anywhere
         self.on: Final = on  # the GPUs it may use, as `--on` says it
         self.without: Final = without  # GPUs that it must not use
+        self.is_sent: Final = is_sent  # its folder goes to a node that does not have it
+        self.fetch: Final = fetch  # patterns of the files that come back from a node
 
     @property
     def is_elsewhere(self) -> bool:

@@ -86,6 +86,8 @@ class Reading:
     uses: tuple[ProcessUse, ...] = field(default=())
     mode: ComputeMode | None = None
     lists_processes: bool = True  # False: `uses` is empty because the driver has no list
+    temperature_c: int | None = None
+    power_w: int | None = None
 
 
 def no_process_list(gpus: Sequence[Gpu]) -> str:

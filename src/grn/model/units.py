@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 
 from grn.errors import BadSetting, UsageError
@@ -104,6 +105,15 @@ def show_time(duration_s: float | None) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
+
+
+def show_expected(verb: str, range_s: tuple[float, float]) -> str:
+    """Spell an expected start or end: `starts in about 3m00s (1m00s to 8m00s)`."""
+    low_s, high_s = range_s
+    if high_s < 1:
+        return f"{verb} now"
+    middle_s = math.sqrt(max(low_s, 1.0) * high_s)  # such ranges are factors
+    return f"{verb} in about {show_time(middle_s)} ({show_time(low_s)} to {show_time(high_s)})"
 
 
 def show_limit(limit_s: float) -> str:

@@ -30,7 +30,7 @@ from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
-from grn.negotiator.store import Store
+from grn.negotiator.storage.store import Store
 from grn.proc.processes import boot_id, mounts
 
 log = logging.getLogger("grn.negotiator")

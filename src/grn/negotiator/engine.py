@@ -48,17 +48,17 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.runs import Runs
-from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.schedule.admission import refusal
 from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.fair_share import Shares, Usage, class_of
 from grn.negotiator.schedule.grant import USUAL_S, Granter
 from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.order import WaitingRequest
 from grn.negotiator.schedule.placement import pinned
-from grn.negotiator.schedule.reconnects import Returning
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.fair_share import Shares, Usage, class_of
+from grn.negotiator.schedule.turns.order import WaitingRequest
+from grn.negotiator.schedule.turns.reconnects import Returning
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 
 class Engine:
@@ -121,6 +121,7 @@ class Engine:
             self._granter.needs,
             self._why,
             self._memory.quota.dropped,
+            self._rules.patience_s,
         )
 
     # --- entry ------------------------------------------------------------------------

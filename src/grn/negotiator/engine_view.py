@@ -5,6 +5,7 @@ The protocols name the reading methods of the parts, so that mypy refuses the ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
@@ -13,15 +14,15 @@ from typing import Protocol
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
 from grn.negotiator.events import Lease, Wait
-from grn.negotiator.learn.estimate import Known
-from grn.negotiator.learn.margin import Margin
-from grn.negotiator.learn.profiling import RunWatch
+from grn.negotiator.learn.memory.estimate import Known
+from grn.negotiator.learn.memory.margin import Margin
+from grn.negotiator.learn.memory.profiling import RunWatch
 from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.fair_share import Shares
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import Group, Turn, WaitingRequest
 from grn.negotiator.schedule.placement import Need
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.fair_share import Shares
+from grn.negotiator.schedule.turns.order import Group, Turn, WaitingRequest
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 
 class WaitingRequests(Protocol):
@@ -47,6 +48,8 @@ class KnownTypes(Protocol):
     def profile(self, job_type: str, model: str) -> Profile | None: ...
     def knows(self, job_type: str, model: str) -> bool: ...
     def owners(self, job_type: str) -> set[int]: ...
+    def alone_s(self, request: Request, model: str, power: float) -> float | None: ...
+    def spread(self, job_type: str, model: str, power: float) -> float: ...
 
 
 class KnownLoads(Protocol):
@@ -56,6 +59,8 @@ class KnownLoads(Protocol):
         self, job_type: str, model: str, arguments: tuple[Argument, ...] = ()
     ) -> float | None: ...
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None: ...
+    def crowd_of(self, lease_id: str) -> float: ...
+    def power(self, model: str) -> float: ...
 
 
 class UserUsage(Protocol):
@@ -82,6 +87,7 @@ class EngineView:
         needs: Callable[[Request], dict[str, Need]],
         why: Callable[[str, float], Wait | None],
         types_dropped: Mapping[int, int],
+        patience_s: float = math.inf,
     ) -> None:
         self._holdings = holdings
         self._waitlist = waitlist
@@ -96,6 +102,7 @@ class EngineView:
         self.usage: UserUsage = usage
         self.needs = needs  # of a request on each GPU model
         self.why = why  # a request waits, at a time; None when it does not wait
+        self.patience_s = patience_s  # after this long GPUs are reserved for a request
         self.types_dropped = MappingProxyType(types_dropped)  # user -> types over the quota
 
     def held_by_key(self, key: str) -> Lease | None:
@@ -105,6 +112,10 @@ class EngineView:
     def turn(self, waiting: WaitingRequest) -> Turn:
         """Return the sort key of a waiting request."""
         return self._shares.turn(waiting)
+
+    def turn_if_asked(self, waiting: WaitingRequest, at: float) -> Turn:
+        """Return the sort key that a request would have if it came now."""
+        return self._shares.turn_if_asked(waiting, at)
 
     def users_before(self, user: int, at: float) -> int:
         """Return how many waiting users precede this one by lower usage."""

@@ -276,6 +276,17 @@ class SaveNumber:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveStart:
+    """Remember a start, to compare it with what was forecast, in seconds from the forecast."""
+
+    earliest_s: float  # as played
+    latest_s: float
+    low_s: float  # as told
+    high_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SaveGpu:
     """Remember that a GPU was enumerated in this boot."""
 
@@ -357,6 +368,7 @@ Action = (
     | SaveRun
     | SaveUse
     | SaveNumber
+    | SaveStart
     | SaveGpu
     | DropProfile
     | Grant

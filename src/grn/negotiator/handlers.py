@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from grn.daemon.connection import Pieces, Verbs
-from grn.errors import NotAllowed, UnknownJob, UsageError
+from grn.errors import NotAllowed, UnknownJob, UsageError, from_code
 from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
+from grn.model.units import show_expected
 from grn.negotiator.events import (
     Grant,
     HolderChanged,
@@ -27,9 +28,10 @@ from grn.negotiator.events import (
     RunsImported,
     Withdrawn,
 )
-from grn.negotiator.learn.quota import kept_arguments
+from grn.negotiator.learn.memory.quota import kept_arguments
 from grn.negotiator.queries import change_feed, views
-from grn.negotiator.schedule.selection import selected
+from grn.negotiator.queries.forecast import Asked
+from grn.negotiator.schedule.admission import refusal, selected
 from grn.negotiator.server import Peer
 from grn.proc.identity import ancestor_of, child_of
 from grn.protocol import negotiator_requests
@@ -171,9 +173,34 @@ def why(peer: Peer, message: negotiator_requests.WhyRequest) -> Pieces:
     _send_page(peer, message.id, {"why": found}, more)
 
 
-def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> None:
+def when(peer: Peer, message: negotiator_requests.WhenRequest) -> Pieces:
+    """Return the expected start of a request that is not made, null when unknown."""
+    view, at = peer.loop.view, peer.loop.now()
+    known = views.profiles_of(view, message.type) if message.type is not None else []
+    if message.type is not None and not known:
+        raise UnknownJob(f"no job type '{message.type}' is known.", "See `grn profiles`.")
+    request = Request(
+        key="", lease="", job_type=known[0].job_type if known else "", label="", user=peer.uid,
+        gpus=message.gpus, mem_bytes=message.mem, is_exclusive=message.exclusive,
+        priority=message.priority, policy=peer.server.limits.policy or Policy.SPREAD,
+        is_command=True,
+    )  # fmt: skip
+    refused = refusal(request, list(view.books.values()), lambda _: None)
+    if refused is not None:
+        raise from_code(refused.code, refused.message, refused.hint)
+    found = yield from peer.loop.forecasts.of(Asked(request, message.lasts_s), at)
+    peer.send(message.id, {"starts_in_s": None if found is None else found.seen_from(0.0)})
+
+
+def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> Pieces:
     """Return why requests of this user wait; requests that do not wait are left out."""
-    found = views.reasons(peer.loop.view, peer.uid, message.keys, peer.loop.now())
+    at = peer.loop.now()
+    told = yield from peer.loop.forecasts.current(at)
+    found = views.reasons(peer.loop.view, peer.uid, message.keys, at)
+    for key, row in found.items():
+        expected = told.starts_in_s(key, at)
+        if expected is not None:
+            found[key] = {**row, "why": f"{row['why']}; {show_expected('starts', expected)}"}
     peer.send(message.id, {"reasons": found})
 
 
@@ -273,6 +300,7 @@ VERBS: Verbs = {
     negotiator_requests.FollowRequest: follow,
     negotiator_requests.SamplesRequest: samples,
     negotiator_requests.WhyRequest: why,
+    negotiator_requests.WhenRequest: when,
     negotiator_requests.ReasonsRequest: reasons,
     negotiator_requests.ProfilesRequest: profiles,
     negotiator_requests.RunsRequest: runs,

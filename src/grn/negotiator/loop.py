@@ -41,8 +41,9 @@ from grn.negotiator.events import (
     TellWaiting,
     TimerFired,
 )
+from grn.negotiator.queries.forecast import Forecasts
 from grn.negotiator.queries.history import History
-from grn.negotiator.store import Store
+from grn.negotiator.storage.store import Store
 from grn.proc import terminate
 from grn.proc.identity import holder_of, is_alive, tagged
 from grn.proc.watch import Holders
@@ -61,6 +62,7 @@ class Loop:
         self.view = engine.view
         self.store = store
         self.history = History()
+        self.forecasts = Forecasts(self.view)
         self.holders = Holders(self._process_gone)
         self.deliver: Callable[[ClientAction], None] = _undelivered  # to clients; set by the server
         self._probe = probe
@@ -80,6 +82,7 @@ class Loop:
     def start(self, inventory: Inventory) -> None:
         """Start the engine from the store; release leases whose holders are gone."""
         saved = self.store.load()
+        self.forecasts.starts.extend(saved.starts)
         gone = {row.key for row in saved.waiting if row.holder and not is_alive(row.holder)}
         self.store.write([DropWaiting(key) for key in gone])
         self.store.write([SaveGpu(uuid) for uuid in sorted(inventory.enumerated - saved.gpus)])
@@ -127,7 +130,9 @@ class Loop:
     def tell(self, event: Event) -> None:
         """Give the engine one event and carry out its actions: persist first, then act."""
         actions = self._engine.handle(event)
-        self.store.write(actions)
+        grants = [action for action in actions if isinstance(action, Grant)]
+        starts = [self.forecasts.granted(one.key, event.at) for one in grants]
+        self.store.write([*actions, *(start for start in starts if start is not None)])
         for action in actions:
             self._carry_out(action)
 

@@ -27,7 +27,6 @@ from grn.daemon.connection import (
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
-from grn.negotiator.audit import Audit
 from grn.negotiator.events import (
     Grant,
     Lease,
@@ -41,7 +40,9 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.loop import ClientAction, Loop
 from grn.negotiator.queries import views
+from grn.negotiator.queries.forecast import inside
 from grn.negotiator.queries.pages import Pages
+from grn.negotiator.storage.audit import Audit
 from grn.negotiator.subscribers import Subscribers
 from grn.proc.identity import peer_of
 from grn.proc.processes import inner_pids
@@ -77,7 +78,7 @@ class Server:
         self.limits = limits
         self.version = version
         self.stop = stop
-        self.pages = Pages(loop.view)
+        self.pages = Pages(loop.view, loop.forecasts)
         self.followers = Subscribers(loop, self.facts_to_follow)
         self.started_at = time.time()
         self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
@@ -122,6 +123,8 @@ class Server:
             "pid": os.getpid(),
             "uid": os.getuid(),
             "trouble": self.loop.trouble,
+            "starts_told": len(self.loop.forecasts.starts),
+            "starts_inside": inside(self.loop.forecasts.starts),
             "types_dropped": sum(self.loop.view.types_dropped.values()),
         }
 

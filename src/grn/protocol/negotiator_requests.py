@@ -104,6 +104,17 @@ class WhyRequest(schemas.Message, frozen=True, tag="why", kw_only=True):
     after: Cursor | None = None
 
 
+class WhenRequest(schemas.Message, frozen=True, tag="when", kw_only=True):
+    """Return when a request would be granted if it came now."""
+
+    gpus: GpuCount = 1
+    mem: Bytes | None = None
+    exclusive: bool = False
+    priority: Priority = 0
+    type: Name | None = None  # or its label
+    lasts_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+
+
 class ReasonsRequest(schemas.Message, frozen=True, tag="reasons", kw_only=True):
     """Return why requests of this user wait, by their keys."""
 
@@ -162,6 +173,7 @@ Message = (
     | FollowRequest
     | SamplesRequest
     | WhyRequest
+    | WhenRequest
     | ReasonsRequest
     | ProfilesRequest
     | RunsRequest

@@ -12,13 +12,16 @@ from msgspec import Meta, field
 
 from grn import wire
 from grn.errors import UsageError
-from grn.model import MAX_CHOICE, MAX_RETRIES
+from grn.model import MAX_CHOICE, MAX_RETRIES, fetch_patterns
+from grn.model.fetch_patterns import MAX_PATTERNS
 from grn.protocol import schemas
 from grn.protocol.schemas import GpuCount, Key, Priority, Reader
 
 Text = Annotated[str, Meta(max_length=1024)]
 JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
 JobIds = Annotated[list[JobId], Meta(max_length=1_000_000)]
+Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^\S+$")]
+Tags = Annotated[list[Tag], Meta(max_length=32)]
 MAX_JOBS_AT_ONCE = 10_000
 
 
@@ -33,6 +36,16 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     code: Key | None = None
     extra: dict[str, str] = field(default_factory=dict)
     log: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A packed folder, and some of its files by name, inode and time of change."""
+
+    pack: Annotated[str, Meta(max_length=4096)]
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[int, Meta(ge=0)]
+    inode: int
+    files: Annotated[list[tuple[str, int, int]], Meta(max_length=64)] = field(default_factory=list)
 
 
 class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
@@ -60,6 +73,32 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     at: Annotated[str, Meta(max_length=128)] = ""
     on: Annotated[str, Meta(max_length=MAX_CHOICE)] = ""
     without: Annotated[list[Text], Meta(max_length=1024)] = field(default_factory=list)
+    send: Sent | None = None
+    fetch: Annotated[list[Text], Meta(max_length=MAX_PATTERNS)] = field(default_factory=list)
+    tags: Tags = field(default_factory=list)
+    array_first: JobId | None = None  # the first job of the array that an earlier message began
+    array_limit: Annotated[int, Meta(ge=0, le=100_000)] = 0
+
+
+class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
+    """Give a queued job other options; those that are not named stay."""
+
+    job: JobId
+    command: Wanted | msgspec.UnsetType = msgspec.UNSET  # of it the words and their type
+    name: Annotated[str, Meta(max_length=128)] | msgspec.UnsetType = msgspec.UNSET
+    cwd: str | msgspec.UnsetType = msgspec.UNSET
+    gpus: GpuCount | msgspec.UnsetType = msgspec.UNSET
+    mem: Annotated[int, Meta(ge=1, le=1 << 50)] | msgspec.UnsetType | None = msgspec.UNSET
+    exclusive: bool | msgspec.UnsetType = msgspec.UNSET
+    priority: Priority | msgspec.UnsetType = msgspec.UNSET
+    retry: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | msgspec.UnsetType = msgspec.UNSET
+    time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | msgspec.UnsetType | None = msgspec.UNSET
+    requeue: bool | msgspec.UnsetType = msgspec.UNSET
+    notify: Annotated[str, Meta(max_length=4096)] | msgspec.UnsetType = msgspec.UNSET
+    at: Annotated[str, Meta(max_length=128)] | msgspec.UnsetType = msgspec.UNSET
+    on: Annotated[str, Meta(max_length=MAX_CHOICE)] | msgspec.UnsetType = msgspec.UNSET
+    without: Annotated[list[Text], Meta(max_length=1024)] | msgspec.UnsetType = msgspec.UNSET
+    tags: Tags | msgspec.UnsetType = msgspec.UNSET
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
@@ -73,6 +112,7 @@ class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
     name: Text | None = None
     type: Text | None = None
     group: Text | None = None
+    tag: Tag | None = None
     match: Text | None = None
     sort: Literal["id", "name", "ran", "peak", "gpu", "reason", "ended"] = "ended"
     ascending: bool = False
@@ -87,11 +127,15 @@ class ShowRequest(schemas.Message, frozen=True, tag="show", kw_only=True):
 
 
 class NamesRequest(schemas.Message, frozen=True, tag="names", kw_only=True):
-    """Resolve ids, or the beginning of one."""
+    """Resolve what people call jobs: an id, a range of ids, a name, `name[3]`, a lease.
 
-    names: Annotated[
-        list[Annotated[str, Meta(pattern="^[0-9]{1,18}$")]], Meta(max_length=1_000_000)
-    ]
+    Ranges and names select only jobs in the states of `which`. Unless `whole`, the beginning of an
+    id or a lease is enough.
+    """
+
+    names: Annotated[list[Text], Meta(max_length=1_000_000)]
+    whole: bool = False
+    which: Literal["alive", "ended", "queued", "all"] = "all"
 
 
 class WaitRequest(schemas.Message, frozen=True, tag="wait", kw_only=True):
@@ -172,6 +216,7 @@ class StopQueueRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
 
 Message = (
     SubmitRequest
+    | EditRequest
     | ListRequest
     | ShowRequest
     | NamesRequest
@@ -193,20 +238,29 @@ Message = (
 
 def check_words(message: SubmitRequest) -> None:
     """Refuse invalid commands, environments and folders."""
+    for pattern in message.fetch:
+        if fault := fetch_patterns.fault_of(pattern):
+            raise UsageError(f"{pattern!r} {fault}.")
     names = [*message.env, *(name for wanted in message.jobs for name in wanted.extra)]
     for name in names:
         if not name or "=" in name:
             raise UsageError(f"{name!r} cannot be the name of a variable.")
     for wanted in message.jobs:
-        if wanted.log and not wanted.log.startswith("/"):
-            raise UsageError("the log of a job must be an absolute path.")
-        for word in (*wanted.argv, *wanted.extra.values(), wanted.log):
-            _check_word(word)
+        check_wanted(wanted)
     for word in (message.cwd, *names, *message.env.values()):
-        _check_word(word)
+        check_word(word)
 
 
-def _check_word(word: str) -> None:
+def check_wanted(wanted: Wanted) -> None:
+    """Refuse an invalid command."""
+    if wanted.log and not wanted.log.startswith("/"):
+        raise UsageError("the log of a job must be an absolute path.")
+    for word in (*wanted.argv, *wanted.extra.values(), wanted.log):
+        check_word(word)
+
+
+def check_word(word: str) -> None:
+    """Refuse a word with a NUL byte."""
     if "\0" not in word:
         return
     try:

@@ -55,6 +55,8 @@ class GpuRow:
     kind: str = ""
     load_cap: float | None = None
     links: tuple[LinkRow, ...] = ()
+    temperature_c: int | None = None
+    power_w: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class LeaseRow:
     policy: str = ""
     attempt: int = 0
     for_s: float | None = None
+    ends_in_s: tuple[float, float] | None = None  # the expected end: earliest, latest
     since_at: float = 0.0
     tag: str | None = None
     origin: str | None = None
@@ -106,6 +109,7 @@ class WaitingRow:
     attempt: int = 0
     place: int = 0
     for_s: float | None = None
+    starts_in_s: tuple[float, float] | None = None  # the expected start: earliest, latest
     had_gpu_h: float = 0.0
     users_before: int = 0
     since_at: float = 0.0
@@ -228,6 +232,8 @@ class NegotiatorFacts:
     uid: int = 0
     trouble: str | None = None
     types_dropped: int = 0
+    starts_told: int = 0  # the last starts for which a range was told,
+    starts_inside: int = 0  # and how many of them were within it
     started_at: float | None = None
     outcomes: dict[str, int] = field(default_factory=dict)
 
@@ -244,6 +250,15 @@ class Status:
     waiting: tuple[WaitingRow, ...]
     shares: tuple[ShareRow, ...] = ()
     types_dropped: int = 0
+    starts_told: int = 0
+    starts_inside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """The expected start of a request that is not made."""
+
+    starts_in_s: tuple[float, float] | None = None  # earliest, latest
 
 
 # --- the queue -----------------------------------------------------------------------------
@@ -311,6 +326,8 @@ class JobRow:
     on: str = ""  # the GPUs it may use, as `--on` says it
     without: tuple[str, ...] = ()  # GPUs that it must not use
     notify: str = ""  # a command that is run when it has ended
+    tags: tuple[str, ...] = ()
+    array_limit: int = 0  # how many jobs of its array run at once; 0: as GPUs allow
     array_index: str = ""  # its number, if it belongs to an array
     log: str = ""
     place: int = 0
@@ -488,6 +505,9 @@ def _reader(hint: Any) -> Reader:
         each = _reader(inner[1])
         return lambda value: {k: each(v) for k, v in _fit(value, (dict,)).items()}
     union = inner if origin in (Union, types.UnionType) else (hint,)
+    if len(union) == 2 and get_origin(union[0]) is tuple and union[1] is types.NoneType:
+        known = _reader(union[0])
+        return lambda value: None if value is None else known(value)
     kinds = tuple(kind for one in union for kind in _SCALARS[one])
     return lambda value: _fit(value, kinds)
 

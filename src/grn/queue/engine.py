@@ -18,6 +18,7 @@ from grn.queue.events import (
     AttemptStarted,
     CancelAsked,
     DrainAsked,
+    Edited,
     Event,
     Exited,
     HoldAsked,
@@ -171,6 +172,18 @@ class QueueEngine:
             yield from self._unask_followers(job)
         yield from self._window.more()
 
+    def _edited(self, event: Edited) -> Iterator[Action]:
+        job = self._table.jobs.get(event.spec.id)
+        if job is None or job.state is not JobState.QUEUED:
+            return  # it began or ended first
+        yield from self._table.unask(job)
+        job.tries_left = max(0, job.tries_left + event.spec.retries - job.spec.retries)
+        job.spec, job.priority, job.said = event.spec, event.spec.priority, ""
+        self._table.ready.add(job)
+        yield saved(job)
+        yield from self._unask_followers(job)
+        yield from self._window.more()
+
     def _unask_followers(self, moved_job: QueuedJob) -> Iterator[Action]:
         """Request again for jobs behind a moved one: the negotiator goes by order of requests."""
         for job in self._table.ready.all_asked():
@@ -240,7 +253,8 @@ class QueueEngine:
         reason = finish.reason_of(event.exit, settled)
         job.past = finish.past(reason, settled, event.exit.text)
         peak = settled.peak_bytes
-        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, job.past)
+        text = "; ".join(filter(None, (job.past, event.exit.note)))
+        yield SaveAttemptEnd(event.job, event.attempt, reason, event.exit, peak, text)
         tries = finish.RetryBudget(job.tries_left, job.memory_attempt, job.spared)
         is_stopping = job.state is JobState.STOPPING
         verdict = finish.after_exit(event.exit, settled, tries, is_stopping)
@@ -363,15 +377,19 @@ class JobViews(Mapping[int, JobView]):
         if job.state is not JobState.QUEUED:
             return str(job.state.value)
         if job.is_held:
-            return "kept back until `grn release`"
+            return "held: run `grn release` to let it start"
         if job.waits_for:
-            return f"comes after {', '.join(map(str, sorted(job.waits_for)))}"
+            waits_for = sorted(job.waits_for)
+            plural = "s" * (len(waits_for) > 1)
+            return f"waiting for job{plural} {', '.join(map(str, waits_for))} to finish"
         if window.is_drained:
-            return "the queue is drained: `grn drain --off` goes on"
+            return "the queue is paused: run `grn drain --off` to resume"
         if not window.has_negotiator:
             return "no negotiator answers"
         if job.is_asked:
             return "; ".join(filter(None, (job.past, job.said or "the negotiator was asked")))
+        if self._table.ready.is_full(job):
+            return f"{job.spec.array_limit} jobs of its array run already"
         if window.is_full:
             return f"{window.limits.running} jobs of this queue run already"
         return f"behind {window.open} other{'s' * (window.open != 1)} of yours"
@@ -394,5 +412,6 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     SubmitterGone: QueueEngine._submitter_gone,
     HoldAsked: QueueEngine._hold_asked,
     MoveAsked: QueueEngine._move_asked,
+    Edited: QueueEngine._edited,
     DrainAsked: QueueEngine._drain_asked,
 }

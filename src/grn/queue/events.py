@@ -151,6 +151,14 @@ class MoveAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Edited:
+    """A queued job was given other options, which the journal has already."""
+
+    at: float
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     at: float
     is_drained: bool = True
@@ -173,6 +181,7 @@ Event = (
     | SubmitterGone
     | HoldAsked
     | MoveAsked
+    | Edited
     | DrainAsked
 )
 

@@ -10,17 +10,21 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from msgspec import UNSET
 
 from grn.daemon.connection import Verbs
 from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.model.units import show_size
 from grn.protocol import queue_requests
-from grn.queue.events import CancelAsked, DrainAsked, HoldAsked, MoveAsked, Submitted
+from grn.queue import naming
+from grn.queue.events import CancelAsked, DrainAsked, Edited, HoldAsked, MoveAsked, Submitted
 from grn.queue.job import After, JobSpec, JobState
 from grn.queue.journal import rows
-from grn.queue.journal.rows import DamagedRow, NewJob, SharedCommand
+from grn.queue.journal.rows import DamagedRow, NewJob, SentFolder, SharedCommand
 from grn.queue.loop import QueueLoop
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
 from grn.queue.sites.choice import LOCAL
@@ -42,6 +46,11 @@ _SORTS = {
     "id": "jobs.id", "name": "lower(CASE name WHEN '' THEN label ELSE name END)", "ran": "ran_s",
     "peak": "peak_bytes", "gpu": "attempts.gpus", "reason": "jobs.reason", "ended": "jobs.ended_at",
 }  # fmt: skip
+_EDITED = {  # fields of a request to edit, and of JobSpec
+    "gpus": "gpus", "mem": "mem_bytes", "exclusive": "is_exclusive", "priority": "priority",
+    "retry": "retries", "requeue": "may_requeue", "at": "at", "on": "on", "without": "without",
+    "tags": "tags",
+}  # fmt: skip
 _CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
 _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
@@ -59,11 +68,13 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     ends = _ends_of(peer.loop, after)
     submitter = peer.tie() if message.tied else ""
     shared = SharedCommand(
-        message.cwd, message.env, message.umask, message.notify, message.time_limit_s
-    )
+        message.cwd, message.env, message.umask, message.notify, message.time_limit_s,
+        _sent(message.send), tuple(message.fetch),
+    )  # fmt: skip
+    next_id = peer.loop.journal.next_id
     jobs = [
-        _new_job(job_id, message, wanted, shared, after, submitter)
-        for job_id, wanted in enumerate(message.jobs, peer.loop.journal.next_id)
+        _new_job(job_id, next_id, message, wanted, shared, after, submitter)
+        for job_id, wanted in enumerate(message.jobs, next_id)
     ]
     first = _accept(peer.loop, message.key, jobs, ends, message.held)
     _tell_accepted(peer, message.id, first, len(jobs), is_new=True)
@@ -126,6 +137,24 @@ def move(peer: QueuePeer, message: queue_requests.MoveRequest) -> None:
     now, jobs = peer.loop.now(), tuple(message.jobs)
     peer.loop.tell_now(MoveAsked(now, jobs, message.priority, message.front))
     peer.send(message.id, {"ok": True, "trouble": peer.loop.trouble or ""})
+
+
+def edit(peer: QueuePeer, message: queue_requests.EditRequest) -> None:
+    """Give a queued job other options; all of them, or none when one is refused."""
+    loop = peer.loop
+    loop.catch_up()  # it may have begun just now
+    _check_queued(peer, [message.job])
+    _check_disk(loop)
+    try:
+        job = _edited(loop.journal.as_submitted(message.job), message)
+    except DamagedRow as error:
+        raise MachineError(f"job {message.job} cannot be edited: {error}.") from error
+    _check_place(job.spec.at, loop)
+    _check_fits(job.spec, loop.leases.gpu_bytes)
+    _note(peer, "edit", [message.job])
+    loop.journal.edit(job)
+    loop.tell_now(Edited(loop.now(), job.spec))
+    peer.send(message.id, {"ok": True, "trouble": loop.trouble or ""})
 
 
 def drain(peer: QueuePeer, message: queue_requests.DrainRequest) -> None:
@@ -208,8 +237,11 @@ def follow(peer: QueuePeer, message: queue_requests.FollowQueueRequest) -> None:
 
 
 def names(peer: QueuePeer, message: queue_requests.NamesRequest) -> None:
-    """Resolve ids that may be abbreviated."""
-    peer.send(message.id, {"jobs": [_meant(peer, name) for name in message.names]})
+    """Resolve what people call jobs; each job once, in the order they are named."""
+    found: dict[int, None] = {}
+    for name in message.names:
+        found.update(dict.fromkeys(naming.resolve(peer, name, message)))
+    peer.send(message.id, {"jobs": list(found)})
 
 
 def count(peer: QueuePeer, message: queue_requests.CountRequest) -> None:
@@ -250,6 +282,7 @@ VERBS: Verbs = {
     queue_requests.CancelRequest: cancel,
     queue_requests.HoldRequest: hold,
     queue_requests.MoveRequest: move,
+    queue_requests.EditRequest: edit,
     queue_requests.DrainRequest: drain,
     queue_requests.CleanRequest: clean,
     queue_requests.SitesRequest: sites,
@@ -340,6 +373,7 @@ def _ends_of(loop: QueueLoop, after: tuple[After, ...]) -> dict[int, bool]:
 
 def _new_job(
     job_id: int,
+    first: int,
     message: queue_requests.SubmitRequest,
     wanted: queue_requests.Wanted,
     shared: SharedCommand,
@@ -351,12 +385,19 @@ def _new_job(
         job_id, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue, message.group, submitter,
         message.fail_fast, "pack" if message.policy == "pack" else "", at, message.on,
-        tuple(message.without),
+        tuple(message.without), tuple(message.tags),
+        (message.array_first or first) if message.array_limit else 0, message.array_limit,
     )  # fmt: skip
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,
         wanted.code or "",
     )  # fmt: skip
+
+
+def _sent(send: queue_requests.Sent | None) -> SentFolder | None:
+    if send is None:
+        return None
+    return SentFolder(send.pack, send.digest, send.bytes, send.inode, tuple(send.files))
 
 
 def _again(peer: QueuePeer, job_id: int, new_id: int) -> NewJob:
@@ -376,21 +417,32 @@ def _check_queued(peer: QueuePeer, jobs: list[int]) -> None:
         job = peer.loop.engine.jobs.get(job_id)
         state = job.state.value if job is not None else peer.state(job_id)
         if state != "queued":
-            raise UsageError(f"job {job_id} is not queued any more: it is {state}.")
+            now = "has already ended" if state == "ended" else f"is {state} already"
+            raise UsageError(f"job {job_id} {now}.")
 
 
-def _meant(peer: QueuePeer, name: str) -> int:
-    """Return the job of that id, else the only unended job whose id begins so."""
-    jobs = peer.loop.engine.jobs
-    if int(name) in jobs or peer.loop.journal.state_of(int(name)) is not None:
-        return int(name)
-    found = [job for job in jobs if str(job).startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        text = f"{len(found)} jobs begin with {name}."
-        raise UnknownJob(text, "Write the whole id; see `grn ls`.")
-    raise UnknownJob(f"there is no job {name}.", "See `grn ls`.")
+def _edited(job: NewJob, message: queue_requests.EditRequest) -> NewJob:
+    """Return a job with the options that a request names."""
+    given = {name: getattr(message, name) for name in _EDITED}
+    spec = {_EDITED[name]: value for name, value in given.items() if value is not UNSET}
+    spec |= {name: tuple(spec[name]) for name in ("without", "tags") if name in spec}
+    shared = {
+        name: value
+        for name in ("cwd", "notify", "time_limit_s")
+        if (value := getattr(message, name)) is not UNSET
+    }
+    if message.name is not UNSET:
+        job = replace(job, name=message.name)
+    if message.command is not UNSET:
+        queue_requests.check_wanted(message.command)
+        spec |= {"job_type": message.command.type, "label": message.command.label}
+        job = replace(
+            job, argv=message.command.argv, arguments=message.command.args,
+            code=message.command.code or "",
+        )  # fmt: skip
+    if message.cwd is not UNSET:
+        queue_requests.check_word(message.cwd)
+    return replace(job, spec=replace(job.spec, **spec), shared=replace(job.shared, **shared))
 
 
 def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
@@ -410,6 +462,9 @@ def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
     if message.group is not None:
         where += " AND group_name = ?"
         values.append(message.group)
+    if message.tag is not None:
+        where += " AND instr(tags, ?)"
+        values.append(rows.show_tags([message.tag]))
     if message.type is not None:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]

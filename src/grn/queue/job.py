@@ -87,6 +87,9 @@ class JobSpec:
     at: str = ""  # the site or node that it must run at, or "local"; empty: anywhere
     on: str = ""  # the GPUs it may use, as `--on` says it
     without: tuple[str, ...] = ()  # GPUs that it must not use
+    tags: tuple[str, ...] = ()  # words to find it by
+    array: int = 0  # the id of the first job of its array, 0 unless `array_limit` is set
+    array_limit: int = 0  # how many jobs of its array run at once; 0: as GPUs allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Exit:
     gpu_peak_bytes: int | None = None  # as a framework in the command reported it
     ran_s: float = 0.0
     ended_at: float = 0.0  # wall clock, for display
+    note: str = ""  # what the queue itself has to tell of it: files that could not be fetched
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,11 @@ class QueuedJob:
         spec = self.spec
         return (
             spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
-            self.memory_attempt, spec.at,
+            self.memory_attempt, spec.at, spec.on, spec.without,
         )  # fmt: skip
+
+    def __lt__(self, other: QueuedJob) -> bool:
+        return (self.rank, self.spec.id) < (other.rank, other.spec.id)
 
     @property
     def is_ready(self) -> bool:
@@ -79,7 +82,9 @@ class ReadyQueue:
     """The ready jobs, in order; jobs with an open request are kept apart."""
 
     def __init__(self) -> None:
-        self._heap: list[Entry] = []  # ready and not asked; stale entries are skipped
+        # Ready and not asked, by limited array (0: all other jobs); stale entries are skipped.
+        self._heaps: dict[int, list[Entry]] = {0: []}
+        self._taken: Counter[int] = Counter()  # jobs of limited arrays: asked, or busy
         self._asked: dict[int, QueuedJob] = {}
         self._asked_heap: list[Entry] = []  # likewise
         self._levels: Counter[Level] = Counter()  # of the requested jobs
@@ -93,16 +98,38 @@ class ReadyQueue:
     def add(self, job: QueuedJob) -> None:
         """Insert a job, if it is ready and not requested."""
         if job.is_ready and not job.is_asked:
-            heapq.heappush(self._heap, self._entry(job))
+            heapq.heappush(self._heaps.setdefault(job.spec.array, []), self._entry(job))
 
     def first(self) -> QueuedJob | None:
-        """Return the first job without a request."""
-        return _first_of(self._heap, is_asked=False)
+        """Return the first job without a request whose array has not reached its limit."""
+        if len(self._heaps) == 1:
+            return _first_of(self._heaps[0], is_asked=False)
+        best: QueuedJob | None = None
+        for array, heap in list(self._heaps.items()):
+            job = _first_of(heap, is_asked=False)
+            if job is None and array:
+                del self._heaps[array]
+            elif job is not None and not self.is_full(job) and (best is None or job < best):
+                best = job
+        return best
+
+    def is_full(self, job: QueuedJob) -> bool:
+        """True when as many jobs of a job's array as it allows are asked for or busy."""
+        array = job.spec.array
+        return bool(array) and self._taken[array] >= job.spec.array_limit
+
+    def take(self, job: QueuedJob, change: int) -> None:
+        """Count a job of a limited array that was asked for or began, or is so no more."""
+        if job.spec.array and change:
+            self._taken[job.spec.array] += change
+            if not self._taken[job.spec.array]:
+                del self._taken[job.spec.array]
 
     def ask(self, job: QueuedJob) -> None:
         """Note that a lease is requested; the job must be the first."""
-        heapq.heappop(self._heap)
+        heapq.heappop(self._heaps[job.spec.array])
         job.is_asked = True
+        self.take(job, 1)
         self._asked[job.spec.id] = job
         self._levels[job.rank[:2]] += 1
         heapq.heappush(self._asked_heap, self._entry(job))
@@ -112,6 +139,7 @@ class ReadyQueue:
     def unask(self, job: QueuedJob) -> None:
         """Note that the request for a lease is over."""
         job.is_asked = False
+        self.take(job, -1)
         self._asked.pop(job.spec.id, None)
         level = job.rank[:2]
         self._levels[level] -= 1
@@ -139,7 +167,7 @@ class ReadyQueue:
     def check(self, jobs: Iterable[QueuedJob]) -> None:
         """Raise AssertionError when a ready job is forgotten or an asked one is not ready."""
         waiting = {(rank, job_id) for rank, job_id, _, _ in self._asked_heap}
-        ready = {job_id for _, job_id, _, _ in self._heap}
+        ready = {job_id for heap in self._heaps.values() for _, job_id, _, _ in heap}
         known = {job.spec.id: job for job in jobs}
         assert self._asked.keys() <= known.keys()
         for job_id, job in known.items():
@@ -147,6 +175,8 @@ class ReadyQueue:
             assert not job.is_asked or (job.rank, job_id) in waiting, "its rank has changed"
             assert not job.is_asked or job.is_ready, "asked for a job that is not ready"
             assert not job.is_ready or job.is_asked or job_id in ready, "a ready job is forgotten"
+        taken = [job.spec for job in known.values() if job.is_asked or job.state in BUSY]
+        assert self._taken == Counter(spec.array for spec in taken if spec.array)
 
 
 def _first_of(heap: list[Entry], *, is_asked: bool) -> QueuedJob | None:
@@ -171,6 +201,7 @@ class JobTable:
         """Enter a job; `connect` then puts it into the ready queue."""
         self.jobs[job.spec.id] = job
         self.busy += job.state in BUSY
+        self.ready.take(job, int(job.state in BUSY))
 
     def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
         """Note the dependencies of a queued job; one that failed ends it."""
@@ -189,9 +220,11 @@ class JobTable:
 
     def step(self, job: QueuedJob, step: Step) -> None:
         """Change the state of a job, as the lifecycle allows, and the count of busy ones."""
-        self.busy -= job.state in BUSY
+        was_busy = job.state in BUSY
         job.step(step)
-        self.busy += job.state in BUSY
+        change = (job.state in BUSY) - was_busy
+        self.busy += change
+        self.ready.take(job, change)
 
     def end(
         self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None

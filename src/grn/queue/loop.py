@@ -52,7 +52,7 @@ from grn.queue.events import (
 from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
-from grn.queue.journal.rows import DamagedRow
+from grn.queue.journal.rows import Command, DamagedRow
 from grn.queue.notifications import Hooks, Notifications
 from grn.queue.site import Attempt, Site, SiteListener
 from grn.queue.sites.router import Router
@@ -307,6 +307,13 @@ class QueueLoop:
 
     def attempt_found(self, attempt: Attempt, fate: AttemptFate, text: str) -> None:
         self.tell(AttemptFound(self.now(), attempt.job, attempt.number, fate, text))
+
+    def command_of(self, attempt: Attempt) -> Command | None:
+        """Return the command of an attempt; None when its record is damaged."""
+        try:
+            return self.journal.command(attempt.job)
+        except DamagedRow:
+            return None
 
     def _submitter_gone(self, submitter: str) -> None:
         log.info("action=submitter-gone submitter=%s", submitter)

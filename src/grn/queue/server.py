@@ -30,7 +30,7 @@ DEADLINE_S = 30.0
 MAX_REQUEST_BYTES = 32 << 20
 _TOGETHER_S = 0.005
 _BEGIN_S = 0.05
-_FEW = ("on", "without")  # options that few jobs set, which a row has then
+_FEW = ("on", "without", "array_limit")  # options that few jobs set, which a row has then
 
 
 class QueueServer:
@@ -74,6 +74,7 @@ class QueueServer:
         for name in ("is_exclusive", "may_requeue", "is_held"):
             row[name] = bool(row[name])
         row["group"] = row.pop("group_name")
+        row["tags"] = row["tags"].split()
         row |= _rarely_set(row)
         row["why"] = self.why(job) if job is not None else row["text"]
         if job is not None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from grn.model.gpu import Gpu
 from grn.model.job import Outcome, Profile, Run
+from grn.negotiator.events import SaveStart
 from grn.negotiator.learn.interference import MAX_CAP  # no policy shares a GPU beyond this load
+from grn.negotiator.queries.forecast import Forecasts
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.simulate.replay import Replayed, World
 from grn.simulate.schedulers import OfEngine, Scheduler, Simple, ToldLoads, ToldSharing, Truth
@@ -41,6 +43,7 @@ class PolicyFigures:
     fairness: float  # Jain's index over users of their mean stretch
     probe_s: float | None  # the longest that a first run kept its siblings waiting
     replayed: Replayed
+    starts: tuple[SaveStart, ...] = ()  # the last starts and the ranges that were told for them
 
 
 def play(
@@ -49,13 +52,18 @@ def play(
     gpus: Sequence[Gpu],
     assumed: Assumptions,
     chosen: Rules | None = None,
+    has_forecasts: bool = False,
 ) -> PolicyFigures:
-    """Replay a workload under one policy."""
+    """Replay a workload under one policy; with forecasts, `grn` tells each job when it starts."""
     scheduler = _scheduler(policy, jobs, gpus, assumed, chosen or Rules())
+    if has_forecasts and isinstance(scheduler, OfEngine):
+        scheduler.forecasts = Forecasts(scheduler.engine.view)
     told = [_by_name(job) for job in jobs] if policy in _TOLD else jobs
     replayed = World(told, gpus, scheduler, assumed).run()
     probes = scheduler.probe_s if isinstance(scheduler, OfEngine) else []
-    return _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
+    found = _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
+    forecasts = scheduler.forecasts if isinstance(scheduler, OfEngine) else None
+    return found if forecasts is None else replace(found, starts=tuple(forecasts.starts))
 
 
 def _by_name(job: SimulatedJob) -> SimulatedJob:

@@ -23,7 +23,8 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_profiles import TypeProfiles
+from grn.negotiator.queries.forecast import Forecasts, at_once
 from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import Need, Size
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of_model
@@ -157,6 +158,7 @@ class OfEngine:
         told: tuple[Truth, Loads] | None = None,
     ) -> None:
         self.engine = Engine(rules, SimulatedAnswer(told[0]), told[1]) if told else Engine(rules)
+        self.forecasts: Forecasts | None = None  # where each job is told when it starts
         self.refused: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
@@ -178,7 +180,10 @@ class OfEngine:
             is_command=True,
             attempt=attempt,
         )
-        return self._told(at, self.engine.handle(Requested(at, request)))
+        granted = self._told(at, self.engine.handle(Requested(at, request)))
+        if self.forecasts is not None and lease in self.engine.view.waitlist:
+            at_once(self.forecasts.current(at))  # as for a user who asks when it will start
+        return granted
 
     def ends(
         self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
@@ -201,6 +206,8 @@ class OfEngine:
         granted = []
         for action in actions:
             if isinstance(action, Grant):
+                if self.forecasts is not None:
+                    self.forecasts.granted(action.key, at)
                 places = tuple(self._index[uuid] for uuid in action.lease.gpus)
                 granted.append(SimulatedGrant(action.lease.id, places))
             elif isinstance(action, Refuse):

@@ -29,7 +29,8 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
     "zip": (list,), "if": (str, list), "shell": (bool,), "result": (str,),
     "gpus": (int,), "mem": (str, int), "exclusive": (bool,), "priority": (int,), "type": (str,),
-    "on": (str,), "not": (str, list), "at": (str,), "nodes": (int,),
+    "on": (str,), "not": (str, list), "at": (str,), "nodes": (int,), "send": (bool,),
+    "fetch": (str, list),
     "retry": (int,), "keep_going": (bool,), "parallel": (int,), "rerun": (bool,),
     "sampler": (str,), "maximize": (str,), "minimize": (str,), "trials": (int,),
 }  # fmt: skip
@@ -189,7 +190,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         limits = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
         raise UsageError(f"the option 'priority' of a sweep must be {limits}.")
     check_nodes(options.get("nodes"))
-    avoid = options.get("not", ())
+    avoid, fetch = options.get("not", ()), options.get("fetch", ())
     job_type = options.get("type") or (identity(function) if function is not None else None)
     return Needs(
         gpus=options.get("gpus", 1),
@@ -200,6 +201,8 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         at=options.get("at", ""),
         on=options.get("on", ""),
         without=tuple([avoid] if isinstance(avoid, str) else map(str, avoid)),
+        is_sent=options.get("send", False),
+        fetch=tuple([fetch] if isinstance(fetch, str) else map(str, fetch)),
     )
 
 

@@ -2,7 +2,7 @@
  *
  * The file is named by GRN_STANDIN_NVML; one fact per line, unknown lines are ignored:
  *
- *   gpu UUID [total=N] [base=N] [reserve=N] [util=N|none] [mode=N] [mig=on]
+ *   gpu UUID [total=N] [base=N] [reserve=N] [util=N|none] [temp=N] [power=N] [mode=N] [mig=on]
  *            [health=ok|lost|unknown] [name=...]
  *   mig PARENT PLACE UUID [total=N] [base=N] [reserve=N] [name=...]
  *   process UUID PID BYTES|unknown compute|graphics|mps [sticky]
@@ -46,7 +46,7 @@ enum { COMPUTE, GRAPHICS, MPS };
 struct gpu {
     char uuid[96], parent[96], name[96];
     u64 total, base, reserve;
-    u32 util;
+    u32 util, temp, power;
     int place, mode, health, has_util, has_mig;
 };
 struct process { char uuid[96]; u32 pid; u64 bytes; int kind; };
@@ -112,6 +112,8 @@ static void read_facts(struct gpu *gpu, char *text) {
         if (!strcmp(word, "reserve")) gpu->reserve = strtoull(value, NULL, 10);
         if (!strcmp(word, "mode")) gpu->mode = atoi(value);
         if (!strcmp(word, "mig")) gpu->has_mig = !strcmp(value, "on");
+        if (!strcmp(word, "temp")) gpu->temp = (u32)strtoul(value, NULL, 10);
+        if (!strcmp(word, "power")) gpu->power = (u32)strtoul(value, NULL, 10);
         if (!strcmp(word, "util")) {
             gpu->has_util = strcmp(value, "none") != 0;
             gpu->util = (u32)strtoul(value, NULL, 10);
@@ -395,6 +397,20 @@ int nvmlDeviceGetUtilizationRates(Handle *handle, u32 rates[2]) {
     TOUCH;
     if (gpu->parent[0] || !gpu->has_util) return NOT_SUPPORTED;
     rates[0] = rates[1] = gpu->util;
+    return OK;
+}
+
+int nvmlDeviceGetTemperature(Handle *handle, int sensor, u32 *degrees) {
+    TOUCH;
+    if (sensor || !gpu->temp) return NOT_SUPPORTED;
+    *degrees = gpu->temp;
+    return OK;
+}
+
+int nvmlDeviceGetPowerUsage(Handle *handle, u32 *milliwatts) {
+    TOUCH;
+    if (!gpu->power) return NOT_SUPPORTED;
+    *milliwatts = gpu->power;
     return OK;
 }
 

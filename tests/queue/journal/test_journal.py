@@ -34,7 +34,7 @@ from grn.queue.job import (
 )
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import SCHEMA_VERSION, NotWritten
-from grn.queue.journal.rows import DamagedRow, NewJob, SharedCommand, matching
+from grn.queue.journal.rows import DamagedRow, NewJob, SentFolder, SharedCommand, matching
 from tests.queue.builders import a_spec
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = JobState
@@ -635,6 +635,8 @@ _NEW = {  # columns that a version of the schema brought
     6: ["jobs.policy"],
     7: ["jobs.at"],
     8: ["jobs.options"],
+    9: [],  # more names in jobs.options
+    10: ["jobs.tags"],
 }
 
 
@@ -881,3 +883,17 @@ def test_jobs_are_found_by_words_of_their_text(
     found = journal.rows(f"1{condition}", values, "jobs.id", 9)
     assert [one["id"] for one in found] == ids
     assert journal.count(f"1{condition}", values) == len(ids)
+
+
+def test_the_folder_that_is_sent_with_a_job_is_kept_with_it(journals: Journals) -> None:
+    sent = SentFolder("/state/sent/x.tar", "0" * 64, 10, 3, (("a.py", 4, 5),))
+    job = a_job()
+    shared = replace(job.shared, send=sent, fetch=("out/*",))
+    job_id = submit(journals(), replace(job, shared=shared))
+    journal = journals()
+
+    command = journal.command(job_id)
+    again = journal.submitted_again(job_id, 99)
+    assert (command.send, command.fetch) == (sent, ("out/*",))
+    assert (again.shared.send, again.shared.fetch) == (sent, ("out/*",))
+    assert [one.fault for one in journal.kept()] == [""]

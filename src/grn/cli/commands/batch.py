@@ -64,6 +64,8 @@ def batch(
     avoid: tuple[str, ...],
     at: str,
     nodes: int,
+    send: bool,
+    fetch: tuple[str, ...],
     parallel: int | None,
     retry: int,
     keep_going: bool,
@@ -101,7 +103,7 @@ def batch(
         )
     mem_bytes = None if mem is None else parse_memory(mem)
     check_nodes(nodes)
-    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid)
+    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid, send, fetch)
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from grn.cli.commands.daemon import STOP_S
 from grn.cli.output import render
+from grn.cli.output.style import paint
 from grn.cli.output.table import table
 from grn.client import negotiator
 from grn.client.daemons import negotiator_argv, start_aside
@@ -41,6 +42,11 @@ BATCH = [
     ("pretrain", 2.0), ("tokenize", 1.0), ("finetune", 1.5), ("tokenize", 1.0), ("finetune", 1.5),
     ("tokenize", 1.0), ("finetune", 1.5), ("tokenize", 1.0), ("finetune", 1.5),
 ]  # fmt: skip
+_STYLES = {"pretrain": "others", "tokenize": "waiting", "finetune": "running"}
+_NEXT = """\
+  grn start --background           share the GPUs of this machine
+  grn submit -- python train.py    give it a job and walk away
+  grn top                          watch it; `grn web` is a page"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +170,10 @@ def _tell(demo: Demo, console: Console, learned: list[ProfileRow], took_s: float
             f"GPU {result.gpu}",
             f"{result.began_at - first:5.1f}s",
             f"{result.ended_at - first:5.1f}s",
-            _span(result.began_at - first, result.ended_at - first, took_s),
+            paint(_span(result.began_at - first, result.ended_at - first, took_s), style),
         )
         for result in sorted(demo.results, key=lambda result: (result.gpu, result.began_at))
+        for style in [_STYLES[result.name]]
     ]
     console.print("[bold]where each ran[/]")
     console.print(Text.from_ansi(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
@@ -174,9 +181,11 @@ def _tell(demo: Demo, console: Console, learned: list[ProfileRow], took_s: float
     console.print(Text.from_ansi(render.profiles(learned)))
     spent = sum(result.ended_at - result.began_at for result in demo.results)
     console.print(
-        f"\n[bold]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/];\n"
+        f"\n[bold green]{len(demo.results)} of {len(BATCH)} jobs done in {took_s:.1f} s[/];\n"
         f"one at a time on each GPU they would take at least {spent / 2:.1f} s."
     )
+    if not demo.failed:
+        console.print(f"\n[bold]next[/]\n{_NEXT}")
     for failure in demo.failed:
         console.print(Text(f"failed: {failure}", "red"))
 

@@ -173,6 +173,9 @@ def _negotiator() -> Iterator[Finding]:
         yield Finding(NOTE, f"this client is {__version__}: restart the negotiator when convenient")
     if status.trouble:
         yield Finding(BAD, status.trouble)
+    if told := status.starts_told:
+        text = f"{status.starts_inside} of the last {counted(told, 'forecast start')}"
+        yield Finding(FINE, f"{text} fell into the range that was told")
     if dropped := status.types_dropped:
         text = f"{dropped} job types were forgotten: there were too many of a user"
         yield Finding(NOTE, f"{text}; use fewer names for --type, or they are measured anew")

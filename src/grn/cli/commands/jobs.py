@@ -18,9 +18,10 @@ from grn.cli.output.style import paint, state_style
 from grn.cli.output.terminal import echo, json_flag, print_json, width
 from grn.client import logs as job_logs
 from grn.client import queue
-from grn.client.submit import exit_code_of, is_id
+from grn.client.submit import exit_code_of
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
+from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import parse_time, show_time
 from grn.protocol.rows import JobEnd, JobRow, QueueFacts, Status, read, read_all, updated
@@ -34,7 +35,20 @@ NEVER_RAN = 125  # exit status, as of a job that ended without having run
 WAIT_S = 1.0
 MAX_FOLDED = 20_000  # jobs that are asked for to show arrays as one row
 MAX_NAMED = 200  # jobs that are asked for to name what runs
-_ids = click.argument("jobs", nargs=-1, required=True, metavar="ID...")
+_ids = click.argument("jobs", nargs=-1, metavar="[ID...]")
+
+
+def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select jobs by what they are, instead of by their ids."""
+    for option in (
+        click.option("--group", metavar="NAME", help="All jobs of this batch or sweep."),
+        click.option("--tag", metavar="WORD", help="All jobs with this tag."),
+        click.option("--state", "states", multiple=True, metavar="STATE",
+                     help="All jobs in this state (repeatable)."),
+        click.option("--name", metavar="NAME", help="All jobs of this name."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,6 +71,7 @@ def submit(words: tuple[str, ...]) -> int:
               help="Only these: queued, held, running, ok, failed, ... (repeatable).")  # fmt: skip
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--type", "job_type", help="Only jobs of this type.")
+@click.option("--tag", metavar="WORD", help="Only jobs with this tag.")
 @click.option("--group", metavar="NAME", help="Only jobs of this batch or sweep.")
 @click.option("--expand", is_flag=True, help="Show each job of an array in its own row.")
 @_quiet
@@ -67,6 +82,7 @@ def ls(
     states: tuple[str, ...],
     name: str | None,
     job_type: str | None,
+    tag: str | None,
     group: str | None,
     expand: bool,
     quiet: bool,
@@ -81,7 +97,7 @@ def ls(
     """
     which = "all" if everything or states else "alive"
     asked: dict[str, Any] = {"op": "list", "which": which, "most": most, "states": list(states)}
-    filters = {"name": name, "type": job_type, "group": group}
+    filters = {"name": name, "type": job_type, "group": group, "tag": tag}
     asked |= {key: value for key, value in filters.items() if value}
     answer = queue.ask(asked)
     is_folded = not (expand or quiet or as_json)
@@ -117,7 +133,7 @@ def ls(
 @json_flag
 def show(job: str, has_names: bool, as_json: bool) -> int:
     """Tell all of one job: command, folder, options, attempts, how it ended."""
-    (job_id,) = _resolve([job])
+    job_id = _one(job)
     row = queue.show(job_id)
     row |= _memory([read(JobRow, row)]).get(job_id, {})
     if as_json:
@@ -156,7 +172,7 @@ def history(most: int, file: str | None, as_json: bool) -> int:
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
 def logs(job: str, follow: bool, stderr: bool, attempt: int | None) -> int:
     """Print what a job has printed."""
-    (job_id,) = _resolve([job])
+    job_id = _one(job)
     row = read(JobRow, queue.show(job_id))
     if stderr and (row.folder or follow):
         folder = row.folder_of(attempt or row.attempt) if row.folder else None
@@ -277,39 +293,40 @@ def _at_work(now: Progress, line: ProgressLine, ids: set[int]) -> Progress:
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[ID...]")
 @click.option("--all", "everything", is_flag=True, help="All jobs that have not ended.")
-@click.option("--group", metavar="NAME", help="All jobs of this batch or sweep.")
+@_selection
 @click.option("--now", is_flag=True, help="Kill at once, without the grace to end by itself.")
-def cancel(jobs: tuple[str, ...], everything: bool, group: str | None, now: bool) -> int:
+def cancel(jobs: tuple[str, ...], everything: bool, now: bool, **which: Any) -> int:
     """End jobs, with every process they have started."""
-    if not jobs and not everything and not group:
+    is_by_facts = everything or any(which.values())
+    if not jobs and not is_by_facts:
         raise UsageError("there is nothing to cancel.", "Name jobs, or use --all.")
-    if not everything and not group:
-        ids = _resolve(jobs, is_whole=True)
-    else:
-        asked: dict[str, Any] = {"op": "list", "which": "alive", "most": 1_000_000}
-        rows = queue.ask(asked | ({"group": group} if group else {}))["jobs"]
-        ids = [row["id"] for row in rows]
+    ids = _selected(jobs, "alive", **which) if is_by_facts else _resolve(jobs, "alive")
     cancelled = _change({"op": "cancel", "jobs": ids, "now": now})["cancelled"]
     over = sorted(set(ids) - set(cancelled))
     if over:
         click.echo(f"ended already: {', '.join(map(str, over))}", err=True)
-    return 0 if cancelled or everything or group else 1
+    _say_done(cancelled, "cancelled")
+    return 0 if cancelled or is_by_facts else 1
 
 
 @click.command()
 @_ids
-def hold(jobs: tuple[str, ...]) -> int:
-    """Keep queued jobs back until `grn release`."""
-    _change({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": True})
-    return 0
+@_selection
+def hold(jobs: tuple[str, ...], **which: Any) -> int:
+    """Hold queued jobs until you run `grn release`."""
+    ids = _selected(jobs, "queued", **which)
+    _change({"op": "hold", "jobs": ids, "held": True})
+    return _say_done(ids, "held")
 
 
 @click.command()
 @_ids
-def release(jobs: tuple[str, ...]) -> int:
-    """Let held jobs go."""
-    _change({"op": "hold", "jobs": _resolve(jobs, is_whole=True), "held": False})
-    return 0
+@_selection
+def release(jobs: tuple[str, ...], **which: Any) -> int:
+    """Let held jobs start."""
+    ids = _selected(jobs, "queued", **which)
+    _change({"op": "hold", "jobs": ids, "held": False})
+    return _say_done(ids, "released")
 
 
 @click.command()
@@ -326,20 +343,50 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
     """Give queued jobs another place in the line."""
     if priority is None and front is None:
         raise UsageError("where to?", "Use --priority N, --front or --back.")
-    message: dict[str, Any] = {"op": "move", "jobs": _resolve(jobs, is_whole=True)}
+    ids = _selected(jobs, "queued")
+    message: dict[str, Any] = {"op": "move", "jobs": ids}
     if priority is not None:
         message["priority"] = priority
     if front is not None:
         message["front"] = front == "front"
     _change(message)
-    return 0
+    return _say_done(ids, "moved")
+
+
+@click.command()
+@click.argument("job", metavar="ID")
+@click.option("--name", metavar="NAME", help="Its new name.")
+@options.needs(has_defaults=False, without="type")
+@click.option("--retry", type=int, metavar="N", help="Retry up to N times on failure.")
+@click.option("--time-limit", metavar="TIME", help="End it after 90s, 30m, 12h or 2d; 0 for none.")
+@click.option("--at", metavar="PLACE", help="Run it at this site or node, or local.")
+@click.option("--notify", metavar="CMD", help="Run CMD by the shell when it has ended.")
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Its tags, instead of the old.")
+def edit(job: str, **given: Any) -> int:
+    """Give a job that waits other options; those that you do not name stay.
+
+    \b
+    grn edit 41 --mem 12GiB --priority 5
+    grn edit 41 --time-limit 0
+    """
+    from grn.client.submit import edited
+
+    job_id = _one(job, "queued")
+    given["without"] = list(given.pop("avoid")) or None
+    given["tags"] = list(given["tags"]) or None
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if not wanted:
+        raise UsageError("there is nothing to change.", "Name an option, as in --mem 12GiB.")
+    _change({"op": "edit", "job": job_id, **edited(wanted)})
+    return _say_done([job_id], "edited")
 
 
 @click.command()
 @_ids
-def retry(jobs: tuple[str, ...]) -> int:
+@_selection
+def retry(jobs: tuple[str, ...], **which: Any) -> int:
     """Submit ended jobs once more, as new jobs; prints their ids."""
-    answer = queue.submit({"op": "retry", "jobs": _resolve(jobs, is_whole=True)})
+    answer = queue.submit({"op": "retry", "jobs": _selected(jobs, "ended", **which)})
     return _print_ids(list(range(answer["first"], answer["first"] + answer["count"])))
 
 
@@ -397,20 +444,61 @@ def _change(message: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _resolve(names: Sequence[str], *, is_whole: bool = False) -> list[int]:
-    """Return job ids; `-` reads them from standard input.
+def _say_done(ids: Sequence[int], done: str) -> int:
+    """Confirm a change in one line on a terminal; a script hears nothing."""
+    if ids and sys.stderr.isatty():
+        jobs = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs ({show_ranges(ids)})"
+        click.echo(f"{jobs} {done}", err=True)
+    return 0
 
-    The beginning of an id is enough to read a job. Commands that change jobs need whole ids: job 3
-    may have been cleaned, and 3 must not select job 30.
+
+def _selected(
+    names: Sequence[str],
+    state: str,
+    *,
+    name: str | None = None,
+    states: Sequence[str] = (),
+    tag: str | None = None,
+    group: str | None = None,
+) -> list[int]:
+    """Return the jobs that people name, and those in `state` that the options select."""
+    filters = {key: value for key, value in
+               {"name": name, "tag": tag, "group": group}.items() if value}  # fmt: skip
+    if names and not (filters or states):
+        return _resolve(names, state)
+    if not filters and not states and state != "alive":
+        raise UsageError("there is no job named.", "Give ids or names, or --name, --state, --tag.")
+    which = "ended" if state == "ended" else "alive"
+    asked = {"op": "list", "which": which, "most": 1_000_000, "states": list(states), **filters}
+    rows = queue.ask(asked)["jobs"]
+    found = [row["id"] for row in rows if state != "queued" or row["state"] in ("queued", "held")]
+    if names:
+        named = set(_resolve(names, state))
+        found = [job for job in found if job in named]
+    if not found and (filters or states):
+        raise UnknownJob("no job matches.", "See `grn ls -a`.")
+    return sorted(found)
+
+
+def _resolve(names: Sequence[str], which: str = "all") -> list[int]:
+    """Return the ids of jobs that people name; `-` reads names from standard input.
+
+    The beginning of an id is enough to read a job. Commands that change jobs (`which` is not
+    "all") need whole ids: job 3 may have been cleaned, and 3 must not select job 30.
     """
     words = [word for name in names for word in (_piped() if name == "-" else [name])]
-    for word in words:
-        if not is_id(word):
-            raise UnknownJob(f"'{word}' is no job id.", "Ids are numbers: see `grn ls`.")
-    if is_whole:
-        return [int(word) for word in words]
-    found: list[int] = queue.ask({"op": "names", "names": words})["jobs"]
+    asked = {"op": "names", "names": words, "whole": which != "all", "which": which}
+    found: list[int] = queue.ask(asked)["jobs"]
     return found
+
+
+def _one(name: str, which: str = "all") -> int:
+    """Return the id of the one job that a name stands for."""
+    found = _resolve([name], which)
+    if len(found) != 1:
+        text = f"{len(found)} jobs are called {name}: {show_ranges(found)}."
+        raise UsageError(text, "Name one of them by its id.")
+    return found[0]
 
 
 def _piped() -> list[str]:

@@ -216,7 +216,7 @@ def _check(one: SiteConfig) -> bool:
 
 def _check_engine(one: SiteConfig) -> bool:
     """Let the adapter of a cluster's engine tell what it finds, in words."""
-    argv = [*own_module(f"grn.queue.sites.{one.kind}"), "--check", "--site", one.to_json()]
+    argv = [*own_module(f"grn.queue.sites.pilots.{one.kind}"), "--check", "--site", one.to_json()]
     status, out, err = site_install.run(argv, CHECK_S)
     said = harmless((out if status == 0 else err).decode(errors="replace").strip())
     click.echo(f"{one.name}: {said.splitlines()[-1] if said else f'status {status}'}",

@@ -17,6 +17,7 @@ from grn.client.negotiator import ask_once
 from grn.client.submit import is_id
 from grn.errors import DaemonNotRunning, GrnError, UnknownJob, UsageError
 from grn.model.text import harmless
+from grn.model.units import parse_memory, parse_time, show_expected
 from grn.paths import user_name
 from grn.protocol.rows import (
     AuditRow,
@@ -25,6 +26,7 @@ from grn.protocol.rows import (
     NodeRow,
     ProfileRow,
     Status,
+    When,
     lease_or_request,
     read,
     read_all,
@@ -106,6 +108,41 @@ def why(job: str, as_json: bool) -> int:
         echo(job_text.explained(read(JobRow, own), time.time()))
     if rows:
         echo(render.why([*map(lease_or_request, rows)], user_name))
+    return 0
+
+
+@click.command()
+@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N",
+              help="How many GPUs.")  # fmt: skip
+@click.option("--mem", metavar="SIZE", help="Memory on each GPU, such as 20GiB.")
+@click.option("--exclusive", is_flag=True, help="GPUs for itself.")
+@click.option("--priority", type=int, default=0, metavar="N", help="Its priority.")
+@click.option("--type", "job_type", metavar="NAME", help="A known job type, from `grn profiles`.")
+@click.option("--for", "lasts", metavar="TIME", help="How long it would run, such as 6h.")
+@json_flag
+def when(
+    gpus: int, mem: str | None, exclusive: bool, priority: int, job_type: str | None,
+    lasts: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Tell when a job would start if it were submitted now.
+
+    Nothing is submitted. The answer is a range, or unknown while the jobs before it have not shown
+    how long they take.
+    """
+    asked: Row = {"op": "when", "gpus": gpus, "exclusive": exclusive, "priority": priority}
+    lasts_s = parse_time(lasts) if lasts is not None else None
+    given = {"mem": parse_memory(mem) if mem else None, "type": job_type, "lasts_s": lasts_s}
+    asked |= {name: value for name, value in given.items() if value is not None}
+    expected = read(When, ask_once(asked)).starts_in_s
+    ends = None
+    if expected is not None and lasts_s is not None:
+        ends = (expected[0] + lasts_s, expected[1] + lasts_s)
+    if as_json:
+        return print_json({"schema": 1, "starts_in_s": expected, "ends_in_s": ends})
+    if expected is None:
+        echo("unknown: the jobs before it have not shown how long they take")
+        return 0
+    echo(show_expected("starts", expected) + (f"; {show_expected('ends', ends)}" if ends else ""))
     return 0
 
 

@@ -48,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--name", default="", help="a name to find it by")
+    add("--tag", dest="tags", action="append", default=[], metavar="WORD",
+        help="a word to find it by, with others (repeatable)")  # fmt: skip
     add("-n", "--gpus", type=int, default=1, metavar="N", help=NEEDS["gpus"])
     add("--mem", metavar="SIZE", help=NEEDS["mem"])
     add("--exclusive", action="store_true", help=NEEDS["exclusive"])
@@ -57,20 +59,24 @@ def parser() -> argparse.ArgumentParser:
     add("--not", dest="avoid", action="append", default=[], metavar="GPU", help=NEEDS["not"])
     add("--after", action="append", default=[], metavar="ID[:ok|:any]",
         help="start when that job has ended well (or however it ended)")  # fmt: skip
-    add("--retry", type=int, default=0, metavar="N", help="run again so often if it fails")
+    add("--retry", type=int, default=0, metavar="N", help="retry up to N times on failure")
     add("--time-limit", metavar="TIME", help="end it after 90s, 30m, 12h or 2d")
     add("--cwd", metavar="DIR", help="run it in this folder")
     add("--env", action="append", default=[], metavar="K=V", help="set a variable for it")
     add("--shell", action="store_true", help="CMD is a line for the shell")
     add("--lines", metavar="FILE", help="submit each line of FILE (- for stdin), run by the shell")
     add("--array", metavar="RANGE",
-        help="submit CMD for each number (0-9, 0,2,4 or 0-10:2), in GRN_ARRAY_INDEX")  # fmt: skip
+        help="submit CMD for each number (0-9, 0,2,4 or 0-10:2), in GRN_ARRAY_INDEX;"
+        " 0-99%%4 runs at most four at a time")  # fmt: skip
     add("--at", default="", metavar="PLACE", help=PLACE["at"])
     add("--nodes", type=int, default=1, metavar="N", help=PLACE["nodes"])
+    add("--send", action="store_true", help=PLACE["send"])
+    add("--fetch", action="append", default=[], metavar="PATTERN", help=PLACE["fetch"])
     add("--requeue", action="store_true", help="run it again if the machine goes down under it")
-    add("--hold", action="store_true", help="keep it back until `grn release`")
+    add("--hold", action="store_true", help="hold the job until you run `grn release`")
     add("--notify", default="", metavar="CMD", help="run CMD by the shell when it has ended")
     add("--separate-stderr", action="store_true", help="keep standard error in a log of its own")
+    add("--wait", action="store_true", help="wait for the end, and exit as `grn wait` does")
     add("-q", "--quiet", action="store_true", help="print nothing but ids")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     return made
@@ -79,7 +85,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Submit and print the ids, one a line."""
     try:
-        ids = _submit(parser().parse_args(argv))
+        options = parser().parse_args(argv)
+        ids = _submit(options)
     except (GrnError, ValueError, TypeError) as error:
         message = error.message if isinstance(error, GrnError) else str(error)
         print(f"error: {message}", file=sys.stderr)
@@ -88,7 +95,11 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code if isinstance(error, GrnError) else 2
     except KeyboardInterrupt:
         return 130
-    print("\n".join(map(str, ids)))
+    print("\n".join(map(str, ids)), flush=True)
+    if options.wait:
+        from grn.cli import app
+
+        app.main(["wait", *(["--quiet"] if options.quiet else []), *map(str, ids)])
     return 0
 
 
@@ -105,14 +116,14 @@ def _submit(options: argparse.Namespace) -> list[int]:
     else:
         raise UsageError("there is no command.", "Write it at the end: grn submit -- CMD ...")
     jobs = [wanted(argv, options.type, options.name, options.cwd) for argv in commands]
+    limit = 0
     if options.array:
-        from grn.model.ranges import parse_ranges
+        from grn.model.ranges import parse_array
 
-        jobs = [
-            {**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}}
-            for index in parse_ranges(options.array)
-        ]
-    return send(jobs, request(**_shared(options)), is_quiet=options.quiet)
+        numbers, limit = parse_array(options.array)
+        jobs = [{**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in numbers]
+    shared = request(**_shared(options), array_limit=limit)
+    return send(jobs, shared, is_quiet=options.quiet)
 
 
 def _shared(options: argparse.Namespace) -> dict[str, Any]:
@@ -130,9 +141,12 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "without": options.avoid,
         "at": options.at,
         "nodes": options.nodes,
+        "send": options.send,
+        "fetch": options.fetch,
         "requeue": options.requeue,
         "hold": options.hold,
         "notify": options.notify,
+        "tags": options.tags,
         "separate_stderr": options.separate_stderr,
     }
 

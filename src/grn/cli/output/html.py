@@ -5,7 +5,7 @@ Every text of a user goes through `text`. The live page of `grn web` has its own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +14,9 @@ from grn.model.text import cut, harmless
 WIDTH, LEFT = 1060, 60  # of a picture with one row for each GPU
 _LONGEST_NAME = 9  # characters of a GPU's name that LEFT has room for
 LANE, GAP = 14, 10  # height of one bar; distance between two GPUs
+MAX_LANES = 6  # of one GPU; more bars, and short ones, are counted in cells below
+THIN, CELL = 3.0, 6.0  # widths: of a bar that is too short to see; of a cell
+AXIS = 18  # height of the times above the rows
 STYLE = """
 :root {
   color-scheme: light dark;
@@ -48,14 +51,21 @@ section { padding: 20px 22px; margin-top: 20px; overflow-x: auto; }
 .tile:first-child b { color: var(--accent); }
 .tile.bad b { color: var(--bad); }
 svg { display: block; width: 100%; height: auto; }
+svg.wide { min-width: 960px; }
 svg text { fill: var(--soft); font-size: 11px; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin-top: 8px;
   font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; }
+  overflow-wrap: anywhere; min-width: 4.5em; }
+td:not(.n) { min-width: 9em; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
+@media (max-width: 720px) {
+  main { padding: 20px 12px 40px; }
+  section { padding: 16px 14px; }
+  h1 { font-size: 22px; }
+}
 @media print { section { break-inside: avoid; } body { background: none; } }
 """
 
@@ -181,22 +191,45 @@ def timeline(
         return LEFT + share * (WIDTH - LEFT)
 
     shapes: list[str] = []
-    top = 6
+    for at, mark in marks:
+        x = across(at)
+        anchor = "start" if x < LEFT + 20 else "end" if x > WIDTH - 40 else "middle"
+        shapes.append(f'<text x="{x:.1f}" y="11" text-anchor="{anchor}">{text(mark)}</text>')
+    top = AXIS
     for index, bars in gpus:
-        placed = list(zip(bars, lanes(bars), strict=True))
-        tall = LANE * max((lane + 1 for _, lane in placed), default=1)
+        seen = [bar for bar in bars if across(bar.end) - across(bar.begin) >= THIN]
+        placed = list(zip(seen, lanes(seen), strict=True))
+        drawn = [(bar, lane) for bar, lane in placed if lane < MAX_LANES]
+        shown = {id(bar) for bar, _ in drawn}
+        cells = _cells([bar for bar in bars if id(bar) not in shown], across)
+        tall = LANE * max((lane + 1 for _, lane in drawn), default=1) + LANE * bool(cells)
         shapes.append(box(LEFT, top, WIDTH - LEFT, tall, 'fill="var(--track, #e9edf3)"'))
         shapes.append(f'<text x="2" y="{top + 11}">{gpu_name(index)}</text>')
-        for bar, lane in placed:
+        for bar, lane in drawn:
             left, right = across(bar.begin), across(bar.end)
-            wide, look = max(1.5, right - left), f'fill="{bar.fill}"'
-            shapes.append(box(left, top + lane * LANE + 1, wide, LANE - 2, look, bar.title))
+            look = f'fill="{bar.fill}"'
+            shapes.append(box(left, top + lane * LANE + 1, right - left, LANE - 2, look, bar.title))
+        shapes += _strip(cells, top + tall - LANE + 1)
         top += tall + GAP
-    for place, (at, mark) in enumerate(marks):
-        anchor = "start" if not place else "end" if place == len(marks) - 1 else "middle"
-        where = f'x="{across(at):.1f}" y="{top + 8}" text-anchor="{anchor}"'
-        shapes.append(f"<text {where}>{text(mark)}</text>")
-    return svg(WIDTH, top + 14, "".join(shapes), label)
+    return svg(WIDTH, top, "".join(shapes), label, "wide")
+
+
+def _cells(bars: Sequence[Bar], across: Callable[[float], float]) -> dict[int, list[Bar]]:
+    """Return the bars of each cell that they begin in."""
+    cells: dict[int, list[Bar]] = {}
+    for bar in bars:
+        cells.setdefault(int(across(bar.begin) // CELL), []).append(bar)
+    return cells
+
+
+def _strip(cells: dict[int, list[Bar]], top: float) -> Iterator[str]:
+    """Draw cells, the stronger the more bars they stand for."""
+    most = max(map(len, cells.values()), default=1)
+    for cell, bars in sorted(cells.items()):
+        share = 0.3 + 0.7 * len(bars) / most
+        look = f'fill="{bars[0].fill}" fill-opacity="{share:.2f}"'
+        title = bars[0].title if len(bars) == 1 else f"{len(bars)} jobs, first {bars[0].title}"
+        yield box(cell * CELL, top, CELL - 1, LANE - 2, look, title)
 
 
 def gpu_name(gpu: int | str) -> str:

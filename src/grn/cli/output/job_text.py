@@ -141,22 +141,23 @@ def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> 
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", _painted_state(row) + (f": {why}" if why else "")),
-        ("command", spelled_command(_filled(row))),
+        ("command", spelled_command(filled_command(row))),
         ("folder", harmless(row.cwd)),
         ("type", harmless(row.label)),
         ("asks for", asked),
         ("memory", _memory_now(row)),
         ("submitted", f"{show_time(now - row.submitted_at)} ago, priority {row.priority}"),
-        ("array", f"GRN_ARRAY_INDEX={harmless(row.array_index)}" if row.array_index else ""),
+        ("array", _array(row)),
         ("after", after),
         ("limit", show_limit(row.time_limit_s) if row.time_limit_s else ""),
         ("retries", _retries(row)),
         ("notify", harmless(row.notify)),
+        ("tags", harmless(" ".join(row.tags))),
         ("files", row.folder or ""),
         *(line for one in row.attempts for line in _attempt(one, row, now)),
         ("variables", _variables(row.environment, has_names)),
     ]
-    head = paint(f"job {row.id}  {harmless(_shown_name(row))}".rstrip(), "id")
+    head = paint(f"job {row.id}  {harmless(shown_name(row))}".rstrip(), "id")
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines if text)])
 
 
@@ -206,6 +207,11 @@ def _retries(row: JobRow) -> str:
     return ", ".join(parts)
 
 
+def _array(row: JobRow) -> str:
+    limit = f", at most {row.array_limit} at once" if row.array_limit else ""
+    return f"GRN_ARRAY_INDEX={harmless(row.array_index)}{limit}" if row.array_index else ""
+
+
 def _reason(row: JobRow) -> str:
     return "" if row.why in ("running", "starting") else harmless(row.why)
 
@@ -239,18 +245,19 @@ def shown_where(row: JobRow) -> str:
 
 def shown_command(row: JobRow) -> str:
     """Spell the command of a job, after its name if it has one; with the number in its array."""
-    return named_command(_shown_name(row), _filled(row))
+    return named_command(shown_name(row), filled_command(row))
 
 
 def _base_name(row: JobRow) -> str:
     return row.name or row.label
 
 
-def _shown_name(row: JobRow) -> str:
+def shown_name(row: JobRow) -> str:
+    """Return the name of a job, with its number in its array; empty if it has none."""
     return f"{_base_name(row)}[{row.array_index}]" if row.array_index else row.name
 
 
-def _filled(row: JobRow) -> Sequence[str]:
+def filled_command(row: JobRow) -> Sequence[str]:
     """Return the command as the shell reads it: with the number in its array filled in."""
     is_shell = row.argv and row.argv[0].rpartition("/")[2] in _SHELLS
     if not row.array_index or not is_shell:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from grn.cli.output.style import paint, plain, state_style
 from grn.cli.output.table import labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
-from grn.model.units import show_size, show_time
+from grn.model.units import show_expected, show_size, show_time
 from grn.protocol.rows import GpuRow, LeaseRow, NodeRow, ProfileRow, RunRow, ShareRow, WaitingRow
 
 UserName = Callable[[int], str]
@@ -262,10 +262,13 @@ def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
         if before := row.users_before:
             others = "another user who waits has" if before == 1 else f"{before} others have"
             turn = f"\n  its user has had {row.had_gpu_h:.1f} GPU hours lately; {others} had less"
+        if row.starts_in_s is not None:
+            turn = f"\n  {show_expected('starts', row.starts_in_s)}{turn}"
         reason = paint(f"[{row.reason}]", "reason")
         return f"{who}\n  {paint(verb, 'waiting')}: {row.why}  {reason}{turn}"
     memory = f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
-    return f"{who}\n  {paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}"
+    end = f"; {show_expected('ends', row.ends_in_s)}" if row.ends_in_s is not None else ""
+    return f"{who}\n  {paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}{end}"
 
 
 def _value(value: float | str) -> str:

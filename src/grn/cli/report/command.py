@@ -66,7 +66,7 @@ def _warn_of_gaps() -> None:
     if not os.path.isdir(os.path.join(paths.state_dir(), "queue")):
         return
     try:
-        queries.history(1)
+        queries.check_queue()
     except DaemonError as error:
         click.echo(f"warning: {error.message} {error.hint}", err=True)
 

@@ -17,14 +17,17 @@ from grn.cli.report.usage import (
     gpu_hours,
     held_share,
     is_bad,
+    memory_used,
     shares,
     slices,
-    wasted_gib_hours,
 )
 from grn.model.outcome import OutcomeKind
 from grn.model.units import show_size, show_time
 
 MAX_FAILURES, MAX_SHARES, MAX_BARS = 50, 20, 4000
+DAY_S = 86400
+STEPS_S = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 7 * DAY_S)
+MAX_MARKS = 10
 PARTS = 48  # of the period, in the picture of how busy GPUs were
 COLOURS = ("#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a")
 
@@ -38,11 +41,14 @@ def page(
 ) -> str:
     """Return the report of a period; `gaps` say which part of it is unknown."""
     span_text = f"{_day(period.since)} to {_day(period.until)}"
+    drawn = _from_first_job(spans, period)
     parts = [
         html.header(f"GPUs of {host}", span_text),
         _tiles(spans, indices, period),
-        html.section("Who was where", _timeline(spans, indices, period)),
-        html.section("How busy the GPUs were", _busy(spans, indices, period)),
+        html.section(
+            "Jobs on each GPU", _timeline(spans, indices, drawn), _first_text(drawn, period)
+        ),
+        html.section("How busy the GPUs were", _busy(spans, indices, drawn)),
         html.section("Hours per user", _shares(shares(spans, period, "user"))),
         html.section("Hours per job type", _shares(shares(spans, period, "type"))),
         html.section("What failed", _failures([span for span in spans if is_bad(span)])),
@@ -54,14 +60,15 @@ def page(
 def _tiles(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> str:
     hours = sum(gpu_hours(span, period) for span in spans)
     held = [held_share(spans, index, period) for index in indices]
-    waste = sum(wasted_gib_hours(span, period) for span in spans)
+    failed = count(spans, OutcomeKind.BAD)
+    used = memory_used(spans, period)
     return html.tiles([
         Tile(str(count(spans)), "jobs"),
-        Tile(f"{hours:.1f}", "GPU hours held by jobs"),
+        Tile(f"{hours:.1f}", "GPU hours"),
         Tile(f"{sum(held) / len(held):.0%}" if held else "?", "of the time a GPU had a job"),
-        Tile(str(count(spans, OutcomeKind.BAD)), "failed"),
+        Tile(str(failed), "failed", is_bad=failed > 0),
         Tile(str(count(spans, *UNFINISHED)), "cancelled or interrupted"),
-        Tile(f"{waste:.1f}", "GiB hours reserved and not used"),
+        Tile("?" if used is None else f"{used:.0%}", "of reserved memory was used"),
     ])  # fmt: skip
 
 
@@ -71,9 +78,8 @@ def _timeline(spans: Sequence[Span], indices: Sequence[GpuName], period: Period)
         (index, [_bar(span, period) for span in found[-MAX_BARS:]])
         for index, found in on_gpu.items()
     ]
-    times = [period.since + period.length_s * part / 5 for part in range(6)]
     until = period.since + period.length_s
-    marks = [(at, _day(at)) for at in times]
+    marks = _round_times(period)
     drawn = html.timeline(bands, period.since, until, marks, "jobs on each GPU over time")
     is_cut = any(len(found) > MAX_BARS for found in on_gpu.values())
     return drawn + html.note(f"The latest {MAX_BARS} of each GPU are shown." * is_cut)
@@ -100,7 +106,9 @@ def _busy(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> 
             look = f'fill="var(--good)" fill-opacity="{0.08 + 0.92 * share:.2f}"'
             title = f"{_day(part.since)}: {share:.0%}"
             shapes.append(html.box(LEFT + number * wide, place * 24 + 2, wide - 2, 20, look, title))
-    return html.svg(WIDTH, len(indices) * 24 + 4, "".join(shapes), "share of time with a job")
+    return html.svg(
+        WIDTH, len(indices) * 24 + 4, "".join(shapes), "share of time with a job", "wide"
+    )
 
 
 def _shares(found: Sequence[UserShare]) -> str:
@@ -111,28 +119,55 @@ def _shares(found: Sequence[UserShare]) -> str:
             str(share.failed),
             str(share.cancelled),
             f"{share.gpu_hours:.2f}",
-            f"{share.wasted_gib_hours:.2f}",
+            "?" if share.memory_used is None else f"{share.memory_used:.0%}",
         )
         for share in found[:MAX_SHARES]
     ]
-    names = ("Name", "Jobs", "Failed", "Cancelled", "GPU hours", "GiB hours not used")
+    names = ("Name", "Jobs", "Failed", "Cancelled", "GPU hours", "Memory used")
     return html.table(names, rows, numbers_from=1) + _cut(len(rows), len(found))
 
 
 def _failures(spans: Sequence[Span]) -> str:
     rows = [
         (
-            _day(span.began_at),
             span.label,
+            str(span.job or span.lease or ""),
+            "" if span.command == span.label else span.command,
+            f"{span.outcome}: {span.text}" if span.text else span.outcome,
             span.user,
-            span.outcome,
+            _day(span.began_at),
             show_time((span.ended_at or span.began_at) - span.began_at),
             show_size(span.peak_bytes),
         )
         for span in list(reversed(spans))[:MAX_FAILURES]
     ]
-    names = ("Began", "Job", "User", "Outcome", "After", "Peak")
-    return html.table(names, rows, numbers_from=4) + _cut(len(rows), len(spans))
+    names = ("Job", "Id", "Command", "Reason", "User", "Began", "After", "Peak")
+    return html.table(names, rows, numbers_from=6) + _cut(len(rows), len(spans))
+
+
+def _from_first_job(spans: Sequence[Span], period: Period) -> Period:
+    """Return the part of a period that is drawn: it begins shortly before the first job."""
+    first = min((span.began_at for span in spans), default=period.since)
+    since = first - 0.01 * (period.until - first)
+    return Period(max(period.since, since), period.until)
+
+
+def _first_text(drawn: Period, period: Period) -> str:
+    is_cut = drawn.since - period.since > 0.05 * period.length_s
+    return f"The first job of this period began at {_day(drawn.since)}." if is_cut else ""
+
+
+def _round_times(period: Period) -> list[tuple[float, str]]:
+    """Return full minutes, hours or days of the local clock, as many as have room."""
+    step_s = next((one for one in STEPS_S if period.length_s / one <= MAX_MARKS), STEPS_S[-1])
+    offset_s = time.localtime(period.since).tm_gmtoff
+    number = int((period.since + offset_s) // step_s) + 1
+    form = "%b %d" if step_s >= DAY_S else "%b %d %H:%M" if period.length_s > DAY_S else "%H:%M"
+    found: list[tuple[float, str]] = []
+    while (at := number * step_s - offset_s) <= period.until:
+        found.append((at, time.strftime(form, time.localtime(at))))
+        number += 1
+    return found
 
 
 def _cut(shown: int, total: int) -> str:

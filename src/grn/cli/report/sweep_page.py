@@ -84,6 +84,11 @@ def page(picture: ChartData) -> str:
     return html.page(title, list(_body(picture)), style=STYLE, script=SCRIPT)
 
 
+def body(picture: ChartData) -> str:
+    """Return the content of the page, for a page that has a frame of its own."""
+    return "\n".join(_body(picture))
+
+
 def _body(picture: ChartData) -> Iterator[str]:
     yield html.header(picture.about.name, f"<code>{_text(picture.about.command)}</code>")
     yield _figures(picture)

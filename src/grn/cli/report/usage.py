@@ -34,6 +34,8 @@ class Span:
     job: int | None = None
     is_job: bool = True
     where: str = ""  # the node; empty for this machine
+    command: str = ""
+    text: str = ""  # how it ended, in words
 
     @property
     def places(self) -> tuple[GpuName, ...]:
@@ -72,7 +74,7 @@ class UserShare:
     failed: int
     cancelled: int  # by its owner, or interrupted by something else
     gpu_hours: float
-    wasted_gib_hours: float  # memory that was reserved and not needed
+    memory_used: float | None  # the share of reserved memory that was needed
 
 
 def inside(spans: Iterable[Span], period: Period) -> list[Span]:
@@ -86,12 +88,16 @@ def gpu_hours(span: Span, period: Period) -> float:
     return period.overlap_s(span) / 3600 * len(span.gpus)
 
 
-def wasted_gib_hours(span: Span, period: Period) -> float:
-    """Return the memory a span had reserved and never used, by time; an unknown peak is none."""
-    if span.peak_bytes is None or span.reserved_bytes is None:
-        return 0.0
-    unused = max(0, span.reserved_bytes - span.peak_bytes)
-    return unused / 2**30 * gpu_hours(span, period)
+def memory_used(spans: Iterable[Span], period: Period) -> float | None:
+    """Return the share of reserved memory that was needed, by time; None if no peak is known."""
+    needed, reserved = 0.0, 0.0
+    for span in spans:
+        if span.peak_bytes is None or not span.reserved_bytes:
+            continue
+        hours = gpu_hours(span, period)
+        needed += min(span.peak_bytes, span.reserved_bytes) * hours
+        reserved += span.reserved_bytes * hours
+    return needed / reserved if reserved else None
 
 
 def shares(spans: Sequence[Span], period: Period, by: str) -> list[UserShare]:
@@ -106,7 +112,7 @@ def shares(spans: Sequence[Span], period: Period, by: str) -> list[UserShare]:
             count(rows, OutcomeKind.BAD),
             count(rows, *UNFINISHED),
             sum(gpu_hours(row, period) for row in rows),
-            sum(wasted_gib_hours(row, period) for row in rows),
+            memory_used(rows, period),
         )
         for name, rows in groups.items()
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from grn.cli.output import job_text, render
 from grn.cli.output.style import plain
 from grn.cli.top import draw, screen
+from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.cli.top.screen import Look
@@ -27,6 +28,7 @@ from grn.paths import user_name
 from grn.protocol.rows import CurveRow, JobRow, lease_or_request, read
 
 MAX_LOG_BYTES = 256 << 10
+MAX_TAIL_BYTES = 16 << 10  # for the pane, which is read again every second
 
 
 class LogPage:
@@ -77,7 +79,7 @@ def carry_out(order: KeyAction, marks: Marks) -> Done:
     row = order.row
     if row is None:
         return Done()
-    if order.verb == "log":
+    if order.verb in ("log", "follow"):
         return _log(row)
     if order.verb == "explain":
         lines: list[Line] = [[(text, "plain")] for text in _explanation(row, marks)]
@@ -104,17 +106,31 @@ def _log(row: Row) -> Done:
     return Done(page=LogPage(title, lambda: log_lines(folder), is_followed=True))
 
 
-def log_lines(folder: str) -> list[Line]:
+def read_detail(row: Row) -> Detail:
+    """Read the memory of a job over time and the end of its log, as far as they are kept."""
+    used: tuple[int | None, ...] = ()
+    step_s = 0.0
+    if row.lease is not None and row.part is not Section.WAITING and not row.where:
+        try:
+            curve = read(CurveRow, ask_once({"op": "samples", "lease": row.lease})["curve"])
+            used, step_s = curve.used_bytes, curve.step_s
+        except GrnError:
+            pass  # not kept: the pane says so
+    log = None if row.folder is None else tuple(log_lines(row.folder, MAX_TAIL_BYTES))
+    return Detail((row.part, row.id), used, step_s, log)
+
+
+def log_lines(folder: str, most_bytes: int = MAX_LOG_BYTES) -> list[Line]:
     """Return the end of a log with its colours; what CR wrote over shows as it was at last."""
     data = b""
     for path in reversed(logs.parts(os.path.join(folder, "log"))):
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        data = logs.read_from(path, max(0, size - MAX_LOG_BYTES)) + data
-        if len(data) >= MAX_LOG_BYTES:
+        data = logs.read_from(path, max(0, size - most_bytes)) + data
+        if len(data) >= most_bytes:
             break
     if not data:
         return [[("nothing was printed yet", "plain")]]
-    lines, _ = ansi.styled_lines(data[-MAX_LOG_BYTES:].decode("utf-8", "replace"))
+    lines, _ = ansi.styled_lines(data[-most_bytes:].decode("utf-8", "replace"))
     return [[(text, f"sgr:{ansi.sgr(style)}") for text, style in line] for line in lines]
 
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -26,6 +27,7 @@ from textual.widget import Widget
 
 from grn.cli.top import actions, draw, screen, state
 from grn.cli.top import rows as boards
+from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
@@ -33,11 +35,15 @@ from grn.client.negotiator import MALFORMED, garbled
 from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError, UsageError
 from grn.model import ansi
+from grn.model.units import short_size
 from grn.paths import user_name
+from grn.proc import host
 from grn.protocol.snapshot import Snapshot
 
 PACE_S = 0.5
 FIRST_LOOK_S = 1.0
+DETAIL_S = 1.0  # between two readings of the selected job
+HOST_S = 2.0
 _COLOURS = {
     "title": "bold reverse",
     "heading": "bold color(6)",
@@ -56,6 +62,8 @@ _COLOURS = {
     "free": "dim",
     "guard": "dim",
     "spark": "color(2)",
+    "limit": "color(3)",
+    "frame": "dim",
     "strangers": "color(1)",
     "seat": "bold",
     "letter": "bold reverse",
@@ -122,6 +130,10 @@ class Top(App[None]):
         self._drawn_of: tuple[object, ...] = ()
         self._page: actions.LogPage | None = None
         self._orders: set[asyncio.Task[None]] = set()
+        self._detail = Detail()
+        self._detail_at = 0.0
+        self._detail_task: asyncio.Task[None] | None = None
+        self._host = _HostLoad()
 
     @property
     def picture(self) -> Snapshot:
@@ -136,7 +148,7 @@ class Top(App[None]):
         self.call_after_refresh(self.tick)
 
     def on_unmount(self) -> None:
-        for task in self._orders:
+        for task in (*self._orders, *filter(None, [self._detail_task])):
             task.cancel()
 
     # --- drawing -------------------------------------------------------------------------
@@ -147,6 +159,7 @@ class Top(App[None]):
             self._watch.take()
             self.garbled = self._watch.garbled
             self.draw()
+            self._read_detail()
         except MALFORMED:
             self.garbled = garbled()
             if self.garbled is None:
@@ -169,22 +182,50 @@ class Top(App[None]):
 
     def _draw_board(self, look: Look) -> None:
         now = time.time()
-        drawn_of = (self.picture.version, self.view, look.width, look.height, int(now))
+        drawn_of = self._drawn(look, now)
         if drawn_of == self._drawn_of and self._shown is not None:
             self.canvas.show(self._shown.lines)
             return
         found = self._board()
-        shown = screen.compose(self.picture, found, self.view, look, now)
+        shown = screen.compose(self.picture, found, self.view, look, now, self._detail)
         self.view, self._shown = shown.view, shown
-        self._drawn_of = (self.picture.version, self.view, look.width, look.height, int(now))
+        self._drawn_of = self._drawn(look, now)
         self.canvas.show(shown.lines)
+
+    def _drawn(self, look: Look, now: float) -> tuple[object, ...]:
+        """Return all that the board is drawn from."""
+        facts = (look.width, look.height, look.use, int(now))
+        return (self.picture.version, self.view, self._detail, *facts)
+
+    def _read_detail(self) -> None:
+        """Read the selected job again, beside the screen, if a pane shows it."""
+        row = self.view.row(self._board()) if self._has_pane() else None
+        if row is None or self._page is not None or self._detail_task is not None:
+            return
+        is_new = self._detail.row != (row.part, row.id)
+        is_due = time.monotonic() - self._detail_at >= DETAIL_S
+        if is_new or (is_due and row.part is boards.Section.RUNNING):
+            self._detail_at = time.monotonic()
+            self._detail_task = asyncio.get_running_loop().create_task(self._take_detail(row))
+
+    async def _take_detail(self, row: boards.Row) -> None:
+        try:
+            self._detail = await asyncio.to_thread(actions.read_detail, row)
+        finally:
+            self._detail_task = None
+        self.draw()
+
+    def _has_pane(self) -> bool:
+        size = self.canvas.size
+        return screen.has_pane(self.picture, self._look(size.width, size.height))
 
     def _board(self) -> boards.Board:
         chosen = self.view
         return boards.board(self.picture, os.getuid(), chosen.wanted, chosen.is_mine, chosen.sorts)
 
     def _look(self, width: int, height: int) -> Look:
-        return Look(width, height, self._marks, os.getuid(), user_name, _host())
+        use = self._host.text(time.monotonic())
+        return Look(width, height, self._marks, os.getuid(), user_name, _host_name(), use)
 
     # --- keys and clicks -----------------------------------------------------------------
 
@@ -199,15 +240,19 @@ class Top(App[None]):
             return
         page = self._shown.page if self._shown is not None else 10
         self.view, order = state.press(self.view, key, self._board(), page)
-        if order is not None:
+        if order is not None and order.verb == "follow" and self._has_pane():
+            self.view = replace(self.view, is_following=not self.view.is_following)
+        elif order is not None:
             self._carry_out(order)
         self.draw()
+        self._read_detail()
 
     def on_click(self, event: events.Click) -> None:
         target = self._shown.targets.get(event.y) if self._shown is not None else None
         if target is not None and self._page is None:
             self.view = state.point(self.view, *target)
             self.draw()
+            self._read_detail()
 
     def on_mouse_scroll_down(self, _event: events.MouseScrollDown) -> None:
         self._scroll("down")
@@ -242,8 +287,31 @@ class Top(App[None]):
         self.tick()
 
 
+class _HostLoad:
+    """CPU and memory of this machine, read again every two seconds."""
+
+    def __init__(self) -> None:
+        self._ticks: host.CpuTicks | None = None
+        self._read_at = float("-inf")
+        self._text = ""
+
+    def text(self, now: float) -> str:
+        """Return them in words; what is not known is left out."""
+        if now - self._read_at >= HOST_S:
+            ticks = host.cpu_ticks()
+            use = host.use(self._ticks, ticks)
+            self._ticks, self._read_at = ticks, now
+            parts = []
+            if use.cpu_pct is not None:
+                parts.append(f"CPU {use.cpu_pct:.0f}% of {use.cpus}")
+            if use.used_bytes is not None:
+                parts.append(f"RAM {short_size(use.used_bytes)}/{short_size(use.total_bytes)}")
+            self._text = "  ".join(parts)
+        return self._text
+
+
 @lru_cache
-def _host() -> str:
+def _host_name() -> str:
     return socket.gethostname().partition(".")[0]
 
 

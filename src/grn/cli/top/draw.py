@@ -34,10 +34,13 @@ class Marks:
     cut: str = "…"
     rule: str = "─"
     selected: str = "▶"
+    same: str = "″"
+    degree: str = "°C"
+    frame: str = "╭╮├┤╰╯│"  # corners on top, joints, corners below, side
 
 
 UNICODE = Marks()
-ASCII = Marks("#", "=", "x", "?", "/", ".", " .:-=+*#@", "~", "-", ">")
+ASCII = Marks("#", "=", "x", "?", "/", ".", " .:-=+*#@", "~", "-", ">", '"', "C", "++++++|")
 
 
 # --- small things --------------------------------------------------------------------------
@@ -63,16 +66,36 @@ def spark(values: Sequence[float | None], size: int, most: float, marks: Marks) 
 
 def curve(values: Sequence[int | None], size: int, marks: Marks) -> str:
     """Draw all values in so many characters: each the highest of those it stands for."""
-    if not values:
-        return ""
+    highs = squeezed(values, size)
+    most = max((value for value in highs if value), default=1)
+    return spark(highs, len(highs), most, marks)
+
+
+def squeezed(values: Sequence[int | None], size: int) -> list[int | None]:
+    """Return at most so many values, each the highest of those it stands for."""
     size = min(size, len(values))
     parts = [
         values[len(values) * place // size : len(values) * (place + 1) // size]
         for place in range(size)
     ]
-    highs = [max((value for value in part if value is not None), default=None) for part in parts]
-    most = max((value for value in highs if value), default=1)
-    return spark(highs, size, most, marks)
+    return [max((value for value in part if value is not None), default=None) for part in parts]
+
+
+def framed(title: Line, rest: Line, width: int, ends: str, marks: Marks, style: str) -> Line:
+    """Draw an edge of a frame with a title at its left and a note at its right."""
+    room = width - 4 - width_of(title) - width_of(rest)
+    if room < 1:
+        title, rest = clipped(title, max(0, width - 5), marks), []
+        room = width - 4 - width_of(title)
+    return [
+        (ends[0] + marks.rule, style), *title, (marks.rule * room, style), *rest,
+        (marks.rule + ends[1], style),
+    ]  # fmt: skip
+
+
+def boxed(line: Line, marks: Marks, style: str = "frame") -> Line:
+    """Put the sides of a frame around a line."""
+    return [(marks.frame[6], style), *line, (marks.frame[6], style)]
 
 
 def cut(text: str, size: int, marks: Marks) -> str:
@@ -101,33 +124,39 @@ class GpuColumns:
     bar: int
     spark: int
     model: int
+    sensors: int = 0
 
     @staticmethod
-    def of(width: int) -> GpuColumns:
+    def of(width: int, has_sensors: bool = False) -> GpuColumns:
         """Share what is left of a line beside its fixed parts."""
-        left = max(24, width - _GPU_FIXED)
+        sensors = _SENSORS if has_sensors else 0
+        left = max(24, width - _GPU_FIXED - sensors)
         model = min(26, max(12, left // 5))
         past = min(60, (left - model) // 4)
-        return GpuColumns(left - model - past, past, model)
+        return GpuColumns(left - model - past, past, model, sensors)
 
 
 def gpu_line(gpu: GpuRow, leases: Mapping[str, LeaseRow], loads: Sequence[float | None],
-             width: int, marks: Marks) -> Line:  # fmt: skip
+             width: int, marks: Marks, has_sensors: bool = False) -> Line:  # fmt: skip
     """Draw one GPU: who has its memory, how much is used, its load now and before, its model."""
-    columns = GpuColumns.of(width)
+    columns = GpuColumns.of(width, has_sensors)
     index: Piece = (f"{gpu.index:>3} ", "index")
     model: Piece = (" " + cut(short_model(gpu.model), columns.model, marks), "dim")
     if gpu.health != "ok":
         text = _SICK.get(gpu.health, gpu.health)
-        room = columns.bar + columns.spark + _GPU_FIXED - 4 - 1
+        room = columns.bar + columns.spark + columns.sensors + _GPU_FIXED - 4 - 1
         return [index, (cut(f" {text} ", room, marks), "bad"), model]
     used = f"{short_size(gpu.used_bytes)}/{short_size(gpu.total_bytes)}"
+    heat = "" if gpu.temperature_c is None else f"{gpu.temperature_c}{marks.degree}"
+    power = "" if gpu.power_w is None else f"{gpu.power_w}W"
+    sensors = f"{heat:>5} {power:>5} "
     load = "  ?" if gpu.load_pct is None else f"{gpu.load_pct:3.0f}"
     return [
         index,
         *bar(gpu, leases, columns.bar, marks),
         (f" {used:>11}", "plain"),
         (f" {load}% ", "bold" if (gpu.load_pct or 0) >= 90 else "plain"),
+        *([(sensors, "plain")] if columns.sensors else []),
         (spark(loads, columns.spark, 100.0, marks), "spark"),
         model,
     ]
@@ -234,14 +263,18 @@ def heading(
     where: int = 0,
 ) -> Line:  # fmt: skip
     """Draw the heading of one part: its name, how many there are, and its columns."""
-    lead = cut(f"{part.value.upper()} {count}", _LEAD, marks)
-    named = columns(part, width, where)
-    cells = [name.rjust(-size) if size < 0 else name.ljust(size) for name, size in named]
-    text = cut(lead + "  ".join(cells), width, marks)
+    text = column_names(part, width, f"{part.value.upper()} {count}", marks, where)
     by = f" by {sort}"
     by = by if not text[width - len(by) :].strip() else ""
     style = "heading focus" if is_focused else "heading"
     return [(text[: width - len(by)] + by, style)]
+
+
+def column_names(part: Section, width: int, lead: str, marks: Marks, where: int = 0) -> str:
+    """Return the names of the columns, after the word above the ids."""
+    named = columns(part, width, where)
+    cells = [name.rjust(-size) if size < 0 else name.ljust(size) for name, size in named]
+    return cut(cut(lead, _LEAD, marks) + "  ".join(cells), width, marks)
 
 
 def job_line(
@@ -340,6 +373,7 @@ def window(selected: int, count: int, size: int, first: int) -> int:
 
 _CELLS = {Section.RUNNING: _running, Section.WAITING: _waiting, Section.ENDED: _ended}
 _GPU_FIXED = 4 + 12 + 6 + 1
+_SENSORS = 12
 _LEAD = 13
 _WIDE_FROM = 110
 _SICK = {

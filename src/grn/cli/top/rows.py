@@ -43,7 +43,7 @@ class Row(NamedTuple):
     state: str
     what: str
     user: int
-    name: str = ""  # as its owner called it
+    name: str = ""  # as its owner calls it
     job: int | None = None  # of one's own queue
     lease: str | None = None
     where: str = ""  # the node that it runs or ran on; empty for this machine
@@ -54,6 +54,7 @@ class Row(NamedTuple):
     since_at: float = 0.0
     ended_at: float = 0.0
     why: str = ""
+    folder: str | None = None  # of its latest attempt, with the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ def _of_lease(lease: LeaseRow, job: JobRow | None, seats: Mapping[int, Mapping[s
         state=state,
         what=_what(job) if job is not None else lease.label,
         user=lease.user,
+        name=_name(job) if job is not None else "",
         job=job.id if job is not None else None,
         lease=lease.id,
         gpus=lease.gpus,
@@ -160,6 +162,7 @@ def _of_lease(lease: LeaseRow, job: JobRow | None, seats: Mapping[int, Mapping[s
         reserved_bytes=lease.reserved_bytes,
         since_at=lease.since_at,
         why=lease.why,
+        folder=job.folder if job is not None else None,
     )
 
 
@@ -170,7 +173,7 @@ def _of_request(request: WaitingRow, job: JobRow | None) -> Row:
         state="waiting",
         what=_what(job) if job is not None else request.label,
         user=request.user,
-        name=harmless(job.name) if job is not None else "",
+        name=_name(job) if job is not None else "",
         job=job.id if job is not None else None,
         lease=request.id,
         since_at=job.submitted_at if job is not None else request.since_at,
@@ -185,7 +188,7 @@ def _of_job(job: JobRow, part: Section, own_uid: int, since: float | None) -> Ro
         state=job.state,
         what=_what(job),
         user=own_uid,
-        name=harmless(job.name),
+        name=_name(job),
         job=job.id,
         lease=job.lease,
         where=job.where,
@@ -194,6 +197,7 @@ def _of_job(job: JobRow, part: Section, own_uid: int, since: float | None) -> Ro
         reserved_bytes=job.reserved_bytes if part is Section.RUNNING else None,
         since_at=since or job.submitted_at,
         why=harmless(job.why),
+        folder=job.folder,
     )
 
 
@@ -204,6 +208,7 @@ def _of_ended_job(job: JobRow, own_uid: int) -> Row:
         state=job.reason or "",
         what=_what(job),
         user=own_uid,
+        name=_name(job),
         job=job.id,
         lease=job.lease,
         where=job.where,
@@ -212,6 +217,7 @@ def _of_ended_job(job: JobRow, own_uid: int) -> Row:
         since_at=(job.ended_at or 0.0) - (job.ran_s or 0.0),
         ended_at=job.ended_at or 0.0,
         why=harmless(job.text or ""),
+        folder=job.folder,
     )
 
 
@@ -231,7 +237,30 @@ def _of_end(end: EndRow) -> Row:
 
 
 def _what(job: JobRow) -> str:
-    return _spelled(job.name, job.label, job.array_index, job.argv)
+    if (called := _called(job)) is not None:
+        return called
+    return _spelled(_own_name(job), job.label, job.array_index, job.argv)
+
+
+def _name(job: JobRow) -> str:
+    """Return what the owner calls a job: its name, parameters, function or place in an array."""
+    if (called := _called(job)) is not None:
+        return called
+    name = harmless(_own_name(job))
+    return f"{name or harmless(job.label)}[{job.array_index}]" if job.array_index else name
+
+
+def _own_name(job: JobRow) -> str:
+    """Return the name without that of the sweep it belongs to."""
+    return job.name.removeprefix(f"{job.group}/") if job.group else job.name
+
+
+def _called(job: JobRow) -> str | None:
+    """Return the function that a worker calls; None for a command."""
+    if _WORKER not in job.argv:
+        return None
+    function = f"{harmless(job.label).rpartition('::')[2]}()"
+    return f"{harmless(job.name)}: {function}" if job.name else function
 
 
 @lru_cache(maxsize=8192)
@@ -268,5 +297,6 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
     return rows
 
 
+_WORKER = "grn.client.remote_call"
 _BUSY = ("starting", "running", "stopping")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grn.cli.top import draw
+from grn.cli.top import detail, draw
+from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Board, Row, Section
 from grn.cli.top.state import PARTS, View
@@ -14,6 +15,9 @@ from grn.model.units import short_size
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 MIN_ROWS = 6  # for jobs, before GPUs give way
+PANE_FROM = 120  # columns
+MIN_FRAMED = 14  # lines for jobs, below which frames would take too many of them
+AIR_FROM = 22  # lines for jobs, from which empty lines stand between the parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Look:
     uid: int
     user_name: Callable[[int], str]
     host: str = ""
+    use: str = ""  # CPU and memory of this machine, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +43,107 @@ class Shown:
     page: int  # rows of the part in focus
 
 
-def compose(picture: Snapshot, board: Board, view: View, look: Look, now: float) -> Shown:
-    """Draw everything."""
+def compose(
+    picture: Snapshot, board: Board, view: View, look: Look, now: float,
+    known: Detail | None = None,
+) -> Shown:  # fmt: skip
+    """Draw everything: with frames and a pane at the right where the terminal is wide enough."""
     head = [_title(picture, board, view, look, now), *_troubles(picture, look)]
     gpus = gpu_lines(picture, look, look.height - len(head) - 1 - MIN_ROWS)
     room = max(3, look.height - len(head) - len(gpus) - 1)
-    shares = draw.heights(room, [len(board.rows[part]) for part in PARTS])
-    lines, targets, page = [*head, *gpus], {}, 1
+    if has_pane(picture, look):
+        inner = replace(look, width=look.width - 2)
+        gpus = _gpu_frame(gpu_lines(picture, inner, look.height - len(head) - 2 - MIN_ROWS), look)
+        return _wide(picture, board, view, look, now, [*head, *gpus], known or Detail())
+    gap = 1 if room >= AIR_FROM else 0
+    shares = draw.heights(room - gap * len(PARTS), [len(board.rows[part]) for part in PARTS])
+    lines, page = [*head, *gpus], 1
+    targets: dict[int, tuple[Section, Row]] = {}
     for part, size in zip(PARTS, shares, strict=True):
-        rows = board.rows[part]
-        place = view.place(board, part)
-        first = draw.window(place, len(rows), size - 1, view.firsts.get(part, 0))
-        view = replace(view, firsts={**view.firsts, part: first})
-        begin = len(lines)
-        lines += _part(board, view, part, size, look, now)
-        for step, row in enumerate(rows[first : first + size - 1], 1):
-            targets[begin + step] = (part, row)
+        lines += [_blank(look.width)] * gap
+        view, drawn, rows = _part(board, view, part, size, look, now)
+        targets |= {len(lines) + step: (part, row) for step, row in rows.items()}
+        lines += drawn
         page = max(1, size - 2) if part is view.part else page
     lines = [*lines[: look.height - 1], footer(view, look)]
     return Shown(lines, targets, view, page)
+
+
+def has_pane(picture: Snapshot, look: Look) -> bool:
+    """True when there is room for the pane of one job beside the tables."""
+    gpus = len(picture.gpus) + sum(1 + len(node.gpus) for node in picture.nodes.values())
+    return look.width >= PANE_FROM and look.height - gpus - 5 >= MIN_FRAMED
+
+
+def _wide(
+    picture: Snapshot, board: Board, view: View, look: Look, now: float, head: list[Line],
+    known: Detail,
+) -> Shown:  # fmt: skip
+    """Draw the tables in frames, and the selected job beside them."""
+    marks = look.marks
+    side = max(46, look.width * 2 // 5)
+    left = look.width - side - 1
+    table = replace(look, width=left - 2)
+    height = look.height - len(head) - 1
+    shares = draw.heights(height - 1 - len(PARTS), [len(board.rows[part]) for part in PARTS])
+    lines: list[Line] = []
+    targets: dict[int, tuple[Section, Row]] = {}
+    page = 1
+    for place, (part, size) in enumerate(zip(PARTS, shares, strict=True)):
+        ends = marks.frame[2:4] if place else marks.frame[:2]
+        lines.append(_part_edge(board, view, part, left, ends, marks))
+        view, drawn, rows = _part(board, view, part, size, table, now, is_framed=True)
+        targets |= {len(head) + len(lines) + step: (part, row) for step, row in rows.items()}
+        lines += [draw.boxed(line, marks) for line in drawn]
+        page = max(1, size - 2) if part is view.part else page
+    lines.append(draw.framed([], [], left, marks.frame[4:6], marks, "frame"))
+    row = view.row(board)
+    right = _pane_frame(row, known, (side, height), look, now, view)
+    both = [
+        [*one, (" ", "plain"), *other] for one, other in zip(lines[:height], right, strict=True)
+    ]
+    return Shown([*head, *both, footer(view, look)], targets, view, page)
+
+
+def _part_edge(
+    board: Board, view: View, part: Section, width: int, ends: str, marks: Marks
+) -> Line:
+    style = "title focus" if part is view.part else "heading"
+    title: Line = [(f" {part.value.upper()} {_count(board, part)} ", style)]
+    return draw.framed(title, [(f" by {view.sort_of(part)} ", "dim")], width, ends, marks, "frame")
+
+
+def _pane_frame(
+    row: Row | None, known: Detail, size: tuple[int, int], look: Look, now: float, view: View
+) -> list[Line]:
+    marks, (width, height) = look.marks, size
+    name = "" if row is None else f" job {row.id} " if row.job is not None else f" lease {row.id} "
+    note = " following, f goes back " if view.is_following else ""
+    user = look.user_name(row.user) if row is not None else ""
+    inner = detail.pane(
+        row, known, (width - 2, height - 2), now, marks, user, is_following=view.is_following
+    )
+    top = draw.framed([(name, "heading")], [(note, "dim")], width, marks.frame[:2], marks, "frame")
+    below = draw.framed([], [], width, marks.frame[4:6], marks, "frame")
+    return [top, *(draw.boxed(line, marks) for line in inner), below]
+
+
+def _gpu_frame(lines: list[Line], look: Look) -> list[Line]:
+    if not lines:
+        return []
+    marks = look.marks
+    note: Line = [(f" {look.use} ", "dim")] if look.use else []
+    title: Line = [(" GPUS ", "heading")]
+    key: Line = [(f" {draw.plain(lines[-1]).strip()} ", "dim")]
+    return [
+        draw.framed(title, note, look.width, marks.frame[:2], marks, "frame"),
+        *(draw.boxed(line, marks) for line in lines[:-1]),
+        draw.framed(key, [], look.width, marks.frame[4:6], marks, "frame"),
+    ]
+
+
+def _blank(width: int) -> Line:
+    return [(" " * width, "plain")]
 
 
 def gpu_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:
@@ -64,10 +151,13 @@ def gpu_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:
     gpus = sorted(picture.gpus.values(), key=lambda gpu: gpu.index)
     fitting = gpus if len(gpus) + 1 <= most else gpus[: max(1, most - 2)]
     lines = []
+    has_sensors = any(gpu.temperature_c is not None or gpu.power_w is not None for gpu in gpus)
     for gpu in fitting:
         past = picture.samples.get(gpu.uuid)
         loads = list(past.load_pct) if past is not None else []
-        line = draw.gpu_line(gpu, picture.leases, loads, look.width, look.marks)
+        line = draw.gpu_line(
+            gpu, picture.leases, loads, look.width, look.marks, has_sensors and look.width >= 78
+        )
         lines.append(draw.clipped(line, look.width, look.marks))
     if len(fitting) < len(gpus):
         text = f"    and {len(gpus) - len(fitting)} more: make the window higher"
@@ -155,6 +245,10 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
         parts.append("mine")
     if picture.queue.drained:
         parts.append("DRAINED")
+    if look.use and not has_pane(picture, look):
+        parts += (
+            [look.use] if len("  ".join([*filter(None, parts), look.use])) <= look.width else []
+        )
     text = "  ".join(part for part in parts if part)
     return [(draw.cut(text, look.width, look.marks), "title")]
 
@@ -173,32 +267,53 @@ def _troubles(picture: Snapshot, look: Look) -> list[Line]:
     return [[(draw.cut(f" ! {harmless(text)}", look.width, look.marks), "bad")] for text in texts]
 
 
-def _part(board: Board, view: View, part: Section, size: int, look: Look, now: float) -> list[Line]:
+def _part(
+    board: Board, view: View, part: Section, size: int, look: Look, now: float,
+    *, is_framed: bool = False,
+) -> tuple[View, list[Line], dict[int, Row]]:  # fmt: skip
+    """Draw one part; return the view with its window moved, and the row of each line."""
     if size <= 0:
-        return []
+        return view, [], {}
     rows, total = board.rows[part], board.totals[part]
-    count = str(total) if len(rows) == total else f"{len(rows)}/{total}"
+    selected = view.place(board, part)
+    first = draw.window(selected, len(rows), size - 1, view.firsts.get(part, 0))
+    view = replace(view, firsts={**view.firsts, part: first})
     is_focused = part is view.part
-    sort = view.sort_of(part)
     where = draw.where_size(rows)
-    lines = [draw.heading(part, look.width, count, sort, is_focused, look.marks, where)]
-    first, selected = view.firsts.get(part, 0), view.place(board, part)
-    for place, row in enumerate(rows[first : first + size - 1], first):
-        user = look.user_name(row.user)
+    if is_framed:
+        names = draw.column_names(part, look.width, " ID", look.marks, where)
+        lines: list[Line] = [[(names, "dim")]]
+    else:
+        count, sort = _count(board, part), view.sort_of(part)
+        lines = [draw.heading(part, look.width, count, sort, is_focused, look.marks, where)]
+    shown = rows[first : first + size - 1]
+    before = ""
+    for place, row in enumerate(shown, first):
+        is_same = part is Section.WAITING and bool(row.why) and row.why == before
+        before = row.why
+        told = row._replace(why=look.marks.same) if is_same else row
+        if is_framed and row.name:  # the pane has the command
+            told = told._replace(what=row.name)
         is_selected = is_focused and place == selected
-        lines.append(draw.job_line(row, now, look.width, user, look.marks, is_selected, where))
+        user = look.user_name(row.user)
+        lines.append(draw.job_line(told, now, look.width, user, look.marks, is_selected, where))
     if not rows and size > 1:
         text = _EMPTY[part] if not total else "none that the filter lets through"
         lines.append([(draw.cut(f" {text}", look.width, look.marks), "dim")])
-    blank: Line = [(" " * look.width, "plain")]
-    return lines + [blank] * (size - len(lines))
+    lines += [_blank(look.width)] * (size - len(lines))
+    return view, lines, dict(enumerate(shown, 1))
+
+
+def _count(board: Board, part: Section) -> str:
+    rows, total = board.rows[part], board.totals[part]
+    return str(total) if len(rows) == total else f"{len(rows)}/{total}"
 
 
 _KEYS = " q quit  Tab part  / filter  s sort  e explain  l log  c cancel  h hold  ? keys"
 _FEW_KEYS = " q quit  Tab part  / filter  e explain  ? help"
 _EMPTY = {
     Section.RUNNING: "nothing runs: try `grn submit -- python train.py`",
-    Section.WAITING: "nobody waits",
+    Section.WAITING: "nothing waits",
     Section.ENDED: "nothing has ended yet",
 }
 _HELP = (
@@ -208,7 +323,8 @@ _HELP = (
     ("s", "sort this part in another way"),
     ("m", "only my own jobs"),
     ("e, Enter", "explain: why it waits, where it runs, its memory over time"),
-    ("l", "follow the log of a job of my queue"),
+    ("l", "follow the log of a job of my queue on the whole screen"),
+    ("f", "follow it in the pane at the right; f again goes back"),
     ("c", "cancel it, with all its processes; asks first"),
     ("h", "hold it back, or let it go"),
     ("r", "submit it once more, when it has ended"),

@@ -35,6 +35,7 @@ class View:
     asking: KeyAction | None = None  # an order that waits for a yes
     said: str = ""  # the result of the last action
     is_helping: bool = False
+    is_following: bool = False  # the pane shows the log alone
 
     def said_of(self, text: str) -> View:
         """Return the view with a message for the last line."""
@@ -142,7 +143,8 @@ def _order(view: View, key: str, board: Board) -> tuple[View, KeyAction | None]:
 
 _STEPS = {"up": -1, "down": 1, "k": -1, "j": 1}
 _VERBS = {
-    "c": "cancel", "h": "hold", "r": "retry", "l": "log", "e": "explain", "enter": "explain",
+    "c": "cancel", "h": "hold", "r": "retry", "l": "log", "f": "follow",
+    "e": "explain", "enter": "explain",
 }  # fmt: skip
 _CHANGES: Mapping[str, Callable[[View], View]] = {
     "tab": lambda view: _next_part(view, 1),

@@ -18,14 +18,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from grn.cli.output import metrics
-from grn.cli.web import queries
+from grn.cli.output import html, metrics
+from grn.cli.report import sweep_page
+from grn.cli.web import job_list, queries
 from grn.cli.web.queries import Row, Sweeps, settle
 from grn.cli.web.security import HEADERS, RequestGuard
 from grn.client import queue
+from grn.client.negotiator import ask_once
 from grn.client.state_mirror import StateMirror
+from grn.client.submit import submit
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
+from grn.model.ranges import parse_ranges, show_ranges
 from grn.protocol.snapshot import Snapshot
 
 LOOK_S = 0.5
@@ -33,15 +37,23 @@ KEEP_ALIVE_S = 15.0
 MAX_BODY_BYTES = 4096
 MAX_BODY_OPENINGS = 16  # brackets and braces: no body is deeper
 MAX_JOB_DIGITS = 18  # what fits in a column of the journal
-MAX_HISTORY = 10_000
+MAX_IDS_BYTES = 256 << 10  # a list of jobs as ranges
+MAX_SUBMIT_BYTES = 64 << 10
+MAX_LISTED = 10_000
+MAX_MATCH = 512  # characters of a filter
+SORTS = ("id", "name", "ran", "peak", "gpu", "reason", "ended")
+SUBMIT_OPTIONS: dict[str, type] = {
+    "command": str, "name": str, "cwd": str, "mem": str, "time_limit": str, "gpus": int,
+    "priority": int, "retry": int, "hold": bool,
+}  # fmt: skip
 MAX_STYLE = 64  # characters of an SGR sequence
-LISTED = ("id", "name", "argv", "ended_at", "ran_s", "peak_bytes", "reason", "text", "where")
 KINDS = {
     ".html": "text/html",
     ".js": "text/javascript",
     ".css": "text/css",
     ".svg": "image/svg+xml",
 }
+SWEEP_STYLE = "sweep-page.css"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -115,6 +127,11 @@ class Page:
         routes = [
             Route("/api/session", self._open(self.session), methods=write),
             Route("/api/stream", self._closed(self.stream), methods=read),
+            Route("/api/jobs", self._closed(self.jobs), methods=read),
+            Route("/api/jobs/{act}", self._closed(self.act_on_several), methods=write),
+            Route("/api/failed", self._closed(self.failed), methods=read),
+            Route("/api/submit", self._closed(self.submit), methods=write),
+            Route("/api/forget", self._closed(self.forget), methods=write),
             Route("/api/history", self._closed(self.history), methods=read),
             Route("/api/timeline", self._closed(self.timeline), methods=read),
             Route("/api/profiles", self._closed(self.profiles), methods=read),
@@ -166,6 +183,8 @@ class Page:
         name = request.path_params["name"] or "index.html"
         folder = resources.files("grn.cli.web") / "static"
         known = {entry.name: entry for entry in folder.iterdir()}
+        if name == SWEEP_STYLE:
+            return Response(_sweep_style(), media_type="text/css; charset=utf-8")
         kind = KINDS.get(name[name.rfind(".") :]) if "." in name else None
         if name not in known or kind is None:
             return _error(404, "there is no such page")
@@ -183,18 +202,36 @@ class Page:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
+    async def jobs(self, request: Request) -> Response:
+        """Return the jobs that run and wait and match a filter."""
+        most = min(MAX_LISTED, _number(request, "most", job_list.MAX_ROWS))
+        picture, match = self._watchers.picture, _match(request)
+        return JSONResponse(await asyncio.to_thread(queries.jobs_of_queue, picture, match, most))
+
     async def history(self, request: Request) -> Response:
-        most = min(MAX_HISTORY, _number(request, "most", 200))
-        rows = await asyncio.to_thread(queries.history, most)
-        shown = map(queries.readable, rows)
-        return JSONResponse({"jobs": [{name: row[name] for name in LISTED} for row in shown]})
+        most = min(MAX_LISTED, max(1, _number(request, "most", job_list.MAX_ROWS)))
+        sort = request.query_params.get("sort", "ended")
+        if sort not in SORTS:
+            raise _BadBody(f"history is sorted by {', '.join(SORTS)}")
+        is_ascending = request.query_params.get("ascending") == "1"
+        match = _match(request)
+        return JSONResponse(
+            await asyncio.to_thread(queries.history, most, sort, is_ascending, match)
+        )
+
+    async def failed(self, request: Request) -> Response:
+        """Return the failed jobs that match and were not run again."""
+        found = await asyncio.to_thread(queries.failed, _match(request))
+        ids = show_ranges(found, len(found) or 1)
+        return JSONResponse({"jobs": ids, "count": len(found)})
 
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
         picture = self._watchers.picture
         past = await asyncio.to_thread(queries.past, since)
         spans = queries.spans(picture, since, past)
-        return JSONResponse({"spans": [span.row() for span in spans]})
+        is_partial = len(past) == queries.MAX_PAST
+        return JSONResponse({"spans": [span.row() for span in spans], "is_partial": is_partial})
 
     async def profiles(self, request: Request) -> Response:
         return JSONResponse({"profiles": await asyncio.to_thread(queries.profiles)})
@@ -203,8 +240,8 @@ class Page:
         return JSONResponse({"sweeps": await asyncio.to_thread(self._sweeps.all)})
 
     async def sweep(self, request: Request) -> Response:
-        name = request.query_params.get("name", "")
-        return JSONResponse(await asyncio.to_thread(self._sweeps.one, name))
+        name, metric = (request.query_params.get(key, "") for key in ("name", "metric"))
+        return JSONResponse(await asyncio.to_thread(self._sweeps.one, name, metric))
 
     async def job(self, request: Request) -> Response:
         number, picture = _job(request), self._watchers.picture
@@ -239,14 +276,25 @@ class Page:
 
     async def act(self, request: Request) -> Response:
         """Cancel, hold, release, retry or move one of the user's own jobs."""
-        job, said = _job(request), await _body(request)
-        priority = said.get("priority")
+        return await self._act(request, [_job(request)], await _body(request))
+
+    async def act_on_several(self, request: Request) -> Response:
+        """Do the same with several jobs, which the body names as ranges."""
+        body = await _body(request, MAX_IDS_BYTES)
+        try:
+            jobs = parse_ranges(str(body.get("jobs", "")))
+        except UsageError as error:
+            raise _BadBody(error.message) from error
+        return await self._act(request, jobs, body)
+
+    async def _act(self, request: Request, jobs: list[int], body: Row) -> Response:
+        priority = body.get("priority")
         messages: dict[str, Row] = {
-            "cancel": {"op": "cancel", "jobs": [job], "now": False},
-            "hold": {"op": "hold", "jobs": [job], "held": True},
-            "release": {"op": "hold", "jobs": [job], "held": False},
-            "retry": {"op": "retry", "jobs": [job]},
-            "priority": {"op": "move", "jobs": [job], "priority": priority},
+            "cancel": {"op": "cancel", "jobs": jobs, "now": False},
+            "hold": {"op": "hold", "jobs": jobs, "held": True},
+            "release": {"op": "hold", "jobs": jobs, "held": False},
+            "retry": {"op": "retry", "jobs": jobs},
+            "priority": {"op": "move", "jobs": jobs, "priority": priority},
         }
         act = request.path_params["act"]
         if act not in messages:
@@ -258,6 +306,32 @@ class Page:
         answer = await asyncio.to_thread(_tell, messages[act])
         answer.pop("id", None)
         return JSONResponse(answer)
+
+    async def submit(self, request: Request) -> Response:
+        """Submit a command line with the environment of this server."""
+        body = await _body(request, MAX_SUBMIT_BYTES)
+        options = {name: body[name] for name in SUBMIT_OPTIONS if body.get(name) not in (None, "")}
+        if not all(isinstance(value, SUBMIT_OPTIONS[name]) for name, value in options.items()):
+            raise _BadBody("a field has the wrong type")
+        command = str(options.pop("command", "")).strip()
+        if not command:
+            raise _BadBody("the command is empty")
+        handle = await asyncio.to_thread(submit, command, shell=True, **options)
+        return JSONResponse({"first": handle.id})
+
+    async def forget(self, request: Request) -> Response:
+        """Forget what was learned of a job type."""
+        job_type = (await _body(request)).get("type")
+        if not isinstance(job_type, str):
+            raise _BadBody("say which type")
+        await asyncio.to_thread(ask_once, {"op": "forget", "type": job_type})
+        return JSONResponse({"ok": True})
+
+
+def _sweep_style() -> str:
+    """Return the style of the sweep page for a part of this page: its root is a shadow root."""
+    style = f"{html.STYLE}{sweep_page.STYLE}\nmain {{ max-width: none; padding: 0; }}\n"
+    return style.replace(":root", ":host").replace("\nbody {", "\n:host {")
 
 
 def _numbers() -> str:
@@ -287,12 +361,12 @@ async def _answer(handler: Handler, request: Request) -> Response:
         return _error(400, "the request has no end")
 
 
-async def _body(request: Request) -> Row:
+async def _body(request: Request, most: int = MAX_BODY_BYTES) -> Row:
     """Return the JSON object of a request; an empty body is an empty object."""
     data = b""
     async for chunk in request.stream():
         data += chunk
-        if len(data) > MAX_BODY_BYTES:
+        if len(data) > most:
             raise _BadBody("the body is too large")
     if data.count(b"[") + data.count(b"{") > MAX_BODY_OPENINGS:
         raise _BadBody("the body is too deep")
@@ -317,6 +391,10 @@ def _stream(request: Request) -> str:
     if name not in ("log", "err"):
         raise _BadBody("the streams are log and err")
     return name
+
+
+def _match(request: Request) -> str:
+    return request.query_params.get("match", "")[:MAX_MATCH]
 
 
 def _number(request: Request, name: str, usual: int) -> int:

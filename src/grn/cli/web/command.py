@@ -21,12 +21,13 @@ from grn import paths
 from grn.cli.web.app import Page
 from grn.cli.web.queries import Sweeps
 from grn.cli.web.security import RequestGuard
-from grn.errors import MachineError, UsageError
+from grn.errors import DaemonError, MachineError, UsageError
 from grn.proc import processes
 
 ADDRESS = "127.0.0.1"
 MIN_SECRET = 16
 PREFIX, SUFFIX = "open-", ".html"
+LINK_PREFIX = "link-"
 REDIRECT = """<!doctype html>
 <html><head><meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={link}"><title>grn</title></head>
@@ -42,35 +43,48 @@ REDIRECT = """<!doctype html>
 @click.option("--metrics-token", metavar="FILE",
               help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open a link in your browser.")
-def web(port: int, sweeps: str, metrics_token: str | None, opens: bool) -> int:
+@click.option("--link", "tells_link", is_flag=True,
+              help="Print the link of the page that runs, and end.")  # fmt: skip
+def web(port: int, sweeps: str, metrics_token: str | None, opens: bool, tells_link: bool) -> int:
     """Show GPUs, jobs and what was learned as a page, on this machine only.
 
     \b
     grn web
     grn web --port 8642 --open
+    grn web --link
 
-    The printed link opens one session; press Enter for another. From elsewhere:
-    `ssh -L 8642:127.0.0.1:8642 HOST`, with the same --port. Ctrl-C ends it.
+    The printed link opens one session. `grn web --link`, in another terminal, prints a link that
+    opens any number until the page ends. From elsewhere: `ssh -L 8642:127.0.0.1:8642 HOST`, with
+    the same --port. Ctrl-C ends it.
     """
+    if tells_link:
+        click.echo(_standing_link())
+        return 0
     secret = _secret(metrics_token) if metrics_token is not None else ""
     listener = _listen(port)
     port = listener.getsockname()[1]
-    guard = RequestGuard(port, secret)
+    standing = secrets.token_urlsafe(24)
+    guard = RequestGuard(port, secret, standing)
     page = Page(guard, Sweeps(os.path.abspath(sweeps)))
     config = uvicorn.Config(
         page.application(), log_level="error", access_log=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=1, server_header=False, date_header=False,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    link = _new_link(guard, port)
-    click.echo(link)
-    click.echo("The link opens once. Ctrl-C ends the page.", err=True)
+    hint = "Make room there, or name another GRN_STATE_DIR."
+    link_file = OwnerFile(LINK_PREFIX, "", _link(port, standing), hint)
+    click.echo(_new_link(guard, port))
+    text = "The link opens once; `grn web --link` prints one that stays. Ctrl-C ends the page."
+    click.echo(text, err=True)
     if sys.stdin is not None and sys.stdin.isatty():
         _offer_links(guard, port)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: setattr(server, "should_exit", True))
-    with _browser(guard, port) if opens else contextlib.nullcontext():
-        server.run(sockets=[listener])
+    try:
+        with _browser(guard, port) if opens else contextlib.nullcontext():
+            server.run(sockets=[listener])
+    finally:
+        link_file.remove()
     return 0
 
 
@@ -124,6 +138,10 @@ def _new_link(guard: RequestGuard, port: int) -> str:
     """Make a link. What follows the # is never sent to a server, so no log has it."""
     secret = secrets.token_urlsafe(24)
     guard.give_link(secret)
+    return _link(port, secret)
+
+
+def _link(port: int, secret: str) -> str:
     return f"http://{ADDRESS}:{port}/#link={secret}"
 
 
@@ -137,33 +155,24 @@ def _offer_links(guard: RequestGuard, port: int) -> None:
     threading.Thread(target=listen, daemon=True).start()
 
 
-class RedirectFile:
-    """A page on disk that redirects to a link; it is removed when the link has been used.
+class OwnerFile:
+    """A file of a running page that only its user can read; it is removed when the page ends.
 
-    Every user of the machine can read command lines, and only the owner this file.
+    The redirect of `--open` is one: every user of the machine can read command lines.
     """
 
-    def __init__(self, link: str) -> None:
-        self._link = link
-        folder = os.path.join(paths.state_dir(), "web")
-        self.path = os.path.join(folder, f"{PREFIX}{os.getpid()}{SUFFIX}")
+    def __init__(self, prefix: str, suffix: str, text: str, hint: str) -> None:
+        folder = _folder()
+        self.path = os.path.join(folder, f"{prefix}{os.getpid()}{suffix}")
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             os.chmod(folder, 0o700)
-            _remove_leftovers(folder)
+            _remove_leftovers(folder, prefix, suffix)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(self.path, flags, 0o600), "w") as file:
-                file.write(REDIRECT.format(link=html.escape(link)))
+                file.write(text)
         except OSError as error:
-            raise MachineError(
-                f"{self.path} cannot be written: {error.strerror}.",
-                "Leave out --open and open the printed link, or name another GRN_STATE_DIR.",
-            ) from error
-
-    def link_used(self, secret: str) -> None:
-        """Remove the file if this is the secret of its link."""
-        if self._link.endswith(f"#link={secret}"):
-            self.remove()
+            raise MachineError(f"{self.path} cannot be written: {error.strerror}.", hint) from error
 
     def remove(self) -> None:
         """Remove the file; it may be gone already."""
@@ -171,10 +180,54 @@ class RedirectFile:
             os.unlink(self.path)
 
 
-def _remove_leftovers(folder: str) -> None:
+class RedirectFile(OwnerFile):
+    """A page on disk that redirects to a link; it is removed when the link has been used."""
+
+    def __init__(self, link: str) -> None:
+        self._link = link
+        text = REDIRECT.format(link=html.escape(link))
+        hint = "Leave out --open and open the printed link, or name another GRN_STATE_DIR."
+        super().__init__(PREFIX, SUFFIX, text, hint)
+
+    def link_used(self, secret: str) -> None:
+        """Remove the file if this is the secret of its link."""
+        if self._link.endswith(f"#link={secret}"):
+            self.remove()
+
+
+def _folder() -> str:
+    return os.path.join(paths.state_dir(), "web")
+
+
+def _standing_link() -> str:
+    """Return the standing link of the page that was started last and still runs."""
+    try:
+        names = os.listdir(_folder())
+    except OSError:
+        names = []
+    found = []
+    for name in names:
+        pid = _pid_of(name, LINK_PREFIX, "")
+        path = os.path.join(_folder(), name)
+        if pid is not None and processes.look(pid) is not None:
+            with contextlib.suppress(OSError), open(path) as file:  # it may end at this moment
+                found.append((os.stat(path).st_mtime, file.read().strip()))
+    if not found:
+        raise DaemonError(
+            "no `grn web` of yours runs.", "Start one: `grn web`, or `nohup grn web &`."
+        )
+    return max(found)[1]
+
+
+def _pid_of(name: str, prefix: str, suffix: str) -> int | None:
+    """Return the process that wrote a file, by the file's name."""
+    pid = name.removeprefix(prefix).removesuffix(suffix)
+    return int(pid) if name == f"{prefix}{pid}{suffix}" and pid.isdecimal() else None
+
+
+def _remove_leftovers(folder: str, prefix: str, suffix: str) -> None:
     """Remove files of killed servers, also of an earlier process with this pid."""
     for name in os.listdir(folder):
-        pid = name.removeprefix(PREFIX).removesuffix(SUFFIX)
-        is_ours = name == f"{PREFIX}{pid}{SUFFIX}" and pid.isdecimal()
-        if is_ours and (pid == str(os.getpid()) or processes.look(int(pid)) is None):
+        pid = _pid_of(name, prefix, suffix)
+        if pid is not None and (pid == os.getpid() or processes.look(pid) is None):
             os.unlink(os.path.join(folder, name))

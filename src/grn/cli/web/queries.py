@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from grn.cli.output.job_text import filled_command, spelled_command
+from grn.cli.report import sweep_chart, sweep_page
 from grn.cli.report.usage import Span
+from grn.cli.web import job_list
 from grn.client import logs, queue
 from grn.client.negotiator import ask_all, ask_once
 from grn.errors import DaemonError, DaemonNotRunning, GrnError, UnknownJob, UsageError
 from grn.model import ansi
-from grn.model.outcome import Outcome
+from grn.model.outcome import Outcome, OutcomeKind, kind_of
+from grn.model.text import cut
 from grn.paths import user_name
 from grn.protocol.rows import (
     CurveRow,
@@ -31,9 +36,11 @@ from grn.sweep.results import ranked
 
 Row = dict[str, Any]
 
-MAX_ROWS = 200  # of waiting requests and queued jobs that the page lists
+MAX_FAILED = 10_000  # jobs that are looked through for failed ones
+MAX_ALIVE = 20_000  # jobs of a long queue that are looked through
 MAX_PAST = 2000  # ended jobs that a timeline looks at
 MAX_SWEEPS = 200
+MAX_COMMAND = 200  # characters of a command in a timeline or report
 LOG_CHUNK_BYTES = 128 << 10
 FIRST_WORD_S = 5.0  # for a busy daemon; one that does not run is known at once
 NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
@@ -44,27 +51,46 @@ NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
 
 def now(picture: Snapshot) -> Row:
     """Return the machine and the queue as they are."""
-    waiting = picture.in_turn()
-    whys = {row.tag: row.why for row in waiting if row.tag}  # of a job as of its request
-    jobs = sorted(picture.jobs.values(), key=_by_state)[:MAX_ROWS]
     gpus = sorted(picture.gpus.values(), key=lambda gpu: gpu.index)
     is_lost = bool(picture.trouble[NEGOTIATOR])
     trouble = picture.trouble[NEGOTIATOR] or picture.negotiator.trouble or ""
     if is_lost and any(node.gpus for node in picture.nodes.values()):
         trouble = ""  # with other machines this one need not have GPUs
+    names = job_list.lease_names(picture)
+    leases = picture.leases.values()
     return {
         "gpus": [] if is_lost else [as_json(gpu) for gpu in gpus],
-        "leases": [] if is_lost else [_named(row) for row in picture.leases.values()],
-        "waiting": [
-            _named(row) | {"place": place} for place, row in enumerate(waiting[:MAX_ROWS], 1)
-        ],
-        "waiting_count": len(waiting),
-        "jobs": [readable(job) | {"why": whys.get(job.tag or "", job.why)} for job in jobs],
+        "loads": [] if is_lost else recent_loads(picture, [gpu.index for gpu in gpus]),
+        "leases": [] if is_lost else [_named(row) | {"name": names.get(row.id)} for row in leases],
+        **jobs(picture),
         "counts": picture.queue.counts or NO_COUNTS,
+        "is_drained": picture.queue.drained,
+        "is_lost": is_lost,
         "trouble": trouble,
         "queue_trouble": picture.trouble[QUEUE] or picture.queue.trouble,
         "nodes": [] if picture.trouble[QUEUE] else [_node(node) for node in _sorted_nodes(picture)],
         "uid": os.getuid(),
+    }
+
+
+def jobs_of_queue(picture: Snapshot, wanted: str, most: int) -> Row:
+    """Do as `jobs` does, and ask the queue for jobs that its feed leaves out of a long queue."""
+    if len(picture.jobs) < sum(picture.queue.counts.get(one, 0) for one in ("running", "queued")):
+        rows, _ = _jobs({"which": "alive", "most": MAX_ALIVE, "match": wanted})
+        picture = copy.copy(picture)
+        picture.jobs = picture.jobs | {row.id: row for row in rows}
+    return jobs(picture, wanted, most)
+
+
+def jobs(picture: Snapshot, wanted: str = "", most: int = job_list.MAX_ROWS) -> Row:
+    """Return the jobs that run and wait, those that match if a filter is given."""
+    found = job_list.listed(picture, os.getuid(), wanted, most)
+    return {
+        "jobs": [as_json(row) for row in found.rows],
+        "running": found.running,
+        "waiting": found.waiting,
+        "shown": found.shown,
+        "next_start_at": found.next_start_at,
     }
 
 
@@ -94,7 +120,7 @@ def spans(picture: Snapshot, since: float, ended: Sequence[JobRow]) -> list[Span
     past = [(job, job.started_at) for job in ended if job.started_at and job.gpus]
     served = {job.lease for job, _ in past}
     origin = picture.queue.origin
-    busy = {job.lease: job.id for job in picture.jobs.values() if job.lease}
+    busy = {job.lease: job for job in picture.jobs.values() if job.lease}
     spans = [_span(row, job=busy.get(row.id)) for row in picture.leases.values()]
     user = user_name(os.getuid())
     spans += [
@@ -125,10 +151,10 @@ def gaps(picture: Snapshot, since: float) -> list[str]:
     return found
 
 
-def _span(row: LeaseRow | EndRow, *, job: int | None = None, is_job: bool = True) -> Span:
+def _span(row: LeaseRow | EndRow, *, job: JobRow | None = None, is_job: bool = True) -> Span:
     end = row if isinstance(row, EndRow) else None
     return Span(
-        label=row.label,
+        label=job_list.job_name(job) if job is not None else row.label,
         type=row.label,
         user=user_name(row.user),
         gpus=row.gpus,
@@ -138,7 +164,7 @@ def _span(row: LeaseRow | EndRow, *, job: int | None = None, is_job: bool = True
         reserved_bytes=row.reserved_bytes,
         peak_bytes=row.peak_bytes,
         lease=row.id,
-        job=job,
+        job=job.id if job is not None else None,
         is_job=is_job,
     )
 
@@ -146,20 +172,63 @@ def _span(row: LeaseRow | EndRow, *, job: int | None = None, is_job: bool = True
 def past(since: float, most: int = MAX_PAST) -> list[JobRow]:
     """Return one's jobs that have ended since, newest first; none if no queue runs."""
     try:
-        return history(most, since)
+        return _jobs({"which": "ended", "most": most, "since": since})[0]
     except DaemonError:  # leases are shown without them
         return []
 
 
-def history(most: int, since: float = 0.0) -> list[JobRow]:
-    """Return one's jobs that have ended, newest first."""
-    message = {"op": "list", "which": "ended", "most": most, "since": since}
+def history(most: int, sort: str = "ended", is_ascending: bool = False, wanted: str = "") -> Row:
+    """Return one's jobs that have ended and match, and how many match."""
+    asked = {"sort": sort, "ascending": is_ascending, "match": wanted}
+    found, total = _jobs({"which": "ended", "most": most, **asked})
+    user = user_name(os.getuid())
+    return {"jobs": [_ended(row) | {"user": user} for row in found], "total": total}
+
+
+def check_queue() -> None:
+    """Raise unless the user's queue answers."""
+    _jobs({"which": "ended", "most": 1})
+
+
+def failed(wanted: str = "") -> list[int]:
+    """Return the ended jobs that match and failed, except those run again since."""
+    latest: dict[tuple[object, ...], JobRow] = {}
+    rows, _ = _jobs({"which": "all", "most": MAX_FAILED, "match": wanted})
+    for row in sorted(rows, key=lambda row: row.id):
+        latest[row.argv, row.cwd, row.name, row.group, row.array_index] = row
+    return [row.id for row in latest.values() if row.has_ended and _is_bad(row)]
+
+
+def _is_bad(row: JobRow) -> bool:
+    return kind_of(row.reason or "") is OutcomeKind.BAD
+
+
+def _jobs(asked: Row) -> tuple[list[JobRow], int]:
     try:
-        answer = queue.ask(message, may_start=False)
+        answer = queue.ask({"op": "list", **asked}, may_start=False)
     except DaemonNotRunning as error:
         text = "Your queue does not run: what has ended there cannot be shown."
         raise DaemonError(text, "`grn queue start` starts it.") from error
-    return read_all(JobRow, map(queue.typed, answer["jobs"]))
+    rows = read_all(JobRow, map(queue.typed, answer["jobs"]))
+    return rows, int(answer.get("total", len(rows)))
+
+
+def _ended(row: JobRow) -> Row:
+    name, command = job_list.job_name(row), spelled_command(filled_command(row))
+    return {
+        "id": row.id,
+        "name": name,
+        "command": "" if command == name else command,
+        "group": row.group,
+        "ended_at": row.ended_at,
+        "ran_s": row.ran_s,
+        "peak_bytes": row.peak_bytes,
+        "gpus": list(row.gpus),
+        "where": row.where,
+        "reason": row.reason,
+        "is_bad": _is_bad(row),
+        "text": "" if row.text == row.reason else row.text,
+    }
 
 
 def profiles() -> list[Row]:
@@ -174,7 +243,7 @@ def profiles() -> list[Row]:
 def job(picture: Snapshot, number: int) -> Row:
     """Return all of one job, with the curve of its last attempt."""
     found = read(JobRow, queue.show(number, may_start=False))
-    row = readable(found)
+    row = readable(found) | {"title": job_list.job_name(found)}
     row["curve"] = _curve(found.lease) if found.lease else []
     lease = picture.leases.get(found.lease or "")
     row["loads"] = recent_loads(picture, found.gpus) if lease else []
@@ -252,14 +321,9 @@ def readable(row: JobRow) -> Row:
     return {**as_json(row), "argv": argv, "cwd": cwd}
 
 
-def _by_state(row: JobRow) -> tuple[bool, int, int]:
-    """Sort what runs first, then by priority and age."""
-    return (row.is_waiting, -row.priority, row.id)
-
-
 def _job_span(row: JobRow, began_at: float, user: str) -> Span:
     return Span(
-        label=row.name or row.label,
+        label=job_list.job_name(row),
         type=row.label,
         user=user,
         gpus=row.gpus,
@@ -271,6 +335,8 @@ def _job_span(row: JobRow, began_at: float, user: str) -> Span:
         lease=row.lease,
         job=row.id,
         where=row.where,
+        command=cut(spelled_command(filled_command(row)), MAX_COMMAND, "…"),
+        text=row.text or "",
     )
 
 
@@ -291,22 +357,26 @@ class Sweeps:
         rows = [row for name in self._names() if (row := self._row(name))]
         return sorted(rows, key=lambda row: -row["created_at"])[:MAX_SWEEPS]
 
-    def one(self, name: str) -> Row:
-        """Return all runs of a sweep, best first where there is a best."""
+    def one(self, name: str, metric: str = "") -> Row:
+        """Return a sweep as `grn sweep plot` draws it, or its runs while none has a number."""
         if name not in self._names():
             raise UnknownJob(f"there is no sweep '{name}' here.")
+        path = os.path.join(self._folder, name)
         try:
-            about, table, ranking = ranked(os.path.join(self._folder, name))
+            about, table, ranking = ranked(path)
+            if ranking is not None and metric in table.numeric_metrics:
+                about, table, ranking = ranked(path, metric)
         except UsageError as error:
             raise UnknownJob(f"there is no sweep '{name}' here.") from error
+        drawn = sweep_chart.draw(about, table, ranking) if ranking is not None else None
+        states = [{"run": row["run"], "state": row["state"]} for row in table]
         return {
             "name": name,
             "command": about.command,
-            "parameters": list(about.parameters),
             "metrics": list(table.numeric_metrics),
             "metric": ranking.metric if ranking else "",
-            "is_maximized": bool(ranking and ranking.is_maximized),
-            "rows": [dict(row) for row in table],
+            "html": sweep_page.body(drawn) if drawn is not None else "",
+            "runs": states if drawn is None else [],
         }
 
     def _names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Access to the page: one-time links, sessions, names of hosts, headers of every answer.
+"""Access to the page: one-time links, a standing link, sessions, hosts, headers of every answer.
 
 Pure: it holds secrets that the caller made, and compares.
 """
@@ -28,9 +28,10 @@ MAX_LINKS = 8
 class RequestGuard:
     """The issued links and the sessions opened with them."""
 
-    def __init__(self, port: int, metrics_secret: str = "") -> None:
+    def __init__(self, port: int, metrics_secret: str = "", standing_link: str = "") -> None:
         self._hosts = {f"{name}:{port}" for name in LOOPBACK}
         self._metrics_secret = metrics_secret  # opens /metrics only
+        self._standing_link = standing_link  # opens any number of sessions
         self._links: list[str] = []
         self._sessions: list[str] = []
         self._when_used: Callable[[str], None] = lambda link: None
@@ -44,13 +45,15 @@ class RequestGuard:
         self._links = [*self._links, secret][-MAX_LINKS:]
 
     def open_session(self, link: str, secret: str) -> bool:
-        """Consume a link; False when it is unknown or used."""
+        """Consume a link, or use the standing one; False when it is unknown or used."""
         found = [known for known in self._links if _are_same(known, link)]
-        if not found:
+        is_standing = _are_same(self._standing_link, link) and bool(self._standing_link)
+        if not found and not is_standing:
             return False
-        self._links.remove(found[0])
         self._sessions = [*self._sessions, secret][-MAX_SESSIONS:]
-        self._when_used(found[0])
+        if found:
+            self._links.remove(found[0])
+            self._when_used(found[0])
         return True
 
     def knows(self, authorization: str) -> bool:

@@ -15,7 +15,7 @@ from itertools import combinations
 
 from grn.model.job import Argument, Run
 from grn.negotiator.learn.least_squares import fit, rank_correlation
-from grn.negotiator.learn.margin import are_spread
+from grn.negotiator.learn.memory.margin import are_spread
 
 ENOUGH_RUNS = 4  # for a line
 ENOUGH_FOR_TWO = 6  # for a line over two numbers

@@ -16,6 +16,8 @@ from grn.negotiator.learn.least_squares import slopes
 RUNS = 30  # the latest runs count
 MAX_COLUMNS = 3  # numbers in one fit
 _PULL = 0.1  # weight of the prior, in squares of a logarithm
+PRIOR_SPREAD = 0.3  # of the logarithm of a duration, until runs show another,
+_PRIOR_RUNS = 1.0  # and its weight in runs
 _OWN = 0.5  # the weight, in runs, of the fit against runs with the same arguments
 
 
@@ -25,7 +27,7 @@ _Groups = dict[tuple[Argument, ...], list[float]]  # timing arguments -> logarit
 class Times:
     """Predicted durations of one type."""
 
-    __slots__ = ("_base", "_left", "_said", "_slopes")
+    __slots__ = ("_base", "_left", "_said", "_slopes", "spread")
 
     def __init__(self, runs: Sequence[Run], power: float) -> None:
         seen: _Groups = {}
@@ -38,12 +40,21 @@ class Times:
         every = [rest for each in rests.values() for rest in each]
         self._base = median(every) if every else None  # robust against runs that ended at once
         self._left: _Groups = {}
-        if len(rests) == 1:
-            return  # one group: nothing to fit beyond the median
-        for telling, each in rests.items():
-            left = _less(each, self._base or 0.0)
-            for key in dict.fromkeys((telling, _words(telling))):
-                self._left.setdefault(key, []).extend(left)
+        if len(rests) > 1:  # with one group there is nothing to fit beyond the median
+            for telling, each in rests.items():
+                left = _less(each, self._base or 0.0)
+                for key in dict.fromkeys((telling, _words(telling))):
+                    self._left.setdefault(key, []).extend(left)
+        self.spread = self._spread(seen)
+
+    def _spread(self, seen: _Groups) -> float:
+        """Return the standard deviation of the logarithm of a duration around its prediction."""
+        squares = 0.0
+        for telling, logs in seen.items():
+            predicted = math.log(self.alone_s(telling) or 1.0)
+            squares += sum((log - predicted) ** 2 for log in logs)
+        count = sum(map(len, seen.values()))
+        return math.sqrt((_PRIOR_RUNS * PRIOR_SPREAD**2 + squares) / (_PRIOR_RUNS + count))
 
     def alone_s(self, arguments: tuple[Argument, ...]) -> float | None:
         """Return how long a run with these arguments takes alone, None when unknown."""

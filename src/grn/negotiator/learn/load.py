@@ -112,6 +112,12 @@ class Loads:
         """Return the estimated load of a running job."""
         return self.of(lease.request.job_type, model, lease.request.arguments)
 
+    def crowd_of(self, lease_id: str) -> float:
+        """Return the mean of ln U that a running job has had so far; 0 while unknown."""
+        seen = self._seen.get(lease_id)
+        seen_s = seen.alone_s + seen.beside_s if seen is not None else 0.0
+        return seen.crowd_sum / seen_s if seen is not None and seen_s > 0 else 0.0
+
     def cap(self, model: str) -> float:
         """Return the load up to which jobs share a GPU of this model."""
         return self.overlaps.cap(model)

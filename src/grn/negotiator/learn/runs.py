@@ -18,10 +18,10 @@ from grn.negotiator.events import (
     SaveNumber,
     SaveRun,
 )
-from grn.negotiator.learn import profiling
 from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.type_profiles import CHANCE, TypeProfiles
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import allowed

@@ -16,7 +16,7 @@ from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
 from grn.negotiator.queries import views
 from grn.negotiator.queries.history import STEP_S, Curve, History, LeaseEnd
-from grn.negotiator.schedule.order import Group, WaitingRequest
+from grn.negotiator.schedule.turns.order import Group, WaitingRequest
 from grn.protocol.rows import CurveRow, EndRow, SamplesRow
 
 Row = dict[str, Any]

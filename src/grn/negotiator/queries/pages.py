@@ -17,8 +17,9 @@ from typing import TypeVar
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease
 from grn.negotiator.queries import views
+from grn.negotiator.queries.forecast import Forecast, Forecasts
 from grn.negotiator.queries.views import Row
-from grn.negotiator.schedule.order import WaitingRequest
+from grn.negotiator.schedule.turns.order import WaitingRequest
 
 PAGE_ROWS = 50  # some 70 us each
 PROFILE_ROWS = 25  # each has twenty runs
@@ -34,8 +35,9 @@ Cursor = str
 class Pages:
     """Status, reasons and profiles of one view, page by page."""
 
-    def __init__(self, view: EngineView) -> None:
+    def __init__(self, view: EngineView, forecasts: Forecasts | None = None) -> None:
         self._view = view
+        self._forecasts = forecasts or Forecasts(view)
         self._orders: dict[int, list[Entry]] = {}
         self._latest = 0
 
@@ -45,12 +47,12 @@ class Pages:
             return (yield from self._following(at, *_parts(after)))
         view = self._view
         page = views.status(view, at, 0)
-        yield
+        told = yield from self._forecasts.current(at)
         is_whole = len(view.waitlist) <= PAGE_ROWS
         first = [(place, one.request.key) for place, one in islice(views.in_turn(view), PAGE_ROWS)]
-        waiting = yield from self._waiting_rows(first, at)
+        waiting = yield from self._waiting_rows(first, at, told)
         is_whole = is_whole and len(view.leases) <= PAGE_ROWS
-        leases = yield from self._lease_rows(islice(view.leases.values(), PAGE_ROWS), at)
+        leases = yield from self._lease_rows(islice(view.leases.values(), PAGE_ROWS), at, told)
         page |= {"leases": leases, "waiting": _still_waiting(waiting, leases)}
         return page, None if is_whole else f"{self._latest + 1}.0"
 
@@ -71,8 +73,9 @@ class Pages:
                 if views.is_meant(name, one.request, one.request.lease)
             ]
             yield
-        waiting = yield from self._waiting_rows(found[begin:end], at)
-        page = yield from self._lease_rows(self._leases(found[begin:end]), at)
+        told = yield from self._forecasts.current(at)
+        waiting = yield from self._waiting_rows(found[begin:end], at, told)
+        page = yield from self._lease_rows(self._leases(found[begin:end]), at, told)
         return page + _still_waiting(waiting, page), _next(0, end, len(found))
 
     def profiles(
@@ -91,27 +94,32 @@ class Pages:
     def _following(self, at: float, number: int, begin: int) -> Pieces[tuple[Row, Cursor | None]]:
         number, order = yield from self._order(number)
         entries = order[begin : begin + PAGE_ROWS]
-        waiting = yield from self._waiting_rows(entries, at)
-        leases = yield from self._lease_rows(self._leases(entries), at)
+        told = yield from self._forecasts.current(at)
+        waiting = yield from self._waiting_rows(entries, at, told)
+        leases = yield from self._lease_rows(self._leases(entries), at, told)
         shown = {"leases": leases, "waiting": _still_waiting(waiting, leases)}
         return shown, _next(number, begin + PAGE_ROWS, len(order))
 
-    def _waiting_rows(self, entries: Iterable[Entry], at: float) -> Pieces[list[Row]]:
+    def _waiting_rows(
+        self, entries: Iterable[Entry], at: float, told: Forecast
+    ) -> Pieces[list[Row]]:
         """Return the rows of the entries that wait."""
         rows = []
         for place, key in entries:
             one = self._view.waitlist.find(key) if place else None
             if one is not None:
-                rows.append(views.waiting(self._view, one, place, at))
+                row = views.waiting(self._view, one, place, at)
+                rows.append(row | {"starts_in_s": told.starts_in_s(key, at)})
                 yield
         return rows
 
-    def _lease_rows(self, leases: Iterable[Lease], at: float) -> Pieces[list[Row]]:
+    def _lease_rows(self, leases: Iterable[Lease], at: float, told: Forecast) -> Pieces[list[Row]]:
         """Return the rows of leases, without those that end meanwhile."""
         rows = []
         for lease in list(leases):
             if lease.id in self._view.leases:
-                rows.append(views.lease(self._view, self._view.leases[lease.id], at))
+                row = views.lease(self._view, self._view.leases[lease.id], at)
+                rows.append(row | {"ends_in_s": told.ends_in_s(lease.id, at)})
                 yield
         return rows
 

@@ -15,9 +15,9 @@ from grn.model.job import Profile, Request, Run
 from grn.model.text import harmless
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Grant, Lease, LeaseState
-from grn.negotiator.learn import profiling
+from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule.ledger import Book
-from grn.negotiator.schedule.order import Turn, WaitingRequest
+from grn.negotiator.schedule.turns.order import Turn, WaitingRequest
 from grn.protocol.rows import ShareRow
 
 Row = dict[str, Any]
@@ -132,6 +132,8 @@ def gpu(book: Book) -> Row:
         "unexplained_bytes": book.unexplained_bytes,
         "free_bytes": max(0, book.free_bytes) if book.is_usable else None,
         "load_pct": reading.load_pct,
+        "temperature_c": reading.temperature_c,
+        "power_w": reading.power_w,
         "load_cap": book.load_cap,
         "links": [
             {"to": link.to, "by": link.kind.value, "lanes": link.lanes or None}
@@ -167,7 +169,9 @@ def used_by(view: EngineView, lease: Lease) -> int | None:
 def lease(view: EngineView, lease: Lease, at: float) -> Row:
     """Return one lease."""
     for_s = max(0.0, at - lease.granted_at)  # a long answer may include a newer one
-    return granted_lease(view, lease) | moving_parts(view, lease) | {"for_s": for_s}
+    return (
+        granted_lease(view, lease) | moving_parts(view, lease) | {"for_s": for_s, "ends_in_s": None}
+    )
 
 
 def granted_lease(view: EngineView, lease: Lease) -> Row:
@@ -230,6 +234,7 @@ def waiting(view: EngineView, waiting: WaitingRequest, place: int, at: float) ->
         "place": place,
         "for_s": at - waiting.since,
         "had_gpu_h": view.usage.used_h(waiting.request.user, at),
+        "starts_in_s": None,  # unknown; `pages.py` adds the forecast
         "users_before": view.users_before(waiting.request.user, at),
         **_reason(view, waiting.request.key, at),
     }

@@ -13,12 +13,12 @@ from functools import partial
 
 from grn.model.gpu import Gpu, Reading
 from grn.negotiator.events import Lease, LeaseState
-from grn.negotiator.learn import profiling
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.ledger import Book, Rules, check_books
-from grn.negotiator.schedule.order import ANYWHERE, Reach
 from grn.negotiator.schedule.placement import Entry, FreeSpace, Size, is_calm, is_empty, is_taking
+from grn.negotiator.schedule.turns.order import ANYWHERE, Reach
 
 _Put = Callable[[Entry], None]
 MANY = 64  # up to this many GPUs all are considered

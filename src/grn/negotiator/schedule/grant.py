@@ -10,12 +10,13 @@ from dataclasses import replace
 from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait, WaitReason
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
-from grn.negotiator.schedule.backfill import Keeper
-from grn.negotiator.schedule.fair_share import Shares, Usage
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.order import (
+from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
+from grn.negotiator.schedule.turns.backfill import Keeper
+from grn.negotiator.schedule.turns.fair_share import Shares, Usage
+from grn.negotiator.schedule.turns.order import (
     ANYWHERE,
     Group,
     Reach,
@@ -24,8 +25,7 @@ from grn.negotiator.schedule.order import (
     Turn,
     WaitingRequest,
 )
-from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs
 MAX_WORK = 512  # per event: the rest of a round follows at the next events

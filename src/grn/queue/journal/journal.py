@@ -246,7 +246,7 @@ class Journal:
         return Command(
             tuple(json.loads(row["argv"])), row["cwd"], self._environment(environment),
             row["umask"], row["name"], row["notify"], row["time_limit_s"],
-            json.loads(row["extra"]), environment, row["log"],
+            json.loads(row["extra"]), environment, row["log"], *rows.folders_of(row["options"]),
         )  # fmt: skip
 
     def submitted_again(self, job_id: int, new_id: int) -> NewJob:
@@ -254,20 +254,34 @@ class Journal:
 
         It has its present priority, and no code: its script may have been mended since.
         """
+        job = self.as_submitted(job_id)
+        spec = replace(
+            job.spec, id=new_id, after=(), submitter="", is_fail_fast=False, array=0,
+            array_limit=0,
+        )  # fmt: skip
+        return replace(job, spec=spec, code="")
+
+    def as_submitted(self, job_id: int) -> NewJob:
+        """Return a job as it was submitted, with its present priority; raise DamagedRow."""
         row = self._submitted(job_id)
         ((priority,),) = self._disk.read("SELECT priority FROM jobs WHERE id = ?", (job_id,))
-        spec = replace(
-            rows.spec(tuple(row.values()), priority if isinstance(priority, int) else 0, {}),
-            id=new_id, after=(), submitter="", is_fail_fast=False,
-        )  # fmt: skip
+        priority = priority if isinstance(priority, int) else 0
+        spec = rows.spec(tuple(row.values()), priority, {})
         shared = SharedCommand(
             row["cwd"], self._environment(row["environment"]), row["umask"], row["notify"],
-            row["time_limit_s"],
+            row["time_limit_s"], *rows.folders_of(row["options"]),
         )  # fmt: skip
         return NewJob(
             spec, json.loads(row["argv"]), shared, row["name"], row["log"],
-            json.loads(row["extra"]), json.loads(row["arguments"]),
+            json.loads(row["extra"]), json.loads(row["arguments"]), row["code"],
         )  # fmt: skip
+
+    def edit(self, job: NewJob) -> None:
+        """Replace the submitted part of a queued job; raise NotWritten when that fails."""
+        submitted_at = self._submitted(job.spec.id)["submitted_at"]
+        with self._disk.transaction():
+            environment = self._environment_id(job.shared.environment)
+            self._db.execute(rows.REPLACE, rows.of_edited(job, environment, submitted_at))
 
     def _submitted(self, job_id: int) -> dict[str, Any]:
         found = self._disk.read(f"SELECT {rows.SUBMITTED} FROM jobs WHERE id = ?", (job_id,))
@@ -364,6 +378,13 @@ class Journal:
             (*values, most),
         )
         return [rows.readable(rows.SHOWN_NAMES, row) for row in found]
+
+    def ids(self, where: str, values: Sequence[Any], order: str, most: int) -> list[int]:
+        """Return ids of jobs; `where` and `order` never come from users."""
+        found = self._disk.read(
+            f"SELECT id FROM jobs WHERE {where} ORDER BY {order} LIMIT ?", (*values, most)
+        )
+        return [job_id for (job_id,) in found]
 
     def count(self, where: str, values: Sequence[Any]) -> int:
         """Return how many jobs `rows` has without a limit."""

@@ -22,7 +22,7 @@ from grn.errors import MachineError
 from grn.queue.journal import rows
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 10
 FILE_NAME = "queue.sqlite3"
 COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
@@ -52,7 +52,7 @@ CREATE TABLE jobs (
   group_name TEXT NOT NULL DEFAULT '', submitter TEXT NOT NULL DEFAULT '',
   log TEXT NOT NULL DEFAULT '', is_fail_fast INTEGER NOT NULL DEFAULT 0,
   policy TEXT NOT NULL DEFAULT '', at TEXT NOT NULL DEFAULT '',
-  options TEXT NOT NULL DEFAULT ''
+  options TEXT NOT NULL DEFAULT '', tags TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, place);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE state = 'ended';
@@ -82,6 +82,8 @@ _CHANGES = {  # migrations from one version to the next
     5: "ALTER TABLE jobs ADD COLUMN policy TEXT NOT NULL DEFAULT '';",
     6: "ALTER TABLE jobs ADD COLUMN at TEXT NOT NULL DEFAULT '';",
     7: "ALTER TABLE jobs ADD COLUMN options TEXT NOT NULL DEFAULT '';",
+    8: "",  # `options` may name a folder that is sent, and files that are fetched
+    9: "ALTER TABLE jobs ADD COLUMN tags TEXT NOT NULL DEFAULT '';",  # `options` limits arrays
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -39,9 +39,11 @@ _SUBMITTED = (
 )  # fmt: skip
 # Of a job without a group these are blank, and not part of its checksum: journals from before
 # there were groups need no new ones.
-_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at", "options")
+_GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at", "options", "tags")
 # Fields of a JobSpec that few jobs set: together one JSON object, in the column `options`.
-_OPTIONS: dict[str, Callable[[Any], Any]] = {"on": str, "without": tuple}
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "on": str, "without": tuple, "array": int, "array_limit": int,
+}  # fmt: skip
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
 )  # fmt: skip
@@ -51,7 +53,7 @@ _COLUMNS = (*_SUBMITTED, *_GROUP)
 _SPEC = (
     "id", "job_type", "label", "gpus", "mem_bytes", "is_exclusive", "after", "retries",
     "may_requeue", "group_name", "submitter", "is_fail_fast", "policy", "at",
-    "options",
+    "options", "tags",
 )  # fmt: skip
 _of_spec = itemgetter(*(_COLUMNS.index(name) for name in _SPEC))
 SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
@@ -62,7 +64,7 @@ SHOWN = (
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
     " priority, jobs.reason, jobs.text AS text, jobs.status, jobs.signal, started_at,"
     " jobs.ended_at, attempts.lease, attempts.gpus AS gpus, reserved_bytes, peak_bytes, ran_s,"
-    " group_name, at, log, extra, options, notify"
+    " group_name, at, log, extra, options, notify, tags"
 )
 PROGRESS = (
     "jobs.id, state, is_held, jobs.attempt, tries_left, memory_attempt, jobs.reason,"
@@ -84,6 +86,8 @@ _SEARCHED = (
 )
 MAX_WORDS = 8  # that are searched for
 SHOWN_NAMES, PROGRESS_NAMES = _names(SHOWN), _names(PROGRESS)
+_SUBMITTED_COLUMNS = "=?, ".join((*_SUBMITTED, *_GROUP))
+REPLACE = f"UPDATE jobs SET {_SUBMITTED_COLUMNS}=?, checksum=? WHERE id=?"
 INSERT = (
     f"INSERT INTO jobs ({SUBMITTED}, {', '.join(_STATE)}, state_checksum)"
     f" VALUES ({','.join('?' * (len(_SUBMITTED) + len(_GROUP) + len(_STATE) + 2))})"
@@ -108,6 +112,7 @@ _SHOWN_KINDS: dict[str, tuple[type | tuple[type, ...], object]] = {  # and what 
     "at": (str, ""), "log": (str, ""), "tries_left": (int, 0), "memory_attempt": (int, 0),
     "attempt_reason": (str, None), "attempt_text": (str, None), "attempt_status": (int, None),
     "attempt_signal": (int, None), "extra": (str, "{}"), "options": (str, ""), "notify": (str, ""),
+    "tags": (str, ""),
 }  # fmt: skip
 
 
@@ -116,6 +121,17 @@ _GOOD_SHAPES: set[tuple[object, ...]] = set()  # a cache: few shapes occur
 
 class DamagedRow(ValueError):
     """A row that does not match its checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentFolder:
+    """The packed folder of a job, and the marks by which a shared one is known."""
+
+    pack: str
+    digest: str
+    bytes: int
+    inode: int
+    files: tuple[tuple[str, int, int], ...] = ()  # some: name, inode, time of change in ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,8 @@ class Command:
     extra: dict[str, str] = field(default_factory=dict)  # variables of this job alone
     environment_id: int = 0  # the environment's id in the journal
     log: str = ""  # the file that both outputs are appended to, instead of the attempt's
+    send: SentFolder | None = None  # for a node that does not have the folder
+    fetch: tuple[str, ...] = ()  # patterns of the files that come back from a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +161,8 @@ class SharedCommand:
     umask: int
     notify: str = ""
     time_limit_s: float | None = None
+    send: SentFolder | None = None
+    fetch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +208,16 @@ def of_job(
     )  # fmt: skip
     group = (
         spec.group, spec.submitter, job.log, int(spec.is_fail_fast), spec.policy, spec.at,
-        _options(spec),
+        _options(spec, shared), show_tags(spec.tags),
     )  # fmt: skip
     state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
     return (*submitted, *group, checksum(*submitted, *_told(group)), *state, checksum(*state))
+
+
+def of_edited(job: NewJob, environment: int, submitted_at: float) -> tuple[Any, ...]:
+    """Return the values of `REPLACE`: the submitted columns of an edited job."""
+    row = of_job(job.spec.id, job, environment, submitted_at, is_held=False)
+    return (*row[: -len(_STATE) - 1], job.spec.id)
 
 
 def _json(value: Any) -> str:
@@ -205,14 +231,23 @@ def _json(value: Any) -> str:
 def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the columns of a group that a checksum covers."""
     last = len(group)
-    while last > 4 and not group[last - 1]:  # versions 5 to 7 had fewer columns
+    while last > 4 and not group[last - 1]:  # versions 5 to 9 had fewer columns
         last -= 1
     return group[:last] if group[:last] != ("", "", "", 0) else ()
 
 
-def _options(spec: JobSpec) -> str:
+def show_tags(tags: Sequence[str]) -> str:
+    """Spell tags for their column, a blank on either side of each, so that one can be searched."""
+    return f" {' '.join(tags)} " if tags else ""
+
+
+def _options(spec: JobSpec, shared: SharedCommand) -> str:
     """Spell the options that few jobs set, empty when this job sets none."""
     given = {name: value for name in _OPTIONS if (value := getattr(spec, name))}
+    if shared.send is not None:
+        given["send"] = asdict(shared.send)
+    if shared.fetch:
+        given["fetch"] = shared.fetch
     return json.dumps(given) if given else ""
 
 
@@ -262,20 +297,32 @@ def spec(row: tuple[Any, ...], priority: int, texts: dict[str, str]) -> JobSpec:
     """Return what the engine needs of a job; `texts` shares equal texts between jobs."""
     (
         job_id, job_type, label, gpus, mem_bytes, is_exclusive, after, retries, may_requeue, group,
-        submitter, is_fail_fast, policy, at, options,
+        submitter, is_fail_fast, policy, at, options, tags,
     ) = _of_spec(row)  # fmt: skip
     share = texts.setdefault
+    # A checksum takes NULL for an empty text: so does this.
     return JobSpec(
         job_id, share(job_type, job_type), share(label, label), gpus, mem_bytes,
         bool(is_exclusive), priority,
         tuple(After(*one) for one in json.loads(after)) if after else (), retries,
-        bool(may_requeue), share(group, group), share(submitter, submitter), bool(is_fail_fast),
-        share(policy, policy), share(at, at), **(_read_options(options) if options else {}),
+        bool(may_requeue), share(group, group or ""), share(submitter, submitter or ""),
+        bool(is_fail_fast), share(policy, policy or ""), share(at, at or ""),
+        tags=tuple((tags or "").split()), **(_read_options(options) if options else {}),
     )  # fmt: skip
 
 
 def _read_options(text: str) -> dict[str, Any]:
-    return {name: _OPTIONS[name](value) for name, value in json.loads(text).items()}
+    given = json.loads(text)
+    return {name: read(given[name]) for name, read in _OPTIONS.items() if name in given}
+
+
+def folders_of(options: str) -> tuple[SentFolder | None, tuple[str, ...]]:
+    """Return the folder that is sent with a job, and the patterns of the files it gives back."""
+    given = json.loads(options) if options else {}
+    send = given.get("send")
+    if send is not None:
+        send = SentFolder(**{**send, "files": tuple(tuple(one) for one in send["files"])})
+    return send, tuple(given.get("fetch", ()))
 
 
 def _damaged(job_id: int, state: tuple[Any, ...], is_state_good: bool, last: object) -> Kept:

@@ -24,14 +24,16 @@ from grn.queue.leases import Leases
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.log_copy import LogCopies
+from grn.queue.sites.node_folders import NOT_KEPT, NodeFolders, is_kept
 from grn.queue.sites.node_leases import LeaseTransport, NodeLeases
 from grn.queue.sites.reconnect import Reconnection
 from grn.queue.sites.remote_lease import NodeAddress, RemoteLease
-from grn.queue.sites.stream import Frame, LeaseBytes, LogPiece, Message
+from grn.queue.sites.stream import FilePiece, Frame, LeaseBytes, LogPiece, Message
 
 log = logging.getLogger(__name__)
 MAX_SKEW_S = 2.0  # below, the difference may be the time that a greeting takes
 MAX_KNOWN = 128
+FULL_S = 15.0
 
 
 class NodeListener(Protocol):
@@ -57,6 +59,8 @@ class NodeListener(Protocol):
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None: ...
 
     def attempt_found(self, attempt: Attempt, fate: AttemptFate, text: str) -> None: ...
+
+    def command_of(self, attempt: Attempt) -> Command | None: ...
 
 
 class Node(asyncio.Protocol):
@@ -93,6 +97,12 @@ class Node(asyncio.Protocol):
         self._reader = stream.FrameReader(is_home=True)
         self._known: set[int] = set()  # environments that the agent has over this stream
         self._is_greeted = False
+        self._stream_version = 0  # of the agent
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._is_full = False  # it had no room for a folder a moment ago
+        self._folders = NodeFolders(self._send, self._room)
+        self._missing: set[Attempt] = set()  # files of these were not fetched
         self._line = Reconnection(self)
 
     # --- the connection ------------------------------------------------------------------
@@ -110,7 +120,7 @@ class Node(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """True while it can be asked for leases."""
-        return self.is_up and not self.is_draining
+        return self.is_up and not self.is_draining and not self._is_full
 
     @property
     def left_s(self) -> float | None:
@@ -181,8 +191,21 @@ class Node(asyncio.Protocol):
         self._send({"op": "hello", "version": __version__, "stream": stream.VERSION,
                     "log_bytes": self._log_bytes})  # fmt: skip
 
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    async def _room(self) -> bool:
+        """Wait until the node reads on; False when the stream is lost."""
+        await self._may_write.wait()
+        return self._transport is not None and not self._transport.is_closing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._may_write.set()
+        self._folders.stream_lost()
         was_greeted, self._is_greeted = self._is_greeted, False
         if self.leases.is_connected:
             self.leases.connection_lost(None)
@@ -227,6 +250,8 @@ class Node(asyncio.Protocol):
                 self.leases.data_received(frame.data)
         elif isinstance(frame, LogPiece):
             self._write_log(frame)
+        elif isinstance(frame, FilePiece):
+            self._folders.receive(frame)
         elif frame.get("ev") == "hello":
             self._greeted(frame)
         elif self._is_greeted:
@@ -248,6 +273,8 @@ class Node(asyncio.Protocol):
         if twin := self._listener.other_node_of(self, agent):
             raise ProtocolError(f"it is the same machine as {twin}: name it once")
         self.epoch = epoch
+        told = message.get("stream")
+        self._stream_version = told if isinstance(told, int) else 0
         if agent != self._agent:
             self._agent, self._held = agent, set()  # the leases of an earlier agent ended with it
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -307,15 +334,66 @@ class Node(asyncio.Protocol):
             exit = replace(exit, text=self._not_runnable(attempt, exit.text))
         if exit is not None and exit.ended_at and abs(self.clock_skew_s) > MAX_SKEW_S:
             exit = replace(exit, ended_at=exit.ended_at - self.clock_skew_s)
-        self._listener.attempt_ended(attempt, exit)
+        if "files" not in message:
+            self._listener.attempt_ended(attempt, exit)
+            return
+
+        def fetched(note: str) -> None:
+            if exit is None and note:  # its shim was lost: the attempt says that already
+                log.warning("action=fetch job=%d note=%r", attempt.job, note)
+            told = exit and replace(exit, note=note)
+            self._listener.attempt_ended(attempt, told)
+
+        self._fetch(attempt, message, fetched)
+
+    def _fetch(self, attempt: Attempt, message: Message, then: Callable[[str], None]) -> None:
+        """Fetch the files of an attempt before its end is told; the rest stays on the node."""
+        command = self._listener.command_of(attempt)
+        if command is None:
+            then("not fetched: the journal's record of the job is damaged")
+            return
+
+        def done(note: str) -> None:
+            folder = harmless(str(message.get("folder", "")))
+            if note.startswith("not fetched") or " not fetched" in note:
+                self._missing.add(attempt)
+                note = f"{note}; see {folder} on {self.name}" if folder else note
+            then(note)
+
+        self._folders.fetch(attempt, command, message["files"], done)
+
+    def _got(self, message: Message) -> None:
+        self._folders.got(stream.attempt_in(message), message)
+
+    def _need(self, message: Message) -> None:
+        self._folders.needed(message)
+
+    def _unsent(self, message: Message) -> None:
+        """Put a job back whose folder the node cannot take, and ask it for nothing for a while."""
+        attempt = stream.attempt_in(message)
+        if attempt not in self._attempts:
+            return
+        text = harmless(str(message.get("text", "")))
+        self.trouble = f"{self.name} could not take the folder of a job: {text}"
+        log.error("action=send-folder node=%s job=%d reason=%r", self.name, attempt.job, text)
+        self._is_full = True
+        asyncio.get_running_loop().call_later(FULL_S, self._no_longer_full)
+        self._listener.attempt_found(attempt, AttemptFate.NOT_BEGUN, self.trouble)
+        self._listener.node_changed(self)
+
+    def _no_longer_full(self) -> None:
+        self._is_full = False
+        if self._is_greeted:
+            self.trouble = ""
+        self._listener.node_changed(self)
 
     def _not_runnable(self, attempt: Attempt, text: str) -> str:
         """Say where a command could not be run, and what to do about a missing folder."""
         cwd = harmless(self._cwds.get(attempt, ""))
         if cwd and text.startswith(f"{cwd}: "):
             return (
-                f"the folder {cwd} cannot be used on {self.name} ({text[len(cwd) + 2 :]}): make it"
-                f" there, share it, or submit from a folder that {self.name} has"
+                f"the folder {cwd} cannot be used on {self.name} ({text[len(cwd) + 2 :]}): submit"
+                f" it with --send, or name a folder that {self.name} has with --cwd"
             )
         return f"on {self.name}: {text}"
 
@@ -332,6 +410,15 @@ class Node(asyncio.Protocol):
             text = f"the connection to {self.name} was cut before it began"
         elif fate is AttemptFate.INTERRUPTED:
             self._unwritten.add(attempt)
+            if "files" in message:
+
+                def fetched(note: str) -> None:
+                    if note:
+                        log.warning("action=fetch job=%d note=%r", attempt.job, note)
+                    self._listener.attempt_found(attempt, fate, text)
+
+                self._fetch(attempt, message, fetched)
+                return
         self._listener.attempt_found(attempt, fate, text)
 
     def _refused(self, message: Message) -> None:
@@ -353,13 +440,17 @@ class Node(asyncio.Protocol):
             fate, text = AttemptFate.NOT_BEGUN, f"the agent on {self.name} {why}"
             loop.call_soon(self._listener.attempt_found, attempt, fate, text)
             return
+        if fault := self._fault_of_folder(command):
+            exit = Exit(None, because=EndReason.NOT_RUNNABLE, text=fault)
+            asyncio.get_running_loop().call_soon(self._listener.attempt_ended, attempt, exit)
+            return
         self._logs.begin(attempt, command)
         number = command.environment_id
         message: Message = {
             **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
             "environment": number, "extra": command.extra, "umask": command.umask,
             "time_limit_s": command.time_limit_s, "has_own_log": bool(command.log),
-            "lease": lease.lease, "visible": visible,
+            "lease": lease.lease, "visible": visible, **self._folders.order(command),
         }  # fmt: skip
         if number not in self._known:
             if len(self._known) >= MAX_KNOWN:  # neither side keeps them for ever
@@ -368,6 +459,14 @@ class Node(asyncio.Protocol):
             self._known.add(number)
             message["variables"] = command.environment
         self._send(message)  # without a stream: the next one asks what became of it
+
+    def _fault_of_folder(self, command: Command) -> str:
+        """Return why the folder of a job cannot be brought there; empty if it can."""
+        if not is_kept(command.send):
+            return NOT_KEPT
+        is_old = (command.send is not None or command.fetch) and self._stream_version < 2
+        update = f"`grn site update {self.address.site}`"
+        return f"the agent on {self.name} knows no --send and --fetch: {update}" if is_old else ""
 
     def note_granted(self, lease: str) -> None:
         """Note a lease that the agent holds until an attempt takes it over."""
@@ -401,9 +500,10 @@ class Node(asyncio.Protocol):
         self._cwds.pop(attempt, None)
         if attempt in self._unwritten:
             self._unwritten.discard(attempt)
-            is_whole = self._logs.is_whole(attempt)
+            is_whole = self._logs.is_whole(attempt) and attempt not in self._missing
             self._send({**_about("written", attempt), "keep": not is_whole})
         self._logs.forget(attempt)
+        self._missing.discard(attempt)
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the files of jobs on the node; one that is away keeps them."""
@@ -421,6 +521,9 @@ _HANDLERS: dict[str, Callable[[Node, Message], None]] = {
     "ended": Node._ended,
     "found": Node._found,
     "refused": Node._refused,
+    "need": Node._need,
+    "unsent": Node._unsent,
+    "got": Node._got,
     "draining": Node._drain,
 }
 

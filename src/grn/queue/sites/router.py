@@ -34,6 +34,8 @@ class RouterListener(LeaseListener, SiteListener, Protocol):
 
     def attempt_found(self, attempt: Attempt, fate: AttemptFate, text: str) -> None: ...
 
+    def command_of(self, attempt: Attempt) -> Command | None: ...
+
 
 class Router:
     """This machine and the nodes."""
@@ -266,3 +268,6 @@ class Router:
 
     def attempt_found(self, attempt: Attempt, fate: AttemptFate, text: str) -> None:
         self._listener.attempt_found(attempt, fate, text)
+
+    def command_of(self, attempt: Attempt) -> Command | None:
+        return self._listener.command_of(attempt)

@@ -20,13 +20,14 @@ from grn.queue.job import EndReason, Exit
 from grn.queue.site import Attempt
 from grn.queue.sites.agent.pipe import GREETING
 
-VERSION = 1
+VERSION = 2  # 2: folders are sent and files fetched
 MAX_GREETING = 256 << 10
 MAX_FRAME = 64 << 20
 MAX_PIECE = 256 << 10
 LOG_NAME = re.compile(rf"(?:log|err)(?:\.tail[0-9]{{1,9}})?|{REPLY_FILE}")  # sent home
+FILE_NAME = re.compile(r"[0-9a-f]{64}|[0-9]{1,18}\.[0-9]{1,9}\.[0-9]{1,4}")
 _HEADER = struct.Struct(">IB")
-_MESSAGE, _LEASES, _LOG = range(3)
+_MESSAGE, _LEASES, _LOG, _FILE = range(4)
 
 Message = dict[str, Any]
 
@@ -48,7 +49,16 @@ class LogPiece:
     data: bytes
 
 
-Frame = Message | LeaseBytes | LogPiece
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """A part of a folder's pack, named by its digest, or of a fetched file: job.attempt.number."""
+
+    name: str
+    offset: int
+    data: bytes
+
+
+Frame = Message | LeaseBytes | LogPiece | FilePiece
 
 
 def encode(frame: Frame) -> bytes:
@@ -58,6 +68,9 @@ def encode(frame: Frame) -> bytes:
     if isinstance(frame, LogPiece):
         about = [frame.attempt.job, frame.attempt.number, frame.name, frame.offset]
         return _framed(_LOG, json.dumps(about).encode() + b"\n" + frame.data)
+    if isinstance(frame, FilePiece):
+        head = json.dumps([frame.name, frame.offset]).encode()
+        return _framed(_FILE, head + b"\n" + frame.data)
     return _framed(_MESSAGE, json.dumps(frame, separators=(",", ":")).encode())
 
 
@@ -108,6 +121,8 @@ class FrameReader:
         del self._buffer[: end + 1]
         if kind == _LEASES:
             return LeaseBytes(body)
+        if kind == _FILE:
+            return _file_piece(body)
         return _log_piece(body) if kind == _LOG else self._decode(body)
 
 
@@ -121,6 +136,18 @@ def _log_piece(body: bytes) -> LogPiece:
     if not (is_right and isinstance(name, str) and LOG_NAME.fullmatch(name)):
         raise ProtocolError("a piece of a log is not as it should be.")
     return LogPiece(Attempt(job, number), name, offset, data)
+
+
+def _file_piece(body: bytes) -> FilePiece:
+    head, _, data = body.partition(b"\n")
+    try:
+        name, offset = json.loads(head)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolError("a piece of a file is not as it should be.") from error
+    is_right = type(offset) is int and offset >= 0 and isinstance(name, str)
+    if not (is_right and FILE_NAME.fullmatch(name)):
+        raise ProtocolError("a piece of a file is not as it should be.")
+    return FilePiece(name, offset, data)
 
 
 def attempt_in(message: Message) -> Attempt:

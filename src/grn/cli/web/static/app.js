@@ -1,5 +1,5 @@
 // The page: a session, a stream of pictures of the machine, and one view at a time.
-import { el, plain } from "./dom.js";
+import { el, prose } from "./dom.js";
 import { nowView } from "./now.js";
 import { timelineView } from "./timeline.js";
 import { jobView, leaseView } from "./job.js";
@@ -9,7 +9,8 @@ import { sweepsView, sweepView } from "./sweeps.js";
 
 const VIEWS = { now: nowView, timeline: timelineView, history: historyView, profiles: profilesView, sweeps: sweepsView, sweep: sweepView, job: jobView, lease: leaseView };
 
-export const state = { gpus: [], leases: [], waiting: [], jobs: [], nodes: [], counts: {}, trouble: "", isKnown: false };
+export const state = { gpus: [], leases: [], loads: [], jobs: [], nodes: [], counts: {}, running: 0, waiting: 0, shown: 0, trouble: "", isKnown: false };
+const TAB_MS = 400;
 let session = sessionStorage.getItem("grn-session") || "";
 let view = null;
 
@@ -29,11 +30,23 @@ async function fetched(path, options = {}) {
 export const ask = async (path, options) => (await fetched(path, options)).json();
 export const askBlob = async (path) => (await fetched(path)).blob();
 
-export const act = (job, verb, body = {}) => ask(`/api/job/${job}/${verb}`, { method: "POST", body: JSON.stringify(body) });
+// A new tab takes over the session of another tab of this page; only pages of this very server hear it.
+const tabs = new BroadcastChannel("grn-session");
+tabs.onmessage = ({ data }) => { if (data.ask && session) tabs.postMessage({ session }); };
+const fromOtherTab = () => new Promise((found) => {
+  const heard = ({ data }) => data.session && found(data.session);
+  tabs.addEventListener("message", heard);
+  tabs.postMessage({ ask: true });
+  setTimeout(() => { tabs.removeEventListener("message", heard); found(""); }, TAB_MS);
+});
 
 async function openSession() {
   const link = new URLSearchParams(location.hash.slice(1)).get("link");
-  if (!link) return;
+  if (!link) {
+    if (!session) session = await fromOtherTab();
+    if (session) sessionStorage.setItem("grn-session", session);
+    return;
+  }
   history.replaceState(null, "", "#/now");
   const answer = await fetch("/api/session", { method: "POST", body: JSON.stringify({ link }) });
   if (answer.ok) {
@@ -52,7 +65,6 @@ async function listen() {
       if (answer.status === 401) return lock();
       if (!answer.ok) throw new Error();
       pause = 500;
-      pulse("live");
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
@@ -63,13 +75,14 @@ async function listen() {
         for (const part of parts)
           if (part.startsWith("data: ")) {
             Object.assign(state, JSON.parse(part.slice(6)), { isKnown: true });
+            pulse(state.trouble ? (state.is_lost ? "No negotiator answers" : "The negotiator reports a problem") : "Live", Boolean(state.trouble));
             view?.update?.();
           }
       }
     } catch {
       /* the server is away: tried again below */
     }
-    pulse("the page's server does not answer; is `grn web` still running?", true);
+    pulse("The page's server does not answer. Is grn web still running?", true);
     await new Promise((done) => setTimeout(done, pause));
     pause = Math.min(pause * 2, 8000);
   }
@@ -77,23 +90,24 @@ async function listen() {
 
 function pulse(text, isBad = false) {
   const box = document.getElementById("pulse");
+  if (box.textContent === text) return;
   box.textContent = text;
-  box.className = isBad ? "bad" : "";
+  box.className = isBad ? "bad" : "good";
 }
 
 // --- views --------------------------------------------------------------------------------
 
 export function trouble(error) {
-  return el("p", { class: "trouble", role: "alert" }, plain(error.message || error));
+  return el("p", { class: "trouble", role: "alert" }, prose(error.message || error));
 }
 
 function lock() {
-  pulse("locked", true);
+  pulse("Locked", true);
   view?.close?.();
   view = null;
   document.getElementById("view").replaceChildren(
     el("h1", {}, "This page is locked"),
-    el("p", { class: "empty" }, "Open the link that ", el("code", {}, "grn web"), " prints in your terminal. Each link opens once; press Enter there for another."));
+    el("p", { class: "empty" }, "Open the link that ", el("code", {}, "grn web"), " prints in your terminal. That link opens once; ", el("code", {}, "grn web --link"), " prints one that opens as often as you like."));
 }
 
 function show() {

@@ -57,28 +57,36 @@ export const since = (at) => el("span", { title: `since ${clock(at)}`, "data-sin
 export function tick(box = document) {
   for (const cell of box.querySelectorAll("[data-since]")) cell.textContent = span(now() - Number(cell.dataset.since));
   for (const cell of box.querySelectorAll("[data-ago]")) cell.textContent = agoText(Number(cell.dataset.ago));
+  for (const cell of box.querySelectorAll("[data-soon]")) cell.textContent = soonText(Number(cell.dataset.soon));
 }
+// When something is expected: "in 3 min".
+const soonText = (at) => { const left = at - now(); return left < 5 ? "any moment" : `in ${coarse(left)}`; };
+export const soon = (at) => el("time", { title: clock(at), "data-soon": at }, soonText(at));
 export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
 // A sentence with `code` in it; a capital where it begins.
 export function prose(text) {
-  const parts = plain(text).split("`");
+  const parts = plain(text).replace(/^[a-z](?=[a-z]* [a-z])/, (first) => first.toUpperCase()).split("`");
   return parts.map((part, place) => (place % 2 && place < parts.length - 1 ? el("code", {}, part) : part));
 }
 
 // A job as people call it: its name, or the beginning of its command.
 export function shortName(row) {
-  const text = row.name ? plain(row.name) : command(row.argv);
+  const text = plain(row.title || row.name) || command(row.argv);
   return text.length > 60 ? `${text.slice(0, 59)}…` : text;
 }
 
-export function pill(state) {
-  return el("span", { class: `pill ${String(state).replace(/[^a-z-]/g, "")}` }, plain(state));
+export function pill(state, text = state) {
+  return el("span", { class: `pill ${String(state).replace(/[^a-z-]/g, "")}` }, plain(text));
 }
 
-export function table(columns, rows, { stack = true, empty = "" } = {}) {
-  if (!rows.length) return el("p", { class: "empty" }, empty);
-  const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: column.kind }, column.name)));
+// A column with `sort` has a button in its head; `sorted` says by which and in which direction.
+export function table(columns, rows, { stack = true, empty = "", sorted = {}, onsort = null } = {}) {
+  if (!rows.length) return el("p", { class: "empty" }, prose(empty));
+  const arrow = (column) => (sorted.by !== column.sort ? "" : sorted.isAscending ? " ▲" : " ▼");
+  const name = (column) => (column.sort && onsort ? el("button", { type: "button", "data-key": `sort-${column.sort}`, onclick: () => onsort(column.sort) }, column.name, arrow(column)) : column.name);
+  const order = (column) => (column.sort && sorted.by === column.sort ? (sorted.isAscending ? "ascending" : "descending") : undefined);
+  const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: column.kind, "aria-sort": order(column), "aria-label": column.title }, name(column))));
   const body = rows.map((row) =>
     el("tr", {}, columns.map((column) => el("td", { class: column.kind, "data-name": column.name }, column.of(row)))));
   return el("div", { class: "scroll" }, el("table", { class: stack ? "stack" : undefined }, el("thead", {}, head), el("tbody", {}, body)));

@@ -73,6 +73,9 @@ export function loadChart(loads) {
   return root;
 }
 
+// Which runs tell what the next one needs, and which failed or are out of date.
+export const runTone = (run) => (run.outdated ? "var(--stranger)" : run.counts ? "var(--accent)" : "var(--bad)");
+
 // One bar for each run: its peak, beside what was reserved for it; the estimate as a line.
 export function peaksChart(runs, estimate) {
   const [width, height, left, right, top, bottom] = [360, 170, 62, 8, 16, 8];
@@ -86,7 +89,7 @@ export function peaksChart(runs, estimate) {
   }
   const wide = Math.min(26, (width - left - right) / Math.max(runs.length, 1));
   runs.forEach((run, place) => {
-    const bar = svg("rect", { x: left + place * wide + 2, y: y(run.peak_bytes), width: Math.max(2, wide - 4), height: Math.max(1, height - bottom - y(run.peak_bytes)), rx: 3, tabindex: 0, fill: run.counts ? "var(--accent)" : "var(--warn)" });
+    const bar = svg("rect", { x: left + place * wide + 2, y: y(run.peak_bytes), width: Math.max(2, wide - 4), height: Math.max(1, height - bottom - y(run.peak_bytes)), rx: 3, tabindex: 0, fill: runTone(run) });
     root.append(tip(bar, () => `${plain(run.outcome)}: ${size(run.peak_bytes)} in ${span(run.duration_s)}\n${Object.entries(run.args).map(([name, value]) => `${plain(name)}=${plain(value)}`).join(" ")}`));
   });
   if (estimate) {
@@ -96,34 +99,16 @@ export function peaksChart(runs, estimate) {
   return root;
 }
 
-// Dots: one parameter against a metric; words stand side by side.
-export function dots(rows, parameter, metric) {
-  const [width, height, left, right, top, bottom] = [360, 230, 58, 14, 12, 34];
-  const shown = rows.filter((row) => typeof row[metric] === "number" && row[parameter] !== null && row[parameter] !== undefined);
-  if (!shown.length) return null;
-  const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${plain(metric)} by ${plain(parameter)}` });
-  const values = shown.map((row) => Number(row[parameter]));
-  const isNumber = values.every((one) => Number.isFinite(one));
-  const isLog = isNumber && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 50;
-  const words = [...new Set(shown.map((row) => String(row[parameter])))];
-  const place = (row) => (isNumber ? (isLog ? Math.log10(Number(row[parameter])) : Number(row[parameter])) : words.indexOf(String(row[parameter])));
-  const xs = shown.map(place), ys = shown.map((row) => row[metric]);
-  const spread = (list) => [Math.min(...list), Math.max(...list)];
-  let [x0, x1] = spread(xs), [y0, y1] = spread(ys);
-  if (x0 === x1) [x0, x1] = [x0 - 1, x1 + 1];
-  if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
-  const x = (at) => left + ((at - x0) / (x1 - x0)) * (width - left - right);
-  const y = (at) => height - bottom - ((at - y0) / (y1 - y0)) * (height - top - bottom);
-  for (const mark of ticks(y0, y1, 4)) {
-    root.append(svg("line", { x1: left, x2: width - right, y1: y(mark), y2: y(mark), stroke: "var(--line)" }));
-    root.append(axisText(left - 6, y(mark) + 4, String(+mark.toPrecision(4))));
-  }
-  const marks = isNumber ? (isLog ? [x0, (x0 + x1) / 2, x1] : ticks(x0, x1, 4)) : words.map((_, at) => at);
-  for (const mark of marks.slice(0, 8)) root.append(axisText(x(mark), height - 18, isNumber ? String(+(isLog ? 10 ** mark : mark).toPrecision(3)) : plain(words[mark]).slice(0, 12), "middle"));
-  root.append(axisText((left + width) / 2, height - 3, plain(parameter), "middle"));
-  shown.forEach((row, at) => {
-    const dot = svg("circle", { cx: x(xs[at]), cy: y(ys[at]), r: 4.5, tabindex: 0, fill: "var(--accent)", opacity: 0.7 });
-    root.append(tip(dot, () => `${plain(row.run)}\n${plain(metric)} ${ys[at]}`));
-  });
-  return root;
+// The load of one GPU in the last two minutes, without axes; a gap where it is unknown.
+export function sparkline(load) {
+  const [width, height] = [92, 26], values = load.load_pct.slice(-60), step = width / 59;
+  if (values.length < 2) return null;
+  const first = 60 - values.length;
+  const root = svg("svg", { class: "sparkline", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `load of GPU ${load.gpu}` });
+  let line = [];
+  const close = () => { if (line.length > 1) root.append(svg("polyline", { points: line.join(" "), fill: "none", stroke: "var(--accent)", "stroke-width": 1.5 })); line = []; };
+  values.forEach((value, place) => { if (value === null) close(); else line.push(`${((first + place) * step).toFixed(1)},${(height - 2 - (value / 100) * (height - 4)).toFixed(1)}`); });
+  close();
+  const last = values[values.length - 1];
+  return tip(root, () => `GPU ${load.gpu}: ${last === null ? "load unknown" : `${Math.round(last)} % busy`}`);
 }

@@ -1,30 +1,68 @@
-// Jobs of one's queue that have ended.
-import { el, plain, size, span, clock, pill, table, command } from "./dom.js";
+// Jobs of one's queue that have ended: filtered and sorted by the queue, which knows all of them.
+import { el, plain, prose, size, span, ago, tick, pill, table } from "./dom.js";
+import { actOn, selection, several } from "./actions.js";
+import { confirmed, toast } from "./dialog.js";
 import { ask, trouble } from "./app.js";
 
+const STEPS = [200, 1000, 10000];
+
 export function historyView(root) {
-  const filter = el("input", { type: "search", size: 26, placeholder: "filter by command or outcome", "aria-label": "filter" });
-  const more = el("select", { "aria-label": "how many" }, [200, 1000, 10000].map((count) => el("option", { value: count }, `last ${count}`)));
-  const box = el("div", {}, el("p", { class: "soft" }, "Looking…"));
-  root.append(el("h1", {}, "History"), el("div", { class: "tools" }, filter, more), box);
-  let jobs = [];
-  const draw = () => {
-    const word = filter.value.toLowerCase();
-    const found = jobs.filter((row) => !word || `${row.id} ${row.name} ${command(row.argv)} ${row.reason} ${row.where}`.toLowerCase().includes(word));
+  const filter = el("input", { type: "search", size: 34, placeholder: "Filter by name, command or outcome", "aria-label": "filter" });
+  const count = el("p", { class: "soft count-line" }), box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
+  const failed = el("button", { class: "act", type: "button", onclick: retryFailed }, "Run all failed again");
+  const more = el("button", { class: "act", type: "button", hidden: true, onclick: () => { most = STEPS.find((step) => step > most) ?? most; load(); } }, "Show more");
+  const chosen = selection(() => draw(), { verbs: ["retry"], after: () => load() });
+  root.append(el("h1", {}, "History"), el("div", { class: "tools" }, filter, failed), chosen.bar, box, el("div", { class: "tools" }, count, more));
+  let said = null, most = STEPS[0], sort = "ended", isAscending = false, timer = 0, asked = 0;
+  const words = () => encodeURIComponent(filter.value.trim());
+
+  async function load() {
+    const mine = ++asked;
+    try {
+      const answer = await ask(`/api/history?most=${most}&sort=${sort}&ascending=${isAscending ? 1 : 0}&match=${words()}`);
+      if (mine !== asked) return;
+      said = answer;
+      draw();
+    } catch (error) { if (mine === asked) box.replaceChildren(trouble(error)); }
+  }
+
+  async function retryFailed() {
+    try {
+      const found = await ask(`/api/failed?match=${words()}`);
+      if (!found.count) return toast("No failed job is left to run again.");
+      const which = filter.value.trim() ? ` that match "${plain(filter.value.trim())}"` : "";
+      if (!(await confirmed(`Run ${several(found.count, "failed job")} again?`, `All failed jobs${which}, except those already run again.`, `Run ${several(found.count)} again`, "Close"))) return;
+      const answer = await actOn(found.jobs, "retry");
+      toast(`${several(found.count)} submitted again, from job ${answer.first} on.`);
+    } catch (error) { toast(plain(error.message), { isBad: true }); }
+  }
+
+  function draw() {
+    if (!said) return;
+    chosen.keep(said.jobs);
+    const link = (row, ...inner) => el("a", { href: `#/job/${row.id}` }, inner);
+    const focused = document.activeElement?.dataset?.key;
     box.replaceChildren(table([
-      { name: "Id", kind: "num", of: (row) => el("a", { href: `#/job/${row.id}` }, row.id) },
-      { name: "Command", kind: "name", of: (row) => el("a", { href: `#/job/${row.id}` }, row.name ? `${plain(row.name)}: ` : "", command(row.argv)) },
-      { name: "Ended", kind: "when", of: (row) => clock(row.ended_at) },
-      { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
-      { name: "Peak", kind: "num", of: (row) => (row.peak_bytes === null ? "" : size(row.peak_bytes)) },
-      ...(jobs.some((row) => row.where) ? [{ name: "Where", of: (row) => plain(row.where || "local") }] : []),
-      { name: "Outcome", of: (row) => pill(row.reason) },
-      { name: "", kind: "why", of: (row) => plain(row.text) },
-    ], found.slice(0, 500), { empty: jobs.length ? "No job matches." : "Nothing has ended yet. `grn submit -- CMD` runs a command." }));
-    if (found.length > 500) box.append(el("p", { class: "soft" }, `500 of ${found.length} shown: filter to find others.`));
-  };
-  const load = () => ask(`/api/history?most=${more.value}`).then((said) => { jobs = said.jobs; draw(); }, (error) => box.replaceChildren(trouble(error)));
-  filter.addEventListener("input", draw);
-  more.addEventListener("change", load);
+      { name: "", title: "Select", kind: "pick", of: (row) => chosen.box(row) },
+      { name: "Job", sort: "name", kind: "name", of: (row) => el("div", {}, link(row, plain(row.name)), row.command || row.group ? el("div", { class: "soft small" }, row.group ? el("span", { class: "tag" }, plain(row.group)) : null, plain(row.command)) : null) },
+      { name: "Id", sort: "id", kind: "num", of: (row) => link(row, row.id) },
+      { name: "Outcome", sort: "reason", of: (row) => el("div", {}, pill(row.reason), row.text ? el("div", { class: "soft small" }, prose(row.text)) : null) },
+      { name: "Ended", sort: "ended", kind: "when", of: (row) => ago(row.ended_at) },
+      { name: "Took", sort: "ran", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
+      { name: "Peak", sort: "peak", kind: "num", of: (row) => (row.peak_bytes === null ? "" : size(row.peak_bytes)) },
+      { name: "GPU", sort: "gpu", of: (row) => row.gpus.join(", ") },
+      ...(said.jobs.some((row) => row.where) ? [{ name: "Where", of: (row) => plain(row.where || "local") }] : []),
+      { name: "User", of: (row) => plain(row.user) },
+    ], said.jobs, { empty: filter.value.trim() ? "No job matches." : "Nothing has ended yet. `grn submit -- CMD` runs a command.", sorted: { by: sort, isAscending },
+      onsort: (by) => { isAscending = by === sort ? !isAscending : by === "name"; sort = by; load(); } }));
+    const shown = said.jobs.length;
+    count.textContent = shown < said.total ? `${shown.toLocaleString("en")} of ${several(said.total)} shown.` : shown ? `${several(shown)}.` : "";
+    more.hidden = shown >= said.total || most === STEPS[STEPS.length - 1];
+    if (focused) box.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  filter.addEventListener("input", () => { most = STEPS[0]; clearTimeout(timer); timer = setTimeout(load, 150); });
   load();
+  const clock = setInterval(() => tick(box), 5000);
+  return { close: () => { clearInterval(clock); clearTimeout(timer); } };
 }

@@ -3,7 +3,7 @@ import { el, plain, prose, size, span, clock, now, ago, since, tick, pill, table
 import { logPane } from "./log.js";
 import { toast } from "./dialog.js";
 import { state, ask, trouble } from "./app.js";
-import { acts } from "./now.js";
+import { jobActs } from "./actions.js";
 import { memoryChart, loadChart } from "./draw.js";
 
 const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
@@ -52,7 +52,7 @@ export function jobView(root, id) {
     document.title = `${name} · grn`;
     head.replaceChildren(
       el("h1", {}, `${name} `, pill(job.reason || job.state)), summary(job),
-      el("p", { class: "command" }, el("code", {}, command(job.argv)), " ", copied(command(job.argv))), acts(job, load),
+      el("p", { class: "command" }, el("code", {}, command(job.argv)), " ", copied(command(job.argv))), jobActs(job, load),
       waits || (job.state !== "ended" && job.why !== job.state) ? el("p", { class: "empty" }, prose(job.why)) : "");
   }
 
@@ -90,11 +90,11 @@ export function leaseView(root, id) {
   const load = async () => {
     try {
       const row = await ask(`/api/lease/${id}`);
-      const own = state.jobs.find((job) => job.lease === id);
+      const own = state.jobs.find((job) => job.job && job.lease === id);
       const chart = memoryChart(row.curve, row.reserved_bytes, "memory over time");
       box.replaceChildren(
         el("h1", {}, plain(row.label), " ", pill(row.ended_at ? "ended" : row.state)),
-        own ? el("p", {}, el("a", { href: `#/job/${own.id}` }, `Job ${own.id} of your queue`)) : "",
+        own ? el("p", {}, el("a", { href: `#/job/${own.job}` }, `Job ${own.job} of your queue`)) : "",
         el("div", { class: "card" }, facts([
           ["Lease", plain(row.id)], ["Type", plain(row.type)], ["User", plain(row.user_name)], ["Process", row.pid === null ? "not visible" : String(row.pid)], ["GPU", row.gpus.join(", ")],
           ["Memory", `${size(row.used_bytes)} used, peak ${size(row.peak_bytes)}, ${size(row.reserved_bytes)} reserved`],

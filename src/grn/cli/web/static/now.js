@@ -1,42 +1,95 @@
-// What is so now: GPUs with who is on them, what runs, what waits and why.
-import { el, svg, plain, size, span, now, since, tick, pill, table, tip, colour, command, shortName, style } from "./dom.js";
-import { confirmed, toast } from "./dialog.js";
-import { state, act, trouble } from "./app.js";
+// The machine now: a headline, GPUs with the jobs on them, and one table of all jobs.
+import { el, svg, plain, prose, size, span, now, since, soon, tick, pill, table, tip, colour, style } from "./dom.js";
+import { jobActs, selection } from "./actions.js";
+import { submitForm } from "./submit.js";
+import { sparkline } from "./draw.js";
+import { state, ask, trouble } from "./app.js";
+
+const MAX_ROWS = 200, MAX_EXPANDED = 5000;
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 export function nowView(root) {
-  const box = el("div");
-  root.append(box);
-  let drawn = "";
-  const update = () => {
+  const head = el("div"), list = el("div"), count = el("p", { class: "soft count-line" });
+  const filter = el("input", { type: "search", size: 30, placeholder: "Filter by name, id, state, user", "aria-label": "filter jobs" });
+  const chosen = selection(() => drawList(true));
+  const submit = el("button", { class: "act primary", type: "button", onclick: submitForm }, "Submit a job");
+  const more = el("button", { class: "act", type: "button", onclick: () => { most = MAX_EXPANDED; load(); } }, "Show more");
+  root.append(head, el("div", { class: "tools spread" }, el("h2", {}, "Jobs"), filter, submit), chosen.bar, list, el("div", { class: "tools" }, count, more));
+  let drawnHead = "", drawnList = "", most = MAX_ROWS, found = null, timer = 0;
+
+  const isAsked = () => filter.value.trim() !== "" || most > MAX_ROWS;
+  const jobs = () => (isAsked() ? found : state);
+
+  async function load() {
+    clearTimeout(timer);
+    if (!isAsked()) { found = null; return drawList(); }
+    const words = filter.value.trim();
+    try { found = await ask(`/api/jobs?match=${encodeURIComponent(words)}&most=${most}`); }
+    catch (error) { return list.replaceChildren(trouble(error)); }
+    if (words === filter.value.trim()) drawList();
+  }
+
+  function drawList(isForced = false) {
+    const said = jobs();
+    if (!said || !state.isKnown) return;
+    const picture = JSON.stringify([said.jobs, said.running, said.waiting, state.nodes.length]);
+    if (picture === drawnList && !isForced) return tick(list);
+    drawnList = picture;
+    const focused = document.activeElement?.dataset?.key;
+    chosen.keep(said.jobs);
+    const isEmpty = filter.value.trim() ? "No job matches." : "No job runs or waits. Submit one here, or with `grn submit -- CMD`.";
+    list.replaceChildren(jobTable(said.jobs, chosen, isEmpty));
+    const total = said.running + said.waiting;
+    count.textContent = said.shown < total ? `${said.shown.toLocaleString("en")} of ${plural(total, "job")} shown.` : total ? plural(total, "job") + "." : "";
+    more.hidden = said.shown >= total || most > MAX_ROWS;
+    if (focused) list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  function update() {
     if (!state.isKnown) return;
-    const picture = JSON.stringify([state.gpus, state.leases, state.waiting, state.jobs, state.nodes, state.trouble]);
-    if (picture === drawn) return tick(box);
-    drawn = picture;
-    draw(box);
-  };
-  if (!state.isKnown) box.append(el("p", { class: "soft" }, "Looking…"));
+    const picture = JSON.stringify([state.gpus, state.leases, state.nodes, state.trouble, state.queue_trouble, state.loads, state.running, state.waiting, state.next_start_at, state.is_drained]);
+    if (picture !== drawnHead) { drawnHead = picture; head.replaceChildren(...machine()); }
+    if (!isAsked()) drawList();
+    else if (!timer) timer = setTimeout(() => { timer = 0; load(); }, 1000);
+  }
+  if (!state.isKnown) head.append(el("p", { class: "soft" }, "Loading…"));
+  filter.addEventListener("input", () => { most = MAX_ROWS; clearTimeout(timer); timer = setTimeout(() => { timer = 0; load(); }, 150); });
   update();
-  const timer = setInterval(() => tick(box), 1000);
-  return { update, close: () => clearInterval(timer) };
+  const clock = setInterval(() => tick(root), 1000);
+  return { update, close: () => { clearInterval(clock); clearTimeout(timer); } };
 }
 
-function draw(box) {
-  const focused = document.activeElement?.dataset?.key;
+// --- the machine ----------------------------------------------------------------------------
+
+function machine() {
   const parts = [];
   if (state.trouble) parts.push(trouble(state.trouble));
-  parts.push(el("h1", {}, "GPUs"));
-  if (state.gpus.length) parts.push(el("div", { class: "cards" }, state.gpus.map((gpu) => card(gpu, state.leases))));
+  if (state.queue_trouble && state.counts.queued) parts.push(trouble(state.queue_trouble));
+  parts.push(headline());
+  const gpus = state.gpus;
+  if (gpus.length) parts.push(el("div", { class: cards(gpus) }, gpus.map((gpu) => card(gpu, state.leases))));
   for (const node of state.nodes) parts.push(...nodeCards(node));
-  if (state.gpus.length || state.nodes.some((node) => node.gpus.length)) parts.push(legend());
+  if (gpus.length || state.nodes.some((node) => node.gpus.length)) parts.push(legend());
   else if (!state.nodes.length) parts.push(el("p", { class: "empty" }, "No negotiator runs here. Start one with ", el("code", {}, "grn start"), ", or without a GPU ", el("code", {}, "grn start --virtual 2x2GiB"), "."));
-  parts.push(title("Running", state.leases.length), leases());
-  parts.push(title("Waiting for a GPU", state.waiting_count || 0), waiting());
-  parts.push(title("My queue", (state.counts.running || 0) + (state.counts.queued || 0)), jobs());
-  box.replaceChildren(...parts);
-  if (focused) box.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  return parts;
 }
 
-const title = (text, count) => el("h2", {}, `${text} `, el("span", { class: "count" }, String(count)));
+// The sums that answer "is there room, and when": before any table.
+function headline() {
+  const all = [...state.gpus, ...state.nodes.flatMap((node) => node.gpus)];
+  const free = all.reduce((sum, gpu) => sum + Math.max(0, gpu.free_bytes || 0), 0);
+  const total = all.reduce((sum, gpu) => sum + gpu.total_bytes, 0);
+  const figure = (value, name, kind = "") => el("div", { class: `figure ${kind}` }, el("b", {}, value), el("span", {}, name));
+  const parts = [figure(state.running.toLocaleString("en"), "running", state.running ? "good" : ""), figure(state.waiting.toLocaleString("en"), "waiting", state.waiting ? "warn" : "")];
+  if (total) parts.push(figure(size(free), `free of ${size(total)}`));
+  if (state.next_start_at) parts.push(figure(soon(state.next_start_at), "next start"));
+  if (state.is_drained) parts.push(figure("Paused", "the queue starts nothing", "warn"));
+  const lines = state.loads.map((one) => { const chart = sparkline(one); return chart && el("div", { class: "spark" }, chart, el("small", {}, `GPU ${one.gpu}`)); });
+  return el("div", { class: "headline", role: "group", "aria-label": "summary" }, parts, el("div", { class: "sparks" }, lines));
+}
+
+// Four GPUs are two and two or one row, never three and an orphan.
+const cards = (gpus) => `cards gpus ${gpus.length % 3 && gpus.length % 4 === 0 ? "by-four" : gpus.length % 3 === 0 ? "by-three" : "by-two"}`;
 
 // A node of a site: its GPUs as of this machine, or why it cannot be used.
 function nodeCards(node) {
@@ -44,27 +97,32 @@ function nodeCards(node) {
   const heard = node.state !== "up" && node.heard_at ? el("span", {}, ", last heard of ", el("span", { "data-since": node.heard_at }, span(now() - node.heard_at)), " ago") : "";
   const said = node.gpus.length ? (node.jobs ? `${node.jobs} of your jobs` : "") : plain([node.state, node.trouble].filter(Boolean).join(": "));
   const head = el("h2", {}, `${plain(name)} `, el("span", { class: "count" }, said, heard));
-  return [head, el("div", { class: "cards" }, node.gpus.map((gpu) => card(gpu, node.leases, node.node)))];
+  return [head, el("div", { class: cards(node.gpus) }, node.gpus.map((gpu) => card(gpu, node.leases, node.node)))];
 }
 
 function card(gpu, leases, node = "") {
   const here = leases.filter((lease) => lease.gpus.includes(gpu.index));
   const title = node ? `GPU ${gpu.index} of ${plain(node)}` : `GPU ${gpu.index}`;
-  const link = (lease) => (node ? ownJob(node, lease) : `#/lease/${lease.id}`);
   const isWell = gpu.health === "ok";
   const load = gpu.load_pct === null ? "" : `${Math.round(gpu.load_pct)} % busy`;
-  const free = isWell ? `${size(Math.max(0, gpu.free_bytes))} free of ${size(gpu.total_bytes)}` : gpu.health === "prohibited" ? "its compute mode lets no job start" : `the driver does not answer (${plain(gpu.health)})`;
+  const free = isWell ? `${size(Math.max(0, gpu.free_bytes))} free of ${size(gpu.total_bytes)}` : gpu.health === "prohibited" ? "Its compute mode lets no job start" : `The driver does not answer (${plain(gpu.health)})`;
   return el("section", { class: `card${isWell ? "" : " lost"}`, "aria-label": title },
     el("div", { class: "top" }, el("b", {}, `GPU ${gpu.index}`), el("small", {}, plain(gpu.model))),
     el("div", { class: "bar" }, bar(gpu, here, node)),
     el("div", { class: "top" }, el("small", {}, free), el("small", {}, load)),
-    el("div", { class: "legend" }, here.map((lease) => el("span", {}, style(el("i"), { background: colour(lease.label) }), link(lease) ? el("a", { href: link(lease) }, plain(lease.label)) : plain(lease.label)))));
+    el("div", { class: "legend" }, here.slice(0, 8).map((lease) => el("span", {}, style(el("i"), { background: colour(leaseKey(lease, node)) }), leaseLink(lease, node))), here.length > 8 ? el("span", {}, `and ${here.length - 8} more`) : null));
 }
 
-// The page of the job that has a lease on a node; leases of others there have none.
-function ownJob(node, lease) {
-  const own = state.jobs.find((job) => job.where === node && job.lease?.endsWith(`/${lease.id}`));
-  return own ? `#/job/${own.id}` : "";
+const leaseKey = (lease, node) => `${node}/${lease.id}`;
+const leaseName = (lease, own) => plain(own?.name || lease.name || lease.label);
+
+function ownJob(lease, node) {
+  return state.jobs.find((job) => job.job && (node ? job.where === node && job.lease?.endsWith(`/${lease.id}`) : job.lease === lease.id));
+}
+
+function leaseLink(lease, node) {
+  const own = ownJob(lease, node), href = own ? `#/job/${own.job}` : node ? "" : `#/lease/${lease.id}`;
+  return href ? el("a", { href }, leaseName(lease, own)) : leaseName(lease, own);
 }
 
 // Full colour: used. Striped: reserved and not used. Grey: others. Lines: the guard, never promised.
@@ -74,100 +132,58 @@ function bar(gpu, leases, node = "") {
   const defs = svg("defs");
   root.append(defs);
   let at = 0;
-  const put = (bytes, fill, text, opacity = 1) => {
+  const put = (bytes, fill, text, gap = 0) => {
     const width = Math.min(1000 - at, (Math.max(0, bytes) / total) * 1000);
     if (width < 0.5) return;
-    root.append(tip(svg("rect", { x: at, y: 0, width, height: 22, fill, opacity }), () => text));
+    root.append(tip(svg("rect", { x: at, y: 0, width: Math.max(0.5, width - gap), height: 22, fill }), () => text));
     at += width;
   };
   for (const lease of leases) {
-    const used = Math.max(0, lease.used_bytes || 0);
-    const tone = colour(lease.label);
-    const stripes = `stripes-${node}-${gpu.index}-${lease.id}`;
+    const used = Math.max(0, lease.used_bytes || 0), tone = colour(leaseKey(lease, node)), stripes = `stripes-${node}-${gpu.index}-${lease.id}`;
     defs.append(svg("pattern", { id: stripes, width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
       svg("rect", { width: 8, height: 8, fill: tone, opacity: 0.22 }), svg("rect", { width: 3, height: 8, fill: tone, opacity: 0.55 })));
-    const text = `${plain(lease.label)}${lease.user_name ? ` (${plain(lease.user_name)})` : ""}\n${size(lease.used_bytes)} used, ${size(lease.reserved_bytes)} reserved`;
-    put(used, tone, text);
-    put(lease.reserved_bytes - used, `url(#${stripes})`, text);
+    const text = `${leaseName(lease, ownJob(lease, node))}${lease.user_name ? ` (${plain(lease.user_name)})` : ""}\n${size(lease.used_bytes)} used, ${size(lease.reserved_bytes)} reserved`;
+    const rest = lease.reserved_bytes - used;
+    put(used, tone, text, rest > 0 ? 0 : 4);
+    put(rest, `url(#${stripes})`, text, 4);
   }
-  put(gpu.strangers_bytes + gpu.unexplained_bytes, "var(--stranger)", `${size(gpu.strangers_bytes + gpu.unexplained_bytes)} used by processes without a lease`);
-  const dots = `dots-${node}-${gpu.index}`;
-  defs.append(svg("pattern", { id: dots, width: 6, height: 6, patternUnits: "userSpaceOnUse" }, svg("rect", { width: 6, height: 2, fill: "var(--soft)", opacity: 0.7 })));
+  const others = gpu.strangers_bytes + gpu.unexplained_bytes;
+  put(others, "var(--stranger)", `${size(others)} used by processes without a lease`);
+  const lines = `lines-${node}-${gpu.index}`;
+  defs.append(svg("pattern", { id: lines, width: 6, height: 6, patternUnits: "userSpaceOnUse" }, svg("rect", { width: 6, height: 2, fill: "var(--soft)", opacity: 0.7 })));
   const guard = (gpu.guard_bytes / total) * 1000;
-  if (guard >= 0.5) root.append(tip(svg("rect", { x: 1000 - guard, y: 0, width: guard, height: 22, fill: `url(#${dots})` }), () => `${size(gpu.guard_bytes)} guard: never promised`));
+  if (guard >= 0.5) root.append(tip(svg("rect", { x: 1000 - guard, y: 0, width: guard, height: 22, fill: `url(#${lines})` }), () => `${size(gpu.guard_bytes)} kept free as a safety margin`));
   return root;
 }
 
 function legend() {
-  return el("p", { class: "soft" }, "Full colour is used, stripes are reserved, grey is used by others, lines are the guard that is never promised.");
+  const entry = (kind, text) => el("span", {}, el("i", { class: `swatch ${kind}` }), text);
+  return el("div", { class: "legend key", "aria-label": "legend" }, entry("used", "Used"), entry("reserved", "Reserved"), entry("others", "Other processes"), entry("guard", "Safety margin"), entry("none", "Free"));
 }
 
-function leases() {
+// --- the jobs -------------------------------------------------------------------------------
+
+function jobTable(jobs, chosen, empty) {
+  const hasNodes = state.nodes.length > 0 || jobs.some((row) => row.where), hasUsers = new Set(jobs.map((row) => row.user)).size > 1;
+  const href = (row) => (row.job ? `#/job/${row.job}` : row.lease ? `#/lease/${row.lease}` : "");
+  const isWaiting = (row) => ["queued", "held", "waiting"].includes(row.state);
   return table([
-    { name: "Job", kind: "name", of: (row) => el("a", { href: `#/lease/${row.id}`, "data-key": row.id }, plain(row.label)) },
-    { name: "User", of: (row) => plain(row.user_name) },
+    { name: "", title: "Select", kind: "pick", of: (row) => (row.ids ? chosen.box(row) : "") },
+    { name: "Job", kind: "name", of: (row) => el("div", {}, el("a", { href: href(row), "data-key": `job-${row.id}` }, plain(row.name)), row.command || row.group ? el("div", { class: "soft small" }, row.group ? el("span", { class: "tag" }, plain(row.group)) : null, plain(row.command)) : null) },
+    { name: "Id", kind: "num", of: (row) => plain(row.id) },
+    ...(hasUsers ? [{ name: "User", of: (row) => plain(row.user) }] : []),
+    { name: "State", of: (row) => el("div", {}, pill(row.state, row.count > 1 ? `${row.count.toLocaleString("en")} ${row.state}` : row.state), row.why ? el("div", { class: "soft small why" }, prose(row.why)) : null) },
+    ...(hasNodes ? [{ name: "Where", of: (row) => (isWaiting(row) ? "" : plain(row.where || "local")) }] : []),
     { name: "GPU", of: (row) => row.gpus.join(", ") },
-    { name: "Used / reserved", kind: "num", of: (row) => `${size(row.used_bytes)} / ${size(row.reserved_bytes)}` },
-    { name: "For", kind: "num", of: (row) => since(row.since_at) },
-    { name: "State", of: (row) => pill(row.first_run ? "first run" : row.state) },
-  ], state.leases, { empty: "Nothing runs." });
+    { name: "Memory", kind: "mem", of: (row) => memory(row) },
+    { name: "Time", kind: "num", of: (row) => el("div", {}, since(row.since_at), row.expected_start_at ? el("div", { class: "soft small" }, "starts ", soon(row.expected_start_at)) : null) },
+    { name: "", title: "Actions", kind: "end", of: (row) => (row.ids ? jobActs(row) : "") },
+  ], jobs, { empty });
 }
 
-function waiting() {
-  return table([
-    { name: "Turn", kind: "num", of: (row) => row.place },
-    { name: "Job", kind: "name", of: (row) => plain(row.label) },
-    { name: "User", of: (row) => plain(row.user_name) },
-    { name: "For", kind: "num", of: (row) => since(row.since_at) },
-    { name: "Why", kind: "why", of: (row) => plain(row.why) },
-  ], state.waiting, { empty: "Nobody waits." });
-}
-
-function jobs() {
-  return table([
-    { name: "Id", kind: "num", of: (row) => el("a", { href: `#/job/${row.id}`, "data-key": `job-${row.id}` }, row.id) },
-    { name: "Command", kind: "name", of: (row) => el("a", { href: `#/job/${row.id}` }, row.name ? `${plain(row.name)}: ` : "", command(row.argv)) },
-    { name: "State", of: (row) => pill(row.state) },
-    ...(hasNodes() ? [{ name: "Where", of: (row) => (["queued", "held"].includes(row.state) ? "" : plain(row.where || "local")) }] : []),
-    { name: "Why", kind: "why", of: (row) => (row.why === row.state ? "" : plain(row.why)) },
-    { name: "", of: (row) => acts(row) },
-  ], state.jobs, { empty: "Your queue is empty. `grn submit -- CMD` puts a command into it." });
-}
-
-const hasNodes = () => state.nodes.length > 0 || state.jobs.some((row) => row.where);
-
-// Cancelling asks first: the list moves under the pointer as jobs come and go.
-async function isMeant(row, verb) {
-  if (verb !== "cancel") return true;
-  const past = row.started_at ? `It has run for ${span(now() - row.started_at)}; its processes are ended.` : `It has waited for ${span(now() - row.submitted_at)} and has not started.`;
-  return confirmed(`Cancel ${shortName(row)}?`, `Job ${row.id}. ${past}`, "Cancel job", row.started_at ? "Keep running" : "Keep waiting");
-}
-
-const DONE = { cancel: "Cancelled", hold: "Held", release: "Released", priority: "Moved up" };
-
-function tell(row, verb, said) {
-  if (verb === "retry") return toast(`${shortName(row)} submitted again as job ${said.first}. `, { link: `#/job/${said.first}` });
-  toast(`${DONE[verb]} ${shortName(row)} (job ${row.id}).`);
-}
-
-export function acts(row, after = () => {}) {
-  const button = (text, verb, kind = "", body = {}) => el("button", { class: `act ${kind}`, type: "button", "data-key": `${verb}-${row.id}`, onclick: async (event) => {
-    const pressed = event.currentTarget;
-    if (!(await isMeant(row, verb))) return;
-    pressed.disabled = true;
-    try {
-      tell(row, verb, await act(row.id, verb, body));
-      after();
-    } catch (error) {
-      toast(plain(error.message), { isBad: true });
-    }
-    pressed.disabled = false;
-  } }, text);
-  const list = [];
-  if (row.state === "queued") list.push(button("Hold", "hold"));
-  if (row.state === "held") list.push(button("Release", "release"));
-  if (["queued", "held"].includes(row.state)) list.push(button("Move up", "priority", "", { priority: Math.min(1000, row.priority + 10) }));
-  if (row.state !== "ended") list.push(button("Cancel", "cancel", "danger"));
-  else list.push(button("Run again", "retry"));
-  return el("div", { class: "acts" }, list);
+function memory(row) {
+  if (row.reserved_bytes === null) return row.mem_bytes ? el("span", { class: "soft" }, `${size(row.mem_bytes)} asked`) : "";
+  const share = row.used_bytes === null ? 0 : Math.min(100, (100 * row.used_bytes) / (row.reserved_bytes || 1));
+  return el("div", { class: "memory", title: `${size(row.used_bytes)} used of ${size(row.reserved_bytes)} reserved` },
+    el("span", { class: "meter" }, style(el("i"), { width: `${share}%` })), el("small", {}, `${size(row.used_bytes)} / ${size(row.reserved_bytes)}`));
 }

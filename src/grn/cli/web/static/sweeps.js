@@ -1,43 +1,54 @@
-// Sweeps: which there are, and the runs of one, as a table and as pictures.
-import { el, plain, clock, table, pill } from "./dom.js";
+// Sweeps: which there are, and one of them as `grn sweep plot` draws it.
+import { el, plain, ago, table, pill } from "./dom.js";
 import { ask, trouble } from "./app.js";
-import { dots } from "./draw.js";
 
 export function sweepsView(root) {
-  const box = el("div", {}, el("p", { class: "soft" }, "Looking…"));
+  const box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
   root.append(el("h1", {}, "Sweeps"), box);
   ask("/api/sweeps").then(({ sweeps }) => box.replaceChildren(table([
     { name: "Sweep", kind: "name", of: (row) => el("a", { href: `#/sweep/${encodeURIComponent(row.name)}` }, plain(row.name)) },
     { name: "Command", kind: "name", of: (row) => el("code", {}, plain(row.command)) },
     { name: "Runs", of: (row) => Object.entries(row.counts).map(([state, count]) => `${count} ${state}`).join(", ") },
-    { name: "Begun", of: (row) => clock(row.created_at) },
+    { name: "Started", kind: "when", of: (row) => ago(row.created_at) },
   ], sweeps, { empty: "No sweep here yet. `grn sweep \"python train.py --lr {lr}\" -p lr 0.1 0.01` makes one; `grn web --sweeps DIR` looks elsewhere." })), (error) => box.replaceChildren(trouble(error)));
 }
 
+// The drawing comes as HTML from the code of `grn sweep plot`, which escapes every text. It has a
+// style sheet of its own, so it lives in a shadow root; scripts in it would not be run.
+function drawing(host) {
+  const shadow = host.attachShadow({ mode: "open" });
+  const content = el("main");
+  shadow.append(el("link", { rel: "stylesheet", href: "sweep-page.css" }), content);
+  const mark = (event, isOn) => {
+    const run = event.target.closest?.("[data-run]")?.dataset.run;
+    if (run === undefined) return;
+    content.classList.toggle("pointed", isOn);
+    for (const one of content.querySelectorAll(`[data-run="${CSS.escape(run)}"]`)) one.classList.toggle("here", isOn);
+  };
+  content.addEventListener("mouseover", (event) => mark(event, true));
+  content.addEventListener("mouseout", (event) => mark(event, false));
+  return (html) => content.replaceChildren(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
+}
+
 export function sweepView(root, name) {
-  const box = el("div", {}, el("p", { class: "soft" }, "Looking…"));
-  root.append(box);
-  let metric = "";
-  const load = () => ask(`/api/sweep?name=${encodeURIComponent(name)}`).then(draw, (error) => box.replaceChildren(trouble(error)));
-  function draw(sweep) {
-    metric = sweep.metrics.includes(metric) ? metric : sweep.metric;
-    const isLarge = metric === sweep.metric ? sweep.is_maximized : false;
-    const worth = (row) => (typeof row[metric] === "number" ? row[metric] : isLarge ? -Infinity : Infinity);
-    const rows = metric ? [...sweep.rows].sort((a, b) => (isLarge ? worth(b) - worth(a) : worth(a) - worth(b))) : sweep.rows;
-    const pick = el("select", { "aria-label": "metric", onchange: (event) => { metric = event.target.value; draw(sweep); } }, sweep.metrics.map((one) => el("option", { selected: one === metric }, one)));
-    const charts = metric ? sweep.parameters.map((one) => [one, dots(rows, one, metric)]).filter(([, chart]) => chart) : [];
-    box.replaceChildren(
+  const tools = el("div", { class: "tools" }), rest = el("div", {}, el("p", { class: "soft" }, "Loading…")), host = el("div", { class: "sweep" });
+  root.append(tools, host, rest);
+  const draw = drawing(host);
+  let metric = "", drawn = "";
+  const load = () => ask(`/api/sweep?name=${encodeURIComponent(name)}&metric=${encodeURIComponent(metric)}`).then(show, (error) => rest.replaceChildren(trouble(error)));
+  function show(sweep) {
+    const picture = JSON.stringify(sweep);
+    if (picture === drawn) return;
+    drawn = picture;
+    metric = sweep.metric;
+    const pick = el("select", { "aria-label": "metric", onchange: (event) => { metric = event.target.value; load(); } }, sweep.metrics.map((one) => el("option", { selected: one === metric }, one)));
+    tools.replaceChildren(el("a", { href: "#/sweeps" }, "All sweeps"), ...(sweep.metrics.length > 1 ? [el("label", {}, "Metric ", pick)] : []));
+    draw(sweep.html);
+    rest.replaceChildren(...(sweep.html ? [] : [
       el("h1", {}, plain(sweep.name)), el("p", {}, el("code", {}, plain(sweep.command))),
-      sweep.metrics.length ? el("div", { class: "tools" }, "Metric ", pick) : "",
-      charts.length ? el("div", { class: "cards" }, charts.map(([one, chart]) => el("div", { class: "chartbox" }, el("b", {}, plain(one)), chart))) : "",
-      el("h2", {}, "Runs ", el("span", { class: "count" }, String(rows.length))),
-      table([
-        { name: "Run", kind: "name", of: (row) => plain(row.run) }, { name: "State", of: (row) => pill(row.state) },
-        ...sweep.parameters.map((one) => ({ name: plain(one), of: (row) => plain(row[one] ?? "") })),
-        ...sweep.metrics.map((one) => ({ name: plain(one), kind: "num", of: (row) => plain(typeof row[one] === "number" ? +row[one].toPrecision(6) : row[one] ?? "") })),
-      ], rows.slice(0, 500), { stack: false, empty: "No run has ended yet." }));
+      table([{ name: "Run", kind: "name", of: (row) => plain(row.run) }, { name: "State", of: (row) => pill(row.state) }], sweep.runs.slice(0, 500), { empty: "No run has ended yet." })]));
   }
   load();
-  const timer = setInterval(() => { if (!box.contains(document.activeElement)) load(); }, 4000);
+  const timer = setInterval(() => { if (!tools.contains(document.activeElement)) load(); }, 4000);
   return { close: () => clearInterval(timer) };
 }

@@ -13,6 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from grn import __version__, wire
 from grn.errors import ProtocolError
@@ -23,10 +24,11 @@ from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.agent.connection import AgentStream
+from grn.queue.sites.agent.job_folders import JobFolders
 from grn.queue.sites.agent.log_pusher import LogPusher
 from grn.queue.sites.agent.negotiator_link import NegotiatorLink
 from grn.queue.sites.agent.node_environment import environment_here, epoch, is_allocated
-from grn.queue.sites.stream import Frame, LeaseBytes, Message
+from grn.queue.sites.stream import FilePiece, Frame, LeaseBytes, Message
 
 log = logging.getLogger("grn.agent")
 SILENT_S = 60.0  # the queue pings every ten seconds
@@ -41,6 +43,7 @@ class Agent:
     def __init__(self, launch: LaunchSettings, link: type[NegotiatorLink] = NegotiatorLink) -> None:
         self._launcher = Launcher(launch, self)
         self._logs = LogPusher(self._launcher.folder)
+        self._folders = JobFolders(launch.root)
         self._stream: AgentStream | None = None
         self._link = link(self._from_negotiator, self._negotiator_changed)
         self._linking: asyncio.Task[None] | None = None
@@ -108,6 +111,9 @@ class Agent:
         if isinstance(frame, LeaseBytes):
             if source is self._stream:
                 self._link.write(frame.data)
+        elif isinstance(frame, FilePiece):
+            if source is self._stream:
+                self._folders.receive(frame)
         elif isinstance(frame, dict):
             if not source.is_greeted and frame.get("op") != "hello":
                 raise ProtocolError("a stream begins with hello.")
@@ -135,6 +141,7 @@ class Agent:
         if before is not None:
             before.abort()
             self._logs.stop()
+            self._folders.stream_lost()
         log.info("action=stream-begun")
         if self._linking is not None:
             self._linking.cancel()
@@ -149,6 +156,7 @@ class Agent:
         self._stream = None
         self.idle_since = time.monotonic()
         self._logs.stop()
+        self._folders.stream_lost()
         if self._linking is not None:
             self._linking.cancel()
             self._linking = None
@@ -192,13 +200,25 @@ class Agent:
             int(message["umask"]), time_limit_s=None if limit is None else float(limit),
             extra={**dict(message["extra"])}, environment_id=number, log=log_path,
         )  # fmt: skip
-        if not self._launcher.runs(attempt):
-            self._launcher.start(attempt, command, str(message["lease"]), str(message["visible"]))
-        self._follow(attempt, {})
+
+        def begin(folder: str) -> None:
+            there, lease = replace(command, cwd=folder), str(message["lease"])
+            self._launcher.start(attempt, there, lease, str(message["visible"]))
+            self._follow(attempt, {})
+
+        if self._launcher.runs(attempt):
+            self._follow(attempt, {})
+        elif not self._folders.waits(attempt):
+            self._folders.prepare(attempt, message, source, begin)
 
     def _stop(self, _source: AgentStream, message: Message) -> None:
         attempt = stream.attempt_in(message)
         self._stopped.add(attempt)
+        if self._folders.waits(attempt):
+            self._folders.drop(attempt)
+            self._follow(attempt, {})
+            self.attempt_ended(attempt, Exit(None, because=EndReason.CANCELLED))
+            return
         self._launcher.stop(attempt, bool(message.get("now")))
 
     def _find(self, _source: AgentStream, message: Message) -> None:
@@ -210,6 +230,7 @@ class Agent:
             fate = AttemptFate.ALIVE
         else:
             fate = self._launcher.find(attempt, message.get("epoch") == epoch()).fate
+        self._folders.drop(attempt)
         self._follow(attempt, have)
         if fate in (AttemptFate.ENDED, AttemptFate.LOST):
             self._launcher.report(attempt)
@@ -237,10 +258,18 @@ class Agent:
         self._launcher.written(attempt)
         if not message.get("keep"):
             shutil.rmtree(self._launcher.folder(attempt), ignore_errors=True)
+            self._folders.remove(attempt)
 
     def _remove(self, _source: AgentStream, message: Message) -> None:
         jobs = [(int(job), int(attempts)) for job, attempts in message["jobs"]]
         self._launcher.remove(jobs)
+        for job, attempts in jobs:
+            for number in range(1, attempts + 1):
+                self._folders.remove(Attempt(job, number))
+
+    def _get(self, source: AgentStream, message: Message) -> None:
+        attempt = stream.attempt_in(message)
+        self._folders.give(attempt, int(message["file"]), str(message["path"]), source)
 
     def _drain_heard(self, source: AgentStream, _message: Message) -> None:
         source.has_heard_of_drain = True
@@ -295,6 +324,7 @@ class Agent:
         self, to: AgentStream, attempt: Attempt, message: Message, hold_s: float
     ) -> None:
         await self._logs.finish(attempt)
+        message.update(await self._folders.files_for_home(attempt))
         await asyncio.sleep(hold_s)
         if not (hold_s and self._is_closed):  # else the engine tells how the allocation ended
             to.send(message)
@@ -312,6 +342,7 @@ _HANDLERS: dict[str, Callable[[Agent, AgentStream, Message], None]] = {
     "all-asked": Agent._all_asked,
     "written": Agent._written,
     "remove": Agent._remove,
+    "get": Agent._get,
     "drain-heard": Agent._drain_heard,
     "ping": Agent._ping,
 }

@@ -10,9 +10,9 @@ from functools import partial
 from grn.model.job import Request
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.order import Group, WaitingRequest
 from grn.negotiator.schedule.placement import Need, allowed, to_keep
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.order import Group, WaitingRequest
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _NEVER = float("-inf")
 _LATE = 1.2  # a job may take this many times its usual time

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from grn.model.job import Argument, Estimate, Profile, Run
 from grn.model.units import show_size
-from grn.negotiator.learn import durations, profiling
+from grn.negotiator.learn import durations
 from grn.negotiator.learn.arguments import (
     Beyond,
     FittedLine,
@@ -21,8 +21,9 @@ from grn.negotiator.learn.arguments import (
     mattering,
 )  # fmt: skip
 from grn.negotiator.learn.durations import Times
-from grn.negotiator.learn.margin import FIRST_MARGIN, MIN_SPREAD, Margin, are_spread
-from grn.negotiator.learn.profiling import Peaks, counts_in_full, pad_bytes, show_runs
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.margin import FIRST_MARGIN, MIN_SPREAD, Margin, are_spread
+from grn.negotiator.learn.memory.profiling import Peaks, counts_in_full, pad_bytes, show_runs
 
 _FITTED_EVERY = 10  # runs close to their prediction: fitting a hundred runs is slow
 _COUNTED_EVERY = 5  # runs of sizes seen before: fewer cannot show a drift
@@ -117,9 +118,16 @@ class Known:
 
         `power` corrects the durations of runs beside others.
         """
+        return self._timed(power).alone_s(given)
+
+    def spread(self, power: float) -> float:
+        """Return the standard deviation of the logarithm of durations alone."""
+        return self._timed(power).spread
+
+    def _timed(self, power: float) -> Times:
         if self._times is None:
             self._times, self._times_age = Times(self.profile.runs, power), 0
-        return self._times.alone_s(given)
+        return self._times
 
     def add(self, run: Run) -> None:
         """Add a run. While runs are alike most cached results stay valid."""

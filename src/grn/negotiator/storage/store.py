@@ -31,11 +31,12 @@ from grn.negotiator.events import (
     SaveLease,
     SaveNumber,
     SaveRun,
+    SaveStart,
     SaveUse,
     SaveWaiting,
 )
-from grn.negotiator.learn import profiling
-from grn.negotiator.schema import LEASE, RUN, SCHEMA, WRITERS, is_good, read_run
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.storage.schema import LEASE, RUN, SCHEMA, START, WRITERS, is_good, read_run
 
 log = logging.getLogger(__name__)
 FILE_NAME = "negotiator.sqlite3"
@@ -57,6 +58,7 @@ class Remembered:
     profiles: tuple[Profile, ...]
     uses: tuple[SaveUse, ...] = ()
     numbers: tuple[tuple[str, float], ...] = ()  # learned from all jobs together
+    starts: tuple[SaveStart, ...] = ()  # the last ones, oldest first
     gpus: frozenset[str] = frozenset()  # UUIDs that were enumerated in this boot
 
 
@@ -143,6 +145,7 @@ class Store:
             self._profiles(),
             self._uses(),
             self._numbers(),
+            self._starts(),
             frozenset(uuid for (uuid,) in seen),
         )
 
@@ -223,6 +226,10 @@ class Store:
         rows = self._db.execute("SELECT user, used_h, at FROM uses").fetchall()
         good = [row for row in rows if all(isinstance(value, (int, float)) for value in row)]
         return tuple(SaveUse(int(user), float(used_h), float(at)) for user, used_h, at in good)
+
+    def _starts(self) -> tuple[SaveStart, ...]:
+        rows = self._db.execute(f"SELECT {START} FROM starts ORDER BY id").fetchall()
+        return tuple(SaveStart(*row) for row in rows if _are_numbers(*row))
 
     def _numbers(self) -> tuple[tuple[str, float], ...]:
         """Return the finite numbers; the others are learned again."""

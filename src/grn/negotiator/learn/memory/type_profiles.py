@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run
 from grn.model.units import show_size
-from grn.negotiator.learn import profiling
 from grn.negotiator.learn.arguments import mattering
-from grn.negotiator.learn.estimate import Known
-from grn.negotiator.learn.margin import ENOUGH_RUNS, Experience, Margin
-from grn.negotiator.learn.provisional import (
+from grn.negotiator.learn.durations import PRIOR_SPREAD
+from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.estimate import Known
+from grn.negotiator.learn.memory.margin import ENOUGH_RUNS, Experience, Margin
+from grn.negotiator.learn.memory.provisional import (
     GANG_SHARE,
     Key,
     LowerBound,
@@ -25,7 +26,7 @@ from grn.negotiator.learn.provisional import (
     ran_out_alone,
     takes_all,
 )  # fmt: skip
-from grn.negotiator.learn.quota import TypeQuota
+from grn.negotiator.learn.memory.quota import TypeQuota
 from grn.negotiator.schedule.placement import Need, Size
 
 CHANCE = "miss_chance"  # its name in the state file
@@ -209,6 +210,11 @@ class TypeProfiles:
         """Return how long a run with these arguments takes alone, None when unknown."""
         known = self._types.get((request.job_type, model))
         return known.alone_s(request.arguments, power) if known else None
+
+    def spread(self, job_type: str, model: str, power: float) -> float:
+        """Return the standard deviation of the logarithm of a type's durations alone."""
+        known = self._types.get((job_type, model))
+        return known.spread(power) if known else PRIOR_SPREAD
 
     def most_of_alike(self, request: Request, model: str) -> int | None:
         """Return the largest peak of runs like this one, 0 if there are none, None if unknown."""

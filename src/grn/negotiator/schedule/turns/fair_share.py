@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from grn.negotiator.events import SaveUse
 from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.order import Turn, WaitingRequest, turn
+from grn.negotiator.schedule.turns.order import Turn, WaitingRequest, turn
 
 SAVE_S = 60.0  # a crash loses at most this much usage
 _MIN_H = 1e-4  # less than this is forgotten
@@ -240,6 +240,16 @@ class Shares:
             return turn(waiting)
         level = _level(stand, chain, waiting.place_h / self._usage.weight(user))
         return turn(waiting, stand.is_over, level)
+
+    def turn_if_asked(self, waiting: WaitingRequest, at: float) -> Turn:
+        """Return the turn that a request would have if it came now."""
+        user = waiting.request.user
+        stand = self._stands.get(user)
+        chain = stand.chains.get(class_of(waiting)) if stand is not None else None
+        if chain is not None:
+            return self.turn(replace(waiting, place_h=chain.tail_h))
+        level = stand.level if stand is not None else self._usage.level(user, at)
+        return turn(waiting, stand is not None and stand.is_over, round(level, 9))
 
     def turns(self, alike: Iterable[WaitingRequest]) -> Iterator[Turn]:
         """Return the turns of requests that differ only by age and by being short, quickly."""

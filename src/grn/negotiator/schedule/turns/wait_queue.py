@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from grn.model.job import Request
 from grn.negotiator.learn.arguments import lasting, mattering
-from grn.negotiator.schedule.order import (
+from grn.negotiator.schedule.turns.order import (
     Entry,
     Group,
     Kind,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from grn.model.job import Argument, Profile, Run
-from grn.negotiator.learn.profiling import RUNS_KEPT
+from grn.negotiator.learn.memory.profiling import RUNS_KEPT
 
 MAX_TYPES_PER_USER = 2000
 MAX_TYPES = 10_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from grn.model.job import Argument, Estimate, Outcome, Profile, Run
 from grn.model.units import GiB, MiB, show_size
 from grn.negotiator.learn.arguments import mattering
-from grn.negotiator.learn.margin import (
+from grn.negotiator.learn.memory.margin import (
     FIRST_MARGIN,
     LAST_RUNS,
     Margin,

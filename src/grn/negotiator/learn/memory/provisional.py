@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from grn.model.job import Argument, Profile, Request
 from grn.model.units import show_size
 from grn.negotiator.learn.arguments import exceeds, mattering
-from grn.negotiator.learn.profiling import counts_in_full
+from grn.negotiator.learn.memory.profiling import counts_in_full
 from grn.negotiator.schedule.placement import Need, Size
 
 Key = tuple[str, str]  # job type, GPU model

@@ -22,12 +22,14 @@ from grn.negotiator.events import (
     SaveLease,
     SaveNumber,
     SaveRun,
+    SaveStart,
     SaveUse,
     SaveWaiting,
 )
-from grn.negotiator.learn import profiling
+from grn.negotiator.learn.memory import profiling
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
+STARTS_KEPT = 200
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 
 _encode = msgspec.json.Encoder().encode
@@ -37,7 +39,11 @@ _decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 _SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to inspect
 _USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
 _GPUS = "CREATE TABLE gpus (uuid TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;"
-_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS}
+_STARTS = (
+    "CREATE TABLE starts (id INTEGER PRIMARY KEY, earliest_s REAL NOT NULL, latest_s REAL NOT NULL,"
+    " low_s REAL NOT NULL, high_s REAL NOT NULL, waited_s REAL NOT NULL);"
+)
+_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS} {_STARTS}
 CREATE TABLE leases (
   id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER
 ) WITHOUT ROWID;
@@ -68,6 +74,7 @@ _CHANGES = {  # migrations from one version to the next
     6: "ALTER TABLE leases ADD COLUMN checksum INTEGER;"
     " ALTER TABLE runs ADD COLUMN ran_out_alone INTEGER NOT NULL DEFAULT 0;"
     f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
+    7: _STARTS,
 }
 
 RUN = (
@@ -75,6 +82,7 @@ RUN = (
     " arguments, is_full, load, crowd, beside, code, note, grown, ran_out_alone"
 )
 LEASE = "id, boot, body"
+START = "earliest_s, latest_s, low_s, high_s, waited_s"
 
 
 def is_good(row: Sequence[Any]) -> bool:
@@ -179,6 +187,12 @@ def _save_number(db: sqlite3.Connection, _boot: str, action: SaveNumber) -> None
     db.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?)", (action.name, action.value))
 
 
+def _save_start(db: sqlite3.Connection, _boot: str, action: SaveStart) -> None:
+    row = (action.earliest_s, action.latest_s, action.low_s, action.high_s, action.waited_s)
+    db.execute(f"INSERT INTO starts ({START}) VALUES (?,?,?,?,?)", row)
+    db.execute("DELETE FROM starts WHERE id <= (SELECT MAX(id) FROM starts) - ?", (STARTS_KEPT,))
+
+
 def _save_gpu(db: sqlite3.Connection, boot: str, action: SaveGpu) -> None:
     db.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?)", (action.uuid, boot))
 
@@ -195,6 +209,7 @@ WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
     SaveRun: _save_run,
     SaveUse: _save_use,
     SaveNumber: _save_number,
+    SaveStart: _save_start,
     SaveGpu: _save_gpu,
     DropProfile: _drop_profile,
 }

@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable
 
-from grn.negotiator.schedule.fair_share import Class, class_of
-from grn.negotiator.schedule.order import WaitingRequest
-from grn.negotiator.schedule.wait_queue import Waitlist
+from grn.negotiator.schedule.turns.fair_share import Class, class_of
+from grn.negotiator.schedule.turns.order import WaitingRequest
+from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _Line = list[tuple[int, str]]  # sequences and keys, in order
 

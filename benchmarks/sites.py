@@ -1,0 +1,270 @@
+"""Jobs on other machines, against the local queue of the same run: one ssh host, Slurm, Ray.
+
+Both run `true` on four slots of this machine, in turns, each in a queue that keeps everything.
+An sshd, a Slurm and a Ray of their own are started on loopback; what is not installed is skipped
+with a line that says so. One `sbatch` for each job and warm tasks of Ray are shown beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import rig
+
+from grn.client import queue
+from grn.client.submit import submit_many
+from grn.errors import GrnError
+from grn.protocol.lease import GrantedGpus
+from grn.queue.events import AskLease
+from grn.queue.lease_window import WindowLimits
+from grn.queue.sites.choice import MAX_ASKED
+from grn.queue.sites.router import Router
+from tests.harness import Story, hang_up
+from tests.queue.builders import a_spec
+from tests.queue.sites.fakes import FakeLoop, FakeNode, FakeSite
+from tests.sites.ray_rig import VARIABLES, RayRig, python_with_ray
+from tests.sites.site_under_test import SshSite
+from tests.sites.slurm_rig import PARTITION, Slurm
+
+SLOTS = 4
+COMMANDS = 1000
+BATCH_JOBS = 20
+ROUNDS = 5
+GPUS = f"virtual:{SLOTS}x512MiB"
+PACE = {"GRN_GPUS": GPUS, "GRN_SAMPLE_S": "0.5"}  # the usual pace, not that of tests
+GRN = "from grn.cli.main import main; main()"
+MOST = {"lab": 1.5, "uni": 1.4, "cloud": 2.5}
+KINDS = {"lab": "one ssh host", "uni": "a Slurm pilot", "cloud": "a Ray pilot"}
+AGENT_MB = 40.0
+NODES, DECISIONS, DECISION_MS = 50, 2000, 1.0
+TASKS = f"""
+import subprocess, time
+@ray.remote(num_gpus=1, num_cpus=0, max_calls=0)
+def run():
+    subprocess.run(["true"], check=True)
+ray.get([run.remote() for _ in range({SLOTS} * 10)])
+for line in sys.stdin:
+    began = time.perf_counter()
+    ray.get([run.remote() for _ in range(int(line))])
+    print(time.perf_counter() - began, flush=True)
+"""
+
+
+def measure() -> list[rig.Figure]:
+    """Measure each kind of site that can be had here."""
+    figures = asyncio.run(_decisions())
+    for name, site in {"lab": _ssh, "uni": _slurm, "cloud": _ray}.items():
+        try:
+            figures += _measure_site(name, site)
+        except pytest.skip.Exception as missing:
+            print(f"SKIPPED {KINDS[name]}: {missing}", file=sys.stderr)
+    return figures
+
+
+async def _decisions() -> list[rig.Figure]:
+    """Time the router alone with many nodes and a full window of requests.
+
+    However long the queue is, only its window is asked for. A grant withdraws the other requests
+    of its job, and looks for nodes for all that wait.
+    """
+    nodes = {f"n{number}": FakeNode(f"n{number}") for number in range(NODES)}
+    router = Router("cafe", FakeLoop(), lambda _: FakeSite())  # type: ignore[arg-type,return-value]
+    router.set_nodes(nodes.values())  # type: ignore[arg-type]
+    window = WindowLimits().window
+    spent_ms: list[float] = []
+    most = 0
+    for job in range(1, window + DECISIONS):
+        asked = AskLease(a_spec(job), 1, 0)
+        spent_ms.append(_spent_ms(lambda: router.leases.ask(asked, {})))  # noqa: B023 - at once
+        holders = [node for node in nodes.values() if job in node.leases.asked]
+        most = max(most, len(holders))
+        first = job - window + 1
+        if first > 0:
+            node = next(node for node in nodes.values() if first in node.leases.asked)
+            del node.leases.asked[first]
+            grant = GrantedGpus(f"L{first}", "0", gpus=(0,))
+            spent_ms.append(_spent_ms(lambda: router.granted(node, first, grant)))  # type: ignore[arg-type] # noqa: B023
+    router.close()
+    p99_ms = rig.percentile(spent_ms, 99)
+    return [
+        rig.Figure(f"decision with {NODES} nodes, p99", p99_ms, DECISION_MS, "ms"),
+        rig.Figure(f"nodes asked for a job, of {NODES}", most, MAX_ASKED, ""),
+    ]
+
+
+def _spent_ms(decide: Callable[[], None]) -> float:
+    began = time.thread_time()
+    decide()
+    return (time.thread_time() - began) * 1000
+
+
+def _measure_site(name: str, site: Site) -> list[rig.Figure]:
+    """Run the same jobs at home, on the site, and with its engine alone, in turns."""
+    story = Story.begin()
+    story.env |= PACE
+    try:
+        with site(story) as peer, _home(story):
+            for at in ("local", name):
+                _run_all(2 * SLOTS, at)
+            took: dict[str, list[float]] = {"local": [], name: [], "peer": []}
+            for _ in range(ROUNDS):
+                took["local"].append(_run_all(COMMANDS, "local"))
+                took[name].append(_run_all(COMMANDS, name))
+                if peer is not None:
+                    took["peer"].append(peer.run())
+            agents = _resident_mb(story, b"grn.queue.sites.agent.process")
+    finally:
+        story.end()
+    here, there = statistics.median(took["local"]), statistics.median(took[name])
+    what = f"{COMMANDS} x true on {SLOTS} slots of {KINDS[name]}"
+    figures = [rig.Figure(f"{what}, against the local queue", there, here, "s", MOST[name])]
+    if peer is not None:
+        alone = statistics.median(took["peer"])
+        figures.append(rig.Figure(f"{what}, against {peer.what}", there, alone, "s", None))
+    return [*figures, rig.Figure(f"agent on {KINDS[name]}: memory", max(agents), AGENT_MB, "MB")]
+
+
+def _run_all(count: int, at: str) -> float:
+    began = time.perf_counter()
+    handles = submit_many([["true"]] * count, exclusive=True, at=at)
+    for _ in queue.ends([handle.id for handle in handles]):
+        pass
+    return time.perf_counter() - began
+
+
+# --- home and its sites --------------------------------------------------------------------
+
+
+class Peer:
+    """What an engine offers by itself for the same jobs."""
+
+    def __init__(self, what: str, run: Callable[[], float]) -> None:
+        self.what = what
+        self.run = run
+
+
+Site = Callable[[Story], "contextlib.AbstractContextManager[Peer | None]"]
+
+
+@contextlib.contextmanager
+def _home(story: Story) -> Iterator[None]:
+    """Run a queue with the sites of the story's settings; this process asks it."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(story.environment())
+    try:
+        _grn(story, "ls")
+        yield
+    finally:
+        with contextlib.suppress(GrnError):
+            queue.ask({"op": "stop"}, may_start=False)
+        _grn(story, "stop")
+        hang_up()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _grn(story: Story, *words: str) -> None:
+    python = story.env.get("PYTHON_OF_HOME", sys.executable)
+    subprocess.run([python, "-c", GRN, *words], stdout=subprocess.DEVNULL, check=True,
+                   cwd=story.folder)  # fmt: skip
+
+
+def _write_settings(story: Story, name: str, table: str) -> None:
+    Path(story.env["GRN_CONFIG"]).write_text(f"[sites.{name}]\n{table}")
+
+
+@contextlib.contextmanager
+def _ssh(story: Story) -> Iterator[None]:
+    """Start an sshd on loopback, with folders of its own."""
+    site = SshSite(story, env=PACE)
+    site.start()
+    try:
+        Path(story.env["GRN_CONFIG"]).write_text(site.table())
+        yield
+    finally:
+        site.close()
+
+
+@contextlib.contextmanager
+def _slurm(story: Story) -> Iterator[Peer]:
+    """Start a Slurm of one node; the peer is one batch job for each command."""
+    cluster = Slurm(nodes=1, gpus=SLOTS)
+    try:
+        cluster.start()
+        story.env.update(cluster.variables)
+        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in PACE.items())
+        _write_settings(story, "uni", f'slurm = true\npartition = "{PARTITION}"\ngpus = {SLOTS}\n'
+                        f'pilots = 1\nidle = "600s"\nenv = {{ {pairs} }}\n')  # fmt: skip
+
+        def run() -> float:
+            began = time.perf_counter()
+            batch = ["sbatch", "--wait", "--gres=gpu:0", "--output=/dev/null", "--wrap=true"]
+            words = [*batch, f"--partition={PARTITION}", f"--array=1-{BATCH_JOBS}%{SLOTS}"]
+            cluster.run(*words)
+            return (time.perf_counter() - began) * COMMANDS / BATCH_JOBS
+
+        yield Peer(f"one sbatch each ({BATCH_JOBS}, scaled)", run)
+    finally:
+        cluster.close()
+
+
+@contextlib.contextmanager
+def _ray(story: Story) -> Iterator[Peer]:
+    """Start a Ray; the peer is its own tasks in warm workers, which it ends otherwise."""
+    python = python_with_ray()
+    cluster = RayRig()
+    try:
+        cluster.start(gpus=2 * SLOTS)
+        variables = {**PACE, "GRN_RUNTIME_DIR": f"{story.folder}/n", "STORY": str(story.folder),
+                     "PYTHONPATH": story.env["PYTHONPATH"]}  # fmt: skip
+        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in variables.items())
+        story.env.update(VARIABLES, PYTHON_OF_HOME=str(python))
+        _write_settings(story, "cloud", f'ray = "{cluster.address}"\ngpus = {SLOTS}\npilots = 1\n'
+                        f'idle = "600s"\nenv = {{ {pairs} }}\n')  # fmt: skip
+        with _tasks(cluster) as run:
+            yield Peer("warm Ray tasks", run)
+        cluster.clear()
+    finally:
+        cluster.close()
+
+
+@contextlib.contextmanager
+def _tasks(cluster: RayRig) -> Iterator[Callable[[], float]]:
+    """Run a program of Ray that starts as many tasks as it is told."""
+    command, environment = cluster.command(TASKS)
+    process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)  # fmt: skip
+    with process:
+
+        def run() -> float:
+            print(COMMANDS, file=process.stdin, flush=True)
+            return float(process.stdout.readline() if process.stdout else 0)
+
+        yield run
+
+
+def _resident_mb(story: Story, word: bytes) -> list[float]:
+    """Return the memory of each process of a story that has a word in its command line."""
+    found = []
+    for pid in story.left_behind():
+        with contextlib.suppress(OSError, IndexError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if word in words:
+                status = Path(f"/proc/{pid}/status").read_text()
+                found.append(int(status.partition("VmRSS:")[2].split()[0]) / 1000)
+    return found
+
+
+if __name__ == "__main__":
+    rig.main("sites", measure)

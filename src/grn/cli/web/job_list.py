@@ -1,0 +1,189 @@
+"""The jobs of the page as one list: leases, requests and the user's jobs, each job once.
+
+Pure: a snapshot in, rows out. Which job belongs to which lease and request is decided in
+`grn.cli.top.rows`; here rows are named, and the waiting jobs of an array are folded into one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from grn.cli.output.job_text import filled_command, shown_name, spelled_command
+from grn.cli.top import rows as top_rows
+from grn.cli.top.rows import Row
+from grn.model.ranges import show_ranges
+from grn.paths import user_name
+from grn.protocol.rows import JobRow
+from grn.protocol.snapshot import NEGOTIATOR, Snapshot
+
+MAX_ROWS = 200
+MAX_PARTS = 400  # of the ids of a folded row
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """One row of the job table: a job, a lease of another program, or a folded array."""
+
+    id: str
+    name: str
+    command: str
+    group: str  # the sweep or batch it belongs to
+    state: str
+    user: str
+    job: int | None = None  # the first job of an array
+    count: int = 1
+    ids: str = ""  # of one's own jobs, as ranges; empty for others
+    lease: str | None = None
+    where: str = ""
+    gpus: tuple[int, ...] = ()
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    mem_bytes: int | None = None
+    since_at: float = 0.0
+    started_at: float | None = None
+    expected_start_at: float | None = None
+    why: str = ""
+    priority: int = 0
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """The first rows, and how many jobs there are in all."""
+
+    rows: tuple[ListedJob, ...]
+    running: int
+    waiting: int
+    shown: int  # jobs, not rows
+    next_start_at: float | None
+
+
+def listed(picture: Snapshot, own_uid: int, wanted: str = "", most: int = MAX_ROWS) -> JobList:
+    """Return the jobs that run and wait; each word of `wanted` must be found in a row."""
+    running = sorted(top_rows.running(picture, own_uid), key=_by_gpu)
+    waiting = top_rows.waiting(picture, own_uid)
+    if picture.trouble[NEGOTIATOR]:  # what it told last is out of date
+        running = [row for row in running if row.job is not None]
+        waiting = [row for row in waiting if row.job is not None]
+    words = wanted.lower().split()
+    if words:
+        running = [row for row in running if _has(row, words)]
+        waiting = [row for row in waiting if _has(row, words)]
+    shown = _folded([*running, *waiting], picture, most)
+    starts = [_expected(row, picture) for row in waiting]
+    told = picture.queue.counts.get("queued", 0) if not words else 0
+    unlisted = max(0, told - sum(row.job is not None for row in waiting))  # of a long queue
+    return JobList(
+        tuple(shown),
+        len(running),
+        len(waiting) + unlisted,
+        sum(row.count for row in shown),
+        min((at for at in starts if at is not None), default=None),
+    )
+
+
+def lease_names(picture: Snapshot) -> dict[str, str]:
+    """Return the names of the user's jobs by their leases."""
+    jobs = picture.jobs.values()
+    return {job.lease: job_name(job) for job in jobs if job.lease}
+
+
+def job_name(job: JobRow) -> str:
+    """Return what people call a job: the run of a sweep, its name, or its command."""
+    name = shown_name(job).removeprefix(f"{job.group}/" if job.group else "")
+    is_own = name and name != job.group  # lines of a batch are named after the batch only
+    return name if is_own else spelled_command(filled_command(job))
+
+
+def _by_gpu(row: Row) -> tuple[bool, tuple[int, ...], float]:
+    return (bool(row.where), row.gpus, row.since_at)
+
+
+def _has(row: Row, words: Sequence[str]) -> bool:
+    text = " ".join((row.id, row.what, row.state, user_name(row.user), row.where)).lower()
+    return all(word in text for word in words)
+
+
+def _folded(rows: Sequence[Row], picture: Snapshot, most: int) -> list[ListedJob]:
+    """Fold neighbours of one array that wait in the same state and at the same priority."""
+    found: list[ListedJob] = []
+    members: list[JobRow] = []
+    key: tuple[object, ...] | None = None
+
+    def close() -> None:
+        if len(members) > 1:
+            found[-1] = _array(found[-1], members)
+
+    for row in rows:
+        job = picture.jobs.get(row.job) if row.job is not None else None
+        own_key = _array_key(job) if job is not None else None
+        if job is not None and own_key is not None and own_key == key:
+            members.append(job)
+            continue
+        close()
+        if len(found) == most:
+            return found
+        key, members = own_key, [job] if job is not None else []
+        found.append(_of(row, job, picture))
+    close()
+    return found
+
+
+def _array_key(job: JobRow) -> tuple[object, ...] | None:
+    if not job.array_index.isdecimal() or not job.is_waiting:
+        return None
+    return (job.name, job.label, job.argv, job.cwd, job.state, job.priority)
+
+
+def _array(first: ListedJob, members: Sequence[JobRow]) -> ListedJob:
+    base = members[0].name or members[0].label
+    indices = show_ranges([int(job.array_index) for job in members])
+    ids = [job.id for job in members]
+    return replace(
+        first,
+        id=show_ranges(ids),
+        ids=show_ranges(ids, MAX_PARTS),
+        name=f"{base}[{indices}]",
+        command=spelled_command(members[0].argv),
+        count=len(members),
+    )
+
+
+def _of(row: Row, job: JobRow | None, picture: Snapshot) -> ListedJob:
+    state = job.state if job is not None and job.is_waiting else row.state
+    name = job_name(job) if job is not None else row.what
+    command = spelled_command(filled_command(job)) if job is not None else ""
+    return ListedJob(
+        id=row.id,
+        name=name,
+        command="" if command == name else command,
+        group=job.group if job is not None else "",
+        state=state,
+        user=user_name(row.user),
+        job=row.job,
+        ids=str(row.job) if row.job is not None else "",
+        lease=row.lease,
+        where=row.where,
+        gpus=row.gpus,
+        used_bytes=row.used_bytes,
+        reserved_bytes=row.reserved_bytes,
+        mem_bytes=job.mem_bytes if job is not None else None,
+        since_at=row.since_at,
+        started_at=job.started_at if job is not None else None,
+        expected_start_at=_expected(row, picture),
+        why="" if row.why == row.state or row.part is top_rows.Section.RUNNING else row.why,
+        priority=job.priority if job is not None else 0,
+        is_held=job is not None and job.is_held,
+    )
+
+
+def _expected(row: Row, picture: Snapshot) -> float | None:
+    """Return when a waiting row is expected to start, where a daemon says so."""
+    request = picture.waiting.get(row.lease or "")
+    job = picture.jobs.get(row.job) if row.job is not None else None
+    for source in (request, job):
+        at = getattr(source, "expected_start_at", None)  # older daemons do not tell it
+        if isinstance(at, (int, float)):
+            return float(at)
+    return None

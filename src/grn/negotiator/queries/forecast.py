@@ -1,0 +1,338 @@
+"""Expected ends of running jobs and expected starts of waiting ones, as ranges.
+
+The schedule is played forward with short and with long durations (`schedule/timeline.py`). Only the
+first requests in turn get an answer and only so much work is done; the rest is unknown. No decision
+depends on it. Later requests and fair share move starts as well, so the plays alone are too sure:
+past starts show by how much, and ranges are stretched to hold four of five.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from statistics import NormalDist
+from typing import TypeVar
+
+from grn.model.job import Policy, Request
+from grn.negotiator.engine_view import EngineView
+from grn.negotiator.events import Lease, LeaseState, SaveStart
+from grn.negotiator.queries.views import in_turn
+from grn.negotiator.schedule.placement import Need, allowed, pinned
+from grn.negotiator.schedule.timeline import GpuNeed, GpuState, PlannedRequest, PlannedRun, Timeline
+from grn.negotiator.schedule.turns.order import WaitingRequest
+
+MAX_WAITING = 100  # the first requests in turn; the others are unknown
+MAX_GPUS = 64  # on a larger machine all is unknown
+MAX_LEASES = 1000  # with more of them too
+MAX_WORK = 20_000  # looks at one GPU or one job per play: some 10 ms
+MAX_TOLD = 10_000  # waiting requests whose first range is remembered
+STARTS_KEPT = 200
+FRESH_S = 2.0  # a forecast serves all replies for this long
+_QUANTILES = (0.2, 0.8)
+_STRETCH = (0.4, 1.8)  # of the earliest and the latest, until starts show another
+_PRIOR_STARTS = 10
+_OUTSIDE = 0.08  # the share of starts below the range, and above it
+_SPREAD_OUT = 1.2  # the steps between the assumed starts
+_SOON_S = 30.0  # added to both sides of a ratio: seconds do not matter
+Made = TypeVar("Made")
+_DRAINED_S = 2.0
+_NORMAL = NormalDist()
+_LATEST = 1 << 60  # the sequence of a request that is not made
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From the earliest to the latest, in seconds from the time of the forecast."""
+
+    low_s: float
+    high_s: float
+
+    def seen_from(self, passed_s: float) -> tuple[float, float]:
+        """Return the range as it is seen when so much time has passed."""
+        return max(0.0, self.low_s - passed_s), max(0.0, self.high_s - passed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The ranges that are known; all others are unknown."""
+
+    at: float = 0.0
+    ends: Mapping[str, Range] = field(default_factory=dict)  # by lease
+    starts: Mapping[str, Range] = field(default_factory=dict)  # by the key of a request
+    seen: frozenset[str] = frozenset()  # all leases, and the keys of all requests, considered
+
+    def starts_in_s(self, key: str, at: float) -> tuple[float, float] | None:
+        """Return the expected start of a request as seen from a time, None when unknown."""
+        found = self.starts.get(key)
+        return None if found is None else found.seen_from(at - self.at)
+
+    def ends_in_s(self, lease_id: str, at: float) -> tuple[float, float] | None:
+        """Return the expected end of a lease as seen from a time, None when unknown."""
+        found = self.ends.get(lease_id)
+        return None if found is None else found.seen_from(at - self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is not made, and how long its job would run, where that is known."""
+
+    request: Request
+    lasts_s: float | None = None
+
+
+def forecast(
+    view: EngineView, at: float, asked: Asked | None = None
+) -> Generator[None, None, Forecast]:
+    """Return the forecast; yields where other work may be done, as all is copied first."""
+    if len(view.books) > MAX_GPUS or len(view.leases) > MAX_LEASES:
+        return Forecast(at)
+    index = {uuid: place for place, uuid in enumerate(view.books)}
+    gpus = [
+        GpuState(
+            book.free_bytes, book.once_empty_bytes, book.load_cap,
+            view.loads.power(book.gpu.model), book.is_usable and not book.is_closed,
+            book.is_exclusive,
+        )
+        for book in view.books.values()
+    ]  # fmt: skip
+    runs = [_run(view, lease, index, at) for lease in view.leases.values()]
+    waiting = _waiting(view, at, index, asked)
+    yield
+    plays = []
+    for quantile in _QUANTILES:
+        play = Timeline(gpus, MAX_WORK)
+        factor_z = _NORMAL.inv_cdf(quantile)
+        yield from play.play(
+            [_lasting(run, quantile) for run in runs],
+            [_stretched(one, math.exp(factor_z * one.spread)) for one in waiting],
+        )
+        plays.append(play)
+    return Forecast(
+        at,
+        _ranges([one.run.id for one in runs], [play.ends for play in plays]),
+        _ranges([one.candidate.id for one in waiting], [play.starts for play in plays]),
+        frozenset([one.run.id for one in runs] + [one.candidate.id for one in waiting]),
+    )
+
+
+def at_once(steps: Generator[None, None, Made]) -> Made:
+    """Return the result of a forecast without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            made: Made = done.value
+            return made
+
+
+def _ranges(ids: Sequence[str], plays: Sequence[Mapping[str, float]]) -> dict[str, Range]:
+    ranges = {}
+    for one in ids:
+        times = [play[one] for play in plays if one in play]
+        if len(times) == len(plays):
+            ranges[one] = Range(min(times), max(times))
+    return ranges
+
+
+class Forecasts:
+    """Forecasts for replies, the ranges that were told, and what came of them."""
+
+    def __init__(self, view: EngineView, starts: Iterable[SaveStart] = ()) -> None:
+        self._view = view
+        self._latest: Forecast | None = None
+        self._told: dict[str, tuple[float, Range, Range]] = {}  # key -> when, as played, as told
+        self.starts = deque(starts, STARTS_KEPT)
+
+    def current(self, at: float) -> Generator[None, None, Forecast]:
+        """Return a forecast that is at most some seconds old, and note what it tells."""
+        latest = self._latest
+        if latest is None or not 0 <= at - latest.at < FRESH_S or self._is_outdated(latest):
+            played = yield from forecast(self._view, at)
+            latest = self._latest = self._stretched(played)
+        return latest
+
+    def of(self, asked: Asked, at: float) -> Generator[None, None, Range | None]:
+        """Return when a request would start if it came now, None when unknown."""
+        played = yield from forecast(self._view, at, asked)
+        found = played.starts.get(asked.request.key)
+        if found is None or found.high_s == 0:  # it would be granted at once
+            return found
+        return self.stretched(found)
+
+    def granted(self, key: str, at: float) -> SaveStart | None:
+        """Compare a start with the range that was told, where one was."""
+        told = self._told.pop(key, None)
+        if told is None:
+            return None
+        told_at, played, range_ = told
+        start = SaveStart(
+            played.low_s, played.high_s, range_.low_s, range_.high_s, max(0.0, at - told_at)
+        )
+        self.starts.append(start)
+        return start
+
+    def stretched(self, played: Range) -> Range:
+        """Return the range of the plays, stretched to hold four of five starts."""
+        lower, upper = self._stretch()
+        low_s = max(0.0, (played.low_s + _SOON_S) * lower - _SOON_S)
+        return Range(low_s, max(low_s, (played.high_s + _SOON_S) * upper - _SOON_S))
+
+    def _stretched(self, played: Forecast) -> Forecast:
+        starts = {key: self.stretched(each) for key, each in played.starts.items()}
+        for key in self._told.keys() - starts.keys():
+            if key not in self._view.waitlist:
+                del self._told[key]  # it was withdrawn
+        for key, each in starts.items():
+            if key not in self._told and len(self._told) < MAX_TOLD:
+                self._told[key] = (played.at, played.starts[key], each)
+        return replace(played, starts=starts)
+
+    def _stretch(self) -> tuple[float, float]:
+        """Return the factors for the earliest and the latest start."""
+        soon = [(one.waited_s + _SOON_S) / (one.earliest_s + _SOON_S) for one in self.starts]
+        late = [(one.waited_s + _SOON_S) / (one.latest_s + _SOON_S) for one in self.starts]
+        lower, upper = _STRETCH
+        soon += [lower * _SPREAD_OUT**place for place in range(_PRIOR_STARTS)]
+        late += [upper / _SPREAD_OUT**place for place in range(_PRIOR_STARTS)]
+        cut = int(_OUTSIDE * len(soon))
+        return min(1.0, sorted(soon)[cut]), max(1.0, sorted(late)[-1 - cut])
+
+    def _is_outdated(self, latest: Forecast) -> bool:
+        """True when a lease or request came that the forecast could have included."""
+        if not self._view.leases.keys() <= latest.seen:
+            return bool(latest.seen) or len(self._view.leases) <= MAX_LEASES
+        first = islice(in_turn(self._view), MAX_WAITING)
+        return any(one.request.key not in latest.seen for _, one in first)
+
+
+def inside(starts: Iterable[SaveStart]) -> int:
+    """Return how many starts were within the range that was told."""
+    return sum(one.low_s <= one.waited_s <= one.high_s for one in starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningLease:
+    run: PlannedRun
+    usual_s: float | None  # alone
+    done_s: float  # the same, of what it has done
+    spread: float
+
+
+def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) -> _RunningLease:
+    request, book = lease.request, view.books[lease.gpus[0]]
+    model = book.gpu.model
+    power = view.loads.power(model)
+    load = view.loads.of(request.job_type, model, request.arguments)
+    run = PlannedRun(
+        lease.id, tuple(index[uuid] for uuid in lease.gpus), lease.reserved, load or 0.0,
+        math.inf, request.is_exclusive, lease.is_probe, request.job_type,
+    )  # fmt: skip
+    if lease.state is LeaseState.DRAINING:
+        return _RunningLease(replace(run, left_s=_DRAINED_S), None, 0.0, 0.0)
+    done_s = max(0.0, at - lease.granted_at) * math.exp(-power * view.loads.crowd_of(lease.id))
+    usual_s = view.memory.alone_s(request, model, power)
+    return _RunningLease(run, usual_s, done_s, view.memory.spread(request.job_type, model, power))
+
+
+def _lasting(one: _RunningLease, quantile: float) -> PlannedRun:
+    """Return a running job with its remaining time, given that it has not ended yet."""
+    if one.usual_s is None:
+        return one.run
+    passed = 0.0
+    if one.done_s > 0:
+        passed = _NORMAL.cdf(math.log(one.done_s / one.usual_s) / one.spread)
+    if passed > 0.98:  # far later than its type has ever been: assume a share of its time so far
+        return replace(one.run, left_s=one.done_s * quantile / 2)
+    z = _NORMAL.inv_cdf(passed + quantile * (1 - passed))
+    total_s = one.usual_s * math.exp(z * one.spread)
+    return replace(one.run, left_s=max(0.0, total_s - one.done_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedWait:
+    candidate: PlannedRequest
+    spread: float
+
+
+def _waiting(
+    view: EngineView, at: float, index: Mapping[str, int], asked: Asked | None
+) -> list[_PlannedWait]:
+    """Return the first requests in turn, and among them one that is not made."""
+    first = [one for _, one in islice(in_turn(view), MAX_WAITING)]
+    made: dict[int, _PlannedWait] = {}
+    found = []
+    for one in first:
+        group = view.waitlist.group_of(one.request.key)
+        number = group.number if group is not None else 0
+        if number not in made:
+            made[number] = _candidate(view, one.request, number, index)
+        found.append(_told_apart(made[number], one, at, view.patience_s))
+    if asked is not None:
+        new = WaitingRequest(asked.request, _LATEST, at)
+        turn = view.turn_if_asked(new, at)
+        before = sum(view.turn(one) <= turn for one in first)
+        if before < MAX_WAITING:
+            alike = _candidate(view, asked.request, 0, index)
+            if asked.lasts_s is not None:
+                alike = _of_length(alike, asked.lasts_s)
+            found.insert(before, _told_apart(alike, new, at, view.patience_s))
+    return found
+
+
+def _told_apart(
+    one: _PlannedWait, waiting: WaitingRequest, at: float, patience_s: float
+) -> _PlannedWait:
+    starves_in_s = waiting.since + patience_s - at
+    candidate = replace(
+        one.candidate, id=waiting.request.key, starves_in_s=starves_in_s, patience_s=patience_s
+    )
+    return replace(one, candidate=candidate)
+
+
+def _candidate(
+    view: EngineView, request: Request, group: int, index: Mapping[str, int]
+) -> _PlannedWait:
+    needs = view.needs(request)
+    books = allowed(request, list(view.books.values()))
+    books = pinned(request, books) or books
+    alone = {model: _alone_s(view, request, model) for model in needs}
+    demands = {
+        index[book.gpu.uuid]: _demand(needs[book.gpu.model], alone[book.gpu.model])
+        for book in books
+    }
+    model = books[0].gpu.model
+    spread = view.memory.spread(request.job_type, model, view.loads.power(model))
+    is_probe = any(needs[book.gpu.model].is_probe for book in books) and not request.is_exclusive
+    return _PlannedWait(
+        PlannedRequest(
+            request.key, group, request.job_type, request.gpus, demands, 0.0,
+            is_exclusive=request.is_exclusive, is_probe=is_probe,
+            packs=request.policy is Policy.PACK,
+        ),
+        spread,
+    )  # fmt: skip
+
+
+def _alone_s(view: EngineView, request: Request, model: str) -> float:
+    found = view.memory.alone_s(request, model, view.loads.power(model))
+    return math.inf if found is None else found
+
+
+def _demand(need: Need, alone_s: float) -> GpuNeed:
+    return GpuNeed(need.need_bytes, need.load, alone_s)
+
+
+def _of_length(one: _PlannedWait, lasts_s: float) -> _PlannedWait:
+    demands = {gpu: replace(each, alone_s=lasts_s) for gpu, each in one.candidate.demands.items()}
+    return _PlannedWait(replace(one.candidate, demands=demands), 0.0)
+
+
+def _stretched(one: _PlannedWait, factor: float) -> PlannedRequest:
+    demands = {
+        gpu: replace(each, alone_s=each.alone_s * factor)
+        for gpu, each in one.candidate.demands.items()
+    }
+    return replace(one.candidate, demands=demands)

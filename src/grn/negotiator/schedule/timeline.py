@@ -1,0 +1,234 @@
+"""Play the schedule forward: when running jobs end and waiting ones start, for given durations.
+
+A rough copy of the engine's rules on plain values: order, room, load, reservations, backfill. It
+knows neither interference nor links between GPUs. A job of unknown duration never ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+PASSED = 4  # after this many times the patience reserved GPUs are not backfilled any more
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU as the timeline begins."""
+
+    free_bytes: int
+    empty_bytes: int  # free once no lease is left here
+    load_cap: float
+    power: float  # how fast time grows with load
+    is_usable: bool = True
+    is_exclusive: bool = False  # the driver lets one process in
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A job on its GPUs."""
+
+    id: str
+    gpus: tuple[int, ...]
+    reserved: tuple[int, ...]
+    load: float
+    left_s: float  # alone on its GPUs; infinite when unknown
+    is_exclusive: bool = False
+    is_probe: bool = False
+    job_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """What a request needs on one GPU."""
+
+    need_bytes: int
+    load: float | None
+    alone_s: float  # infinite when unknown
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A waiting request; requests of one group get the same answer."""
+
+    id: str
+    group: int
+    job_type: str
+    gpus: int
+    demands: Mapping[int, GpuNeed]  # by GPU; only GPUs that it may use
+    starves_in_s: float  # from then on GPUs are reserved for it
+    patience_s: float = math.inf
+    is_exclusive: bool = False
+    is_probe: bool = False
+    packs: bool = False  # prefers full GPUs
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The state of one play; `starts` and `ends` are its results, in seconds from now."""
+
+    gpus: Sequence[GpuState]
+    max_work: int
+    free: list[int] = field(init=False)
+    load: list[float] = field(init=False)
+    here: list[dict[str, PlannedRun]] = field(init=False)  # by GPU
+    running: dict[str, PlannedRun] = field(default_factory=dict)
+    left_s: dict[str, float] = field(default_factory=dict)
+    starts: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)
+    now_s: float = 0.0
+    work: int = 0
+
+    def __post_init__(self) -> None:
+        self.free = [gpu.free_bytes for gpu in self.gpus]
+        self.load = [0.0] * len(self.gpus)
+        self.here = [{} for _ in self.gpus]
+
+    def play(
+        self, running: Sequence[PlannedRun], waiting: Sequence[PlannedRequest]
+    ) -> Iterator[None]:
+        """Play until all have started and ended, or the work is spent; pause after each event."""
+        for run in running:
+            self._enter(run)
+        rest = list(waiting)
+        while self.work < self.max_work:
+            rest = self._round(rest)
+            speeds = {one: self._slowed(run) for one, run in self.running.items()}
+            self.work += len(speeds)
+            ends_in = {one: self.left_s[one] * slow for one, slow in speeds.items()}
+            first = min(ends_in, key=ends_in.__getitem__, default=None)
+            if first is None or ends_in[first] == math.inf:
+                return
+            passed_s = ends_in[first]
+            self.now_s += passed_s
+            for one, slow in speeds.items():
+                self.left_s[one] -= passed_s / slow
+            self._leave(first)
+            yield
+
+    def _enter(self, run: PlannedRun) -> None:
+        self.running[run.id] = run
+        self.left_s[run.id] = run.left_s
+        for gpu in run.gpus:
+            self.load[gpu] += run.load
+            self.here[gpu][run.id] = run
+
+    def _leave(self, run_id: str) -> None:
+        run = self.running.pop(run_id)
+        del self.left_s[run_id]
+        self.ends[run_id] = self.now_s
+        for gpu, size in zip(run.gpus, run.reserved, strict=True):
+            self.free[gpu] += size
+            self.load[gpu] -= run.load
+            del self.here[gpu][run_id]
+            if not self.here[gpu]:
+                self.free[gpu], self.load[gpu] = self.gpus[gpu].empty_bytes, 0.0
+
+    def _slowed(self, run: PlannedRun) -> float:
+        slowed = (max(1.0, self.load[gpu]) ** self.gpus[gpu].power for gpu in run.gpus)
+        return float(max(slowed))
+
+    def _round(self, waiting: list[PlannedRequest]) -> list[PlannedRequest]:
+        """Start all that fit, in turn; return the others."""
+        kept, ready_s = self._reserved(waiting)
+        rest: list[PlannedRequest] = []
+        refused: set[int] = set()
+        types = {run.job_type for run in self.running.values() if run.is_probe}
+        for one in waiting:
+            if one.group in refused or (one.is_probe and one.job_type in types):
+                rest.append(one)
+                continue
+            closed = set() if kept is None or kept[0] == one.id else kept[1]
+            lasts_s = 1.2 * max(demand.alone_s for demand in one.demands.values())
+            if closed and self.now_s + lasts_s <= ready_s:
+                closed = set()
+            chosen = self._place(one, closed)
+            if not chosen:
+                refused.add(one.group)
+                rest.append(one)
+                continue
+            self._start(one, chosen)
+            if one.is_probe:
+                types.add(one.job_type)
+        return rest
+
+    def _place(self, one: PlannedRequest, closed: set[int]) -> list[int]:
+        self.work += len(one.demands)
+        fits = [gpu for gpu in one.demands if gpu not in closed and self._fits(one, gpu)]
+        if len(fits) < one.gpus:
+            return []
+        sign = 1 if one.packs else -1
+
+        def rank(gpu: int) -> tuple[float, bool, int]:
+            slowed = max(1.0, self.load[gpu] + (one.demands[gpu].load or 0.0))
+            return (round(slowed, 1), self.load[gpu] > 0, sign * self.free[gpu])
+
+        return sorted(fits, key=rank)[: one.gpus]
+
+    def _fits(self, one: PlannedRequest, gpu: int) -> bool:
+        demand, state = one.demands[gpu], self.gpus[gpu]
+        if not state.is_usable:
+            return False
+        here = self.here[gpu].values()
+        if not here:
+            return demand.need_bytes <= state.empty_bytes
+        if one.is_exclusive or state.is_exclusive or demand.need_bytes > self.free[gpu]:
+            return False
+        if any(run.is_exclusive or (one.is_probe and run.is_probe) for run in here):
+            return False
+        return demand.load is None or self.load[gpu] + demand.load <= state.load_cap + _TINY
+
+    def _start(self, one: PlannedRequest, gpus: list[int]) -> None:
+        self.starts[one.id] = self.now_s
+        takes_all = one.is_probe or one.is_exclusive
+        reserved = tuple(
+            self.free[gpu] if takes_all else min(one.demands[gpu].need_bytes, self.free[gpu])
+            for gpu in gpus
+        )
+        for gpu, size in zip(gpus, reserved, strict=True):
+            self.free[gpu] -= size
+        alone_s = math.inf if one.is_probe else max(one.demands[gpu].alone_s for gpu in gpus)
+        load = max(one.demands[gpu].load or 0.0 for gpu in gpus)
+        self._enter(
+            PlannedRun(
+                one.id, tuple(gpus), reserved, load, alone_s,
+                one.is_exclusive, one.is_probe, one.job_type,
+            )
+        )  # fmt: skip
+
+    def _reserved(
+        self, waiting: Sequence[PlannedRequest]
+    ) -> tuple[tuple[str, set[int]] | None, float]:
+        """Return the first starving request with the GPUs reserved for it, and when it has room."""
+        for one in waiting:
+            if one.starves_in_s > self.now_s or one.is_probe:
+                continue
+            able = [
+                gpu
+                for gpu, demand in one.demands.items()
+                if self.gpus[gpu].is_usable and demand.need_bytes <= self.gpus[gpu].empty_bytes
+            ]
+            if len(able) < one.gpus:
+                continue
+            self.work += len(able)
+            ready = sorted((self._ready_s(one, gpu), -self.free[gpu], gpu) for gpu in able)
+            chosen = ready[: one.gpus]
+            is_passed = self.now_s > one.starves_in_s + (PASSED - 1) * one.patience_s
+            ready_s = -math.inf if is_passed else chosen[-1][0]
+            return (one.id, {gpu for _, _, gpu in chosen}), ready_s
+        return None, -math.inf
+
+    def _ready_s(self, one: PlannedRequest, gpu: int) -> float:
+        """Return when a GPU has room for a request by the memory of its jobs."""
+        free, need = self.free[gpu], one.demands[gpu].need_bytes
+        if free >= need:
+            return self.now_s
+        here = self.here[gpu].values()
+        ends = sorted((self.left_s[run.id], run.reserved[run.gpus.index(gpu)]) for run in here)
+        for left_s, size in ends:
+            free += size
+            if free >= need:
+                return self.now_s + left_s
+        return math.inf

@@ -1,0 +1,1 @@
+"""Whose turn it is: order, fair share, reservations, and the queue of waiting requests."""

@@ -1,0 +1,1 @@
+"""What survives the negotiator: the state file and the audit log."""

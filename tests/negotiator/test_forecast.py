@@ -1,0 +1,156 @@
+"""Expected starts and ends: played forward on the engine's own state, never part of a decision."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from grn.model.job import Outcome, Profile, Run
+from grn.model.units import GiB
+from grn.negotiator.events import SaveStart
+from grn.negotiator.queries.forecast import (
+    MAX_WAITING,
+    Asked,
+    Forecasts,
+    Range,
+    at_once,
+    forecast,
+    inside,
+)
+from tests.builders import MODEL, Story, a_request, some_gpus
+
+
+def known(job_type: str, *durations_s: float, peak_bytes: int = 20 * GiB) -> Profile:
+    runs = tuple(
+        Run(Outcome.OK, peak_bytes, each, float(place)) for place, each in enumerate(durations_s)
+    )
+    return Profile(job_type, MODEL, job_type, 7, runs)
+
+
+def a_story(gpus: int = 1) -> Story:
+    return Story(some_gpus(gpus), profiles=(known("train", *[1000.0] * 8),))
+
+
+def test_a_waiting_job_starts_when_the_running_one_ends() -> None:
+    story = a_story()
+    story.asks("a", job_type="train")
+    story.asks("b", job_type="train")
+
+    found = at_once(forecast(story.engine.view, story.at))
+
+    (end,) = found.ends.values()
+    assert end.low_s < 1000 < end.high_s
+    assert found.starts == {"b": end}
+
+
+def test_the_second_in_turn_starts_one_job_later() -> None:
+    story = a_story()
+    for key in "abc":
+        story.asks(key, job_type="train")
+
+    found = at_once(forecast(story.engine.view, story.at)).starts
+
+    assert 1.9 * found["b"].low_s < found["c"].low_s
+    assert found["c"].low_s < 2000 < found["c"].high_s
+
+
+def test_time_that_has_passed_is_not_expected_again() -> None:
+    story = a_story()
+    story.asks("a", job_type="train")
+    story.asks("b", job_type="train")
+
+    late = at_once(forecast(story.engine.view, story.at + 900.0)).starts["b"]
+
+    assert late.high_s < 400
+
+
+def test_behind_a_job_of_unknown_duration_all_is_unknown() -> None:
+    story = a_story()
+    story.asks("a", job_type="new", mem_bytes=20 * GiB)
+    story.asks("b", job_type="train")
+
+    found = at_once(forecast(story.engine.view, story.at))
+
+    assert found.ends == {}
+    assert found.starts == {}
+
+
+def test_a_request_that_is_not_made_comes_last_and_changes_nothing() -> None:
+    story = a_story()
+    for key in "ab":
+        story.asks(key, job_type="train")
+    forecasts = Forecasts(story.engine.view)
+
+    asked = Asked(a_request("new", job_type="train", is_command=True))
+    found = at_once(forecasts.of(asked, story.at))
+
+    assert found is not None
+    assert found.low_s > at_once(forecasts.current(story.at)).starts["b"].low_s
+    assert [one.request.key for one in story.engine.view.waitlist] == ["b"]
+
+
+def test_only_the_first_in_turn_are_forecast() -> None:
+    story = a_story()
+    for number in range(MAX_WAITING + 20):
+        story.asks(f"{number:03}", job_type="train")
+
+    found = at_once(forecast(story.engine.view, story.at))
+
+    assert len(found.starts) <= MAX_WAITING
+    assert f"{MAX_WAITING + 10:03}" not in found.starts
+
+
+def test_a_start_is_compared_with_the_first_range_that_was_told() -> None:
+    story = a_story()
+    for key in "ab":
+        story.asks(key, job_type="train")
+    forecasts = Forecasts(story.engine.view)
+    told = at_once(forecasts.current(story.at)).starts["b"]
+    at_once(forecasts.current(story.at + 500.0))
+
+    start = forecasts.granted("b", story.at + 1000.0)
+
+    assert start is not None
+    assert (start.low_s, start.high_s, start.waited_s) == (told.low_s, told.high_s, 1000.0)
+    assert inside(forecasts.starts) == 1
+    assert forecasts.granted("b", story.at) is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_ranges_are_stretched_to_hold_four_of_five_starts(factor: float) -> None:
+    drawn = random.Random(1)
+    starts = [
+        SaveStart(1000.0, 1200.0, 900.0, 1300.0, 1100.0 * factor * drawn.uniform(0.8, 1.2))
+        for _ in range(200)
+    ]
+
+    told = Forecasts(Story().engine.view, starts).stretched(Range(1000.0, 1200.0))
+
+    held = sum(told.low_s <= one.waited_s <= told.high_s for one in starts)
+    assert held >= 0.8 * len(starts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_histories_give_ranges_in_order(seed: int) -> None:
+    drawn = random.Random(seed)
+    types = {
+        name: known(name, *(drawn.uniform(1, 5000) for _ in range(drawn.randint(1, 9))),
+                    peak_bytes=drawn.randint(1, 20) * GiB)
+        for name in "pqr"
+    }  # fmt: skip
+    story = Story(some_gpus(3), profiles=tuple(types.values()))
+    forecasts = Forecasts(story.engine.view)
+    for number in range(60):
+        if story.engine.view.leases and drawn.random() < 0.4:
+            lease = drawn.choice(list(story.engine.view.leases.values()))
+            if lease.request.key in story.leases:
+                story.ends(lease.request.key, after_s=drawn.uniform(0, 2000))
+        else:
+            story.asks(f"{number}", drawn.uniform(0, 900), job_type=drawn.choice("pqrs"),
+                       gpus=drawn.choice((1, 1, 2)), is_exclusive=drawn.random() < 0.1,
+                       user=drawn.randint(1, 3))  # fmt: skip
+        found = at_once(forecasts.current(story.at))
+        ranges = [*found.ends.values(), *found.starts.values()]
+        assert all(0 <= one.low_s <= one.high_s for one in ranges), f"seed {seed}"
+        assert found.starts.keys() <= {one.request.key for one in story.engine.view.waitlist}
