@@ -99,7 +99,8 @@ def test_the_folder_of_an_earlier_attempt_is_beside_that_of_the_last() -> None:
 OF_STATUS = {"for_s"}
 OF_FEED = {"since_at", "tag", "origin"}
 OF_SHOW = {"attempts", "environment"}
-OF_FEW = {"on", "without", "notify", "array_index", "array_limit"}  # only of jobs that set it
+# Only of jobs that set it.
+OF_FEW = {"on", "without", "notify", "array_index", "array_limit", "begin_at", "only"}
 
 
 def check(kind: type[Any], rows: Iterable[dict[str, Any]], without: set[str]) -> None:

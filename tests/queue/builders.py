@@ -13,6 +13,7 @@ from grn.queue.events import (
     AskLease,
     AttemptStarted,
     CancelAsked,
+    ClockRead,
     DrainAsked,
     DropAsk,
     Event,
@@ -161,6 +162,9 @@ class Line:
 
     def moves(self, *jobs: int, **where: Any) -> list[Action]:
         return self.tell(MoveAsked(self.at, jobs, **where))
+
+    def reads_clock(self, clock: float) -> list[Action]:
+        return self.tell(ClockRead(self.at, clock))
 
     def drains(self, is_drained: bool = True) -> list[Action]:
         return self.tell(DrainAsked(self.at, is_drained))

@@ -15,6 +15,7 @@ from grn.queue.events import (
     AttemptFound,
     AttemptStarted,
     CancelAsked,
+    ClockRead,
     DrainAsked,
     Edited,
     Event,
@@ -57,6 +58,7 @@ EVENTS: dict[type, Event] = {
         MoveAsked(1.0, (1,), priority=3),
         Edited(1.0, a_spec(1, priority=3)),
         DrainAsked(1.0),
+        ClockRead(1.0, 1e9),
         SubmitterGone(1.0, "another process"),
     )
 }

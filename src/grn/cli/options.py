@@ -21,6 +21,10 @@ NEEDS = {
     "on": "only GPUs like these: a100, 'a100|h100', '>=40GiB'",
     "not": "not this GPU, by index or UUID",
 }
+WHEN = {
+    "begin": "start no earlier: 22:00, now+2h, 'tomorrow 9:00' or '2030-01-31 9:00'",
+    "only": "start only in these hours of each day: 20:00-08:00",
+}
 PLACE = {
     "at": "run it at this site or node, or local",
     "nodes": "machines for one job; more than 1 is not possible yet",

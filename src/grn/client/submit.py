@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 JOBS_PER_MESSAGE = 1000
 MAX_TAG = 64
-_UNSET = {"policy": "spread", "at": "", "on": "", "without": [], "tags": [], "array_limit": 0}
 _RANGES = {
     "gpus": (1, MAX_GPUS),
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
@@ -28,7 +27,7 @@ _RANGES = {
 }
 _OPTIONS = (
     "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at", "on",
-    "without", "tags", "array_limit",
+    "without", "tags", "array_limit", "only",
 )  # fmt: skip
 _QUOTING = frozenset("'\"\\")
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
@@ -118,8 +117,8 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify, separate_stderr, at, on, without, tags, send,
-    fetch; as of `grn submit`.
+    requeue, hold, notify, separate_stderr, at, on, without, tags, begin, only, send, fetch; as of
+    `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -221,6 +220,9 @@ def request(**options: Any) -> Message:
         from grn.model.units import parse_time
 
         message["time_limit_s"] = parse_time(time_limit)
+    begin = options.pop("begin", None)
+    if begin:
+        message["begin_at"] = begin_at(begin)
     for name, value in options.items():
         if name not in _OPTIONS:
             raise TypeError(f"submit() has no option '{name}'")
@@ -233,6 +235,7 @@ def request(**options: Any) -> Message:
         ("without", []),
         ("tags", []),
         ("array_limit", 0),
+        ("only", ""),
     ):
         if message.get(name) == usual:
             del message[name]  # older queues do not know it
@@ -249,6 +252,8 @@ def edited(options: dict[str, Any]) -> Message:
             field = "mem" if name == "mem" else "time_limit_s"
             parse = units.parse_memory if name == "mem" else units.parse_time
             message[field] = None if value == "0" else parse(value)
+        elif name == "begin":
+            message["begin_at"] = 0.0 if value == "now" else begin_at(value)
         else:
             message[name] = _text(name, value) if name == "name" else _checked_option(name, value)
     return message
@@ -310,7 +315,25 @@ def _checked_option(name: str, value: Any) -> Any:
         return [_tag(tag) for tag in value]
     if name == "without":
         return [_text("", str(gpu)) for gpu in value]
+    if name == "only" and value:
+        from grn.model.windows import parse_hours
+
+        parse_hours(value)
     return _text(name, value) if name in ("notify", "at", "on") else value
+
+
+def begin_at(text: str) -> float:
+    """Read when a job may begin; a time that has passed is said to mean now."""
+    import time
+
+    from grn.model.windows import parse_moment
+
+    now = time.time()
+    found = parse_moment(text, now)
+    if found < now:
+        print(f"grn: {text} has passed: it may start now", file=sys.stderr)
+        return 0.0
+    return found
 
 
 def folders(send: bool, fetch: str | Iterable[str] | None, cwd: str) -> Message:

@@ -14,6 +14,7 @@ from grn import wire
 from grn.errors import UsageError
 from grn.model import MAX_CHOICE, MAX_RETRIES, fetch_patterns
 from grn.model.fetch_patterns import MAX_PATTERNS
+from grn.model.windows import MAX_HOURS, parse_hours
 from grn.protocol import schemas
 from grn.protocol.schemas import GpuCount, Key, Priority, Reader
 
@@ -22,6 +23,7 @@ JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
 JobIds = Annotated[list[JobId], Meta(max_length=1_000_000)]
 Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^\S+$")]
 Tags = Annotated[list[Tag], Meta(max_length=32)]
+WallClock = Annotated[float, Meta(ge=0, le=1e11)]
 MAX_JOBS_AT_ONCE = 10_000
 
 
@@ -78,6 +80,8 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     tags: Tags = field(default_factory=list)
     array_first: JobId | None = None  # the first job of the array that an earlier message began
     array_limit: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    begin_at: WallClock = 0.0
+    only: Annotated[str, Meta(max_length=MAX_HOURS)] = ""
 
 
 class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
@@ -99,6 +103,8 @@ class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
     on: Annotated[str, Meta(max_length=MAX_CHOICE)] | msgspec.UnsetType = msgspec.UNSET
     without: Annotated[list[Text], Meta(max_length=1024)] | msgspec.UnsetType = msgspec.UNSET
     tags: Tags | msgspec.UnsetType = msgspec.UNSET
+    begin_at: WallClock | msgspec.UnsetType = msgspec.UNSET
+    only: Annotated[str, Meta(max_length=MAX_HOURS)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
@@ -241,6 +247,8 @@ def check_words(message: SubmitRequest) -> None:
     for pattern in message.fetch:
         if fault := fetch_patterns.fault_of(pattern):
             raise UsageError(f"{pattern!r} {fault}.")
+    if message.only:
+        parse_hours(message.only)
     names = [*message.env, *(name for wanted in message.jobs for name in wanted.extra)]
     for name in names:
         if not name or "=" in name:

@@ -329,6 +329,8 @@ class JobRow:
     tags: tuple[str, ...] = ()
     array_limit: int = 0  # how many jobs of its array run at once; 0: as GPUs allow
     array_index: str = ""  # its number, if it belongs to an array
+    begin_at: float = 0.0  # it starts no earlier
+    only: str = ""  # the daily hours in which it may start
     log: str = ""
     place: int = 0
     tag: str | None = None

@@ -17,6 +17,7 @@ from grn.queue.events import (
     AttemptFound,
     AttemptStarted,
     CancelAsked,
+    ClockRead,
     DrainAsked,
     Edited,
     Event,
@@ -44,6 +45,7 @@ from grn.queue.events import (
 from grn.queue.job import AttemptFate, EndReason, Exit, JobState, JobView, Kept, Settlement, Step
 from grn.queue.job_table import JobTable, QueuedJob, restored, saved
 from grn.queue.lease_window import LeaseWindow, WindowLimits
+from grn.queue.start_windows import StartWindows
 
 
 class QueueEngine:
@@ -52,7 +54,8 @@ class QueueEngine:
     def __init__(self, limits: WindowLimits | None = None) -> None:
         self._table = JobTable()
         self._window = LeaseWindow(limits or WindowLimits(), self._table)
-        self.jobs = JobViews(self._table, self._window)
+        self._start_windows = StartWindows(self._table)
+        self.jobs = JobViews(self._table, self._window, self._start_windows)
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
@@ -82,7 +85,9 @@ class QueueEngine:
     def _recovered(self, event: Recovered) -> Iterator[Action]:
         self._window.is_drained = event.is_drained
         for kept in event.jobs:
-            self._table.add(restored(kept))
+            job = restored(kept)
+            self._table.add(job)
+            yield from self._start_windows.enter(job)
         ends = dict(event.ends)
         for job in list(self._table.jobs.values()):
             if job.fault and job.state is JobState.QUEUED:
@@ -101,6 +106,7 @@ class QueueEngine:
             job = QueuedJob(spec, JobState.QUEUED, spec.priority, spec.id, spec.retries)
             job.is_held = event.is_held
             self._table.add(job)
+            yield from self._start_windows.enter(job)
             yield from self._table.connect(job, ends)
             if event.is_held and spec.id in self._table.jobs:
                 yield saved(job)
@@ -179,6 +185,7 @@ class QueueEngine:
         yield from self._table.unask(job)
         job.tries_left = max(0, job.tries_left + event.spec.retries - job.spec.retries)
         job.spec, job.priority, job.said = event.spec, event.spec.priority, ""
+        yield from self._start_windows.enter(job)
         self._table.ready.add(job)
         yield saved(job)
         yield from self._unask_followers(job)
@@ -196,6 +203,10 @@ class QueueEngine:
         if event.is_drained:
             for job in self._table.ready.all_asked():
                 yield from self._table.reorder(job)
+        yield from self._window.more()
+
+    def _clock_read(self, event: ClockRead) -> Iterator[Action]:
+        yield from self._start_windows.read_clock(event.clock)
         yield from self._window.more()
 
     # --- leases --------------------------------------------------------------------------
@@ -347,9 +358,10 @@ class QueueEngine:
 class JobViews(Mapping[int, JobView]):
     """Read-only views of the jobs that have not ended, each made on access."""
 
-    def __init__(self, table: JobTable, window: LeaseWindow) -> None:
+    def __init__(self, table: JobTable, window: LeaseWindow, starts: StartWindows) -> None:
         self._table = table
         self._window = window
+        self._start_windows = starts
 
     def __getitem__(self, job_id: int) -> JobView:
         job = self._table.jobs[job_id]
@@ -382,6 +394,8 @@ class JobViews(Mapping[int, JobView]):
             waits_for = sorted(job.waits_for)
             plural = "s" * (len(waits_for) > 1)
             return f"waiting for job{plural} {', '.join(map(str, waits_for))} to finish"
+        if job.opens_at is not None:
+            return self._start_windows.why(job.opens_at)
         if window.is_drained:
             return "the queue is paused: run `grn drain --off` to resume"
         if not window.has_negotiator:
@@ -414,4 +428,5 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     MoveAsked: QueueEngine._move_asked,
     Edited: QueueEngine._edited,
     DrainAsked: QueueEngine._drain_asked,
+    ClockRead: QueueEngine._clock_read,
 }

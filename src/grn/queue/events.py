@@ -164,6 +164,14 @@ class DrainAsked:
     is_drained: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class ClockRead:
+    """The wall clock, at the time that `WakeAt` named or before."""
+
+    at: float
+    clock: float
+
+
 Event = (
     Recovered
     | Submitted
@@ -183,6 +191,7 @@ Event = (
     | MoveAsked
     | Edited
     | DrainAsked
+    | ClockRead
 )
 
 # --- actions -------------------------------------------------------------------------------
@@ -315,6 +324,13 @@ class TellEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `ClockRead` at this time of the wall clock; replaces an earlier `WakeAt`."""
+
+    clock: float
+
+
+@dataclass(frozen=True, slots=True)
 class TellEmpty:
     """The last job has ended."""
 
@@ -334,5 +350,6 @@ Action = (
     | Launch
     | Stop
     | TellEnded
+    | WakeAt
     | TellEmpty
 )

@@ -19,6 +19,7 @@ from grn.daemon.connection import Verbs
 from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.model.units import show_size
+from grn.model.windows import parse_hours
 from grn.protocol import queue_requests
 from grn.queue import naming
 from grn.queue.events import CancelAsked, DrainAsked, Edited, HoldAsked, MoveAsked, Submitted
@@ -49,7 +50,7 @@ _SORTS = {
 _EDITED = {  # fields of a request to edit, and of JobSpec
     "gpus": "gpus", "mem": "mem_bytes", "exclusive": "is_exclusive", "priority": "priority",
     "retry": "retries", "requeue": "may_requeue", "at": "at", "on": "on", "without": "without",
-    "tags": "tags",
+    "tags": "tags", "begin_at": "begin_at", "only": "only",
 }  # fmt: skip
 _CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
@@ -387,6 +388,7 @@ def _new_job(
         message.fail_fast, "pack" if message.policy == "pack" else "", at, message.on,
         tuple(message.without), tuple(message.tags),
         (message.array_first or first) if message.array_limit else 0, message.array_limit,
+        message.begin_at, message.only,
     )  # fmt: skip
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,
@@ -442,6 +444,8 @@ def _edited(job: NewJob, message: queue_requests.EditRequest) -> NewJob:
         )  # fmt: skip
     if message.cwd is not UNSET:
         queue_requests.check_word(message.cwd)
+    if message.only is not UNSET and message.only:
+        parse_hours(message.only)
     return replace(job, spec=replace(job.spec, **spec), shared=replace(job.shared, **shared))
 
 

@@ -90,6 +90,8 @@ class JobSpec:
     tags: tuple[str, ...] = ()  # words to find it by
     array: int = 0  # the id of the first job of its array, 0 unless `array_limit` is set
     array_limit: int = 0  # how many jobs of its array run at once; 0: as GPUs allow
+    begin_at: float = 0.0  # it starts no earlier, by the wall clock
+    only: str = ""  # the daily hours in which it may start: `20:00-08:00`
 
 
 @dataclass(frozen=True, slots=True)

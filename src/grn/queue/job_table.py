@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from grn.model.windows import StartWindow
 from grn.queue.events import Action, DropAsk, LeaseGranted, SaveEnd, SaveState, TellEnded
 from grn.queue.job import BUSY, EndReason, Exit, JobSpec, JobState, Kept, Step, after
 
@@ -38,6 +39,8 @@ class QueuedJob:
     lease: str = ""
     grant: LeaseGranted | None = None  # how the lease came
     waits_for: AbstractSet[int] = frozenset()  # jobs that have not ended yet
+    window: StartWindow | None = None  # when it may start; None: at any time
+    opens_at: float | None = None  # it is outside its window until then, by the wall clock
     said: str = ""  # why it waits, by the negotiator's latest answer
     fault: str = ""  # its row is damaged: it is not run again
     past: str = ""  # why its latest attempt failed, where the job is not to blame
@@ -72,7 +75,8 @@ class QueuedJob:
 
     @property
     def is_ready(self) -> bool:
-        return self._state is JobState.QUEUED and not self.is_held and not self.waits_for
+        is_kept_back = self.is_held or self.waits_for or self.opens_at is not None
+        return self._state is JobState.QUEUED and not is_kept_back
 
 
 Entry = tuple[Rank, int, int, QueuedJob]  # the third number is unique: jobs are never compared

@@ -27,6 +27,7 @@ from grn.queue.events import (
     AskLease,
     AttemptFound,
     AttemptStarted,
+    ClockRead,
     DropAsk,
     Event,
     Exited,
@@ -47,6 +48,7 @@ from grn.queue.events import (
     SubmitterGone,
     TellEmpty,
     TellEnded,
+    WakeAt,
     WatchLease,
 )
 from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
 LAZY_S = 0.004
+MAX_SLEEP_S = 60.0  # timers stand still while the machine sleeps, and clocks are set
 
 
 class Submitters:
@@ -126,6 +129,7 @@ class QueueLoop:
         self.fleet: Fleet | None = None  # without sites there is none
         self._inbox: list[Event] = []
         self._unwritten: list[Action] = []
+        self._wake: asyncio.TimerHandle | None = None
 
     # --- facts in ------------------------------------------------------------------------
 
@@ -274,6 +278,15 @@ class QueueLoop:
         log.info("action=stop job=%d attempt=%d now=%s", action.job, action.attempt, action.is_now)
         self.site.stop(Attempt(action.job, action.attempt), action.is_now)
 
+    def _wake_at(self, action: WakeAt) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        delay_s = min(max(0.0, action.clock - time.time()), MAX_SLEEP_S)
+        self._wake = asyncio.get_running_loop().call_later(delay_s, self._read_clock)
+
+    def _read_clock(self) -> None:
+        self.tell_now(ClockRead(self.now(), time.time()))
+
     def _attempt_end_saved(self, action: SaveAttemptEnd) -> None:
         self.site.written(Attempt(action.job, action.attempt))
         self.notifications.changed(action.job)
@@ -353,6 +366,7 @@ _ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {
     WatchLease: QueueLoop._watch_lease,
     Launch: QueueLoop._launch,
     Stop: QueueLoop._stop,
+    WakeAt: QueueLoop._wake_at,
     TellEnded: QueueLoop._tell_ended,
     TellEmpty: QueueLoop._tell_empty,
     SaveAttemptEnd: QueueLoop._attempt_end_saved,

@@ -30,7 +30,8 @@ DEADLINE_S = 30.0
 MAX_REQUEST_BYTES = 32 << 20
 _TOGETHER_S = 0.005
 _BEGIN_S = 0.05
-_FEW = ("on", "without", "array_limit")  # options that few jobs set, which a row has then
+# Options that few jobs set, which a row has then.
+_FEW = ("on", "without", "array_limit", "begin_at", "only")
 
 
 class QueueServer:

@@ -359,6 +359,10 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
 @options.needs(has_defaults=False, without="type")
 @click.option("--retry", type=int, metavar="N", help="Retry up to N times on failure.")
 @click.option("--time-limit", metavar="TIME", help="End it after 90s, 30m, 12h or 2d; 0 for none.")
+@click.option(
+    "--begin", metavar="TIME", help="Start no earlier, as of `grn submit`; now for any time."
+)
+@click.option("--only", metavar="HOURS", help="Start only in these hours, 20:00-08:00; '' for all.")
 @click.option("--at", metavar="PLACE", help="Run it at this site or node, or local.")
 @click.option("--notify", metavar="CMD", help="Run CMD by the shell when it has ended.")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Its tags, instead of the old.")

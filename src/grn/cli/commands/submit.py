@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from grn.cli.options import NEEDS, PLACE
+from grn.cli.options import NEEDS, PLACE, WHEN
 from grn.errors import GrnError, UsageError
 
 TYPE_CHECKING = False
@@ -22,6 +22,7 @@ examples:
   grn submit -- python train.py --lr 0.1
   grn submit --gpus 2 --mem 12GiB -- torchrun --nproc-per-node=gpu train.py
   grn submit --retry 2 --time-limit 12h -- python train.py
+  grn submit --begin 22:00 -- python train.py
   grn submit --after 41 --shell -- 'python eval.py > eval.txt'
   grn submit --array 0-9 --shell -- 'python train.py --seed $GRN_ARRAY_INDEX'
   grep -v skip commands.txt | grn submit --lines -
@@ -59,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     add("--not", dest="avoid", action="append", default=[], metavar="GPU", help=NEEDS["not"])
     add("--after", action="append", default=[], metavar="ID[:ok|:any]",
         help="start when that job has ended well (or however it ended)")  # fmt: skip
+    add("--begin", metavar="TIME", help=WHEN["begin"])
+    add("--only", default="", metavar="HOURS", help=WHEN["only"])
     add("--retry", type=int, default=0, metavar="N", help="retry up to N times on failure")
     add("--time-limit", metavar="TIME", help="end it after 90s, 30m, 12h or 2d")
     add("--cwd", metavar="DIR", help="run it in this folder")
@@ -133,6 +136,8 @@ def _shared(options: argparse.Namespace) -> dict[str, Any]:
         "exclusive": options.exclusive,
         "priority": options.priority,
         "after": options.after,
+        "begin": options.begin,
+        "only": options.only,
         "retry": options.retry,
         "time_limit": options.time_limit,
         "cwd": options.cwd,

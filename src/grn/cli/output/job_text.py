@@ -11,6 +11,7 @@ from grn.cli.output.table import labelled, table
 from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import show_limit, show_size, show_time
+from grn.model.windows import show_moment
 from grn.protocol.rows import AttemptRow, JobRow
 
 _INDEX = ("${GRN_ARRAY_INDEX}", "$GRN_ARRAY_INDEX")
@@ -149,6 +150,7 @@ def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> 
         ("submitted", f"{show_time(now - row.submitted_at)} ago, priority {row.priority}"),
         ("array", _array(row)),
         ("after", after),
+        ("starts", _starts(row, now)),
         ("limit", show_limit(row.time_limit_s) if row.time_limit_s else ""),
         ("retries", _retries(row)),
         ("notify", harmless(row.notify)),
@@ -210,6 +212,13 @@ def _retries(row: JobRow) -> str:
 def _array(row: JobRow) -> str:
     limit = f", at most {row.array_limit} at once" if row.array_limit else ""
     return f"GRN_ARRAY_INDEX={harmless(row.array_index)}{limit}" if row.array_index else ""
+
+
+def _starts(row: JobRow, now: float) -> str:
+    """Say when a job may start, if that was stated."""
+    parts = [f"no earlier than {show_moment(row.begin_at, now)}"] if row.begin_at else []
+    parts += [f"only {harmless(row.only)}"] if row.only else []
+    return ", ".join(parts)
 
 
 def _reason(row: JobRow) -> str:

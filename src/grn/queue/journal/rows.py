@@ -42,7 +42,8 @@ _SUBMITTED = (
 _GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at", "options", "tags")
 # Fields of a JobSpec that few jobs set: together one JSON object, in the column `options`.
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "on": str, "without": tuple, "array": int, "array_limit": int,
+    "on": str, "without": tuple, "array": int, "array_limit": int, "begin_at": float,
+    "only": str,
 }  # fmt: skip
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
