@@ -175,7 +175,7 @@ def test_users_are_listed_with_what_they_have_had() -> None:
 
     assert lines[1] == ["ada", "1", "1.00", "25%", "0.5", "3"]
     assert lines[2][3] == "75%"
-    assert plain(render.shares([], name_of)) == "nobody has used a GPU lately"
+    assert plain(render.shares([], name_of)) == "no GPU has been used lately"
 
 
 @pytest.mark.parametrize(("before", "words"), [(0, None), (1, "another user"), (4, "4 others")])

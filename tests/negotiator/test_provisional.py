@@ -51,7 +51,7 @@ def test_the_wait_names_the_model_that_showed_the_need() -> None:
     needs = story.engine.view.needs(a_request("a"))
     assert (needs["Small"].is_probe, needs["Small"].because) == (False, "as on Big")
     assert needs["Small"].need_bytes == needs["Big"].need_bytes > 16 * GiB
-    # It fits there but for the headroom, and is measured anew.
+    # It fits there but for the headroom, and is measured again.
     assert (needs["Middle"].is_probe, needs["Middle"].need_bytes) == (True, 16 * GiB)
 
 

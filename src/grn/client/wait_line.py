@@ -93,7 +93,7 @@ class WaitLine:
 
 
 def open_line(passed_s: float) -> WaitLine | None:
-    """Return the line of a call that has waited for some seconds; None where nobody looks."""
+    """Return the line of a call that has waited for some seconds; None where it is not shown."""
     stream = sys.stderr
     if is_quiet() or not is_seen(stream):
         return None

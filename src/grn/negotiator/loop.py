@@ -204,7 +204,7 @@ class Loop:
         self.tell(Sampled(self.now(), readings, self._survived()))
         self.history.sampled(self.view, self.now())
         # Memory that is still in use will not be free in an instant. The end of a process is
-        # sampled at once, but not so often that the loop does nothing else.
+        # sampled at once, but at a limited rate, or the loop does nothing else.
         is_to_repeat = self._look.is_set()
         self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
 

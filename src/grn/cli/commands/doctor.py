@@ -178,7 +178,7 @@ def _negotiator() -> Iterator[Finding]:
         yield Finding(FINE, f"{text} fell into the range that was told")
     if dropped := status.types_dropped:
         text = f"{dropped} job types were forgotten: there were too many of a user"
-        yield Finding(NOTE, f"{text}; use fewer names for --type, or they are measured anew")
+        yield Finding(NOTE, f"{text}; use fewer names for --type, or they are measured again")
     for gpu in status.gpus:
         if gpu.health != "ok":
             yield Finding(BAD, f"GPU {gpu.index} is {gpu.health}: it gets no new job")

@@ -34,13 +34,13 @@ _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "
 @click.option("--generate", "count", type=click.IntRange(1, 100_000), metavar="N",
               help="N jobs of our own making instead (300 without --jobs).")  # fmt: skip
 @click.option("--arrivals", metavar="FILE|RATE",
-              help="When jobs come: a CSV, or so many a minute, or at-once.")  # fmt: skip
+              help="When jobs arrive: a CSV, a number per minute, or at-once.")  # fmt: skip
 @click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)),
               help="Only these (repeatable); the first is what ratios are against.")  # fmt: skip
 @click.option("--beta", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="X",
               help="How much sharing slows down: speed = min(1, U^-beta).")  # fmt: skip
 @click.option("--clashing", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
-              help="Of pairs of types, so many slow each other more than load tells.")  # fmt: skip
+              help="Share of type pairs that slow each other more than load tells.")  # fmt: skip
 @click.option("--seed", type=int, default=0, metavar="S", help="Of generated jobs and arrivals.")
 @click.option("--sample", "tick_s", type=click.FloatRange(0.5, 600), default=5.0, metavar="S",
               help="Seconds between readings of the GPUs.")  # fmt: skip

@@ -180,7 +180,7 @@ def audit(most: int, as_json: bool) -> int:
         for row in read_all(AuditRow, rows)
     ]
     headers = ("WHEN", "USER", "PID", "VERB", "OBJECT", "RESULT")
-    none = "nothing yet: nobody was refused, forgot a profile or stopped the negotiator"
+    none = "nothing yet: no refusal, no forgotten profile, no stop of the negotiator"
     echo(table(headers, lines, width(), elastic=("OBJECT",), spare=("PID",)) or none)
     return 0
 

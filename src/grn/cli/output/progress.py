@@ -18,7 +18,7 @@ _REFRESH_S = 0.1
 _PACE_S = 1.0  # between two drawings when nothing changes but the time
 _BAR, _WIDE_BAR, _WIDE_FROM = 20, 32, 110
 _GAP = "  "
-_LEAST_NAME = 12  # columns below which no name is begun
+_MIN_NAME = 12  # columns below which no name is begun
 
 
 class ProgressLine:
@@ -110,7 +110,7 @@ def line(
     now: Progress, passed_s: float, columns: int, *,
     best: str = "", reason: str = "", is_ascii: bool = False,
 ) -> str:  # fmt: skip
-    """Draw progress in one line of so many columns; what finds no room is left out."""
+    """Draw progress in one line of `columns`; parts that do not fit are left out."""
     shown, used = "", 0
     for text, style in _pieces(now, passed_s, columns, best, is_ascii):
         gap = _GAP if shown else ""
@@ -181,7 +181,7 @@ def _names(now: Progress, room: int) -> str:
         end = f" +{more}" if more > 0 else ""
         begun = f"{shown}, " if shown else ""
         left = room - columns_of(begun) - len(end)
-        if left < _LEAST_NAME:
+        if left < _MIN_NAME:
             return f"{shown} +{more + 1}" if shown else ""
         shown = begun + cut(harmless(name), left)
     return shown

@@ -115,7 +115,7 @@ def why(rows: Sequence[LeaseRow | WaitingRow], user_name: UserName) -> str:
 def shares(rows: Sequence[ShareRow], user_name: UserName, width: int = 0) -> str:
     """List users by whose turn it is."""
     if not rows:
-        return "nobody has used a GPU lately"
+        return "no GPU has been used lately"
     total = sum(row.had_gpu_h for row in rows) or 1.0
     lines = [
         (

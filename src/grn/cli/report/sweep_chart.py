@@ -19,7 +19,7 @@ ALWAYS_DRAWN = 200  # of the best
 MAX_TABLED = 25
 MAX_AXES = 24
 MAX_TICKS = 12
-_LOG_FROM = 30.0  # values that span so many times the smallest are drawn by magnitude
+_LOG_FROM = 30.0  # a ratio of largest to smallest from which an axis is logarithmic
 _MARGIN = 0.05  # of an axis, left free at both ends
 _SPREAD = 0.045  # of an axis, to both sides
 _GOLDEN = 0.618034  # multiples of it fall evenly between whole numbers
@@ -204,7 +204,7 @@ def _round_numbers(low: float, high: float, is_log: bool) -> list[float]:
 
 
 def _is_geometric(kinds: Sequence[float]) -> bool:
-    """True for numbers like 16, 32, 64: each so many times the one before."""
+    """True for numbers like 16, 32, 64: a geometric series."""
     ratios = [later / earlier for earlier, later in itertools.pairwise(kinds)]
     return 2 <= len(ratios) <= 12 and min(ratios) >= 1.9 and max(ratios) <= 1.01 * min(ratios)
 

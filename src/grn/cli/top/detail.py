@@ -31,7 +31,7 @@ def pane(
     row: Row | None, detail: Detail, size: tuple[int, int], now: float, marks: Marks, user: str,
     *, is_following: bool = False,
 ) -> list[Line]:  # fmt: skip
-    """Draw a job in so many columns and lines; the log alone while it is followed."""
+    """Draw a job in the given columns and lines; only its log while that is followed."""
     width, height = size
     if row is None:
         return _filled([[(" nothing is selected", "dim")]], size, marks)

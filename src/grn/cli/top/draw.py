@@ -65,14 +65,14 @@ def spark(values: Sequence[float | None], size: int, most: float, marks: Marks) 
 
 
 def curve(values: Sequence[int | None], size: int, marks: Marks) -> str:
-    """Draw all values in so many characters: each the highest of those it stands for."""
+    """Draw values in `size` characters, each the maximum of its share of them."""
     highs = squeezed(values, size)
     most = max((value for value in highs if value), default=1)
     return spark(highs, len(highs), most, marks)
 
 
 def squeezed(values: Sequence[int | None], size: int) -> list[int | None]:
-    """Return at most so many values, each the highest of those it stands for."""
+    """Return at most `size` values, each the maximum of its share of them."""
     size = min(size, len(values))
     parts = [
         values[len(values) * place // size : len(values) * (place + 1) // size]
@@ -99,7 +99,7 @@ def boxed(line: Line, marks: Marks, style: str = "frame") -> Line:
 
 
 def cut(text: str, size: int, marks: Marks) -> str:
-    """Fit a text into so many columns, with a mark where something is left out."""
+    """Fit a text into `size` columns, with a mark where it is cut."""
     shown = text_cut(text, size, marks.cut)
     return shown + " " * (size - columns_of(shown))
 

@@ -130,7 +130,7 @@ def waiting(picture: Snapshot, own_uid: int) -> list[Row]:
 
 
 def ended(picture: Snapshot, own_uid: int) -> list[Row]:
-    """Return what has ended of late, the latest first."""
+    """Return recently ended jobs and leases, the latest first."""
     rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
     own = {row.lease for row in rows if row.lease}
     own |= {job.lease for job in picture.jobs.values() if job.lease}  # their ends may be on the way

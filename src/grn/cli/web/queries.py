@@ -253,7 +253,7 @@ def job(picture: Snapshot, number: int) -> Row:
 
 
 def lease(picture: Snapshot, name: str) -> Row | None:
-    """Return one lease, running or ended of late, with its curve."""
+    """Return one lease, running or recently ended, with its curve."""
     row = picture.leases.get(name) or next((end for end in picture.ends if end.id == name), None)
     if row is None:
         return None

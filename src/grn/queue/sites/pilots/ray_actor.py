@@ -54,7 +54,7 @@ class PilotActor:
         self._streams: dict[int, StreamEnd] = {}
         self._opened = 0
         self._keeping: asyncio.Task[None] | None = None
-        # Its adapter may have been killed at once, with nobody left to call it.
+        # Its adapter may have been killed at once; then no call would ever come.
         self._unused = threading.Timer(FIRST_CALL_S, os._exit, (0,))
         self._unused.daemon = True
         self._unused.start()

@@ -148,7 +148,7 @@ class Since:
         self._began: dict[int, float] = {}
 
     def update(self, now: float, some: Iterable[int]) -> None:
-        """Note which are so now; all others begin anew."""
+        """Note which hold now; forget all others."""
         self._began = {one: self._began.get(one, now) for one in some}
 
     def lasting(self, now: float, least_s: float) -> list[int]:
@@ -169,7 +169,7 @@ class Backoff:
         self._until = now + self._pause_s
 
     def succeeded(self) -> None:
-        """Begin anew."""
+        """Forget what was noted."""
         self._pause_s = self._until = 0.0
 
     def is_over(self, now: float) -> bool:
