@@ -201,6 +201,7 @@ def main() -> None:
         if not options.no_tests:
             bring("BROWSER", BROWSERS, ("chromium",))
             bring("CONTAINER ENGINE", ENGINES, ("podman", "runc"))
+            bring("FAKETIME", ("faketime",), ("faketime",))
             bring("SSHD", SSHD, ("openssh-server", "openssh-client", "iproute2"))
             bring_packages()
             run_tests(CURRENT, sys.executable)
