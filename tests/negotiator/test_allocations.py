@@ -9,7 +9,7 @@ import pytest
 
 from grn.model.units import GiB
 from grn.negotiator.schedule.allocations import MANY, Shelf
-from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import FreeSpace, is_empty, is_taking
 from grn.negotiator.schedule.turns.order import MAX_REACHES, Reach, Refusal, Rooms, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
@@ -41,6 +41,12 @@ def test_what_the_shelf_says_is_what_the_books_say(count: int) -> None:
         taking = sorted(each.most_takeable_bytes for each in books.values() if is_taking(each))
         assert [size for size, _ in room.free] == taking
         assert room.empty == sum(map(is_empty, books.values()))
+        closed = draw.sample(sorted(books), 2)
+        rest = [each for each in books.values() if each.gpu.uuid not in closed and is_taking(each)]
+        rest.sort(key=lambda each: each.most_takeable_bytes)
+        assert shelf.room(closed).most(1) == rest[-1].most_takeable_bytes
+        roomiest = [each.most_takeable_bytes for each in shelf.roomiest(4, closed)]
+        assert roomiest == [each.most_takeable_bytes for each in rest[:-5:-1]]
 
 
 def test_closed_gpus_give_no_room() -> None:
@@ -71,6 +77,20 @@ def test_a_gang_is_placed_on_very_many_gpus() -> None:
 
     assert story.asks("gang", gpus=4, mem_bytes=20 * GiB) == []
     assert story.ends("x1") == ["gang"]
+
+
+def test_of_very_many_gpus_some_are_reserved_for_a_starving_gang() -> None:
+    story = Story(some_gpus(2 * MANY), Rules(patience_s=100.0))
+    for number in range(2 * MANY):
+        story.asks(f"x{number}", mem_bytes=20 * GiB, job_type="x")
+    assert story.asks("gang", gpus=2, mem_bytes=20 * GiB) == []
+    story.passes(150)
+
+    assert story.ends(f"x{2 * MANY - 1}") == []
+    assert story.asks("late", mem_bytes=20 * GiB) == []
+    assert story.asks("small", mem_bytes=GiB) == ["small"]
+    assert story.ends("x7") == ["gang"]
+    assert story.ends("x8") == ["late"]
 
 
 def waitlist_of(needs: dict[str, float]) -> Waitlist:

@@ -13,7 +13,11 @@ pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Pyth
 
 
 class Forgetful(Engine):
-    """An engine that forgets all refusals, so that every event asks every request."""
+    """An engine that forgets all refusals, so that every event places every request."""
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self._granter._without_room = lambda *_: None
 
     def handle(self, event: Event) -> list[Action]:
         for group in list(self._waitlist.in_turn()):

@@ -174,7 +174,8 @@ class Engine:
         profiles = event.profiles
         self._memory.quota.load(profiles)
         if self._memory.quota.is_over():  # as when an older version has written it
-            dropped = set(self._memory.quota.excess({one.request.job_type for one in event.leases}))
+            held = {one.request.job_type for one in event.leases}
+            dropped = set(self._memory.quota.excess(held.__contains__))
             profiles = tuple(one for one in profiles if one.job_type not in dropped)
             for job_type in dropped:
                 yield DropProfile(job_type)
@@ -411,12 +412,13 @@ class Engine:
         """Evict types above the quota, but none that runs or waits."""
         if not self._memory.quota.is_over():
             return
-        in_use = {lease.request.job_type for lease in self._leases.values()}
-        in_use |= self._waitlist.job_types()
-        for job_type in self._memory.quota.excess(in_use):
+        for job_type in self._memory.quota.excess(self._is_in_use):
             self._loads.forget(job_type)
             self._memory.drop(job_type)
             yield DropProfile(job_type)
+
+    def _is_in_use(self, job_type: str) -> bool:
+        return self._holdings.has_type(job_type) or self._waitlist.has_type(job_type)
 
     # --- usage of users -------------------------------------------------------------
 

@@ -7,9 +7,11 @@ a decision considers only the few candidates found there. The next grant is deci
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from grn.model.gpu import Gpu, Reading
 from grn.negotiator.events import Lease, LeaseState
@@ -31,6 +33,7 @@ class Shelf:
     def __init__(self, books: Mapping[str, Book]) -> None:
         self._books = books
         self._places: dict[str, int] = {}
+        self._by_place: list[Book] = []
         self._entries: dict[str, tuple[Entry | None, bool]] = {}
         self._free: list[Entry] = []
         self._calm: list[Entry] = []
@@ -41,6 +44,7 @@ class Shelf:
     def watch(self, book: Book) -> None:
         """Add a GPU."""
         self._places[book.gpu.uuid] = len(self._places)
+        self._by_place.append(book)
         self.changed.add(book.gpu.uuid)
         book.changed = self.changed
 
@@ -58,9 +62,7 @@ class Shelf:
         if not closed:
             return FreeSpace(self._free, len(self._empty), self._calm)
         out = {self._places[uuid] for uuid in closed}
-        free = [entry for entry in self._free if entry[1] not in out]
-        calm = [entry for entry in self._calm if entry[1] not in out]
-        return FreeSpace(free, len(self._empty.difference(closed)), calm)
+        return FreeSpace(self._free, len(self._empty.difference(closed)), self._calm, out)
 
     def _room_on(self, uuids: Sequence[str], reach: Reach) -> FreeSpace:
         if not reach.is_pinned:
@@ -79,14 +81,24 @@ class Shelf:
         )
         return FreeSpace(free, sum(not book.leases for book in books), free)
 
-    def likely(self, least_bytes: float, gpus: int) -> tuple[list[Book], bool]:
-        """Return the roomiest GPUs, and whether no others have `least_bytes` of room."""
+    def likely(
+        self, least_bytes: float, gpus: int, closed: Collection[str] = ()
+    ) -> tuple[list[Book], bool]:
+        """Return the roomiest open GPUs, and whether no others have `least_bytes` of room."""
         self._refresh()
-        books = list(self._books.values())
         able = len(self._free) - bisect_left(self._free, (least_bytes, -1))
+        for uuid in closed:
+            entry, _ = self._entries[uuid]
+            able -= entry is not None and entry[0] >= least_bytes
         most = FEW + gpus
-        chosen = self._free[-min(most, max(able, 2 * gpus)) :]
-        return [books[place] for _, place in reversed(chosen)], able <= most
+        return self.roomiest(min(most, max(able, 2 * gpus)), closed), able <= most
+
+    def roomiest(self, most: int, closed: Collection[str] = ()) -> list[Book]:
+        """Return the open GPUs with the most room, the roomiest first."""
+        self._refresh()
+        out = {self._places[uuid] for uuid in closed}
+        open_to_all = (place for _, place in reversed(self._free) if place not in out)
+        return [self._by_place[place] for place in islice(open_to_all, most)]
 
     def _refresh(self) -> None:
         self._moved |= self.changed
@@ -136,6 +148,7 @@ class Holdings:
         self.watches: dict[str, profiling.RunWatch] = {}  # lease -> samples of its job
         self.draining: set[str] = set()
         self.first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
+        self._types: Counter[str] = Counter()  # leases of each job type
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
         self._sizes: dict[str, Size] = {}
 
@@ -163,6 +176,10 @@ class Holdings:
         lease = self.leases.get(self._by_key.get(key, ""))
         return lease if lease is not None and lease.state is LeaseState.HELD else None
 
+    def has_type(self, job_type: str) -> bool:
+        """True when there is a lease of a type."""
+        return job_type in self._types
+
     def is_sharing(self, lease: Lease) -> bool:
         """True when a GPU of this lease has other leases, or strangers beyond the guard."""
         return any(
@@ -182,6 +199,7 @@ class Holdings:
 
     def put(self, lease: Lease, at: float) -> None:
         """Write a new lease into the books."""
+        self._types[lease.request.job_type] += 1
         self.watches[lease.id] = profiling.RunWatch(min(lease.granted_at, at))
         if lease.is_probe:
             self.first_runs.setdefault(lease.request.job_type, lease.id)
@@ -203,6 +221,9 @@ class Holdings:
     def drop(self, lease: Lease) -> None:
         """Remove a lease from the books."""
         del self.leases[lease.id]
+        self._types[lease.request.job_type] -= 1
+        if not self._types[lease.request.job_type]:
+            del self._types[lease.request.job_type]
         del self.watches[lease.id]
         self.draining.discard(lease.id)
         if self._by_key.get(lease.request.key) == lease.id:
@@ -243,6 +264,7 @@ class Holdings:
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""
         check_books(self.books, self.leases)
+        assert self._types == Counter(lease.request.job_type for lease in self.leases.values())
         assert self.watches.keys() == self.leases.keys()
         for job_type, lease_id in self.first_runs.items():
             assert self.leases[lease_id].request.job_type == job_type

@@ -13,7 +13,15 @@ from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.placement import FreeSpace, Need, Place, allowed, pinned, place
+from grn.negotiator.schedule.placement import (
+    FreeSpace,
+    Need,
+    Place,
+    allowed,
+    is_anywhere,
+    pinned,
+    place,
+)
 from grn.negotiator.schedule.turns.backfill import Keeper
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
 from grn.negotiator.schedule.turns.order import (
@@ -190,16 +198,34 @@ class Granter:
         shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
         if shut and self._keeper.may_pass(group, at):
             shut = []
-        answer = self.answer(head.request, shut)
+        request = head.request
+        needs = self.needs(request)
+        refused = self._without_room(request, needs, shut)
+        if refused is not None:
+            self._waitlist.refuse(group, refused)
+            return None
+        answer = self._answer(request, needs, shut)
         if isinstance(answer, Place):
-            self._waitlist.pop(head.request.key)
+            self._waitlist.pop(request.key)
             self._shares.given(head)
-            return self._grant(head.request, answer, at)
-        if group.pid is None and self._reach_of(head.request).is_pinned and _is_own(head.request):
+            return self._grant(request, answer, at)
+        if group.pid is None and _is_own(request) and self._reach_of(request).is_pinned:
             self._waitlist.refuse(group, None)  # `follow_processes` takes it out of this group
         else:
-            self._waitlist.refuse(group, self._refused(head.request, answer))
+            self._waitlist.refuse(group, self._refused(request, needs, answer.reason))
         return None
+
+    def _without_room(
+        self, request: Request, needs: Mapping[str, Need], shut: Collection[str]
+    ) -> Refusal | None:
+        """Refuse a request that no GPUs have room for, without placing it; None when some may."""
+        if request.job_type in self._holdings.first_runs:
+            return None  # it may wait for its first run, whatever the room
+        refused = self._refused(request, needs)
+        room = self._holdings.shelf.room(shut, refused.reach)
+        if refused.reach.is_pinned or not self._has_no_room(refused, room):
+            return None
+        return refused
 
     def _grant(self, request: Request, where: Place, at: float) -> Lease:
         lease = Lease(request, where.gpus, where.reserved, where.is_probe, at)
@@ -216,21 +242,25 @@ class Granter:
 
     def _reach_of(self, request: Request) -> Reach:
         """Return the GPUs that a request may use at present."""
+        if is_anywhere(request):
+            return ANYWHERE
         books = allowed(request, list(self._holdings.books.values()))
         homes = pinned(request, books)
         if not homes and len(books) == len(self._holdings.books):
             return ANYWHERE
         return Reach(tuple(book.gpu.uuid for book in homes or books), bool(homes))
 
-    def _refused(self, request: Request, wait: Wait) -> Refusal:
+    def _refused(
+        self, request: Request, needs: Mapping[str, Need], reason: WaitReason | None = None
+    ) -> Refusal:
         """Return what must change before a request gets another answer."""
         job_type, reach = request.job_type, self._reach_of(request)
-        needs = self._needs_on(reach, request)
+        here = self._needs_on(reach, needs)
         sibling = None
-        if wait.reason is WaitReason.FIRST_RUN_ELSEWHERE:
+        if reason is WaitReason.FIRST_RUN_ELSEWHERE:
             sibling = self._holdings.first_runs.get(job_type)
         is_unsure = sibling is not None or self._memory.is_guess(job_type)
-        enough = [need.need_bytes for need in needs if not (is_unsure and need.is_probe)]
+        enough = [need.need_bytes for need in here if not (is_unsure and need.is_probe)]
         return Refusal(
             job_type,
             self._memory.version_of(job_type),
@@ -238,15 +268,14 @@ class Granter:
             request.gpus,
             request.is_exclusive,
             min(enough, default=math.inf),
-            sibling is None and len(enough) < len(needs),
-            not reach.is_pinned and all(need.load is not None for need in needs),
+            sibling is None and len(enough) < len(here),
+            not reach.is_pinned and all(need.load is not None for need in here),
             reach,
             self._keeper.lasts_s(request),
         )
 
-    def _needs_on(self, reach: Reach, request: Request) -> list[Need]:
+    def _needs_on(self, reach: Reach, needs: Mapping[str, Need]) -> list[Need]:
         """Return the needs on the GPUs that a request may use; a pinned one tries its own GPUs."""
-        needs = self.needs(request)
         if not reach.gpus:
             return list(needs.values())
         books = [self._holdings.books[uuid] for uuid in reach.gpus]
@@ -267,14 +296,18 @@ class Granter:
             return False  # its process has come to a GPU or left one
         room = rooms.on(refused.reach, self._keeper.may_pass(group, at))
         is_kept = bool(closed) and group.head.sequence in closed.values()
-        if refused.is_alone and not is_kept and room.empty < refused.gpus:
+        if refused.is_alone and not is_kept and self._has_no_room(refused, room):
             return True  # whatever the need: too few GPUs are empty
         if refused.version != self._memory.version_of(refused.job_type):
             return False
         first_run = self._holdings.first_runs.get(refused.job_type)
         has_ended = refused.sibling is not None and first_run != refused.sibling
-        if has_ended or is_kept or refused.is_alone:
-            return False
+        return not (has_ended or is_kept) and self._has_no_room(refused, room)
+
+    def _has_no_room(self, refused: Refusal, room: FreeSpace) -> bool:
+        """True when a request that was refused for lack of room would be refused again."""
+        if refused.is_alone:
+            return room.empty < refused.gpus
         least = refused.need_bytes
         if refused.is_guess:
             least = min(least, self.guess())
@@ -284,7 +317,11 @@ class Granter:
 
     def answer(self, request: Request, closed: Collection[str] = ()) -> Place | Wait:
         """Return where a request would be placed now, or why it has to wait."""
-        needs = self.needs(request)
+        return self._answer(request, self.needs(request), closed)
+
+    def _answer(
+        self, request: Request, needs: dict[str, Need], closed: Collection[str] = ()
+    ) -> Place | Wait:
         books = allowed(request, list(self._holdings.books.values()))
         answer = self._place(request, needs, books, closed)
         is_first = (
@@ -311,14 +348,17 @@ class Granter:
         closed: Collection[str],
     ) -> Place | Wait:
         """Place a request; of very many GPUs, try the roomiest first."""
-        is_bound = request.holder is not None and not request.is_command
-        if len(books) > MANY and not (request.slots or request.stay or is_bound or closed):
+        if len(books) > MANY and is_anywhere(request):
+            shelf = self._holdings.shelf
             least = min(need.need_bytes for need in needs.values())
-            few, are_all = self._holdings.shelf.likely(least, request.gpus)
-            answer = place(request, needs, few, closed) if len(few) >= request.gpus else None
-            is_sure = are_all and not request.is_exclusive
-            if answer is not None and (is_sure or isinstance(answer, Place)):
-                return answer
+            few, are_all = shelf.likely(least, request.gpus, closed)
+            if request.is_exclusive:
+                are_all = shelf.room(closed).empty < request.gpus
+            if len(few) >= request.gpus:
+                kept = [self._holdings.books[uuid] for uuid in closed]  # they change the reason
+                answer = place(request, needs, few + kept, closed)
+                if are_all or isinstance(answer, Place):
+                    return answer
         return place(request, needs, books, closed)
 
     def _wait_for_sibling(self, lease_id: str) -> Wait:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from grn.model.job import Policy, Request
 from grn.model.units import show_size
@@ -63,11 +64,15 @@ class FreeSpace:
     free: Sequence[Entry]
     empty: int
     calm: Sequence[Entry]  # the same without GPUs that are too busy for a known load
+    without: Collection[int] = ()  # the indices of GPUs in these lists that do not count
 
     def most(self, gpus: int, is_load_known: bool = False) -> float:
         """Return the largest need that a number of GPUs can take each."""
         free = self.calm if is_load_known else self.free
-        return free[-gpus][0] if len(free) >= gpus else -math.inf
+        if not self.without:
+            return free[-gpus][0] if len(free) >= gpus else -math.inf
+        rooms = (room for room, index in reversed(free) if index not in self.without)
+        return next(islice(rooms, gpus - 1, None), -math.inf)
 
     def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
         """True when a number of GPUs can take a need each."""
@@ -135,6 +140,12 @@ def allowed(request: Request, books: Sequence[Book]) -> list[Book]:
     if not request.slots:
         return list(books)
     return [book for book in books if any(name in request.slots for name in book.names)]
+
+
+def is_anywhere(request: Request) -> bool:
+    """True when a request may use any GPU, whatever its process has used before."""
+    is_own = request.holder is not None and not request.is_command
+    return not (request.slots or request.stay or is_own)
 
 
 def pinned(request: Request, books: Sequence[Book]) -> list[Book]:

@@ -6,8 +6,9 @@ Counts the size of profiles, about the same in memory and in the file; the calle
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from grn.model.job import Argument, Profile, Run
 from grn.negotiator.learn.memory.profiling import RUNS_KEPT
@@ -20,6 +21,7 @@ MAX_ARGUMENTS_BYTES = 1024  # of one run
 _TYPE_BYTES = 2048  # cached estimates
 _RUN_BYTES = 320
 _ARGUMENT_BYTES = 140  # beside its letters
+_MAX_TRIED = 64  # types that are in use, before the rest waits for the next eviction
 _SHARE_OF_NEW = 4  # one part in this many is for types that ran once
 
 
@@ -108,11 +110,11 @@ class TypeQuota:
         """True when a bound is exceeded."""
         return self._user_over() is not None
 
-    def excess(self, in_use: Collection[str]) -> list[str]:
+    def excess(self, is_in_use: Callable[[str], bool]) -> list[str]:
         """Stop counting the types to evict, and return them; types in use are kept."""
         chosen: list[str] = []
         while (user := self._user_over()) is not None:
-            job_type = self._first_to_go(user, in_use)
+            job_type = self._first_to_go(user, is_in_use)
             if job_type is None:
                 break
             self.forget(job_type)
@@ -131,11 +133,17 @@ class TypeQuota:
             return max(self._size, key=lambda user: self._size[user])
         return None
 
-    def _first_to_go(self, user: int, in_use: Collection[str]) -> str | None:
+    def _first_to_go(self, user: int, is_in_use: Callable[[str], bool]) -> str | None:
+        """Return the type to evict, None when the first ones are in use: they go to the end."""
         once, again = self._once.get(user, {}), self._again.get(user, {})
         is_new_crowded = len(once) * _SHARE_OF_NEW > self._count[user]
         segments = (once, again) if is_new_crowded else (again, once)
-        return next((one for types in segments for one in types if one not in in_use), None)
+        for types in segments:
+            for job_type in list(islice(types, _MAX_TRIED)):
+                if not is_in_use(job_type):
+                    return job_type
+                types[job_type] = types.pop(job_type)
+        return None
 
     def _add(self, known: _Type, size: float) -> None:
         self._size[known.owner] += round(size)

@@ -181,8 +181,8 @@ class TypeProfiles:
 
     def is_guess(self, job_type: str) -> bool:
         """True when a type's need is guessed from runs of other types."""
-        models = self._models.get(job_type, ())
-        return not any(self.estimate(job_type, model, _ANY_CAPACITY) for model in models)
+        keys = ((job_type, model) for model in self._models.get(job_type, ()))
+        return not any(self._types[key].peaks.sizes for key in keys if key in self._types)
 
     def least_guess(self, sizes: Mapping[str, Size]) -> int:
         """Return the least guessed need of an unknown type on any model."""

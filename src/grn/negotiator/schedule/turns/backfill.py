@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from grn.model.job import Request
-from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.allocations import FEW, MANY, Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.placement import Need, allowed, to_keep
+from grn.negotiator.schedule.placement import Need, allowed, is_anywhere, to_keep
 from grn.negotiator.schedule.turns.order import Group, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
@@ -52,10 +52,7 @@ class Keeper:
             is_first = any(need.is_probe for need in needs.values())
             if is_first and head.request.job_type in self._holdings.first_runs:
                 continue  # it does not wait for room
-            books = allowed(head.request, list(self._holdings.books.values()))
-            kept = self._still_kept(head, needs) or to_keep(
-                head.request, needs, books, partial(self._ready_s, at, head.sequence)
-            )
+            kept = self._still_kept(head, needs) or self._to_keep(head, needs, at)
             if kept:
                 if at - head.since < _PASSED * patience_s:
                     waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
@@ -64,6 +61,17 @@ class Keeper:
                 self.group = group
                 return self._kept
         return {}
+
+    def _to_keep(self, head: WaitingRequest, needs: Mapping[str, Need], at: float) -> list[Book]:
+        """Choose the GPUs to reserve; of very many, among the roomiest."""
+        request, ready_s = head.request, partial(self._ready_s, at, head.sequence)
+        if len(self._holdings.books) > MANY and is_anywhere(request):
+            few = self._holdings.shelf.roomiest(FEW + request.gpus)
+            kept = to_keep(request, needs, few, ready_s)
+            if kept:
+                return kept
+        books = allowed(request, list(self._holdings.books.values()))
+        return to_keep(request, needs, books, ready_s)
 
     def _still_kept(self, head: WaitingRequest, needs: Mapping[str, Need]) -> list[Book]:
         """Return the GPUs that a request has reserved already, none when it needs others.

@@ -1,14 +1,14 @@
 """Waiting requests: their order, groups of alike requests, and the index of refused groups.
 
-The order is out-of-memory retries, priority, short types, fair share, age. Refusal groups are
+The order is out-of-memory retries, priority, short types, fair share, age. Refused groups are
 indexed by the room they wait for: a release retries only groups that may fit now, the first in turn
-of each list.
+of each line.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -105,17 +105,37 @@ def turn(waiting: WaitingRequest, is_over: bool = False, level: float = 0.0) -> 
 MAX_REACHES = 256  # distinct sets of GPUs: each costs some microseconds per event
 
 Entry = tuple[Turn, Group]
-Line = list[Entry]  # always in order; no two turns are equal
 
 
-class _Name(NamedTuple):
-    """The room that the groups of a line wait for."""
+class _Room(NamedTuple):
+    """What the groups of some lines wait for on the GPUs of a reach."""
 
     what: str  # "need", "guess" or "alone"
     gpus: int
     is_load_known: bool = False
-    size: int = 0  # the bucket of the need
-    lasts: int = 0  # the bucket of the time it may take
+
+
+class _Buckets(NamedTuple):
+    """The ranges that the need of a group and the time its job may take lie in."""
+
+    size: int = 0
+    lasts: int = 0
+
+
+class LineName(NamedTuple):
+    """Where a line is."""
+
+    reach: Reach
+    room: _Room
+    buckets: _Buckets
+
+
+@dataclass(slots=True)
+class _GroupLine:
+    """Groups that wait for like rooms, in turn, and their needs in order."""
+
+    entries: list[Entry] = field(default_factory=list)  # no two turns are equal
+    needs: list[float] = field(default_factory=list)
 
 
 class Rooms(NamedTuple):
@@ -130,7 +150,7 @@ class WaitIndex:
     """Lines of refused groups, by the GPUs they may use and the room they need there."""
 
     def __init__(self) -> None:
-        self._lines: dict[Reach, dict[_Name, Line]] = {}
+        self._lines: dict[Reach, dict[_Room, dict[_Buckets, _GroupLine]]] = {}
 
     def reaches(self) -> list[Reach]:
         """Return the sets of GPUs that groups wait for."""
@@ -142,89 +162,127 @@ class WaitIndex:
 
     def join(self, group: Group) -> None:
         """Put a group into the lines that its refusal names."""
-        if group.members and group.refused is not None:
-            for name in _names(group.refused):
-                lines = self._lines.setdefault(group.refused.reach, {})
-                insort(lines.setdefault(name, []), (group.turn, group), key=turn_of)
+        refused = group.refused
+        if not group.members or refused is None:
+            return
+        for room, buckets, need in _names(refused):
+            rooms = self._lines.setdefault(refused.reach, {})
+            line = rooms.setdefault(room, {}).setdefault(buckets, _GroupLine())
+            insort_entry(line.entries, (group.turn, group))
+            insort(line.needs, need)
 
     def leave(self, group: Group) -> None:
         """Take a group out, before its head or its refusal change."""
-        if group.members and group.refused is not None:
-            for name in _names(group.refused):
-                lines = self._lines[group.refused.reach]
-                line = lines[name]
-                del line[bisect_left(line, group.turn, key=turn_of)]
-                if not line:
-                    del lines[name]
-                    if not lines:
-                        del self._lines[group.refused.reach]
+        refused = group.refused
+        if not group.members or refused is None:
+            return
+        for room, buckets, need in _names(refused):
+            rooms = self._lines[refused.reach]
+            lines = rooms[room]
+            line = lines[buckets]
+            del line.entries[first_from(line.entries, group.turn)]
+            del line.needs[bisect_left(line.needs, need)]
+            if not line.entries:
+                del lines[buckets]
+                if not lines:
+                    del rooms[room]
+                    if not rooms:
+                        del self._lines[refused.reach]
 
-    def next_after(
+    def open_lines(
         self, after: Turn, reach: Reach, rooms: Rooms, guess_bytes: float
-    ) -> Entry | None:
-        """Return the first group after a turn that may fit into the room on the GPUs of a reach."""
-        best: Entry | None = None
-        edges: dict[float, int] = {}
-        last = _bucket(rooms.left_s) if rooms.left_s > 0 else -1
-        for name, line in self._lines.get(reach, {}).items():
-            room = rooms.backfill if name.lasts <= last else rooms.free
-            most = room.most(name.gpus, name.is_load_known)
-            if most not in edges:
-                edges[most] = _bucket(most)
-            if not _is_open(name, edges[most], most, room, guess_bytes):
-                continue
-            is_sure = name.what != "need" or name.size < edges[most]
-            is_mixed = name.lasts == last and rooms.free is not rooms.backfill
-            for place in range(bisect_right(line, after, key=turn_of), len(line)):
-                entry = line[place]
-                if best is not None and best[0] < entry[0]:
-                    break
-                if is_mixed and not _may_fit(entry[1], name, rooms, guess_bytes):
+    ) -> Iterator[tuple[Turn, LineName]]:
+        """Yield the lines of which some group may fit, each with the first turn after a turn."""
+        last = _last_bucket(rooms)
+        for room, lines in self._lines.get(reach, {}).items():
+            in_time, late = _mosts(room, rooms, guess_bytes)
+            if in_time < 0:
+                continue  # the room for all other jobs is part of this room
+            edges = (_bucket(in_time), _bucket(late))
+            for buckets, line in lines.items():
+                is_late = buckets.lasts > last
+                if buckets.size > edges[is_late]:
                     continue
-                if is_sure or _needs(entry[1]) <= most:
-                    best = entry
-                    break
-        return best
+                if line.needs[0] <= (late if is_late else in_time):
+                    position = first_after(line.entries, after)
+                    if position < len(line.entries):
+                        yield line.entries[position][0], LineName(reach, room, buckets)
+
+    def first_fit(
+        self, name: LineName, after: Turn, rooms: Rooms, guess_bytes: float
+    ) -> Entry | None:
+        """Return the first group of a line after a turn that may fit."""
+        line = self._lines.get(name.reach, {}).get(name.room, {}).get(name.buckets)
+        if line is None:
+            return None
+        in_time, late = _mosts(name.room, rooms, guess_bytes)
+        last = _last_bucket(rooms)
+        most = late if name.buckets.lasts > last else in_time
+        least = late if name.buckets.lasts == last else most  # a bucket of jobs of both kinds
+        if line.needs[0] > most:
+            return None
+        entries, is_need = line.entries, name.room.what == "need"
+        for position in range(first_after(entries, after), len(entries)):
+            refused = entries[position][1].refused
+            if refused is not None:
+                limit = most if least == most or refused.lasts_s <= rooms.left_s else least
+                if (refused.need_bytes if is_need else 0.0) <= limit:
+                    return entries[position]
+        return None
 
 
-def turn_of(entry: Entry) -> Turn:
-    """Return the sort key of a line."""
-    return entry[0]
+def first_from(entries: list[Entry], turn: Turn) -> int:
+    """Return the position of the first entry that does not precede a turn."""
+    return bisect_left(entries, (turn,))  # a shorter tuple precedes its equals
 
 
-def _names(refused: Refusal) -> Iterator[_Name]:
-    """Name the lines that a refusal puts a group into."""
+def first_after(entries: list[Entry], turn: Turn) -> int:
+    """Return the position of the first entry after a turn."""
+    position = first_from(entries, turn)
+    is_there = position < len(entries) and entries[position][0] == turn
+    return position + is_there
+
+
+def insort_entry(entries: list[Entry], entry: Entry) -> None:
+    """Insert an entry in turn."""
+    entries.insert(first_from(entries, entry[0]), entry)
+
+
+def _names(refused: Refusal) -> Iterator[tuple[_Room, _Buckets, float]]:
+    """Yield the lines that a refusal puts a group into, and what the group needs there."""
     lasts = _bucket(refused.lasts_s)
     if refused.is_alone:
-        yield _Name("alone", refused.gpus, lasts=lasts)
+        yield _Room("alone", refused.gpus), _Buckets(0, lasts), 0.0
         return
-    if refused.need_bytes < math.inf:
-        size = _bucket(refused.need_bytes)
-        yield _Name("need", refused.gpus, refused.is_load_known, size, lasts)
+    need = refused.need_bytes
+    if need < math.inf:
+        room = _Room("need", refused.gpus, refused.is_load_known)
+        yield room, _Buckets(_bucket(need), lasts), need
     if refused.is_guess:
-        yield _Name("guess", refused.gpus, refused.is_load_known, lasts=lasts)
+        yield _Room("guess", refused.gpus, refused.is_load_known), _Buckets(0, lasts), 0.0
 
 
-def _is_open(name: _Name, edge: int, most: float, room: FreeSpace, guess_bytes: float) -> bool:
-    """True when some groups of a line may fit."""
-    if name.what == "need":
-        return name.size <= edge
-    if name.what == "alone":
-        return name.gpus <= room.empty
-    return guess_bytes <= most
+def _most(room: _Room, free: FreeSpace, guess_bytes: float) -> float:
+    """Return the largest need of a group that may fit; negative when none may."""
+    if room.what == "alone":
+        return 0.0 if room.gpus <= free.empty else -1.0
+    most = free.most(room.gpus, room.is_load_known)
+    if room.what == "guess":
+        return 0.0 if guess_bytes <= most else -1.0
+    return most
 
 
-def _may_fit(group: Group, name: _Name, rooms: Rooms, guess_bytes: float) -> bool:
-    """True when one group of a line may fit into the room that it may use."""
-    if group.refused is None or group.refused.lasts_s <= rooms.left_s:
-        return True
-    most = rooms.free.most(name.gpus, name.is_load_known)
-    is_open = _is_open(name, _bucket(most), most, rooms.free, guess_bytes)
-    return is_open and (name.what != "need" or _needs(group) <= most)
+def _mosts(room: _Room, rooms: Rooms, guess_bytes: float) -> tuple[float, float]:
+    """Return the largest needs that may fit: of a job that ends in time, and of others."""
+    in_time = _most(room, rooms.backfill, guess_bytes)
+    if rooms.free is rooms.backfill or in_time < 0:
+        return in_time, in_time
+    return in_time, _most(room, rooms.free, guess_bytes)
 
 
-def _needs(group: Group) -> float:
-    return group.refused.need_bytes if group.refused is not None else 0.0
+def _last_bucket(rooms: Rooms) -> int:
+    """Return the bucket of the time that reserved GPUs may be backfilled."""
+    return _bucket(rooms.left_s) if rooms.left_s > 0 else -1
 
 
 def _bucket(amount: float) -> int:

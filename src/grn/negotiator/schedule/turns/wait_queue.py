@@ -21,14 +21,16 @@ from grn.negotiator.schedule.turns.order import (
     Entry,
     Group,
     Kind,
+    LineName,
     Reach,
     Refusal,
     Rooms,
     Turn,
     WaitIndex,
     WaitingRequest,
+    first_from,
+    insort_entry,
     turn,
-    turn_of,
 )
 
 MAX_SET_APART = 256  # requests that are moved to the group of their process per event: 30 us each
@@ -207,27 +209,27 @@ class Waitlist:
         when a round began cannot fit later in it, unless a grant brings its process to a GPU.
         """
         self._heads = heads = [self._head(one) for one in self._fresh.values() if one.turn > after]
-
-        def follow(reach: Reach, turn: Turn) -> None:
-            entry = self._lines.next_after(turn, reach, rooms_on(reach), guess_bytes)
-            if entry is not None:
-                heapq.heappush(heads, self._head(entry[1], reach))
-
+        for reach in self._lines.reaches():
+            found = self._lines.open_lines(after, reach, rooms_on(reach), guess_bytes)
+            heads += [(turn, next(self._head_numbers), line) for turn, line in found]
         heapq.heapify(heads)
-        for each in self._lines.reaches():
-            follow(each, after)
         while heads:
-            turn, _, group, reach = heapq.heappop(heads)
-            if turn > after and group.members and group.turn == turn:
+            turn, _, source = heapq.heappop(heads)
+            group = source if isinstance(source, Group) else None
+            if not isinstance(source, Group):
+                entry = self._lines.first_fit(source, after, rooms_on(source.reach), guess_bytes)
+                if entry is None:
+                    continue
+                heapq.heappush(heads, (entry[0], next(self._head_numbers), source))
+                group = entry[1] if entry[0] == turn else None
+            if group is not None and turn > after and group.members and group.turn == turn:
                 after = turn
                 yield group
                 if group.number in self._fresh and group.turn > turn:  # the next of its members
                     heapq.heappush(heads, self._head(group))
-            if reach:
-                follow(reach[0], turn)
 
-    def _head(self, group: Group, *reach: Reach) -> _Head:
-        return (group.turn, next(self._head_numbers), group, reach)
+    def _head(self, group: Group) -> _Head:
+        return (group.turn, next(self._head_numbers), group)
 
     def _begin(self, kind: Kind, like: Request) -> Group:
         self._numbers += 1
@@ -276,9 +278,9 @@ class Waitlist:
             heapq.heappop(self._since)
         return math.inf
 
-    def job_types(self) -> set[str]:
-        """Return the types of all waiting requests."""
-        return set(self._of_type)
+    def has_type(self, job_type: str) -> bool:
+        """True when a request of a type waits."""
+        return job_type in self._of_type
 
     def count_by_user(self) -> dict[int, int]:
         """Return how many requests of each user wait."""
@@ -314,7 +316,7 @@ class Waitlist:
 
     def _take_turn(self, group: Group) -> None:
         if group.members:
-            del self._turns[bisect_left(self._turns, group.turn, key=turn_of)]
+            del self._turns[first_from(self._turns, group.turn)]
             self._lines.leave(group)
 
     def _give_turn(self, group: Group) -> None:
@@ -326,12 +328,12 @@ class Waitlist:
                 group.members[head.request.key] = head
                 self._note(head.request.key)
             group.turn = self._rank(head)
-            insort(self._turns, (group.turn, group), key=turn_of)
+            insort_entry(self._turns, (group.turn, group))
             self._lines.join(group)
 
 
 _PID = 11  # the position of the process in a kind
-_Head = tuple[Turn, int, Group, tuple[Reach, ...]]  # a candidate, and the reach it was found by
+_Head = tuple[Turn, int, Group | LineName]  # a candidate, or a line and the first that it may be
 
 
 def _own_pid(request: Request) -> int | None:
