@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from grn.cli.top import detail, screen
+from grn.cli.top.board import board
 from grn.cli.top.detail import Detail
 from grn.cli.top.draw import ASCII, UNICODE, Line, Marks, plain, width_of
-from grn.cli.top.rows import Row, Section, board
+from grn.cli.top.rows import Row, Section
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import View, press
 from grn.model.units import GiB

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from grn.cli.top.rows import SORTS, Section, board
+from grn.cli.top.board import SORTS, board
+from grn.cli.top.rows import Section
+from grn.cli.top.state import View, press
 from grn.model.units import GiB
 from tests.cli.pictures import (
     HOSTILE,
@@ -212,3 +216,57 @@ def test_jobs_go_by_the_names_that_their_owners_know() -> None:
         "gpt2",
     ]
     assert rows[0].what == "lr=1e-3,bs=32: python train1.py"
+
+
+def an_array(ids: range, **changes: object) -> list[dict[str, object]]:
+    same = {"argv": ["train"], "name": "grid", **changes}
+    return [a_job(n, array_index=str(n - ids[0]), **same) for n in ids]
+
+
+def test_waiting_jobs_of_an_array_are_one_row_and_expanded_one_each() -> None:
+    picture = a_picture(jobs=[*an_array(range(10, 15)), a_job(20)])
+
+    array, other = board(picture, UID).rows[Section.WAITING]
+
+    assert (array.id, array.what, array.members) == ("10-14", "grid[0-4]", (10, 11, 12, 13, 14))
+    assert other.id == "20"
+    assert board(picture, UID).shown[Section.WAITING] == 6
+    assert len(board(picture, UID, is_expanded=True).rows[Section.WAITING]) == 6
+
+
+def test_held_jobs_of_an_array_are_a_row_of_their_own() -> None:
+    held = an_array(range(10, 12), state="held", is_held=True)
+    jobs = [*an_array(range(10, 14))[2:], *held]
+
+    rows = board(a_picture(jobs=jobs), UID).rows[Section.WAITING]
+
+    assert [(row.id, row.state) for row in rows] == [("12-13", "queued"), ("10-11", "held")]
+
+
+def test_an_array_that_ended_alike_is_one_row_with_its_largest_peak() -> None:
+    same = {"argv": ["train"], "name": "grid", "reason": "failed", "text": "exit status 1"}
+    ended = [an_ended_job(n, array_index=str(n), peak_bytes=n * GiB, **same) for n in (1, 2, 3)]
+
+    (row,) = board(a_picture(ended=ended), UID).rows[Section.ENDED]
+
+    assert (row.id, row.state, row.used_bytes) == ("1-3", "3 failed", 3 * GiB)
+
+
+def test_ended_leases_of_ones_own_queue_are_not_rows() -> None:
+    ends = [an_end("dddd0001", user=UID, origin="q"), an_end("eeee0001", user=OTHER, origin="q")]
+    picture = a_picture(ends=ends)
+    picture.queue = replace(picture.queue, origin="q")
+
+    assert [row.id for row in board(picture, UID).rows[Section.ENDED]] == ["eeee0001"]
+
+
+def test_a_selected_array_stays_selected_when_its_first_job_starts() -> None:
+    waiting = an_array(range(10, 15))
+    before = board(a_picture(jobs=[a_job(3), *waiting]), UID)
+    view, _ = press(View(part=Section.WAITING), "down", before)
+
+    after = board(a_picture(jobs=[a_job(3), a_job(4), *waiting[1:]]), UID)
+
+    row = view.row(after)
+    assert row is not None
+    assert row.what == "grid[1-4]"

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grn.cli.top import screen
+from grn.cli.top.board import board
 from grn.cli.top.draw import ASCII, UNICODE, Marks, width_of
-from grn.cli.top.rows import Section, board
+from grn.cli.top.rows import Section
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
 from grn.protocol.rows import QueueFacts
@@ -191,7 +192,33 @@ def test_jobs_beyond_those_that_were_told_are_counted() -> None:
     counts = {"running": 0, "queued": 5001, "ended": 0}
     picture.queue = replace(picture.queue, counts=counts)
 
-    assert "(+5000 queued)" in text_of(drawn(picture))
+    assert "5,001 waiting" in text_of(drawn(picture))
+    assert "WAITING 1/5," in text_of(drawn(picture))
+
+
+def test_expected_starts_and_ends_have_a_column() -> None:
+    picture = a_picture(gpus=[a_gpu(0, "aaaa0001")], leases=[a_lease("aaaa0001")],
+                        waiting=[a_request("bbbb0001")])  # fmt: skip
+    assert "LEFT" not in text_of(drawn(picture))
+
+    picture.expected_at = {"aaaa0001": (NOW + 60, NOW + 240), "bbbb0001": (NOW + 90, NOW + 90)}
+    text = text_of(drawn(picture))
+    wide = text_of(drawn(picture, at=look(140, 40)))
+
+    assert "LEFT" in text
+    assert "START" in text
+    assert "~2m00s" in text
+    assert "~1m30s" in text
+    assert "ends in about 2m00s (1m00s to 4m00s)" in wide
+
+
+def test_cancelling_an_array_says_how_many_jobs_it_ends() -> None:
+    picture = a_picture(jobs=[a_job(n, argv=["x"], name="g", array_index=str(n)) for n in range(9)])
+    (row,) = board(picture, UID).rows[Section.WAITING]
+
+    text = text_of(drawn(picture, View(asking=KeyAction("cancel", row))))
+
+    assert "cancel 9 jobs of an array (g[0-8])? y or n" in text
 
 
 def on_nodes(nodes: int = 2) -> Snapshot:

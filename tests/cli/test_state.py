@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grn.cli.top.rows import Board, Section, board
+from grn.cli.top.board import Board, board
+from grn.cli.top.rows import Section
 from grn.cli.top.state import KeyAction, View, point, press
 from tests.cli.pictures import UID, a_job, a_lease, a_picture, an_ended_job
 

@@ -130,6 +130,7 @@ def test_a_log_is_followed_and_a_job_explained(queue: Queue) -> None:
         await pilot.press("e")
         text = await until(app, lambda text: "attempt   1 on GPU" in text)
         assert "job 1  runner" in text
+        assert "MEMORY" in text
         await pilot.press("q")
         await until(app, lambda text: "RUNNING" in text)
         await pilot.press("question_mark")
@@ -147,7 +148,7 @@ def test_jobs_are_held_let_go_cancelled_and_retried(queue: Queue) -> None:
     async def script(app: Top, pilot: Pilot[Any]) -> None:
         await until(app, lambda text: "steered" in text)
         await pilot.press("slash", *"steered", "enter", "tab", "h")
-        await until(app, lambda text: "RUNNING 1/2" in text and f"job {job} may go" in text)
+        await until(app, lambda text: "RUNNING 1/2" in text and f"job {job} is released" in text)
         await pilot.press("shift+tab", "c")
         await until(app, lambda text: f"cancel job {job}" in text)
         await pilot.press("n")

@@ -158,6 +158,14 @@ def status(ask: Callable[[Message], Message] = ask_once) -> Message:
     return whole
 
 
+def expected_at(now: float) -> dict[str, tuple[float, float]]:
+    """Return when the first leases end and the first requests start: earliest and latest, by id."""
+    page = ask_once({"op": "status"})["status"]
+    ranges = {row["id"]: row.get("ends_in_s") for row in page["leases"]}
+    ranges |= {row["id"]: row.get("starts_in_s") for row in page["waiting"]}
+    return {key: (now + one[0], now + one[1]) for key, one in ranges.items() if one is not None}
+
+
 def _join(answer: Message, page: Message) -> None:
     if "status" in page:
         whole, part = answer["status"], page["status"]

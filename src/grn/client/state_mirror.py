@@ -113,6 +113,12 @@ class StateMirror:
             heard |= {event.source for event in self.wait(until - time.monotonic())}
         return self.picture
 
+    def expect(self, expected_at: dict[str, tuple[float, float]]) -> None:
+        """Add expected starts and ends, by lease, to the snapshot."""
+        if expected_at != self.picture.expected_at:
+            self.picture.expected_at = expected_at
+            self.picture.version += 1
+
     def close(self) -> None:
         """Close both connections."""
         for line in self._lines:

@@ -112,8 +112,14 @@ def show_expected(verb: str, range_s: tuple[float, float]) -> str:
     low_s, high_s = range_s
     if high_s < 1:
         return f"{verb} now"
-    middle_s = math.sqrt(max(low_s, 1.0) * high_s)  # such ranges are factors
-    return f"{verb} in about {show_time(middle_s)} ({show_time(low_s)} to {show_time(high_s)})"
+    span = f"{show_time(low_s)} to {show_time(high_s)}"
+    return f"{verb} in about {show_time(middle_s(range_s))} ({span})"
+
+
+def middle_s(range_s: tuple[float, float]) -> float:
+    """Return the time to name for a range of expected times."""
+    low_s, high_s = range_s
+    return math.sqrt(max(low_s, 1.0) * high_s)  # such ranges are factors
 
 
 def show_limit(limit_s: float) -> str:

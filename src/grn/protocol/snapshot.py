@@ -53,6 +53,7 @@ class Snapshot:
         self.gpus: dict[str, GpuRow] = {}  # by uuid
         self.leases: dict[str, LeaseRow] = {}  # by id
         self.waiting: dict[str, WaitingRow] = {}
+        self.expected_at: dict[str, tuple[float, float]] = {}  # by lease; not part of the feed
         self.ends: deque[EndRow] = deque(maxlen=MAX_ENDS)
         self.samples: dict[str, Samples] = {}  # by uuid
         self.queue = QueueFacts()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from grn.cli.output import job_text, render
 from grn.cli.output.style import plain
 from grn.cli.top import draw, screen
-from grn.cli.top.detail import Detail
+from grn.cli.top.detail import Detail, memory
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.cli.top.screen import Look
@@ -23,11 +23,11 @@ from grn.client.negotiator import ask_once
 from grn.errors import GrnError
 from grn.model import ansi
 from grn.model.text import harmless
-from grn.model.units import show_size, show_time
 from grn.paths import user_name
 from grn.protocol.rows import CurveRow, JobRow, lease_or_request, read
 
 MAX_LOG_BYTES = 256 << 10
+EXPLAINED_CHART = (76, 8)  # columns and lines of the memory of an explained job
 MAX_TAIL_BYTES = 16 << 10  # for the pane, which is read again every second
 
 
@@ -82,18 +82,20 @@ def carry_out(order: KeyAction, marks: Marks) -> Done:
     if order.verb in ("log", "follow"):
         return _log(row)
     if order.verb == "explain":
-        lines: list[Line] = [[(text, "plain")] for text in _explanation(row, marks)]
+        lines = _explanation(row, marks)
         return Done(page=LogPage(f"{row.id}  {row.what}", lambda: lines, is_followed=False))
     assert row.job is not None
+    jobs = list(row.members or (row.job,))
+    what = f"{len(jobs):,} jobs are" if row.members else f"job {row.job} is"
     if order.verb == "retry":
-        first = queue.submit({"op": "retry", "jobs": [row.job]})["first"]
-        return Done(f"submitted once more as job {first}")
+        first = queue.submit({"op": "retry", "jobs": jobs})["first"]
+        return Done(f"submitted once more as job {first}{' and following' * (len(jobs) > 1)}")
     if order.verb == "cancel":
-        queue.ask({"op": "cancel", "jobs": [row.job]}, may_start=False)
-        return Done(f"job {row.job} is being cancelled")
+        queue.ask({"op": "cancel", "jobs": jobs}, may_start=False)
+        return Done(f"{what} being cancelled")
     is_held = order.verb == "hold"
-    queue.ask({"op": "hold", "jobs": [row.job], "held": is_held}, may_start=False)
-    return Done(f"job {row.job} is held back" if is_held else f"job {row.job} may go")
+    queue.ask({"op": "hold", "jobs": jobs, "held": is_held}, may_start=False)
+    return Done(f"{what} held" if is_held else f"{what} released")
 
 
 def _log(row: Row) -> Done:
@@ -108,14 +110,7 @@ def _log(row: Row) -> Done:
 
 def read_detail(row: Row) -> Detail:
     """Read the memory of a job over time and the end of its log, as far as they are kept."""
-    used: tuple[int | None, ...] = ()
-    step_s = 0.0
-    if row.lease is not None and row.part is not Section.WAITING and not row.where:
-        try:
-            curve = read(CurveRow, ask_once({"op": "samples", "lease": row.lease})["curve"])
-            used, step_s = curve.used_bytes, curve.step_s
-        except GrnError:
-            pass  # not kept: the pane says so
+    used, step_s = _curve(row)
     log = None if row.folder is None else tuple(log_lines(row.folder, MAX_TAIL_BYTES))
     return Detail((row.part, row.id), used, step_s, log)
 
@@ -134,16 +129,20 @@ def log_lines(folder: str, most_bytes: int = MAX_LOG_BYTES) -> list[Line]:
     return [[(text, f"sgr:{ansi.sgr(style)}") for text, style in line] for line in lines]
 
 
-def _explanation(row: Row, marks: Marks) -> list[str]:
-    lines: list[str] = []
+def _explanation(row: Row, marks: Marks) -> list[Line]:
+    texts: list[str] = []
     if row.job is not None:
         job = read(JobRow, queue.show(row.job, may_start=False))
-        lines += plain(job_text.job(job, time.time())).splitlines()
+        texts += plain(job_text.job(job, time.time())).splitlines()
     if row.lease is not None and row.part is not Section.ENDED:
-        lines += ["", *_negotiators_word(row.lease)]
+        texts += ["", *_negotiators_word(row.lease)]
+    texts = texts or [f"{row.id}: {row.state} {row.why}"]
+    lines: list[Line] = [[(text, "plain")] for text in texts]
     if row.lease is not None and row.part is not Section.WAITING:
-        lines += ["", *_memory(row.lease, marks)]
-    return lines or [f"{row.id}: {row.state} {row.why}"]
+        used, step_s = _curve(row)
+        known = Detail((row.part, row.id), used, step_s)
+        lines += [[("", "plain")], *memory(row, known, EXPLAINED_CHART, marks)]
+    return lines
 
 
 def _negotiators_word(lease: str) -> list[str]:
@@ -154,15 +153,12 @@ def _negotiators_word(lease: str) -> list[str]:
     return plain(render.why([*map(lease_or_request, rows)], user_name)).splitlines()
 
 
-def _memory(lease: str, marks: Marks) -> list[str]:
+def _curve(row: Row) -> tuple[tuple[int | None, ...], float]:
+    """Return the memory of a job over time and the step between two samples; empty if not kept."""
+    if row.lease is None or row.part is Section.WAITING or row.where:
+        return (), 0.0
     try:
-        curve = read(CurveRow, ask_once({"op": "samples", "lease": lease})["curve"])
+        curve = read(CurveRow, ask_once({"op": "samples", "lease": row.lease})["curve"])
     except GrnError:
-        return ["no samples of its memory are kept"]
-    used = curve.used_bytes
-    most = max((size for size in used if size is not None), default=None)
-    span = show_time(len(used) * curve.step_s)
-    return [
-        f"memory over {span}, {show_size(most)} at most",
-        "  " + draw.curve(used, 72, marks),
-    ]
+        return (), 0.0  # the reader is told that no samples are kept
+    return curve.used_bytes, curve.step_s

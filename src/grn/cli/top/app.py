@@ -26,12 +26,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from grn.cli.top import actions, draw, screen, state
-from grn.cli.top import rows as boards
+from grn.cli.top.board import Board, board
 from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
+from grn.cli.top.rows import Row, Section
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
-from grn.client.negotiator import MALFORMED, garbled
+from grn.client.negotiator import MALFORMED, expected_at, garbled
 from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError, UsageError
 from grn.model import ansi
@@ -44,6 +45,7 @@ PACE_S = 0.5
 FIRST_LOOK_S = 1.0
 DETAIL_S = 1.0  # between two readings of the selected job
 HOST_S = 2.0
+EXPECTED_S = 5.0  # between two questions for expected starts and ends
 _COLOURS = {
     "title": "bold reverse",
     "heading": "bold color(6)",
@@ -133,6 +135,7 @@ class Top(App[None]):
         self._detail = Detail()
         self._detail_at = 0.0
         self._detail_task: asyncio.Task[None] | None = None
+        self._expected_task: asyncio.Task[None] | None = None
         self._host = _HostLoad()
 
     @property
@@ -145,10 +148,11 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.canvas.focus()
         self.set_interval(PACE_S, self.tick)
+        self._expected_task = asyncio.get_running_loop().create_task(self._keep_expected())
         self.call_after_refresh(self.tick)
 
     def on_unmount(self) -> None:
-        for task in (*self._orders, *filter(None, [self._detail_task])):
+        for task in (*self._orders, *filter(None, [self._detail_task, self._expected_task])):
             task.cancel()
 
     # --- drawing -------------------------------------------------------------------------
@@ -204,24 +208,34 @@ class Top(App[None]):
             return
         is_new = self._detail.row != (row.part, row.id)
         is_due = time.monotonic() - self._detail_at >= DETAIL_S
-        if is_new or (is_due and row.part is boards.Section.RUNNING):
+        if is_new or (is_due and row.part is Section.RUNNING):
             self._detail_at = time.monotonic()
             self._detail_task = asyncio.get_running_loop().create_task(self._take_detail(row))
 
-    async def _take_detail(self, row: boards.Row) -> None:
+    async def _take_detail(self, row: Row) -> None:
         try:
             self._detail = await asyncio.to_thread(actions.read_detail, row)
         finally:
             self._detail_task = None
         self.draw()
 
+    async def _keep_expected(self) -> None:
+        """Ask again and again for expected starts and ends, which the change feed does not tell."""
+        while True:
+            await asyncio.sleep(EXPECTED_S if self.picture.expected_at else PACE_S)
+            with contextlib.suppress(GrnError):  # the screen tells why nothing answers
+                self._watch.expect(await asyncio.to_thread(expected_at, time.time()))
+
     def _has_pane(self) -> bool:
         size = self.canvas.size
         return screen.has_pane(self.picture, self._look(size.width, size.height))
 
-    def _board(self) -> boards.Board:
+    def _board(self) -> Board:
         chosen = self.view
-        return boards.board(self.picture, os.getuid(), chosen.wanted, chosen.is_mine, chosen.sorts)
+        return board(
+            self.picture, os.getuid(), chosen.wanted, chosen.is_mine, chosen.sorts,
+            is_expanded=chosen.is_expanded,
+        )  # fmt: skip
 
     def _look(self, width: int, height: int) -> Look:
         use = self._host.text(time.monotonic())

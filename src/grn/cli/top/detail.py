@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grn.cli.top import draw
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
-from grn.model.units import short_size
+from grn.model.units import short_size, show_expected
 
 MIN_LOG = 10  # lines, before the chart grows
 MAX_REASON = 6
@@ -43,7 +43,7 @@ def pane(
     left = height - len(lines)
     chart_height = min(_CHART[1], left - MIN_LOG - 5)
     if row.part is not Section.WAITING and chart_height >= _CHART[0]:
-        lines += [[("", "plain")], *_memory(row, detail, width, chart_height, marks)]
+        lines += [[("", "plain")], *memory(row, detail, (width, chart_height), marks)]
     if row.job is not None and row.part is not Section.WAITING:
         lines += [[("", "plain")], [(" LOG", "heading")]]
         lines += _log(detail, height - len(lines), marks)
@@ -91,6 +91,10 @@ def _head(row: Row, now: float, width: int, user: str) -> list[Line]:
     lines.append([(f" {_state(row, now)}, {user}", "plain")])
     style = "note" if row.state == "held" else "plain"
     told = "" if row.why.startswith("runs on GPU ") else row.why  # the line above says so
+    if row.expected_at is not None:
+        low, high = (max(0.0, at - now) for at in row.expected_at)
+        verb = "starts" if row.part is Section.WAITING else "ends"
+        lines.append([(f" {show_expected(verb, (low, high))}", "plain")])
     why = textwrap.wrap(told, max(8, width - 2))[:MAX_REASON]
     return lines + [[(f" {text}", style)] for text in why]
 
@@ -104,7 +108,9 @@ def _state(row: Row, now: float) -> str:
     return f"{row.state}{on} for {draw.age(now - row.since_at)}"
 
 
-def _memory(row: Row, detail: Detail, width: int, height: int, marks: Marks) -> list[Line]:
+def memory(row: Row, detail: Detail, size: tuple[int, int], marks: Marks) -> list[Line]:
+    """Draw the memory of a job over time, with a heading and the times below."""
+    width, height = size
     used = detail.used_bytes
     most = max((value for value in used if value is not None), default=row.used_bytes)
     facts = [f"peak {short_size(most)}" if most is not None else "peak unknown"]

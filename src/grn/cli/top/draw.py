@@ -13,7 +13,7 @@ from grn.cli.output.render import short_model
 from grn.cli.top.rows import Row, Section, letters
 from grn.model.text import columns_of, counted, harmless
 from grn.model.text import cut as text_cut
-from grn.model.units import short_size, show_time
+from grn.model.units import middle_s, short_size, show_time
 from grn.protocol.rows import GpuRow, LeaseRow, NodeRow
 
 Piece = tuple[str, str]  # text, style
@@ -235,17 +235,26 @@ def node_head(node: NodeRow, width: int, marks: Marks) -> Line:
 
 
 @lru_cache(maxsize=64)
-def columns(part: Section, width: int, where: int = 0) -> tuple[tuple[str, int], ...]:
+def columns(
+    part: Section, width: int, where: int = 0, has_times: bool = False
+) -> tuple[tuple[str, int], ...]:
     """Return the names and sizes of a part's columns; those to the right have a size below 0.
 
-    `where` is the size of the column for nodes, 0 without it.
+    `where` is the size of the column for nodes, 0 without it. `has_times` adds a column for
+    expected ends and starts.
     """
+    times = [("LEFT" if part is Section.RUNNING else "START", -7)] if has_times else []
     user = [("USER", 9)] if width >= _WIDE_FROM else []
     node = [("WHERE", where)] if where else []
     if part is Section.RUNNING:
-        fixed = [*node, ("GPU", 6), ("USED/RESERVED", -13), ("FOR", -6), *user]
+        fixed = [*node, ("GPU", 6), ("USED/RESERVED", -13), ("FOR", -6), *times, *user]
     elif part is Section.WAITING:
-        fixed = [("FOR", -6), *user, ("JOB", 20 if width < _WIDE_FROM else min(60, width // 4))]
+        fixed = [
+            ("FOR", -6),
+            *times,
+            *user,
+            ("JOB", 20 if width < _WIDE_FROM else min(60, width // 4)),
+        ]
     else:
         fixed = [("HOW", 13), *node, ("RAN", -6), ("PEAK", -6), ("AGO", -6), *user]
     taken = _LEAD + sum(abs(size) + 2 for _, size in fixed)
@@ -260,33 +269,35 @@ def where_size(rows: Iterable[Row]) -> int:
 
 def heading(
     part: Section, width: int, count: str, sort: str, is_focused: bool, marks: Marks,
-    where: int = 0,
+    where: int = 0, has_times: bool = False,
 ) -> Line:  # fmt: skip
     """Draw the heading of one part: its name, how many there are, and its columns."""
-    text = column_names(part, width, f"{part.value.upper()} {count}", marks, where)
+    text = column_names(part, width, f"{part.value.upper()} {count}", marks, where, has_times)
     by = f" by {sort}"
     by = by if not text[width - len(by) :].strip() else ""
     style = "heading focus" if is_focused else "heading"
     return [(text[: width - len(by)] + by, style)]
 
 
-def column_names(part: Section, width: int, lead: str, marks: Marks, where: int = 0) -> str:
+def column_names(
+    part: Section, width: int, lead: str, marks: Marks, where: int = 0, has_times: bool = False
+) -> str:
     """Return the names of the columns, after the word above the ids."""
-    named = columns(part, width, where)
+    named = columns(part, width, where, has_times)
     cells = [name.rjust(-size) if size < 0 else name.ljust(size) for name, size in named]
     return cut(cut(lead, _LEAD, marks) + "  ".join(cells), width, marks)
 
 
 def job_line(
     row: Row, now: float, width: int, user: str, marks: Marks, is_selected: bool = False,
-    where: int = 0,
+    where: int = 0, has_times: bool = False,
 ) -> Line:  # fmt: skip
     """Draw one job."""
     mark = marks.selected if is_selected else " "
     line: Line = [(mark, "mark"), (cut(row.id, _LEAD - 1, marks), "id")]
     cells = _CELLS[row.part](row, now) | {"USER": (user, "dim")}
     cells["WHERE"] = (harmless(row.where) or "local", "plain" if row.where else "dim")
-    for place, (name, size) in enumerate(columns(row.part, width, where)):
+    for place, (name, size) in enumerate(columns(row.part, width, where, has_times)):
         text, style = cells[name]
         shown = text.rjust(-size) if size < 0 else cut(text, size, marks)
         line.append(("  " * (place > 0) + shown, style))
@@ -318,6 +329,7 @@ def _running(row: Row, now: float) -> dict[str, Piece]:
             "plain",
         ),
         "FOR": (age(now - row.since_at), "plain"),
+        "LEFT": (_expected(row, now), "dim"),
         "JOB": (state + row.what, style),
     }
 
@@ -325,15 +337,25 @@ def _running(row: Row, now: float) -> dict[str, Piece]:
 def _waiting(row: Row, now: float) -> dict[str, Piece]:
     return {
         "FOR": (age(now - row.since_at), "plain"),
+        "START": (_expected(row, now), "dim"),
         "JOB": (row.name or row.what, "plain"),
         "WHY": (row.why, "note" if row.state == "held" else "why"),  # held: a person must act
     }
 
 
+def _expected(row: Row, now: float) -> str:
+    """Spell in how long a job is expected to end or start; empty when unknown."""
+    if row.expected_at is None:
+        return ""
+    low, high = (max(0.0, at - now) for at in row.expected_at)
+    return "now" if high < 1 else f"~{age(middle_s((low, high)))}"
+
+
 def _ended(row: Row, now: float) -> dict[str, Piece]:
-    is_good = row.state in ("ok", "profiled")
+    outcome = row.state.rpartition(" ")[2]
+    style = "good" if outcome in ("ok", "profiled") else "dim" if outcome in _CALM else "bad"
     return {
-        "HOW": (row.state, "good" if is_good else "bad"),
+        "HOW": (row.state, style),
         "RAN": (age(row.ended_at - row.since_at), "plain"),
         "PEAK": (short_size(row.used_bytes), "plain"),
         "AGO": (age(now - row.ended_at), "dim"),
@@ -372,6 +394,7 @@ def window(selected: int, count: int, size: int, first: int) -> int:
 
 
 _CELLS = {Section.RUNNING: _running, Section.WAITING: _waiting, Section.ENDED: _ended}
+_CALM = ("cancelled", "skipped", "not-started", "requeued", "interrupted")
 _GPU_FIXED = 4 + 12 + 6 + 1
 _SENSORS = 12
 _LEAD = 13

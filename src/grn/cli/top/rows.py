@@ -6,8 +6,7 @@ in, rows out; how they are drawn is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,13 +25,6 @@ class Section(Enum):
     RUNNING = "running"
     WAITING = "waiting"
     ENDED = "ended"
-
-
-SORTS: Mapping[Section, tuple[str, ...]] = {
-    Section.RUNNING: ("gpu", "age", "memory", "user", "name"),
-    Section.WAITING: ("turn", "age", "user", "name"),
-    Section.ENDED: ("latest", "memory", "user", "name"),
-}
 
 
 class Row(NamedTuple):
@@ -55,14 +47,17 @@ class Row(NamedTuple):
     ended_at: float = 0.0
     why: str = ""
     folder: str | None = None  # of its latest attempt, with the log
+    expected_at: tuple[float, float] | None = None  # its end or start: earliest, latest
+    members: tuple[int, ...] = ()  # the jobs of an array that are shown as this row
 
+    @property
+    def key(self) -> str:
+        """What the row is selected by: of an array a job that waits for long."""
+        return str(self.members[-1]) if self.members else self.id
 
-@dataclass(frozen=True, slots=True)
-class Board:
-    """All rows, filtered and sorted, and how many there are without the filter."""
-
-    rows: Mapping[Section, Sequence[Row]]
-    totals: Mapping[Section, int]
+    def has(self, key: str) -> bool:
+        """True when the row is, or contains, what was selected by a key."""
+        return key == self.id or (bool(self.members) and key in map(str, self.members))
 
 
 def letters(gpu: GpuRow) -> dict[str, str]:
@@ -70,26 +65,16 @@ def letters(gpu: GpuRow) -> dict[str, str]:
     return {lease: _LETTERS[place % len(_LETTERS)] for place, lease in enumerate(gpu.leases)}
 
 
-def board(picture: Snapshot, own_uid: int, wanted: str = "", is_mine: bool = False,
-          sorts: Mapping[Section, str] | None = None) -> Board:  # fmt: skip
-    """Bring everything together; `wanted` is looked for in ids, names, users, GPUs and reasons."""
-    parts = {
-        Section.RUNNING: running(picture, own_uid),
-        Section.WAITING: waiting(picture, own_uid),
-        Section.ENDED: ended(picture, own_uid),
-    }
-    totals = {part: len(rows) for part, rows in parts.items()}
-    for part, rows in parts.items():
-        kept = [row for row in rows if _is_wanted(row, wanted.lower(), is_mine, own_uid)]
-        parts[part] = _sorted(kept, (sorts or {}).get(part, SORTS[part][0]))
-    return Board(parts, totals)
-
-
 def running(picture: Snapshot, own_uid: int) -> list[Row]:
     """Return what runs: all leases, and own jobs whose lease is not in the snapshot."""
     own = {job.lease: job for job in picture.jobs.values() if job.lease}
     seats = {gpu.index: letters(gpu) for gpu in picture.gpus.values()}
-    rows = [_of_lease(lease, own.get(lease.id), seats) for lease in picture.leases.values()]
+    rows = [
+        _of_lease(lease, own.get(lease.id), seats)._replace(
+            expected_at=picture.expected_at.get(lease.id)
+        )
+        for lease in picture.leases.values()
+    ]
     for job in picture.jobs.values():
         if job.state in _BUSY and job.lease not in picture.leases:
             row = _of_job(job, Section.RUNNING, own_uid, since=job.started_at)
@@ -121,7 +106,8 @@ def waiting(picture: Snapshot, own_uid: int) -> list[Row]:
         job = by_tag.get(request.tag or "")
         if job is not None:
             asked.add(job.id)
-        rows.append(_of_request(request, job))
+        expected_at = picture.expected_at.get(request.id)
+        rows.append(_of_request(request, job)._replace(expected_at=expected_at))
     rest = sorted(
         (job for job in queued if job.id not in asked),
         key=lambda job: (job.is_held, -job.priority, job.place),
@@ -134,9 +120,25 @@ def ended(picture: Snapshot, own_uid: int) -> list[Row]:
     rows = [_of_ended_job(job, own_uid) for job in picture.ended.values()]
     own = {row.lease for row in rows if row.lease}
     own |= {job.lease for job in picture.jobs.values() if job.lease}  # their ends may be on the way
-    rows += [_of_end(end) for end in picture.ends if end.id not in own]
+    rows += [
+        _of_end(end)
+        for end in picture.ends
+        if end.id not in own and not _is_of_own_queue(end, picture, own_uid)
+    ]
     rows.sort(key=lambda row: -row.ended_at)
     return rows[:MAX_ENDED]
+
+
+def unlisted(picture: Snapshot) -> int:
+    """Return how many jobs of a long queue its feed leaves out."""
+    listed = sum(job.is_waiting for job in picture.jobs.values())
+    return max(0, picture.queue.counts.get("queued", 0) - listed)
+
+
+def _is_of_own_queue(end: EndRow, picture: Snapshot, own_uid: int) -> bool:
+    """True for a lease of the user's queue, whose jobs are rows of their own."""
+    origin = picture.queue.origin
+    return origin is not None and end.user == own_uid and end.origin == origin
 
 
 # --- one row -------------------------------------------------------------------------------
@@ -266,35 +268,6 @@ def _called(job: JobRow) -> str | None:
 @lru_cache(maxsize=8192)
 def _spelled(name: str, label: str, array_index: str, argv: tuple[str, ...]) -> str:
     return shown_command(JobRow(0, "", argv, name, label=label, array_index=array_index))
-
-
-# --- which and in what order ---------------------------------------------------------------
-
-
-def _is_wanted(row: Row, wanted: str, is_mine: bool, own_uid: int) -> bool:
-    if is_mine and row.user != own_uid:
-        return False
-    if not wanted:
-        return True
-    texts = (row.id, row.what, row.state, row.why, row.lease or "", row.where)
-    on_gpu = wanted.startswith("gpu") and wanted[3:].strip().isdigit()
-    if on_gpu:  # of this machine; a node may be called so too
-        return row.where == wanted or (not row.where and int(wanted[3:]) in row.gpus)
-    return any(wanted in text.lower() for text in texts)
-
-
-def _sorted(rows: list[Row], sort: str) -> list[Row]:
-    if sort == "age":
-        return sorted(rows, key=lambda row: row.since_at)
-    if sort == "memory":
-        return sorted(rows, key=lambda row: -(row.used_bytes or 0))
-    if sort == "user":
-        return sorted(rows, key=lambda row: row.user)
-    if sort == "name":
-        return sorted(rows, key=lambda row: row.what)
-    if sort == "gpu":
-        return sorted(rows, key=lambda row: (row.where, row.gpus, row.since_at))
-    return rows
 
 
 _WORKER = "grn.client.remote_call"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grn.cli.top import detail, draw
+from grn.cli.top.board import Board
 from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
-from grn.cli.top.rows import Board, Row, Section
+from grn.cli.top.rows import Row, Section
 from grn.cli.top.state import PARTS, View
 from grn.model.text import harmless
 from grn.model.units import short_size
@@ -198,7 +199,8 @@ def footer(view: View, look: Look) -> Line:
     """Draw the last line: a question, the typed filter, the last message, else the keys."""
     if view.asking is not None and view.asking.row is not None:
         row = view.asking.row
-        text, style = f" {view.asking.verb} job {row.id} ({row.what})? y or n", "ask"
+        what = f"{len(row.members):,} jobs of an array" if row.members else f"job {row.id}"
+        text, style = f" {view.asking.verb} {what} ({row.what})? y or n", "ask"
     elif view.is_typing:
         text, style = f" filter: {view.wanted}_   (Enter keeps it, Esc drops it)", "ask"
     elif view.said:
@@ -226,7 +228,7 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
     gpus = [*picture.gpus.values(), *(g for node in picture.nodes.values() for g in node.gpus)]
     free = sum(gpu.free_bytes or 0 for gpu in gpus)
     total = sum(gpu.total_bytes for gpu in gpus)
-    counts = "  ".join(f"{board.totals[part]} {part.value}" for part in PARTS[:2])
+    counts = "  ".join(f"{board.totals[part]:,} {part.value}" for part in PARTS[:2])
     parts = [
         f" grn {picture.negotiator.version}".rstrip(),
         f"on {look.host}" if look.host and look.width >= 110 else "",
@@ -234,11 +236,6 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
         f"{short_size(free)} free of {short_size(total)}" if gpus else "",
         counts,
     ]
-    queued = picture.queue.counts.get("queued", 0) - sum(
-        job.is_waiting for job in picture.jobs.values()
-    )
-    if queued > 0:
-        parts.append(f"(+{queued} queued)")
     if view.wanted and not view.is_typing:
         parts.append(f"filter: {view.wanted}")
     if view.is_mine:
@@ -279,13 +276,15 @@ def _part(
     first = draw.window(selected, len(rows), size - 1, view.firsts.get(part, 0))
     view = replace(view, firsts={**view.firsts, part: first})
     is_focused = part is view.part
-    where = draw.where_size(rows)
+    where, has_times = draw.where_size(rows), any(row.expected_at for row in rows)
     if is_framed:
-        names = draw.column_names(part, look.width, " ID", look.marks, where)
+        names = draw.column_names(part, look.width, " ID", look.marks, where, has_times)
         lines: list[Line] = [[(names, "dim")]]
     else:
         count, sort = _count(board, part), view.sort_of(part)
-        lines = [draw.heading(part, look.width, count, sort, is_focused, look.marks, where)]
+        lines = [
+            draw.heading(part, look.width, count, sort, is_focused, look.marks, where, has_times)
+        ]
     shown = rows[first : first + size - 1]
     before = ""
     for place, row in enumerate(shown, first):
@@ -296,7 +295,9 @@ def _part(
             told = told._replace(what=row.name)
         is_selected = is_focused and place == selected
         user = look.user_name(row.user)
-        lines.append(draw.job_line(told, now, look.width, user, look.marks, is_selected, where))
+        lines.append(
+            draw.job_line(told, now, look.width, user, look.marks, is_selected, where, has_times)
+        )
     if not rows and size > 1:
         text = _EMPTY[part] if not total else "none that the filter lets through"
         lines.append([(draw.cut(f" {text}", look.width, look.marks), "dim")])
@@ -305,8 +306,8 @@ def _part(
 
 
 def _count(board: Board, part: Section) -> str:
-    rows, total = board.rows[part], board.totals[part]
-    return str(total) if len(rows) == total else f"{len(rows)}/{total}"
+    shown, total = board.shown[part], board.totals[part]
+    return f"{total:,}" if shown == total else f"{shown:,}/{total:,}"
 
 
 _KEYS = " q quit  Tab part  / filter  s sort  e explain  l log  c cancel  h hold  ? keys"
@@ -322,12 +323,13 @@ _HELP = (
     ("/", "filter by id, name, state or reason; `gpu 3` for one GPU, or a node; Esc drops it"),
     ("s", "sort this part in another way"),
     ("m", "only my own jobs"),
+    ("a", "each job of an array, or the array as one row"),
     ("e, Enter", "explain: why it waits, where it runs, its memory over time"),
     ("l", "follow the log of a job of my queue on the whole screen"),
     ("f", "follow it in the pane at the right; f again goes back"),
     ("c", "cancel it, with all its processes; asks first"),
-    ("h", "hold it back, or let it go"),
-    ("r", "submit it once more, when it has ended"),
+    ("h", "hold it, or release it"),
+    ("r", "submit it again after it has ended"),
     ("q", "quit; nothing ends with it"),
     ("", ""),
     ("0A", "in the bar of GPU 0, the part that begins with A"),

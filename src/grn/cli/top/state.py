@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from grn.cli.top.rows import SORTS, Board, Row, Section
+from grn.cli.top.board import SORTS, Board
+from grn.cli.top.rows import Row, Section
 
 PARTS = (Section.RUNNING, Section.WAITING, Section.ENDED)
 
@@ -26,7 +27,7 @@ class View:
     """The user's choices."""
 
     part: Section = Section.RUNNING
-    selected: Mapping[Section, str] = field(default_factory=dict)  # the id of a row
+    selected: Mapping[Section, str] = field(default_factory=dict)  # the key of a row
     firsts: Mapping[Section, int] = field(default_factory=dict)  # first row to be seen
     sorts: Mapping[Section, str] = field(default_factory=dict)
     wanted: str = ""
@@ -36,6 +37,7 @@ class View:
     said: str = ""  # the result of the last action
     is_helping: bool = False
     is_following: bool = False  # the pane shows the log alone
+    is_expanded: bool = False  # every job of an array has a row
 
     def said_of(self, text: str) -> View:
         """Return the view with a message for the last line."""
@@ -46,9 +48,9 @@ class View:
 
     def place(self, board: Board, part: Section) -> int:
         """Return where the selected row is; the first when it is gone."""
-        wanted = self.selected.get(part)
+        wanted = self.selected.get(part, "")
         rows = board.rows[part]
-        return next((place for place, row in enumerate(rows) if row.id == wanted), 0)
+        return next((place for place, row in enumerate(rows) if row.has(wanted)), 0)
 
     def row(self, board: Board) -> Row | None:
         """Return the selected row of the part in focus."""
@@ -75,7 +77,7 @@ def press(view: View, key: str, board: Board, page: int = 10) -> tuple[View, Key
 
 def point(view: View, part: Section, row: Row) -> View:
     """Select a row by a click."""
-    return replace(view, part=part, selected={**view.selected, part: row.id}, said="")
+    return replace(view, part=part, selected={**view.selected, part: row.key}, said="")
 
 
 def _type(view: View, key: str) -> View:
@@ -100,7 +102,7 @@ def _moved(view: View, board: Board, step: int) -> View:
     if not rows:
         return view
     place = max(0, min(len(rows) - 1, view.place(board, view.part) + step))
-    return replace(view, selected={**view.selected, view.part: rows[place].id})
+    return replace(view, selected={**view.selected, view.part: rows[place].key})
 
 
 def _next_part(view: View, step: int) -> View:
@@ -151,6 +153,7 @@ _CHANGES: Mapping[str, Callable[[View], View]] = {
     "shift+tab": lambda view: _next_part(view, -1),
     "s": _next_sort,
     "m": lambda view: replace(view, is_mine=not view.is_mine),
+    "a": lambda view: replace(view, is_expanded=not view.is_expanded),
     "slash": lambda view: replace(view, is_typing=True),
     "/": lambda view: replace(view, is_typing=True),
     "escape": lambda view: replace(view, wanted="", is_mine=False),

@@ -6,11 +6,12 @@ Pure: a snapshot in, rows out. Which job belongs to which lease and request is d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grn.cli.output.job_text import filled_command, shown_name, spelled_command
 from grn.cli.top import rows as top_rows
+from grn.cli.top.board import folded
 from grn.cli.top.rows import Row
 from grn.model.ranges import show_ranges
 from grn.paths import user_name
@@ -42,7 +43,7 @@ class ListedJob:
     mem_bytes: int | None = None
     since_at: float = 0.0
     started_at: float | None = None
-    expected_start_at: float | None = None
+    expected_at: tuple[float, float] | None = None  # its end or start: earliest, latest
     why: str = ""
     priority: int = 0
     is_held: bool = False
@@ -56,7 +57,7 @@ class JobList:
     running: int
     waiting: int
     shown: int  # jobs, not rows
-    next_start_at: float | None
+    next_start_at: tuple[float, float] | None
 
 
 def listed(picture: Snapshot, own_uid: int, wanted: str = "", most: int = MAX_ROWS) -> JobList:
@@ -70,16 +71,16 @@ def listed(picture: Snapshot, own_uid: int, wanted: str = "", most: int = MAX_RO
     if words:
         running = [row for row in running if _has(row, words)]
         waiting = [row for row in waiting if _has(row, words)]
-    shown = _folded([*running, *waiting], picture, most)
-    starts = [_expected(row, picture) for row in waiting]
-    told = picture.queue.counts.get("queued", 0) if not words else 0
-    unlisted = max(0, told - sum(row.job is not None for row in waiting))  # of a long queue
+    rows = folded([*running, *waiting], picture.jobs)[:most]
+    shown = [_of(row, picture.jobs) for row in rows]
+    starts = [row.expected_at for row in waiting if row.expected_at is not None]
+    unlisted = 0 if words else top_rows.unlisted(picture)
     return JobList(
         tuple(shown),
         len(running),
         len(waiting) + unlisted,
         sum(row.count for row in shown),
-        min((at for at in starts if at is not None), default=None),
+        min(starts, key=sum, default=None),
     )
 
 
@@ -105,56 +106,24 @@ def _has(row: Row, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _folded(rows: Sequence[Row], picture: Snapshot, most: int) -> list[ListedJob]:
-    """Fold neighbours of one array that wait in the same state and at the same priority."""
-    found: list[ListedJob] = []
-    members: list[JobRow] = []
-    key: tuple[object, ...] | None = None
-
-    def close() -> None:
-        if len(members) > 1:
-            found[-1] = _array(found[-1], members)
-
-    for row in rows:
-        job = picture.jobs.get(row.job) if row.job is not None else None
-        own_key = _array_key(job) if job is not None else None
-        if job is not None and own_key is not None and own_key == key:
-            members.append(job)
-            continue
-        close()
-        if len(found) == most:
-            return found
-        key, members = own_key, [job] if job is not None else []
-        found.append(_of(row, job, picture))
-    close()
-    return found
-
-
-def _array_key(job: JobRow) -> tuple[object, ...] | None:
-    if not job.array_index.isdecimal() or not job.is_waiting:
-        return None
-    return (job.name, job.label, job.argv, job.cwd, job.state, job.priority)
-
-
-def _array(first: ListedJob, members: Sequence[JobRow]) -> ListedJob:
-    base = members[0].name or members[0].label
-    indices = show_ranges([int(job.array_index) for job in members])
+def _array(row: Row, members: Sequence[JobRow], first: ListedJob) -> ListedJob:
     ids = [job.id for job in members]
     return replace(
         first,
         id=show_ranges(ids),
         ids=show_ranges(ids, MAX_PARTS),
-        name=f"{base}[{indices}]",
+        name=row.name,
         command=spelled_command(members[0].argv),
         count=len(members),
     )
 
 
-def _of(row: Row, job: JobRow | None, picture: Snapshot) -> ListedJob:
+def _of(row: Row, jobs: Mapping[int, JobRow]) -> ListedJob:
+    job = jobs.get(row.job) if row.job is not None else None
     state = job.state if job is not None and job.is_waiting else row.state
     name = job_name(job) if job is not None else row.what
     command = spelled_command(filled_command(job)) if job is not None else ""
-    return ListedJob(
+    one = ListedJob(
         id=row.id,
         name=name,
         command="" if command == name else command,
@@ -171,19 +140,10 @@ def _of(row: Row, job: JobRow | None, picture: Snapshot) -> ListedJob:
         mem_bytes=job.mem_bytes if job is not None else None,
         since_at=row.since_at,
         started_at=job.started_at if job is not None else None,
-        expected_start_at=_expected(row, picture),
+        expected_at=row.expected_at,
         why="" if row.why == row.state or row.part is top_rows.Section.RUNNING else row.why,
         priority=job.priority if job is not None else 0,
         is_held=job is not None and job.is_held,
     )
-
-
-def _expected(row: Row, picture: Snapshot) -> float | None:
-    """Return when a waiting row is expected to start, where a daemon says so."""
-    request = picture.waiting.get(row.lease or "")
-    job = picture.jobs.get(row.job) if row.job is not None else None
-    for source in (request, job):
-        at = getattr(source, "expected_start_at", None)  # older daemons do not tell it
-        if isinstance(at, (int, float)):
-            return float(at)
-    return None
+    members = [jobs[number] for number in row.members]
+    return _array(row, members, one) if members else one

@@ -1,0 +1,123 @@
+"""What `grn top` lists: the rows of its sections, filtered, sorted and with arrays folded.
+
+Pure. Neighbouring jobs of one array are one row, for the page as well: waiting jobs while they
+have one state and priority, ended ones by their outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from grn.cli.top.rows import Row, Section, ended, running, unlisted, waiting
+from grn.model.ranges import show_ranges
+from grn.model.text import harmless
+from grn.protocol.rows import JobRow
+from grn.protocol.snapshot import Snapshot
+
+MAX_INDEX_PARTS = 3  # of the ranges in a name
+SORTS: Mapping[Section, tuple[str, ...]] = {
+    Section.RUNNING: ("gpu", "age", "memory", "user", "name"),
+    Section.WAITING: ("turn", "age", "user", "name"),
+    Section.ENDED: ("latest", "memory", "user", "name"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The rows of each section, and how many jobs there are: shown, and without the filter."""
+
+    rows: Mapping[Section, Sequence[Row]]
+    shown: Mapping[Section, int]
+    totals: Mapping[Section, int]
+
+
+def board(
+    picture: Snapshot, own_uid: int, wanted: str = "", is_mine: bool = False,
+    sorts: Mapping[Section, str] | None = None, *, is_expanded: bool = False,
+) -> Board:  # fmt: skip
+    """Bring everything together; `wanted` is looked for in ids, names, users, GPUs and reasons.
+
+    Expanded, every job of an array has a row.
+    """
+    found = {
+        Section.RUNNING: running(picture, own_uid),
+        Section.WAITING: waiting(picture, own_uid),
+        Section.ENDED: ended(picture, own_uid),
+    }
+    totals = {part: len(rows) for part, rows in found.items()}
+    totals[Section.WAITING] += unlisted(picture)
+    shown: dict[Section, int] = {}
+    parts: dict[Section, Sequence[Row]] = {}
+    for part, rows in found.items():
+        kept = [row for row in rows if _is_wanted(row, wanted.lower(), is_mine, own_uid)]
+        shown[part] = len(kept)
+        kept = _sorted(kept, (sorts or {}).get(part, SORTS[part][0]))
+        jobs = picture.ended if part is Section.ENDED else picture.jobs
+        parts[part] = kept if is_expanded else folded(kept, jobs)
+    return Board(parts, shown, totals)
+
+
+def folded(rows: Iterable[Row], jobs: Mapping[int, JobRow]) -> list[Row]:
+    """Put neighbours of one array together; `jobs` are the jobs of the rows."""
+    groups: list[list[Row]] = []
+    before: tuple[object, ...] | None = None
+    for row in rows:
+        job = jobs.get(row.job) if row.job is not None else None
+        key = _key(row, job) if job is not None else None
+        if key is not None and key == before:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+        before = key
+    return [_one(group, jobs) if len(group) > 1 else group[0] for group in groups]
+
+
+def _key(row: Row, job: JobRow) -> tuple[object, ...] | None:
+    if not job.array_index.isdecimal() or row.part is Section.RUNNING:
+        return None
+    ended = (job.reason, job.text) if row.part is Section.ENDED else (job.state, job.priority)
+    return (row.part, job.name, job.label, job.argv, job.cwd, *ended)
+
+
+def _one(group: Sequence[Row], jobs: Mapping[int, JobRow]) -> Row:
+    members = sorted(row.job for row in group if row.job is not None)
+    first = jobs[members[0]]
+    indices = show_ranges(sorted(int(jobs[one].array_index) for one in members), MAX_INDEX_PARTS)
+    name = f"{harmless(first.name or first.label)}[{indices}]"
+    peaks = [row.used_bytes for row in group if row.used_bytes is not None]
+    state = group[0].state
+    return group[0]._replace(
+        id=f"{members[0]}-{members[-1]}",
+        state=f"{len(members)} {state}" if group[0].part is Section.ENDED else state,
+        what=name,
+        name=name,
+        used_bytes=max(peaks, default=None),
+        members=tuple(members),
+    )
+
+
+def _is_wanted(row: Row, wanted: str, is_mine: bool, own_uid: int) -> bool:
+    if is_mine and row.user != own_uid:
+        return False
+    if not wanted:
+        return True
+    texts = (row.id, row.what, row.state, row.why, row.lease or "", row.where)
+    on_gpu = wanted.startswith("gpu") and wanted[3:].strip().isdigit()
+    if on_gpu:  # of this machine; a node may be called so too
+        return row.where == wanted or (not row.where and int(wanted[3:]) in row.gpus)
+    return any(wanted in text.lower() for text in texts)
+
+
+def _sorted(rows: list[Row], sort: str) -> list[Row]:
+    if sort == "age":
+        return sorted(rows, key=lambda row: row.since_at)
+    if sort == "memory":
+        return sorted(rows, key=lambda row: -(row.used_bytes or 0))
+    if sort == "user":
+        return sorted(rows, key=lambda row: row.user)
+    if sort == "name":
+        return sorted(rows, key=lambda row: row.what)
+    if sort == "gpu":
+        return sorted(rows, key=lambda row: (row.where, row.gpus, row.since_at))
+    return rows
