@@ -122,11 +122,11 @@ def test_a_curve_keeps_its_peak_however_narrow() -> None:
     values: list[int | None] = [1] * 500
     values[333] = 8
 
-    drawn = draw.curve(values, 20, UNICODE)
+    drawn = draw.squeezed(values, 20)
 
     assert len(drawn) == 20
-    assert drawn.count("█") == 1
-    assert draw.curve([], 20, UNICODE) == ""
+    assert drawn.count(8) == 1
+    assert draw.squeezed([], 20) == []
 
 
 @given(st.text(), st.integers(0, 60))

@@ -64,13 +64,6 @@ def spark(values: Sequence[float | None], size: int, most: float, marks: Marks) 
     return drawn.rjust(size)
 
 
-def curve(values: Sequence[int | None], size: int, marks: Marks) -> str:
-    """Draw values in `size` characters, each the maximum of its share of them."""
-    highs = squeezed(values, size)
-    most = max((value for value in highs if value), default=1)
-    return spark(highs, len(highs), most, marks)
-
-
 def squeezed(values: Sequence[int | None], size: int) -> list[int | None]:
     """Return at most `size` values, each the maximum of its share of them."""
     size = min(size, len(values))
