@@ -8,7 +8,7 @@ import re
 import pytest
 
 from grn.model.units import show_size
-from tests.harness import GRN, wait_for
+from tests.harness import DEADLINE_S, GRN, wait_for
 
 pytestmark = pytest.mark.slow
 HOSTILE = [
@@ -163,6 +163,10 @@ def test_sizes_and_times_are_spelled_as_the_terminal_spells_them(page):
     assert page.evaluate(spelled, ["span", [9.96, 59.7, 119.8, 3599.7, 86399.9]]) == [
         *("10 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "1 d 0 h")
     ]
+    expected = "async (s) => { const at = Date.now() / 1000; return " \
+        "(await import('/dom.js')).soon(s.map((one) => at + one)).textContent }"  # fmt: skip
+    assert page.evaluate(expected, [61, 245]) == "in 2 min"
+    assert page.evaluate(expected, [0, 2]) == "any moment"
 
 
 def test_the_first_few_names_have_colours_of_their_own(page):
@@ -174,6 +178,16 @@ def test_the_first_few_names_have_colours_of_their_own(page):
     assert page.evaluate(found, names) == colours
 
 
+def test_jobs_on_one_gpu_differ_in_colour_and_keep_it(page):
+    tones = "async (all) => (await import('/now.js')).tones(all, 'node')"
+    leases = [{"id": str(number), "gpus": [number % 2]} for number in range(16)]
+
+    found = page.evaluate(tones, leases)
+
+    assert len(set(found[::2])) == len(set(found[1::2])) == 8
+    assert page.evaluate(tones, leases[4:]) == found[4:]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_in_both_schemes(page, submit, scheme):
     submit("--hold", "--name", "a name that is rather long for a phone " * 3, "--", "true")
@@ -182,6 +196,8 @@ def test_it_fits_a_phone_in_both_schemes(page, submit, scheme):
     page.wait_for_selector("text=rather long")
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    pill = page.locator("tbody .pill").first.bounding_box()
+    assert pill["x"] + pill["width"] <= 390
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     light = sum(map(int, re.findall(r"\d+", back)[:3])) / 3
     assert (light > 128) == (scheme == "light")
@@ -290,6 +306,32 @@ def test_an_array_is_one_row_and_the_filter_finds_one_of_it(page, submit):
     page.fill("[aria-label='filter jobs']", "other")
     page.wait_for_selector("a:has-text('grid')", state="detached")
     page.wait_for_selector("text=1 job.")
+
+
+def test_thousands_of_waiting_jobs_are_counted_and_take_little_time(chromium, server, submit):
+    submit("--hold", "-q", "--array", "0-4999", "--name", "grid", "--", "true")
+    page = chromium.new_page()
+    page.set_default_timeout(DEADLINE_S * 1000)
+    measured = page.context.new_cdp_session(page)
+    measured.send("Performance.enable", {"timeDomain": "threadTicks"})  # its own CPU time
+
+    page.goto(server.link)
+    page.wait_for_selector("a:has-text('grid[')")
+    page.wait_for_selector(".figure:has-text('5,000'):has-text('waiting')")
+
+    metrics = measured.send("Performance.getMetrics")["metrics"]
+    spent = {row["name"]: row["value"] for row in metrics}
+    assert spent["TaskDuration"] < 1
+    assert page.locator("tbody tr").count() < 20
+    page.close()
+
+
+def test_a_waiting_job_says_why_and_that_it_has_no_output(page, submit, server):
+    number = submit("--hold", "--", "true")
+    page.goto(f"{server.url}/#/job/{number}")
+    page.wait_for_selector("text=Held: run")
+    page.wait_for_selector("pre.log.none[data-none='No output yet.']")
+    assert page.locator("dt:has-text('Reason')").count() == 0
 
 
 def test_failed_jobs_are_run_again_from_history(page, submit, server, story):

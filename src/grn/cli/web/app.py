@@ -23,6 +23,7 @@ from grn.cli.report import sweep_page
 from grn.cli.web import job_list, queries
 from grn.cli.web.queries import Row, Sweeps, settle
 from grn.cli.web.security import HEADERS, RequestGuard
+from grn.cli.web.watchers import Watchers
 from grn.client import queue
 from grn.client.negotiator import ask_once
 from grn.client.state_mirror import StateMirror
@@ -30,10 +31,7 @@ from grn.client.submit import submit
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model import MAX_PRIORITY
 from grn.model.ranges import parse_ranges, show_ranges
-from grn.protocol.snapshot import Snapshot
 
-LOOK_S = 0.5
-KEEP_ALIVE_S = 15.0
 MAX_BODY_BYTES = 4096
 MAX_BODY_OPENINGS = 16  # brackets and braces: no body is deeper
 MAX_JOB_DIGITS = 18  # what fits in a column of the journal
@@ -59,58 +57,6 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class _BadBody(UsageError):
     """The body of a request is invalid."""
-
-
-class Watchers:
-    """One state mirror for all browsers, closed while no browser is connected."""
-
-    def __init__(self) -> None:
-        self._watch = StateMirror()
-        self._latest: Row = {}
-        self._number = 0  # of the latest picture
-        self._count = 0
-        self._changed = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def picture(self) -> Snapshot:
-        """The latest snapshot; it is not updated while no browser is connected."""
-        if self._task is None:
-            self._watch.take()
-        return self._watch.picture
-
-    async def pictures(self) -> AsyncIterator[Row]:
-        """Yield a picture of the machine whenever something has changed, or after a while."""
-        self._count += 1
-        seen = -1
-        try:
-            if self._task is None:
-                self._task = asyncio.get_running_loop().create_task(self._look())
-            while True:
-                async with self._changed:
-                    while seen == self._number or not self._latest:
-                        await self._changed.wait()
-                    seen, latest = self._number, self._latest
-                yield latest
-        finally:
-            self._count -= 1
-
-    async def _look(self) -> None:
-        began = time.monotonic()
-        try:
-            while self._count:
-                await self._watch.wait_async(KEEP_ALIVE_S)
-                if not settle(self._watch.picture, began):
-                    continue
-                async with self._changed:
-                    self._latest = queries.now(self._watch.picture)
-                    self._number += 1
-                    self._changed.notify_all()
-                await asyncio.sleep(LOOK_S)
-        finally:
-            self._task, self._latest = None, {}
-            self._watch.close()
-            self._watch = StateMirror()
 
 
 class Page:

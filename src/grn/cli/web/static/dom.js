@@ -48,7 +48,7 @@ export function span(seconds) {
   return s < 86400 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+export const clock = (at) => new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 // Relative times, with the date on hover; `tick` keeps them true.
 const agoText = (at) => { const past = now() - at; return past < 5 ? "just now" : `${coarse(past)} ago`; };
 const coarse = (s) => (s < 60 ? `${Math.round(s)} s` : s < 3600 ? `${Math.floor(s / 60)} min` : s < 86400 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`);
@@ -57,16 +57,16 @@ export const since = (at) => el("span", { title: `since ${clock(at)}`, "data-sin
 export function tick(box = document) {
   for (const cell of box.querySelectorAll("[data-since]")) cell.textContent = span(now() - Number(cell.dataset.since));
   for (const cell of box.querySelectorAll("[data-ago]")) cell.textContent = agoText(Number(cell.dataset.ago));
-  for (const cell of box.querySelectorAll("[data-soon]")) cell.textContent = soonText(Number(cell.dataset.soon));
+  for (const cell of box.querySelectorAll("[data-soon]")) cell.textContent = soonText(cell.dataset.soon.split(" ").map(Number));
 }
-// When something is expected: "in 3 min".
-const soonText = (at) => { const left = at - now(); return left < 5 ? "any moment" : `in ${coarse(left)}`; };
-export const soon = (at) => el("time", { title: clock(at), "data-soon": at }, soonText(at));
+// When something is expected, of a range in seconds since 1970: "in 3 min". As model/units.py names it.
+const soonText = ([low, high]) => { const left = Math.sqrt(Math.max(1, low - now()) * Math.max(0, high - now())); return left < 5 ? "any moment" : `in ${coarse(left)}`; };
+export const soon = (range) => el("time", { title: `between ${clock(range[0])} and ${clock(range[1])}`, "data-soon": range.join(" ") }, soonText(range));
 export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
 // A sentence with `code` in it; a capital where it begins.
 export function prose(text) {
-  const parts = plain(text).replace(/^[a-z](?=[a-z]* [a-z])/, (first) => first.toUpperCase()).split("`");
+  const parts = plain(text).replace(/^[a-z](?=[a-z]* \S)/, (first) => first.toUpperCase()).split("`");
   return parts.map((part, place) => (place % 2 && place < parts.length - 1 ? el("code", {}, part) : part));
 }
 
@@ -76,12 +76,18 @@ export function shortName(row) {
   return text.length > 60 ? `${text.slice(0, 59)}…` : text;
 }
 
+// The second line of a job in a table: its sweep or batch, and its command.
+export function jobCommand(row) {
+  if (!row.command && !row.group) return null;
+  return el("div", { class: "soft small command-line", title: plain(row.command) }, row.group ? el("span", { class: "tag" }, plain(row.group)) : null, plain(row.command));
+}
+
 export function pill(state, text = state) {
   return el("span", { class: `pill ${String(state).replace(/[^a-z-]/g, "")}` }, plain(text));
 }
 
 // A column with `sort` has a button in its head; `sorted` says by which and in which direction.
-export function table(columns, rows, { stack = true, empty = "", sorted = {}, onsort = null } = {}) {
+export function table(columns, rows, { stack = true, kind = "", empty = "", sorted = {}, onsort = null } = {}) {
   if (!rows.length) return el("p", { class: "empty" }, prose(empty));
   const arrow = (column) => (sorted.by !== column.sort ? "" : sorted.isAscending ? " ▲" : " ▼");
   const name = (column) => (column.sort && onsort ? el("button", { type: "button", "data-key": `sort-${column.sort}`, onclick: () => onsort(column.sort) }, column.name, arrow(column)) : column.name);
@@ -89,7 +95,7 @@ export function table(columns, rows, { stack = true, empty = "", sorted = {}, on
   const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: column.kind, "aria-sort": order(column), "aria-label": column.title }, name(column))));
   const body = rows.map((row) =>
     el("tr", {}, columns.map((column) => el("td", { class: column.kind, "data-name": column.name }, column.of(row)))));
-  return el("div", { class: "scroll" }, el("table", { class: stack ? "stack" : undefined }, el("thead", {}, head), el("tbody", {}, body)));
+  return el("div", { class: "scroll" }, el("table", { class: `${stack ? "stack" : ""} ${kind}` }, el("thead", {}, head), el("tbody", {}, body)));
 }
 
 // A tip beside the pointer, also for those who walk with the keyboard.
@@ -111,7 +117,7 @@ export function tip(node, text) {
   return node;
 }
 
-const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
+export const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
 const given = new Map(); // the same text has the same colour on all views, and the first few differ
 export function colour(text) {
   if (!given.has(text)) {
@@ -125,7 +131,7 @@ export function colour(text) {
 }
 
 // How wide a drawing may be, so that its text is as large as all other text.
-export const room = () => Math.max(280, Math.min(1120, document.querySelector("main").clientWidth - 64));
+export const room = () => Math.max(280, Math.min(1270, document.querySelector("main").clientWidth - 64));
 
 export const style = (node, properties) => {
   for (const [name, value] of Object.entries(properties)) node.style.setProperty(name, value);

@@ -1,5 +1,5 @@
 // Jobs of one's queue that have ended: filtered and sorted by the queue, which knows all of them.
-import { el, plain, prose, size, span, ago, tick, pill, table } from "./dom.js";
+import { el, plain, prose, size, span, ago, tick, pill, table, jobCommand } from "./dom.js";
 import { actOn, selection, several } from "./actions.js";
 import { confirmed, toast } from "./dialog.js";
 import { ask, trouble } from "./app.js";
@@ -44,16 +44,16 @@ export function historyView(root) {
     const focused = document.activeElement?.dataset?.key;
     box.replaceChildren(table([
       { name: "", title: "Select", kind: "pick", of: (row) => chosen.box(row) },
-      { name: "Job", sort: "name", kind: "name", of: (row) => el("div", {}, link(row, plain(row.name)), row.command || row.group ? el("div", { class: "soft small" }, row.group ? el("span", { class: "tag" }, plain(row.group)) : null, plain(row.command)) : null) },
-      { name: "Id", sort: "id", kind: "num", of: (row) => link(row, row.id) },
-      { name: "Outcome", sort: "reason", of: (row) => el("div", {}, pill(row.reason), row.text ? el("div", { class: "soft small" }, prose(row.text)) : null) },
+      { name: "Job", sort: "name", kind: "name", of: (row) => el("div", {}, link(row, plain(row.name)), jobCommand(row)) },
+      { name: "Id", sort: "id", kind: "id", of: (row) => link(row, row.id) },
+      { name: "Outcome", sort: "reason", kind: "state", of: (row) => el("div", {}, pill(row.reason), row.text ? el("div", { class: "soft small" }, prose(row.text)) : null) },
       { name: "Ended", sort: "ended", kind: "when", of: (row) => ago(row.ended_at) },
       { name: "Took", sort: "ran", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
       { name: "Peak", sort: "peak", kind: "num", of: (row) => (row.peak_bytes === null ? "" : size(row.peak_bytes)) },
-      { name: "GPU", sort: "gpu", of: (row) => row.gpus.join(", ") },
-      ...(said.jobs.some((row) => row.where) ? [{ name: "Where", of: (row) => plain(row.where || "local") }] : []),
-      { name: "User", of: (row) => plain(row.user) },
-    ], said.jobs, { empty: filter.value.trim() ? "No job matches." : "Nothing has ended yet. `grn submit -- CMD` runs a command.", sorted: { by: sort, isAscending },
+      { name: "GPU", sort: "gpu", kind: "gpu", of: (row) => row.gpus.join(", ") },
+      ...(said.jobs.some((row) => row.where) ? [{ name: "Where", kind: "where", of: (row) => plain(row.where || "local") }] : []),
+      { name: "User", kind: "user", of: (row) => plain(row.user) },
+    ], said.jobs, { kind: "jobs", empty: filter.value.trim() ? "No job matches." : "Nothing has ended yet. `grn submit -- CMD` runs a command.", sorted: { by: sort, isAscending },
       onsort: (by) => { isAscending = by === sort ? !isAscending : by === "name"; sort = by; load(); } }));
     const shown = said.jobs.length;
     count.textContent = shown < said.total ? `${shown.toLocaleString("en")} of ${several(said.total)} shown.` : shown ? `${several(shown)}.` : "";

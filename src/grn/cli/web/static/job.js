@@ -1,5 +1,5 @@
 // One job: its memory against its reservation, its log, its attempts; or one lease of anybody's.
-import { el, plain, prose, size, span, clock, now, ago, since, tick, pill, table, command, shortName } from "./dom.js";
+import { el, plain, prose, size, span, clock, now, ago, since, soon, tick, pill, table, command, shortName } from "./dom.js";
 import { logPane } from "./log.js";
 import { toast } from "./dialog.js";
 import { state, ask, trouble } from "./app.js";
@@ -30,6 +30,8 @@ function summary(job) {
   if (job.ended_at) parts.push(el("span", {}, "ended ", ago(job.ended_at)), ...(job.ran_s === null ? [] : [`took ${span(job.ran_s)}`]));
   else if (job.started_at) parts.push(el("span", {}, "running for ", since(job.started_at)));
   else parts.push(el("span", {}, "waiting for ", since(job.submitted_at)));
+  const expected = state.jobs.find((row) => row.job === job.id && row.count === 1)?.expected_at;
+  if (expected) parts.push(el("span", {}, job.started_at ? "ends " : "starts ", soon(expected)));
   return el("p", { class: "soft" }, parts.flatMap((part, place) => (place ? [" · ", part] : [part])));
 }
 
@@ -65,7 +67,7 @@ export function jobView(root, id) {
         ["Name", plain(job.name)], ["Type", plain(job.label)], ["Folder", plain(job.cwd)],
         ["Submitted", clock(job.submitted_at)], ["Started", job.started_at ? `${clock(job.started_at)}, after ${span(job.started_at - job.submitted_at)}` : ""],
         ["Ended", job.ended_at ? clock(job.ended_at) : ""], ["Node", plain(job.where)], ["GPU", job.gpus.join(", ")], ["Memory", memory(job)],
-        ["Priority", String(job.priority)], ["Exit status", job.status === null ? (job.signal ? `signal ${job.signal}` : "") : String(job.status)], ["Reason", job.text === `exit status ${job.status}` ? "" : prose(job.text)],
+        ["Priority", String(job.priority)], ["Exit status", job.status === null ? (job.signal ? `signal ${job.signal}` : "") : String(job.status)], ["Reason", !job.text || job.text === `exit status ${job.status}` ? "" : prose(job.text)],
       ])),
       el("h2", {}, "Attempts"),
       table([

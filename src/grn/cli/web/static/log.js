@@ -52,7 +52,8 @@ export function logPane(id, whenOver) {
     [at, sgr] = [said.next, said.style];
     if (find.value) mark();
     if (follow.checked) log.scrollTop = log.scrollHeight;
-    if (said.is_over && !log.textContent.trim()) log.replaceChildren(el("div", { class: "soft" }, "No output."));
+    log.classList.toggle("none", !log.textContent.trim());
+    log.dataset.none = said.is_over ? "The job has printed nothing." : "No output yet.";
   }
 
   async function poll() {

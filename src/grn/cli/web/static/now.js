@@ -1,5 +1,5 @@
 // The machine now: a headline, GPUs with the jobs on them, and one table of all jobs.
-import { el, svg, plain, prose, size, span, now, since, soon, tick, pill, table, tip, colour, style } from "./dom.js";
+import { el, svg, plain, prose, size, span, now, since, soon, tick, pill, table, tip, jobCommand, COLOURS, style } from "./dom.js";
 import { jobActs, selection } from "./actions.js";
 import { submitForm } from "./submit.js";
 import { sparkline } from "./draw.js";
@@ -67,6 +67,7 @@ function machine() {
   if (state.queue_trouble && state.counts.queued) parts.push(trouble(state.queue_trouble));
   parts.push(headline());
   const gpus = state.gpus;
+  tones(state.leases);
   if (gpus.length) parts.push(el("div", { class: cards(gpus) }, gpus.map((gpu) => card(gpu, state.leases))));
   for (const node of state.nodes) parts.push(...nodeCards(node));
   if (gpus.length || state.nodes.some((node) => node.gpus.length)) parts.push(legend());
@@ -93,6 +94,7 @@ const cards = (gpus) => `cards gpus ${gpus.length % 3 && gpus.length % 4 === 0 ?
 
 // A node of a site: its GPUs as of this machine, or why it cannot be used.
 function nodeCards(node) {
+  tones(node.leases, node.node);
   const name = node.node === "-" ? node.site : `${node.node} (${node.site})`;
   const heard = node.state !== "up" && node.heard_at ? el("span", {}, ", last heard of ", el("span", { "data-since": node.heard_at }, span(now() - node.heard_at)), " ago") : "";
   const said = node.gpus.length ? (node.jobs ? `${node.jobs} of your jobs` : "") : plain([node.state, node.trouble].filter(Boolean).join(": "));
@@ -112,6 +114,21 @@ function card(gpu, leases, node = "") {
     el("div", { class: "top" }, el("small", {}, free), el("small", {}, load)),
     el("div", { class: "legend" }, here.slice(0, 8).map((lease) => el("span", {}, style(el("i"), { background: colour(leaseKey(lease, node)) }), leaseLink(lease, node))), here.length > 8 ? el("span", {}, `and ${here.length - 8} more`) : null));
 }
+
+// Jobs on one GPU have different colours, and keep them while they run.
+const toned = new Map();
+export function tones(leases, node = "") {
+  for (const key of toned.keys()) if (key.startsWith(`${node}/`) && !leases.some((lease) => leaseKey(lease, node) === key)) toned.delete(key);
+  for (const lease of leases) {
+    if (toned.has(leaseKey(lease, node))) continue;
+    const beside = leases.filter((one) => one.gpus.some((gpu) => lease.gpus.includes(gpu))).map((one) => toned.get(leaseKey(one, node)));
+    const uses = COLOURS.map((tone) => [beside.filter((one) => one === tone).length, [...toned.values()].filter((one) => one === tone).length]);
+    const best = uses.reduce((least, one, at) => (one[0] < uses[least][0] || (one[0] === uses[least][0] && one[1] < uses[least][1]) ? at : least), 0);
+    toned.set(leaseKey(lease, node), COLOURS[best]);
+  }
+  return leases.map((lease) => toned.get(leaseKey(lease, node)));
+}
+const colour = (key) => toned.get(key);
 
 const leaseKey = (lease, node) => `${node}/${lease.id}`;
 const leaseName = (lease, own) => plain(own?.name || lease.name || lease.label);
@@ -167,18 +184,20 @@ function jobTable(jobs, chosen, empty) {
   const hasNodes = state.nodes.length > 0 || jobs.some((row) => row.where), hasUsers = new Set(jobs.map((row) => row.user)).size > 1;
   const href = (row) => (row.job ? `#/job/${row.job}` : row.lease ? `#/lease/${row.lease}` : "");
   const isWaiting = (row) => ["queued", "held", "waiting"].includes(row.state);
+  let before = "";
+  const why = (row) => { const isSame = row.why === before; before = row.why; return row.why && !isSame ? el("div", { class: `small why ${row.state}`, title: plain(row.why) }, prose(row.why)) : null; };
   return table([
     { name: "", title: "Select", kind: "pick", of: (row) => (row.ids ? chosen.box(row) : "") },
-    { name: "Job", kind: "name", of: (row) => el("div", {}, el("a", { href: href(row), "data-key": `job-${row.id}` }, plain(row.name)), row.command || row.group ? el("div", { class: "soft small" }, row.group ? el("span", { class: "tag" }, plain(row.group)) : null, plain(row.command)) : null) },
-    { name: "Id", kind: "num", of: (row) => plain(row.id) },
-    ...(hasUsers ? [{ name: "User", of: (row) => plain(row.user) }] : []),
-    { name: "State", of: (row) => el("div", {}, pill(row.state, row.count > 1 ? `${row.count.toLocaleString("en")} ${row.state}` : row.state), row.why ? el("div", { class: "soft small why" }, prose(row.why)) : null) },
-    ...(hasNodes ? [{ name: "Where", of: (row) => (isWaiting(row) ? "" : plain(row.where || "local")) }] : []),
-    { name: "GPU", of: (row) => row.gpus.join(", ") },
+    { name: "Job", kind: "name", of: (row) => el("div", {}, el("a", { href: href(row), "data-key": `job-${row.id}` }, plain(row.name)), jobCommand(row), why(row)) },
+    { name: "Id", kind: "id", of: (row) => plain(row.id) },
+    ...(hasUsers ? [{ name: "User", kind: "user", of: (row) => plain(row.user) }] : []),
+    { name: "State", kind: "state", of: (row) => pill(row.state, row.count > 1 ? `${row.count.toLocaleString("en")} ${row.state}` : row.state) },
+    ...(hasNodes ? [{ name: "Where", kind: "where", of: (row) => (isWaiting(row) ? "" : plain(row.where || "local")) }] : []),
+    { name: "GPU", kind: "gpu", of: (row) => row.gpus.join(", ") },
     { name: "Memory", kind: "mem", of: (row) => memory(row) },
-    { name: "Time", kind: "num", of: (row) => el("div", {}, since(row.since_at), row.expected_start_at ? el("div", { class: "soft small" }, "starts ", soon(row.expected_start_at)) : null) },
+    { name: "Time", kind: "num", of: (row) => el("div", {}, since(row.since_at), row.expected_at ? el("div", { class: "soft small" }, isWaiting(row) ? "starts " : "ends ", soon(row.expected_at)) : null) },
     { name: "", title: "Actions", kind: "end", of: (row) => (row.ids ? jobActs(row) : "") },
-  ], jobs, { empty });
+  ], jobs, { empty, kind: "jobs" });
 }
 
 function memory(row) {

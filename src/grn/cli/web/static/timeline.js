@@ -32,7 +32,7 @@ export function placed(spans, x, to) {
     let lane = wide < THIN ? -1 : free.findIndex((at) => at <= one.from);
     if (lane < 0 && wide >= THIN && free.length < MAX_LANES) lane = free.push(0) - 1;
     if (lane < 0 || bars.length >= MAX_BARS) {
-      for (let cell = Math.floor(left / CELL); cell <= Math.floor((left + Math.max(0, wide)) / CELL); cell++) cells.set(cell, [...(cells.get(cell) || []), one]);
+      for (let cell = Math.floor(left / CELL); cell <= Math.max(Math.floor(left / CELL), Math.ceil((left + wide) / CELL) - 1); cell++) cells.set(cell, [...(cells.get(cell) || []), one]);
       continue;
     }
     free[lane] = one.ended_at ?? Infinity;
