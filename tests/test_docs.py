@@ -27,6 +27,7 @@ from tests.builders import Story, a_profile, a_run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+SITE = ROOT / "tools" / "mkdocs.yml"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # What grn's own processes tell each other; nobody sets or reads these.
 INTERNAL = {"GRN_COMPLETE"}
@@ -229,6 +230,13 @@ def test_there_is_a_way_to_every_page() -> None:
     assert sorted(set(DOCS.rglob("*.md")) - seen) == []
 
 
+def test_every_page_but_the_decisions_is_in_the_navigation_of_the_site() -> None:
+    listed = set(re.findall(r"^ +- (?:Home: )?(\S+\.md)$", SITE.read_text(), re.MULTILINE))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+    assert sorted(listed) == sorted(page for page in pages if not page.startswith("decisions/"))
+
+
 # --- as a site -----------------------------------------------------------------------------
 
 
@@ -237,7 +245,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site once."""
     folder = tmp_path_factory.mktemp("docs") / "site"
     mkdocs = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet")
-    where = ("-f", str(ROOT / "tools" / "mkdocs.yml"), "-d", str(folder))
+    where = ("-f", str(SITE), "-d", str(folder))
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 
     built = subprocess.run([*mkdocs, *where], capture_output=True, text=True, env=environment)
