@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from grn.errors import ProtocolError
+from grn.protocol.record import Record, names_of
 
 Kind = TypeVar("Kind")
 Reader = Callable[[Any], Any]
@@ -26,8 +26,7 @@ class BadRow(ProtocolError, ValueError):
 # --- the negotiator ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRow:
+class LinkRow(Record):
     """A GPU near another one."""
 
     to: str
@@ -35,8 +34,7 @@ class LinkRow:
     lanes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRow:
+class GpuRow(Record):
     """One GPU."""
 
     index: int
@@ -59,8 +57,7 @@ class GpuRow:
     power_w: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
+class LeaseRow(Record):
     """A lease: one job that runs."""
 
     id: str
@@ -89,8 +86,7 @@ class LeaseRow:
     origin: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRow:
+class WaitingRow(Record):
     """A request that waits for GPUs."""
 
     id: str
@@ -118,8 +114,7 @@ class WaitingRow:
     origin: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EndRow:
+class EndRow(Record):
     """How a lease ended."""
 
     id: str
@@ -138,8 +133,7 @@ class EndRow:
     origin: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareRow:
+class ShareRow(Record):
     """What one user has had of the GPUs lately."""
 
     user: int
@@ -149,15 +143,14 @@ class ShareRow:
     waits: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(Record):
     """One run in the history of a profile."""
 
     outcome: str
     peak_bytes: int
     duration_s: float | None
     counts: bool
-    args: dict[str, float | str] = field(default_factory=dict)
+    args: dict[str, float | str] = {}  # noqa: RUF012 - made each time
     reserved_bytes: int | None = None
     ended_at: float = 0.0
     load: float | None = None
@@ -166,8 +159,7 @@ class RunRow:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileRow:
+class ProfileRow(Record):
     """What was learned of one job type on one GPU model."""
 
     type: str
@@ -186,11 +178,10 @@ class ProfileRow:
     load: float | None = None
     load_cap: float | None = None
     load_cap_because: str = ""
-    slower_beside: dict[str, float] = field(default_factory=dict)
+    slower_beside: dict[str, float] = {}  # noqa: RUF012 - made each time
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRow:
+class AuditRow(Record):
     """One line of the audit log."""
 
     at: float
@@ -201,8 +192,7 @@ class AuditRow:
     result: str
 
 
-@dataclass(frozen=True, slots=True)
-class SamplesRow:
+class SamplesRow(Record):
     """The last samples of one GPU, at an even pace."""
 
     uuid: str
@@ -213,8 +203,7 @@ class SamplesRow:
     index: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CurveRow:
+class CurveRow(Record):
     """The memory of one lease from its grant on."""
 
     since_at: float
@@ -223,8 +212,7 @@ class CurveRow:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NegotiatorFacts:
+class NegotiatorFacts(Record):
     """What a negotiator says of itself."""
 
     version: str = ""
@@ -235,11 +223,10 @@ class NegotiatorFacts:
     starts_told: int = 0  # the last starts for which a range was told,
     starts_inside: int = 0  # and how many of them were within it
     started_at: float | None = None
-    outcomes: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = {}  # noqa: RUF012 - made each time
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Record):
     """The negotiator, its GPUs, what runs and what waits."""
 
     version: str
@@ -254,8 +241,7 @@ class Status:
     starts_inside: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(Record):
     """The expected start of a request that is not made."""
 
     starts_in_s: tuple[float, float] | None = None  # earliest, latest
@@ -264,8 +250,7 @@ class When:
 # --- the queue -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
+class AttemptRow(Record):
     """One attempt of a job, as `show` tells it."""
 
     attempt: int
@@ -284,8 +269,7 @@ class AttemptRow:
     where: str = ""  # the node; empty for this machine
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(Record):
     """One job of a queue, as `list`, `show` and the change feed tell it."""
 
     id: int
@@ -351,8 +335,7 @@ class JobRow:
         return f"{self.folder.rpartition('.')[0]}.{attempt}"
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnd:
+class JobEnd(Record):
     """How a job ended, as `wait` tells it."""
 
     id: int
@@ -363,8 +346,7 @@ class JobEnd:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressRow:
+class ProgressRow(Record):
     """The state of a watched job and the end of its latest attempt, as `watch` tells them."""
 
     id: int
@@ -387,8 +369,7 @@ class ProgressRow:
     attempt_signal: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(Record):
     """One node of a site, as `sites` and the change feed tell it."""
 
     site: str
@@ -413,8 +394,7 @@ class NodeRow:
         return next((lease for lease in self.leases if lease.id == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
+class QueueFacts(Record):
     """What a queue says of itself."""
 
     version: str = ""
@@ -423,7 +403,7 @@ class QueueFacts:
     trouble: str = ""
     drained: bool = False
     origin: str | None = None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = {}  # noqa: RUF012 - made each time
 
 
 # --- reading -------------------------------------------------------------------------------
@@ -446,13 +426,16 @@ def lease_or_request(row: Mapping[str, Any]) -> LeaseRow | WaitingRow:
 
 def updated(row: Kind, changes: Mapping[str, Any]) -> Kind:
     """Return a row with the fields that a JSON object has."""
-    found: Kind = replace(row, **_known(type(row), changes))  # type: ignore[type-var]
-    return found
+    return type(row)(**{**_fields(row), **_known(type(row), changes)})
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names_of(row)}
 
 
 def as_json(row: Any) -> dict[str, Any]:
     """Return a row as a JSON object with all its fields."""
-    return {one.name: _plain(getattr(row, one.name)) for one in fields(row)}
+    return {name: _plain(value) for name, value in _fields(row).items()}
 
 
 def _plain(value: Any) -> Any:
@@ -460,7 +443,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
-    return as_json(value) if is_dataclass(value) else value
+    return as_json(value) if isinstance(value, Record) else value
 
 
 def _known(kind: type[Any], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -487,15 +470,14 @@ def _readers(kind: type[Any]) -> dict[str, Reader]:
     """Return what reads each field of a row; worked out once for each kind of row."""
     if kind not in _known_readers:
         hints = get_type_hints(kind)
-        _known_readers[kind] = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+        _known_readers[kind] = {name: _reader(hints[name]) for name in names_of(kind)}
     return _known_readers[kind]
 
 
 def _reader(hint: Any) -> Reader:
     """Return what reads a value of a type: scalars, unions of them, tuples, tables, rows."""
     origin, inner = get_origin(hint), get_args(hint)
-    if is_dataclass(hint):
-        assert isinstance(hint, type)
+    if isinstance(hint, type) and issubclass(hint, Record):
         return lambda value: read(hint, _fit(value, (dict,)))
     if origin is tuple and inner[-1] is Ellipsis:
         each = _reader(inner[0])

@@ -1,0 +1,105 @@
+"""Frozen values whose classes are cheap to make.
+
+A class of `dataclasses` costs a millisecond and its module ten, more than `grn ls` may take for all
+its rows. A subclass of `Record` is a frozen dataclass with slots to type checkers, to its users and
+to `dataclasses.replace` and `fields`; only these import `dataclasses`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_given):
+        return lambda made: made
+
+
+_put = object.__setattr__
+
+
+def names_of(record: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a record or of its class."""
+    names: tuple[str, ...] = record.__slots__
+    return names
+
+
+class _Fields:
+    """The fields as `dataclasses` describes them, worked out when it asks."""
+
+    def __get__(self, _value: object, owner: Any) -> Any:
+        import dataclasses
+
+        made = dataclasses.make_dataclass(
+            owner.__name__,
+            [
+                (name, owner.__annotations__[name], _described(owner.defaults, name))
+                for name in names_of(owner)
+            ],
+        )
+        return getattr(made, "__dataclass_fields__")  # noqa: B009 - unknown to mypy
+
+
+def _described(defaults: Mapping[str, Any], name: str) -> Any:
+    import dataclasses
+
+    if name not in defaults:
+        return dataclasses.field()
+    if isinstance(defaults[name], dict):
+        return dataclasses.field(default_factory=dict)
+    return dataclasses.field(default=defaults[name])
+
+
+class _RecordClass(type):
+    """Gives a class slots for its annotated names."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _RecordClass:
+        if bases:
+            names = tuple(body.get("__annotations__", ()))
+            body["defaults"] = {one: body.pop(one) for one in names if one in body}
+            body["__slots__"] = names
+        return super().__new__(cls, name, bases, body)
+
+
+@dataclass_transform(frozen_default=True)
+class Record(metaclass=_RecordClass):
+    """A frozen value with the annotated fields of its class; a default `{}` is made each time."""
+
+    __slots__ = ()
+    if not TYPE_CHECKING:
+        defaults = {}
+        __dataclass_fields__ = _Fields()
+
+        def __init__(self, *args: Any, **given: Any) -> None:
+            kind = type(self)
+            values = {**kind.defaults, **dict(zip(kind.__slots__, args, strict=False)), **given}
+            if len(values) != len(kind.__slots__):
+                odd = values.keys() ^ set(kind.__slots__)
+                raise TypeError(f"{kind.__name__}() misses, or does not know: {', '.join(odd)}")
+            for name, value in values.items():
+                _put(self, name, dict(value) if value.__class__ is dict else value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot assign to field '{name}'")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"cannot delete field '{name}'")
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in names_of(self))
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name in names_of(self)))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names_of(self))
+        return f"{type(self).__name__}({fields})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, name) for name in names_of(self))
