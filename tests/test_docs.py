@@ -15,7 +15,6 @@ import pytest
 
 from grn.cli import app
 from grn.cli.commands import execute
-from grn.cli.commands.submit import parser as submit_parser
 from grn.errors import BY_CODE
 from grn.model.units import GiB
 from grn.negotiator.events import WaitReason
@@ -101,12 +100,11 @@ ALL = dict(commands())
 
 def flags_of(name: str, command: click.Command) -> set[str]:
     """Return each spelling of each flag of a command."""
-    if name == "submit":  # not made with click, since it is called in loops of shells
-        found = [action.option_strings for action in submit_parser()._actions]
-    else:
-        options = [one for one in command.params if isinstance(one, click.Option)]
-        found = [[*one.opts, *one.secondary_opts] for one in options if not one.hidden]
-    return {spelling for spellings in found for spelling in spellings} - {"-h", "--help"}
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    found = [[*one.opts, *one.secondary_opts] for one in options if not one.hidden]
+    return {spelling for spellings in found for spelling in spellings} - {
+        "-h", "--help", "--color",
+    }  # fmt: skip
 
 
 def page_of(name: str) -> str:

@@ -37,8 +37,8 @@ PURE_STDLIB = (
     "typing unicodedata fnmatch"
 )
 PURE_EXCEPT = {
-    "grn.protocol.record": {"typing_extensions"},  # for mypy alone  # arithmetic on given times: the present is an argument
-    "grn.model.windows": {"datetime"},
+    "grn.model.windows": {"datetime"},  # arithmetic on given times: the present is an argument
+    "grn.protocol.record": {"typing_extensions"},  # for mypy alone
 }
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 

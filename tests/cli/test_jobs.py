@@ -91,8 +91,8 @@ def test_ls_finds_few_among_many(queue: Queue) -> None:
 
 def test_an_empty_list_says_so(queue: Queue) -> None:
     ended = queue("ls", "--name", "nobody")
-    assert ended.code == 0
-    assert ended.out == "no jobs\n"
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err.startswith("no jobs: 0 running, ")
     assert queue.fine("ls", "-q", "--name", "nobody") == ""
 
 
@@ -508,7 +508,7 @@ def test_drain_starts_nothing_and_says_what_still_runs(queue: Queue) -> None:
     (runs,) = queue.shs("echo up; gate drained")
     queue.says(runs, "up")
     ended = queue("drain")
-    assert ended.err == "draining: 1 job still runs; `grn drain --off` goes on\n"
+    assert ended.err == "the queue is paused, 1 job still runs; run `grn drain --off` to resume\n"
     (waits,) = queue.shs("true")
     assert queue.job(waits)["why"] == "the queue is paused: run `grn drain --off` to resume"
     queue.gate("drained").open()
@@ -591,3 +591,59 @@ def test_submit_can_wait_for_the_end(queue: Queue) -> None:
     ended = queue("submit", "--wait", "--shell", "--", "exit 7")
     assert ended.code == 7
     assert ended.out.strip().isdigit()
+
+
+# --- outside the queue ---------------------------------------------------------------------
+
+
+def outside(queue: Queue) -> list[str]:
+    return [row["id"] for row in json.loads(queue.fine("ls", "--json"))["outside"]]
+
+
+def test_what_runs_outside_the_queue_is_in_the_list_and_its_id_is_taken(queue: Queue) -> None:
+    running = queue.start("exec", "--mem", "10MiB", "--", "sleep", "600")
+    (lease,) = wait_for(lambda: outside(queue), "the command in the list")
+    assert lease in queue.fine("ls")
+    assert lease in queue.fine("show", lease[:6])
+    for words in (("logs", lease), ("hold", lease), ("edit", lease, "--priority", "1")):
+        refused = queue(*words)
+        assert (refused.code, f"{lease} runs outside the queue" in refused.err) == (2, True)
+    assert queue("cancel", lease).code == 0
+    assert running.wait().code == 128 + signal.SIGTERM
+    assert outside(queue) == []
+
+
+def test_jobs_of_the_queue_have_their_own_ids_in_ps(queue: Queue) -> None:
+    queue.gate("ps")
+    (job,) = queue.shs("echo up; gate ps")
+    queue.says(job, "up")
+    rows = [line.split() for line in queue.fine("ps").splitlines()[1:]]
+    assert [row[0] for row in rows] == [str(job)]
+    assert outside(queue) == []
+
+
+def test_logs_of_several_jobs_stand_below_their_ids(queue: Queue) -> None:
+    one, two = queue.shs("printf 'a\\nb\\nc\\n'", "echo d")
+    queue.ended(one), queue.ended(two)
+    text = queue.fine("logs", "-n", "2", str(one), str(two))
+    assert text == f"==> job {one} <==\nb\nc\n\n==> job {two} <==\nd\n"
+    assert queue.fine("logs", "--since", "1h", "-n", "1", str(one)) == "c\n"
+
+
+def test_history_can_be_filtered(queue: Queue) -> None:
+    good, bad = queue.sh("true", "--name", "filtered"), queue.sh("false", "--name", "filtered")
+    queue.ended(good), queue.ended(bad)
+
+    def ids(*words: str) -> list[int]:
+        found = json.loads(queue.fine("history", "--json", "--name", "filtered", *words))["jobs"]
+        return [row["id"] for row in found]
+
+    assert ids("--since", "1h") == [bad, good]
+    assert ids("--state", "failed") == [bad]
+    assert ids("-n", "1") == [bad]
+
+
+def test_a_program_that_is_not_on_path_is_warned_of(queue: Queue) -> None:
+    ended = queue("submit", "--hold", "--", "pyhton3", "x.py")
+    assert ended.code == 0
+    assert ended.err == "warning: pyhton3: not found on PATH; did you mean python3?\n"

@@ -6,21 +6,20 @@ Commands live in their own files and are loaded when called.
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
-import io
-import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from grn import __version__
+from grn.cli import complete, guard, quick
+from grn.cli.help import GrnGroup, SectionOption, command
+from grn.cli.options import COLOUR, COLOURS, Opt, click_options
 from grn.cli.output import terminal
-from grn.cli.output.style import paint
-from grn.client.negotiator import MALFORMED, garbled
-from grn.errors import GrnError, MachineError
-from grn.model.text import harmless
+from grn.errors import UsageError
 
 EPILOG = """
 `grn COMMAND --help` has its options and examples.
@@ -39,11 +38,11 @@ COMMANDS = {
         "grn.cli.commands.select:select",
         "Print the numbers of GPUs and hold them for a script.",
     ),
-    "submit": ("grn.cli.commands.jobs:submit", "Hand a command to your queue; prints its id."),
-    "ls": ("grn.cli.commands.jobs:ls", "List your jobs: running, waiting and why."),
+    "submit": ("grn.cli.commands.submit:run", "Hand a command to your queue; prints its id."),
+    "ls": ("grn.cli.commands.listing:ls", "List your jobs: running, waiting and why."),
     "show": ("grn.cli.commands.jobs:show", "Tell all of one job."),
-    "logs": ("grn.cli.commands.jobs:logs", "Print what a job has printed."),
-    "wait": ("grn.cli.commands.jobs:wait", "Wait until jobs have ended."),
+    "logs": ("grn.cli.commands.logs:logs", "Print what a job has printed."),
+    "wait": ("grn.cli.commands.waiting:wait", "Wait until jobs have ended."),
     "cancel": ("grn.cli.commands.jobs:cancel", "End jobs with all their processes."),
     "retry": ("grn.cli.commands.jobs:retry", "Submit ended jobs once more."),
     "hold": ("grn.cli.commands.jobs:hold", "Keep queued jobs back."),
@@ -60,8 +59,8 @@ COMMANDS = {
     "sweep": ("grn.cli.commands.sweep:sweep", "Run a command for many values of its parameters."),
     "batch": ("grn.cli.commands.batch:batch", "Run the lines of a file on GPUs that have room."),
     "top": ("grn.cli.top.app:top", "Watch GPUs and jobs on one screen."),
-    "gpus": ("grn.cli.commands.status:gpus", "Show the GPUs: memory used, reserved, free."),
-    "ps": ("grn.cli.commands.status:ps", "Show what runs and what waits, and why."),
+    "gpus": ("grn.cli.commands.machine:gpus", "Show the GPUs: memory used, reserved, free."),
+    "ps": ("grn.cli.commands.machine:ps", "Show what runs and what waits, and why."),
     "when": ("grn.cli.commands.status:when", "Tell when a job would start if submitted now."),
     "why": ("grn.cli.commands.status:why", "Explain why a job waits, or where it runs."),
     "shares": ("grn.cli.commands.status:shares", "Show what users have had of the GPUs lately."),
@@ -80,6 +79,7 @@ COMMANDS = {
     "report": ("grn.cli.report.command:report", "Write a period or a sweep as one HTML file."),
     "demo": ("grn.cli.commands.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
     "doctor": ("grn.cli.commands.doctor:doctor", "Check this machine and say what to do."),
+    "help": ("grn.cli.app:show_help", "Show the help of a command."),
     "completion": ("grn.cli.commands.doctor:completion", "Print the shell completion script."),
 }
 
@@ -90,15 +90,56 @@ SECTIONS = {
     "history clean queue service site sites",
     "Look": "top web gpus ps why when profiles shares report events metrics",
     "The negotiator": "start stop audit",
-    "Try and set up": "demo simulate doctor completion",
+    "Try and set up": "demo simulate doctor completion help",
 }
 
-# Those that are not here have examples among their own text.
 EXAMPLES = {
+    "submit": (
+        "grn submit -- python train.py --lr 0.1",
+        "grn submit --gpus 2 --mem 12GiB -- torchrun --nproc-per-node=gpu train.py",
+        "grn submit --retry 2 --time-limit 12h -- python train.py",
+        "grn submit --begin 22:00 -- python train.py",
+        "grn submit --after 41 --shell -- 'python eval.py > eval.txt'",
+        "grn submit --array 0-9 --shell -- 'python train.py --seed $GRN_ARRAY_INDEX'",
+        "grep -v skip commands.txt | grn submit --lines -",
+    ),
+    "ls": ("grn ls", "grn ls -a --state failed", "grn ls -q --name sweep3 | xargs grn cancel"),
+    "exec": (
+        "grn exec -- python train.py --lr 0.1",
+        "grn exec --gpus 2 --mem 12GiB -- torchrun --nproc-per-node=gpu train.py",
+    ),
+    "run": ('grn run "python job.py" "python job.py"', 'grn run "doit -n 9"'),
+    "select": (
+        "gpu=$(grn select --mem 6GiB) || exit",
+        "CUDA_VISIBLE_DEVICES=$gpu python train.py",
+        "grn select --release",
+    ),
+    "batch": (
+        "grn batch jobs.txt",
+        "grn batch jobs.txt --resume --retry 1",
+        "generate_jobs | grn batch --mem 6GiB",
+    ),
+    "edit": ("grn edit 41 --mem 12GiB --priority 5", "grn edit 41 --time-limit 0"),
+    "events": (
+        "grn events --follow --only ended",
+        "grn events --follow --only waiting --only granted | jq .data.why",
+    ),
+    "simulate": (
+        "grn simulate --gpus 4x40GB --generate 100",
+        "grn history --export jobs.csv && grn simulate --gpus 6x24GB --jobs jobs.csv",
+    ),
+    "web": ("grn web", "grn web --port 8642 --open", "grn web --link"),
+    "report": ("grn report --since 4w --out october.html", "grn report --sweep sweeps/lr"),
+    "completion": (
+        'bash:  eval "$(grn completion bash)"       in ~/.bashrc',
+        'zsh:   eval "$(grn completion zsh)"        in ~/.zshrc',
+        "fish:  grn completion fish > ~/.config/fish/completions/grn.fish",
+    ),
+    "help": ("grn help submit", "grn help profiles show"),
     "start": ("grn start", "grn start --virtual 2x2GiB --background"),
     "stop": ("grn stop",),
     "show": ("grn show 41",),
-    "logs": ("grn logs 41", "grn logs -f 41"),
+    "logs": ("grn logs 41", "grn logs -f 41", "grn logs -n 20 40-45 train"),
     "wait": ("grn wait 41 42", "grn wait --all"),
     "cancel": ("grn cancel 41", "grn cancel 40-45 train 'grid[3]'", "grn cancel --tag night"),
     "retry": ("grn retry 41", "grn retry --name grid --state failed"),
@@ -106,15 +147,26 @@ EXAMPLES = {
     "release": ("grn release 41",),
     "move": ("grn move --front 41", "grn move --priority 10 41 42"),
     "drain": ("grn drain", "grn drain --off"),
-    "history": ("grn history -n 10", "grn history --export jobs.csv"),
+    "history": (
+        "grn history -n 10",
+        "grn history --since 1d --state failed",
+        "grn history --export jobs.csv",
+    ),
     "clean": ("grn clean --older-than 7d",),
     "queue": ("grn queue", "grn queue stop"),
-    "site": ("grn site add lab --ssh gpu2 gpu3", "grn site check lab"),
+    "site": (
+        "grn site add lab --ssh gpu2 gpu3",
+        "grn site add uni --slurm --gpus 4 --time 24h --partition gpu",
+        "grn site add cloud --ray auto --gpus 1",
+        "grn site check lab",
+    ),
     "sites": ("grn sites",),
     "service": ("grn service install",),
     "sweep": (
         "grn sweep 'python train.py --lr {lr} --bs {bs}' -p lr 1e-3 1e-4 -p bs 32 64",
-        "grn sweep show sweeps/train-3fa2c1",
+        "grn sweep 'python train.py --lr {lr}' -p lr log:1e-5..1e-2 --n-samples 20",
+        "grn sweep --file sweep.toml --dry-run",
+        "grn sweep show sweeps/train-3fa2c1 --metric accuracy --maximize -n 5",
         "grn sweep plot sweeps/train-3fa2c1",
     ),
     "top": ("grn top",),
@@ -131,7 +183,7 @@ EXAMPLES = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(GrnGroup):
     """A group that knows its commands by name and loads one when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -140,14 +192,19 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
-        if cmd_name in EXAMPLES:
-            lines = [f"  {line}" for line in EXAMPLES[cmd_name]]
-            command.epilog = "\n".join(("\b", "Examples:", *lines))
+        if cmd_name in quick.COMMANDS:
+            command = _from_table(cmd_name)
+        else:
+            module, _, name = COMMANDS[cmd_name][0].partition(":")
+            command = getattr(importlib.import_module(module), name)
+        command.epilog = "\n".join(EXAMPLES[cmd_name])
+        if cmd_name == "sweep" and isinstance(command, click.Group):
+            command.commands["run"].epilog = command.epilog  # its help is that of the group
         names = {one.name for one in command.params}
-        if "as_json" in names and "color" not in names:  # a list: `grn ls --color always`
-            command.params.append(_color(is_hidden=True))
+        if "as_json" in names and "color" not in names:  # a list: `grn history --color always`
+            command.params.append(_color())
+        for param in command.params:
+            complete.attach(param)
         return command
 
     def resolve_command(
@@ -168,18 +225,50 @@ class LazyGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(n.ljust(longest), COMMANDS[n][1]) for n in names.split()])
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        for paragraph in EPILOG.strip().split("\n\n"):
+            formatter.write_text(paragraph)
+            formatter.write_paragraph()
 
-def _color(*, is_hidden: bool = False) -> click.Option:
-    return click.Option(
-        ["--color"], type=click.Choice(terminal.WHEN), expose_value=False, hidden=is_hidden,
-        envvar=None if is_hidden else "GRN_COLOR", show_envvar=not is_hidden, metavar="WHEN",
-        callback=lambda _ctx, _option, when: terminal.choose_colour(when),
-        help="Colour: auto (on a terminal), always or never; NO_COLOR counts too.",
+
+def _from_table(name: str) -> click.Command:
+    """Make a click command of a quick one."""
+    made = quick.COMMANDS[name]
+    options: list[Opt] = list(made.options)
+    if made.has_command:
+        words = click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD ...")
+        settings = {"allow_interspersed_args": False}
+    else:
+        words, settings = (lambda function: function), {}
+
+    def run(**given: Any) -> int:
+        terminal.choose_colour(given.pop("color", None))
+        return made.function()(**given)
+
+    run.__doc__ = made.help
+    return command(name, context_settings=settings)(click_options(options)(words(run)))
+
+
+def _color() -> click.Option:
+    return SectionOption(
+        ["--color"], type=click.Choice(COLOURS), expose_value=False, metavar="WHEN",
+        callback=lambda _ctx, _option, when: terminal.choose_colour(when), help=COLOUR.help,
+        section=COLOUR.section,
     )  # fmt: skip
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, params=[_color()], invoke_without_command=True,
-             context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+@click.group(cls=LazyGroup, invoke_without_command=True)
+@click.option(
+    "--color",
+    type=click.Choice(COLOURS),
+    expose_value=False,
+    metavar="WHEN",
+    envvar="GRN_COLOR",
+    show_envvar=True,
+    callback=lambda _ctx, _option, when: terminal.choose_colour(when),
+    help="When to use colour: auto (on a terminal), always or never. NO_COLOR means never.",
+)
 @click.version_option(__version__, "-V", "--version", prog_name="grn")
 @click.pass_context
 def grn(ctx: click.Context) -> None:
@@ -193,46 +282,44 @@ def grn(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+@command("help")
+@click.argument("names", nargs=-1, metavar="[COMMAND]")
+@click.pass_context
+def show_help(ctx: click.Context, names: tuple[str, ...]) -> int:
+    """Show the help of a command."""
+    found: click.Command = grn
+    inner = ctx.find_root()
+    for name in names:
+        inner = found.make_context(name, [], parent=inner, resilient_parsing=True)
+        below = found.get_command(inner, name) if isinstance(found, click.Group) else None
+        if below is None:
+            raise click.UsageError(f"No such command '{name}'.", ctx)
+        found = below
+    path = " ".join(["grn", *names])
+    with found.context_class(found, info_name=path) as shown:
+        click.echo(found.get_help(shown))
+    return 0
+
+
 def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     """Run one command and exit with its status."""
     arguments = [*prefix, *(sys.argv[1:] if argv is None else argv)]
-    # Python has none where they were closed (`>&-`).
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the end
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files and jobs may be in any script
-            stream.reconfigure(errors="backslashreplace")
+    sys.exit(guard.run(lambda: _through_click(arguments)))
+
+
+def _through_click(arguments: list[str]) -> int:
     stdout = sys.stdout
     try:
         status = grn.main(arguments, prog_name="grn", standalone_mode=False)
     except click.exceptions.Abort:
-        status = 130
+        return guard.INTERRUPTED
     except click.ClickException as error:
-        say_error(_in_our_words(error))
-        status = error.exit_code
-    except GrnError as error:
-        blamed = (garbled() if isinstance(error, MALFORMED) else None) or error
-        say_error(blamed)
-        status = blamed.exit_code
-    except KeyboardInterrupt:
-        status = 130
+        raise _in_our_words(error, arguments) from error
     except SystemExit:
         if sys.stdout is stdout:
             raise
-        status = 0  # the reader closed the pipe: no error
-    except MALFORMED:
-        stranger = garbled()
-        if stranger is None:
-            raise
-        say_error(stranger)
-        status = stranger.exit_code
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more at its end
-        say_error(MachineError(f"the output cannot be written: {error.strerror}."))
-        status = MachineError.exit_code
-    sys.exit(status if isinstance(status, int) else 0)
+        return 0  # the reader closed the pipe: no error
+    return status if isinstance(status, int) else 0
 
 
 def start_main() -> None:
@@ -245,16 +332,33 @@ def run_main() -> None:
     main(prefix=["run"])
 
 
-def _in_our_words(error: click.ClickException) -> GrnError:
+def _in_our_words(error: click.ClickException, arguments: Sequence[str]) -> UsageError:
     """Return a usage error of click as an error of grn, with a hint."""
     text = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        near = difflib.get_close_matches(error.option_name, error.possibilities or [], 1, 0.6)
+        text = f"No such option {error.option_name}." + (
+            f" Did you mean {near[0]}?" if near else ""
+        )
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        said = re.sub(r"a valid (integer|float)( range)?", "a number", error.message)
+        text = f"Invalid value for {'/'.join(error.param.opts)}: {said}"
+        if (outside := re.match(r"(\S+) is not in the range", said)) is not None:
+            text = f"{error.param.opts[-1]} is {outside[1]} and must be {_range(error.param.type)}."
+        if isinstance(error, click.MissingParameter):
+            text = f"The argument {error.param.metavar or error.param.name} is missing."
+    elif (extra := re.match(r"Got unexpected extra arguments? \((.*)\)", text)) is not None:
+        text = f"There is one word too many: {extra[1]}."
     context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f"See `{context.command_path} --help`." if context else ""
-    return GrnError(text[:1].lower() + text[1:], hint)
+    path = context.command_path if context else " ".join(["grn", *arguments[:1]])
+    hint = f"See `{path} --help`."
+    made = UsageError(text[:1].lower() + text[1:], hint)
+    made.exit_code = error.exit_code
+    return made
 
 
-def say_error(error: GrnError) -> None:
-    """Print an error and its hint, a line each."""
-    terminal.echo(paint("error: ", "error") + harmless(error.message), err=True)
-    if error.hint:
-        terminal.echo(paint("hint: ", "hint") + harmless(error.hint), err=True)
+def _range(kind: Any) -> str:
+    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    if high is None:
+        return f"{low} or more"
+    return f"a number from {low} to {high}"

@@ -112,10 +112,21 @@ def _folder() -> str:
 @functools.lru_cache(maxsize=256)  # a thousand commands of one batch run the same program
 def _program(name: str, _path: str | None, _folder: str) -> str:
     """Return the file of a program, empty when there is none."""
-    import shutil
-
-    found = shutil.which(name)
+    found = program_file(name)
     return os.path.realpath(found) if found else ""
+
+
+def program_file(name: str, cwd: str = "", path: str | None = None) -> str | None:
+    """Return the file that a program name means, as a shell finds it; None when there is none."""
+    if os.sep in name:
+        folders = [cwd]
+    else:
+        folders = (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
+    for folder in folders:
+        file = os.path.join(folder, name)
+        if os.access(file, os.X_OK) and not os.path.isdir(file):
+            return file
+    return None
 
 
 @functools.lru_cache(maxsize=256)  # likewise

@@ -76,6 +76,14 @@ def ask(message: Message, *, may_start: bool = True, timeout_s: float = SUBMIT_S
         connection.close()
 
 
+def look(message: Message) -> Message:
+    """Ask a question that changes nothing; once more if the queue ends before it has answered."""
+    try:
+        return ask(dict(message))
+    except DaemonError:
+        return ask(dict(message))
+
+
 def show(job: int, *, may_start: bool = True) -> Message:
     """Return all of one job."""
     return typed(ask({"op": "show", "job": job}, may_start=may_start)["job"])

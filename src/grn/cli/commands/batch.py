@@ -19,6 +19,7 @@ from grn.batch.line_reader import LineReader
 from grn.batch.run import Batch, BatchOptions, RunsAgain
 from grn.cli import options
 from grn.cli.commands.detach import attach, run_detached
+from grn.cli.help import command, flag
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.style import paint
 from grn.cli.output.table import table
@@ -37,22 +38,22 @@ MAX_QUOTED = 5
 LONGEST_COMMAND = 60
 
 
-@click.command()
+@command()
 @click.argument("file", default="-", metavar="[FILE]")
-@options.needs(gpus="GPUs for each line")
-@options.place(at="run the lines at this site or node, or local")
-@click.option("--parallel", type=click.IntRange(1), metavar="N", help="No more than N at once.")
-@click.option("--retry", type=click.IntRange(0), default=0, metavar="N",
+@options.needs(gpus="GPUs for each line.")
+@options.place(at="Run the lines at this site or node, or `local`.")
+@flag("--parallel", type=click.IntRange(1), metavar="N", help="No more than N at once.")
+@flag("--retry", type=click.IntRange(0), default=0, metavar="N",
               help="Run a line again up to N times if it fails.")  # fmt: skip
-@click.option("--keep-going/--fail-fast", "keep_going", default=True,
+@flag("--keep-going/--fail-fast", "keep_going", default=True,
               help="After a failure go on (default), or start nothing more.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Leave out what finished in an earlier run.")
-@click.option("--out", metavar="DIR", help="Journal, logs and report; FILE.grn if not given.")
-@click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
-@click.option("--detach", is_flag=True, help="Run in the background; survives the terminal.")
-@click.option("--attach", "attached", metavar="FILE", help="Show one that was detached.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@flag("--resume", is_flag=True, help="Leave out what finished in an earlier run.")
+@flag("--out", metavar="DIR", help="Journal, logs and report; FILE.grn if not given.")
+@flag("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+@flag("--detach", is_flag=True, help="Run in the background; survives the terminal.")
+@flag("--attach", "attached", metavar="FILE", help="Show one that was detached.")
+@flag("-q", "--quiet", is_flag=True, help="Show no progress.")
+@flag("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def batch(
     file: str,
     gpus: int,
@@ -78,11 +79,6 @@ def batch(
     as_json: bool,
 ) -> int:
     """Run the lines of FILE, or of standard input, as jobs on GPUs that have room.
-
-    \b
-    grn batch jobs.txt
-    grn batch jobs.txt --resume --retry 1
-    generate_jobs | grn batch --mem 6GiB
 
     Each line is for the shell. A trailing backslash goes on in the next line; blank lines and
     lines that begin with # are left out. A line may begin with options of its own:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from grn.cli.help import command, flag
 from grn.cli.output.job_text import going_on
 from grn.client.daemons import (
     negotiator_argv,
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 STOP_S = 10.0
 
 
-@click.command()
-@click.option("--virtual", metavar="NxSIZE", help="Make virtual GPUs of host memory: 4x8GiB.")
-@click.option("--background", is_flag=True, help="Return when it is ready; log to a file.")
-@click.option("--debug", is_flag=True, help="Log every detail.")
-@click.option("--idle-exit", type=float, metavar="S", help="Leave after S seconds without work.")
+@command()
+@flag("--virtual", metavar="NxSIZE", help="Make virtual GPUs of host memory: 4x8GiB.")
+@flag("--background", is_flag=True, help="Return when it is ready; log to a file.")
+@flag("--debug", is_flag=True, help="Log every detail.")
+@flag("--idle-exit", type=float, metavar="S", help="Leave after S seconds without work.")
 def start(virtual: str | None, background: bool, debug: bool, idle_exit: float | None) -> int:
     """Start the negotiator: one process per machine that grants GPUs to jobs.
 
@@ -49,7 +50,7 @@ def start(virtual: str | None, background: bool, debug: bool, idle_exit: float |
     return 0
 
 
-@click.command()
+@command()
 def stop() -> int:
     """Stop the negotiator. Running jobs go on and keep their GPUs."""
     answer = ask_once({"op": "ping"})
@@ -64,19 +65,15 @@ def stop() -> int:
     return 0
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
-@click.option("-d", "--debug", is_flag=True, help="Log every detail of the negotiator.")
-@click.option("--virtual", metavar="NxSIZE", help="Virtual GPUs, if a negotiator is started.")
+@command(context_settings={"ignore_unknown_options": False})
+@flag("-d", "--debug", is_flag=True, help="Log every detail of the negotiator.")
+@flag("--virtual", metavar="NxSIZE", help="Virtual GPUs, if a negotiator is started.")
 @click.argument("commands", nargs=-1, required=True, metavar="CMD [CMD ...]")
 def run(debug: bool, virtual: str | None, commands: tuple[str, ...]) -> int:
     """Run each CMD with the shell, all at once, and wait for all.
 
     A running negotiator is used; else one is started and ended afterwards. CMD itself gets no
     GPU: it may be doit or make, whose jobs with @grn.job ask for their own.
-
-    \b
-    grn run "python job.py" "python job.py"
-    grn run "doit -n 9"
     """
     started = None
     if who_answers() is None:
@@ -101,14 +98,14 @@ def _run_all(commands: tuple[str, ...]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, pass_on)
     # Each begins a session, so that a signal reaches all a command has started.
-    for command in commands:
-        children.append(spawn.child(["/bin/sh", "-c", command], start_new_session=True))
+    for line in commands:
+        children.append(spawn.child(["/bin/sh", "-c", line], start_new_session=True))
     statuses = [child.wait() for child in children]
     failed = [
         (command, status if status > 0 else 128 - status)
         for command, status in zip(commands, statuses, strict=True)
         if status
     ]
-    for command, status in failed:
-        click.echo(f"grn run: exit status {status}: {command}", err=True)
+    for line, code in failed:
+        click.echo(f"grn run: exit status {code}: {line}", err=True)
     return failed[0][1] if failed else 0

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from grn.cli.commands.daemon import STOP_S
+from grn.cli.help import command
 from grn.cli.output import render
 from grn.cli.output.style import paint
 from grn.cli.output.table import table
@@ -80,7 +80,7 @@ class Demo:
         return bool(self.started)
 
 
-@click.command()
+@command()
 def demo() -> int:
     """Watch 14 real jobs of three sizes share two virtual GPUs.
 

@@ -15,8 +15,10 @@ from click.shell_completion import get_completion_class
 
 from grn import __version__, paths
 from grn.cli.app import grn as grn_group
+from grn.cli.help import command
+from grn.cli.options import json_flag
 from grn.cli.output.style import paint
-from grn.cli.output.terminal import echo, json_flag, print_json
+from grn.cli.output.terminal import echo, print_json
 from grn.client import negotiator, queue
 from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.text import counted
@@ -37,7 +39,7 @@ class Finding:
     text: str
 
 
-@click.command()
+@command()
 @json_flag
 def doctor(as_json: bool) -> int:
     """Check Python, driver, settings, folders and the negotiator; exit 1 if something is bad."""
@@ -63,7 +65,7 @@ def _summary(findings: list[Finding]) -> str:
     return f"\n{paint('no problems', 'good')}; {rest}"
 
 
-@click.command()
+@command()
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 def completion(shell: str | None) -> int:
     """Print the completion script for SHELL.

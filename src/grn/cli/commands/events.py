@@ -13,6 +13,7 @@ from typing import TextIO
 import click
 
 from grn import settings
+from grn.cli.help import command, flag
 from grn.cli.output import metrics as numbers
 from grn.cli.output.terminal import is_ascii
 from grn.cli.top import draw, screen
@@ -29,18 +30,14 @@ NAMES = (
 )  # fmt: skip
 
 
-@click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on until interrupted, through restarts.")
-@click.option("--only", "only", multiple=True, type=click.Choice(NAMES), metavar="EVENT",
+@command()
+@flag("-f", "--follow", is_flag=True, help="Go on until interrupted, through restarts.")
+@flag("--only", "only", multiple=True, type=click.Choice(NAMES), metavar="EVENT",
               help="Only events of this name (repeatable).")  # fmt: skip
 def events(follow: bool, only: tuple[str, ...]) -> int:
     """Print what happens on the machine and in your queue, a JSON object a line.
 
     First all there is, then what changes. Without --follow it ends after the first.
-
-    \b
-    grn events --follow --only ended
-    grn events --follow --only waiting --only granted | jq .data.why
     """
     heard: set[str] = set()
     with StateMirror() as watch:
@@ -58,7 +55,7 @@ def events(follow: bool, only: tuple[str, ...]) -> int:
     return 0
 
 
-@click.command()
+@command()
 def metrics() -> int:
     """Print the numbers of the machine and of your queue as Prometheus text."""
     with StateMirror() as watch:

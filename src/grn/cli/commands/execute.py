@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from grn.cli import options
-from grn.cli.app import say_error
+from grn.cli.guard import say_error
+from grn.cli.help import command, flag
 from grn.client import frameworks
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
@@ -38,12 +39,12 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGUSR2)  # fmt: skip
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False})
+@command("exec", context_settings={"allow_interspersed_args": False})
 @options.needs()
-@click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
-@click.option("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
+@flag("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
+@flag("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
               help="Run again if GPU memory ran out, with more room N times.")  # fmt: skip
-@click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+@flag("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD ...")
 def execute(
     gpus: int,
@@ -59,10 +60,6 @@ def execute(
     command: tuple[str, ...],
 ) -> int:
     """Run CMD when GPUs have room for it and return its exit status.
-
-    \b
-    grn exec -- python train.py --lr 0.1
-    grn exec --gpus 2 --mem 12GiB -- torchrun --nproc-per-node=gpu train.py
 
     CMD sees its GPUs in CUDA_VISIBLE_DEVICES. Signals are passed on. A negotiator is started in
     the background if none runs.

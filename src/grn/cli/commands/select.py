@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from grn.cli.options import needs
-from grn.cli.output.terminal import json_flag, print_json
+from grn.cli.help import command, flag
+from grn.cli.options import json_flag, needs
+from grn.cli.output.terminal import print_json
 from grn.client import negotiator
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import for_command
@@ -35,28 +36,23 @@ class _TooLong(Exception):
     """The timeout has passed."""
 
 
-@click.command()
-@needs(without="exclusive", mem="memory per GPU, e.g. 6GiB; else GPUs to itself",
-       type="ask for what this job type needs")  # fmt: skip
-@click.option("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
-@click.option("--timeout", type=click.FloatRange(0), metavar="S",
+@command()
+@needs(without="exclusive", mem="Memory on each GPU, such as 6GiB; whole GPUs if not given.",
+       job_type="Ask for what this job type needs.")  # fmt: skip
+@flag("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
+@flag("--timeout", type=click.FloatRange(0), metavar="S",
               help="Wait so long at the most, then exit with 1; 0 does not wait.")  # fmt: skip
-@click.option("--for", "pid", type=click.IntRange(1), metavar="PID",
+@flag("--for", "pid", type=click.IntRange(1), metavar="PID",
               help="Who holds them: a process above this one, e.g. $$.")  # fmt: skip
-@click.option("--release", is_flag=True, help="Give back what this process has selected.")
-@click.option("--uuid", "naming", flag_value="uuid", help="Print UUIDs in place of numbers.")
-@click.option("--index", "naming", flag_value="index",
+@flag("--release", is_flag=True, help="Give back what this process has selected.")
+@flag("--uuid", "naming", flag_value="uuid", help="Print UUIDs in place of numbers.")
+@flag("--index", "naming", flag_value="index",
               help="Print numbers, or fail where they may mislead.")  # fmt: skip
-@click.option("--export", is_flag=True, help="Print lines for the shell's eval.")
+@flag("--export", is_flag=True, help="Print lines for the shell's eval.")
 @json_flag
-@click.option("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+@flag("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
 def select(pid: int | None, release: bool, timeout: float | None, **options: Any) -> int:
     """Print the numbers of GPUs and hold them for the process that called.
-
-    \b
-    gpu=$(grn select --mem 6GiB) || exit
-    CUDA_VISIBLE_DEVICES=$gpu python train.py
-    grn select --release
 
     They are held until that process, usually the shell of a script, has ended, or asks again, or
     gives them back with --release.

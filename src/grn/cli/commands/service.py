@@ -11,6 +11,7 @@ import subprocess
 import click
 
 from grn import paths
+from grn.cli.help import command
 from grn.client import queue
 from grn.errors import DaemonNotRunning, MachineError
 from grn.proc.spawn import own_module
@@ -34,7 +35,7 @@ WantedBy=default.target
 KEPT = ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG", "GRN_GPUS")
 
 
-@click.command()
+@command()
 @click.argument("what", type=click.Choice(["install", "uninstall", "show"]))
 def service(what: str) -> int:
     """Keep your queue running through logout and reboot.

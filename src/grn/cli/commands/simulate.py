@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import click
 
 from grn import settings
+from grn.cli.help import command, flag
+from grn.cli.options import json_flag
 from grn.cli.output import html
 from grn.cli.output.style import plain
-from grn.cli.output.terminal import echo, json_flag, print_json, width
+from grn.cli.output.terminal import echo, print_json, width
 from grn.cli.report import replay
 from grn.client import negotiator
 from grn.client.job_request import command_arguments
@@ -28,24 +30,24 @@ from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
 _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "waste")
 
 
-@click.command()
-@click.option("--gpus", "gpus_text", required=True, metavar="NxSIZE", help="Such as 4x40GB.")
-@click.option("--jobs", "jobs_file", metavar="FILE", help="The workload, as CSV.")
-@click.option("--generate", "count", type=click.IntRange(1, 100_000), metavar="N",
+@command()
+@flag("--gpus", "gpus_text", required=True, metavar="NxSIZE", help="Such as 4x40GB.")
+@flag("--jobs", "jobs_file", metavar="FILE", help="The workload, as CSV.")
+@flag("--generate", "count", type=click.IntRange(1, 100_000), metavar="N",
               help="N jobs of our own making instead (300 without --jobs).")  # fmt: skip
-@click.option("--arrivals", metavar="FILE|RATE",
+@flag("--arrivals", metavar="FILE|RATE",
               help="When jobs arrive: a CSV, a number per minute, or at-once.")  # fmt: skip
-@click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)),
+@flag("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)),
               help="Only these (repeatable); the first is what ratios are against.")  # fmt: skip
-@click.option("--beta", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="X",
+@flag("--beta", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="X",
               help="How much sharing slows down: speed = min(1, U^-beta).")  # fmt: skip
-@click.option("--clashing", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
+@flag("--clashing", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
               help="Share of type pairs that slow each other more than load tells.")  # fmt: skip
-@click.option("--seed", type=int, default=0, metavar="S", help="Of generated jobs and arrivals.")
-@click.option("--sample", "tick_s", type=click.FloatRange(0.5, 600), default=5.0, metavar="S",
+@flag("--seed", type=int, default=0, metavar="S", help="Of generated jobs and arrivals.")
+@flag("--sample", "tick_s", type=click.FloatRange(0.5, 600), default=5.0, metavar="S",
               help="Seconds between readings of the GPUs.")  # fmt: skip
-@click.option("--picture", metavar="FILE", help="Draw the runs: FILE.svg or FILE.html.")
-@click.option("--save", metavar="FILE", help="Write the workload that was replayed as CSV.")
+@flag("--picture", metavar="FILE", help="Draw the runs: FILE.svg or FILE.html.")
+@flag("--save", metavar="FILE", help="Write the workload that was replayed as CSV.")
 @json_flag
 def simulate(
     gpus_text: str,
@@ -61,12 +63,7 @@ def simulate(
     save: str | None,
     as_json: bool,
 ) -> int:
-    """Replay a workload in virtual time and compare policies.
-
-    \b
-    grn simulate --gpus 4x40GB --generate 100
-    grn history --export jobs.csv && grn simulate --gpus 6x24GB --jobs jobs.csv
-    """
+    """Replay a workload in virtual time and compare policies."""
     if picture is not None and not picture.endswith((".svg", ".html")):
         raise UsageError(f"'{picture}' is no picture.", "Name a file that ends in .svg or .html.")
     gpus = parse_gpus(gpus_text)

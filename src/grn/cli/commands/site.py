@@ -12,8 +12,10 @@ import click
 
 from grn import __version__, settings, sites
 from grn.cli.commands import site_install
+from grn.cli.help import command, flag, group
+from grn.cli.options import json_flag
 from grn.cli.output.table import table
-from grn.cli.output.terminal import echo, json_flag, print_json, width
+from grn.cli.output.terminal import echo, print_json, width
 from grn.client import queue
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import counted, harmless
@@ -24,44 +26,37 @@ from grn.sites import SiteConfig
 CHECK_S = 60.0
 
 
-@click.group()
+@group()
 def site() -> None:
     """Add other machines to your queue: hosts by ssh, a Slurm or a Ray cluster.
 
     Jobs then run wherever they can start first, or where `--at` says. Nothing is installed as
     root, and no port is opened.
-
-    \b
-    grn site add lab --ssh gpu2 gpu3
-    grn site add uni --slurm --gpus 4 --time 24h --partition gpu
-    grn site add cloud --ray auto --gpus 1
     """
 
 
 @site.command()
 @click.argument("name")
 @click.argument("hosts", nargs=-1)
-@click.option("--ssh", "kind", flag_value="ssh", help="HOSTS are reached by ssh.")
-@click.option(
-    "--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here (experimental)."
-)
-@click.option(
+@flag("--ssh", "kind", flag_value="ssh", help="HOSTS are reached by ssh.")
+@flag("--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here (experimental).")
+@flag(
     "--ray", "address", metavar="ADDRESS", help="A Ray cluster: auto, or host:port (experimental)."
 )
-@click.option("--python", default="", metavar="PATH", help="The interpreter that has grn there.")
-@click.option("--install", is_flag=True, help="Install grn there, into a venv of its own.")
-@click.option("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of one pilot.")
-@click.option("--pilots", type=click.IntRange(1), default=4, metavar="N",
+@flag("--python", default="", metavar="PATH", help="The interpreter that has grn there.")
+@flag("--install", is_flag=True, help="Install grn there, into a venv of its own.")
+@flag("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of one pilot.")
+@flag("--pilots", type=click.IntRange(1), default=4, metavar="N",
               help="Pilots at the same time, at most.")  # fmt: skip
-@click.option("--time", "time_text", default="24h", metavar="TIME", help="Time of one pilot.")
-@click.option("--idle", "idle_text", default="5m", metavar="TIME",
+@flag("--time", "time_text", default="24h", metavar="TIME", help="Time of one pilot.")
+@flag("--idle", "idle_text", default="5m", metavar="TIME",
               help="A pilot without work leaves after this.")  # fmt: skip
-@click.option("--partition", default="", help="The partition of Slurm.")
-@click.option("--option", "options", multiple=True, metavar="WORD",
+@flag("--partition", default="", help="The partition of Slurm.")
+@flag("--option", "options", multiple=True, metavar="WORD",
               help="A word for ssh or sbatch, a resource for Ray (repeatable).")  # fmt: skip
-@click.option("--env", "env", multiple=True, metavar="K=V",
+@flag("--env", "env", multiple=True, metavar="K=V",
               help="A variable of the agents there (repeatable).")  # fmt: skip
-@click.option("--no-check", is_flag=True, help="Add it without looking whether it answers.")
+@flag("--no-check", is_flag=True, help="Add it without looking whether it answers.")
 def add(
     name: str,
     hosts: tuple[str, ...],
@@ -142,7 +137,7 @@ def list_sites(as_json: bool) -> int:
     return show_sites(as_json)
 
 
-@click.command("sites")
+@command("sites")
 @json_flag
 def all_sites(as_json: bool) -> int:
     """Show sites and their nodes: GPUs, jobs, and when each was last heard of."""

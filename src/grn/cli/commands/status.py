@@ -1,4 +1,4 @@
-"""Commands that only look: gpus, ps, why, shares, audit, profiles. Each can speak JSON."""
+"""Commands that only look: why, when, shares, audit, profiles. Each can print JSON."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from typing import Any
 
 import click
 
-from grn import __version__, settings
 from grn.cli import options
+from grn.cli.help import command, flag, group
+from grn.cli.options import json_flag
 from grn.cli.output import job_text, render
 from grn.cli.output.table import table
-from grn.cli.output.terminal import echo, is_ascii, json_flag, print_json, width
+from grn.cli.output.terminal import echo, is_ascii, print_json, width
 from grn.client import negotiator, queue
 from grn.client.negotiator import ask_once
 from grn.client.submit import is_id
-from grn.errors import DaemonNotRunning, GrnError, UnknownJob, UsageError
+from grn.errors import GrnError, UnknownJob
 from grn.model.text import harmless
 from grn.model.units import parse_memory, parse_time, show_expected
 from grn.paths import user_name
 from grn.protocol.rows import (
     AuditRow,
-    GpuRow,
     JobRow,
-    NodeRow,
     ProfileRow,
     Status,
     When,
@@ -35,60 +34,7 @@ from grn.protocol.rows import (
 Row = dict[str, Any]
 
 
-@click.command()
-@click.option("-w", "--watch", "is_watched", is_flag=True, help="Go on, until Ctrl-C.")
-@json_flag
-def gpus(is_watched: bool, as_json: bool) -> int:
-    """Show each GPU: its memory by who has it, its load, its jobs."""
-    if is_watched and as_json:
-        raise UsageError(
-            "--watch draws and --json prints.", "See `grn events --follow --only gpu`."
-        )
-    if is_watched:
-        from grn.cli.commands.events import watch_gpus
-
-        return watch_gpus()
-    nodes = _nodes()
-    try:
-        status = ask_once({"op": "status"})["status"]
-    except DaemonNotRunning:
-        if nodes is None:
-            raise
-        status = {"schema": 1, "version": __version__, "gpus": []}  # this machine need not have any
-    if as_json:
-        keys = ("schema", "version", "gpus")
-        shown = {key: status[key] for key in keys}
-        return print_json(shown if nodes is None else {**shown, "nodes": nodes})
-    elsewhere = read_all(NodeRow, nodes or ())
-    found = read_all(GpuRow, status["gpus"])
-    echo(render.gpus(found, width(), is_ascii(), elsewhere))
-    if status.get("trouble"):
-        click.echo(f"warning: {status['trouble']}", err=True)
-    return 0
-
-
-def _nodes() -> list[Row] | None:
-    """Return the nodes of the queue's sites, None without a site."""
-    if not settings.load().sites:
-        return None
-    return list(queue.ask({"op": "sites"})["nodes"])
-
-
-@click.command()
-@json_flag
-def ps(as_json: bool) -> int:
-    """Show the jobs of all users: what runs, what waits, and why it waits."""
-    status = negotiator.status()
-    if as_json:
-        keys = ("schema", "version", "leases", "waiting")
-        return print_json({key: status[key] for key in keys})
-    found = read(Status, status)
-    echo(render.ps([*found.leases, *found.waiting], user_name, width()))
-    _say_trouble(found)
-    return 0
-
-
-@click.command()
+@command()
 @click.argument("job")
 @json_flag
 def why(job: str, as_json: bool) -> int:
@@ -111,14 +57,14 @@ def why(job: str, as_json: bool) -> int:
     return 0
 
 
-@click.command()
-@click.option("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N",
+@command()
+@flag("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N",
               help="How many GPUs.")  # fmt: skip
-@click.option("--mem", metavar="SIZE", help="Memory on each GPU, such as 20GiB.")
-@click.option("--exclusive", is_flag=True, help="GPUs for itself.")
-@click.option("--priority", type=int, default=0, metavar="N", help="Its priority.")
-@click.option("--type", "job_type", metavar="NAME", help="A known job type, from `grn profiles`.")
-@click.option("--for", "lasts", metavar="TIME", help="How long it would run, such as 6h.")
+@flag("--mem", metavar="SIZE", help="Memory on each GPU, such as 20GiB.")
+@flag("--exclusive", is_flag=True, help="GPUs for itself.")
+@flag("--priority", type=int, default=0, metavar="N", help="Its priority.")
+@flag("--type", "job_type", metavar="NAME", help="A known job type, from `grn profiles`.")
+@flag("--for", "lasts", metavar="TIME", help="How long it would run, such as 6h.")
 @json_flag
 def when(
     gpus: int, mem: str | None, exclusive: bool, priority: int, job_type: str | None,
@@ -146,7 +92,7 @@ def when(
     return 0
 
 
-@click.command()
+@command()
 @json_flag
 def shares(as_json: bool) -> int:
     """Show what each user has had of the GPUs lately: who has had the least is next in turn."""
@@ -157,7 +103,7 @@ def shares(as_json: bool) -> int:
     return 0
 
 
-@click.command()
+@command()
 @options.most(largest=100_000)
 @json_flag
 def audit(most: int, as_json: bool) -> int:
@@ -185,7 +131,7 @@ def audit(most: int, as_json: bool) -> int:
     return 0
 
 
-@click.group(invoke_without_command=True)
+@group(invoke_without_command=True)
 @json_flag
 @click.pass_context
 def profiles(ctx: click.Context, as_json: bool) -> int:
@@ -223,17 +169,12 @@ def profiles_forget(job_type: str) -> int:
     return 0
 
 
-def _say_trouble(status: Status) -> None:
-    if status.trouble:
-        click.echo(f"warning: {status.trouble}", err=True)
-
-
 def _own_job(job: str) -> Row | None:
     """Return the job of this user's queue, if the queue runs and knows it."""
-    if not is_id(job):
-        return None
     try:
-        return queue.show(int(job), may_start=False)
+        asked = {"op": "names", "names": [job], "whole": False, "which": "all"}
+        found = [int(job)] if is_id(job) else queue.ask(asked, may_start=False)["jobs"]
+        return queue.show(found[0], may_start=False) if len(found) == 1 else None
     except GrnError:
         return None
 

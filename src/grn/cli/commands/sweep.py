@@ -14,6 +14,7 @@ import click
 
 from grn import option_file
 from grn.cli.commands.detach import attach, run_detached
+from grn.cli.help import GrnCommand, GrnGroup, flag, group
 from grn.cli.options import needs, place
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
@@ -34,7 +35,7 @@ _NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-inf")
 _VALUES_FLAGS = ("-p", "--param")
 
 
-class RunOrLook(click.Group):
+class RunOrLook(GrnGroup):
     """A group whose first word may be a command of the user's: then it is run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -43,7 +44,7 @@ class RunOrLook(click.Group):
         return super().parse_args(ctx, args)
 
 
-class WithValues(click.Command):
+class WithValues(GrnCommand):
     """A command whose `-p NAME` takes all values up to the next flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -86,7 +87,7 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not _NUMBER.fullmatch(word)
 
 
-@click.group("sweep", cls=RunOrLook)
+@group("sweep", cls=RunOrLook)
 def sweep() -> None:
     """Run a command for many values of its parameters, and keep what each run gave."""
 
@@ -95,31 +96,51 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags that are options of a sweep, by the names they have in a file."""
     size, number = click.IntRange(1), click.IntRange(0)
     options = [
-        click.option("-p", "--param", multiple=True, metavar="NAME VALUES...",
-                     help="A parameter and its values, or a range: log:1e-5..1e-2."),
-        click.option("--zip", "zip", multiple=True, metavar="A,B", help="Lists that go together."),
-        click.option("--if", "if", multiple=True, metavar="COND", help="Keep only such points."),
-        click.option("--shuffle", is_flag=True, default=None, help="In random order."),
-        click.option("--n-samples", type=size, metavar="N", help="Number of points to sample."),
-        click.option("--seed", type=int, metavar="S", help="For what is random; 0 if not given."),
-        click.option("--seeds", type=size, metavar="N", help="Each point N times, with {seed}."),
-        click.option("--out", metavar="DIR", help="Where to keep it; sweeps/NAME if not given."),
-        click.option("--name", help="What to call it; made of the command if not given."),
-        needs(type_name="type", not_name="not", has_defaults=False,
-              gpus="how many GPUs for each run"),
-        place(has_defaults=False, at="run it all at this site or node, or local"),
-        click.option("--shell", is_flag=True, default=None, help="Run the command by the shell."),
-        click.option("--retry", type=number, metavar="N", help="Retry up to N times on failure."),
-        click.option("--keep-going/--fail-fast", "keep_going", default=None,
-                     help="Go on when a run fails (so if not given), or start no more."),
-        click.option("--result", metavar="FILE", help="File in its folder where a run leaves its"
+        flag("-p", "--param", multiple=True, metavar="NAME VALUES...",
+                     section="Parameters",
+             help="A parameter and its values, or a range: log:1e-5..1e-2."),
+        flag("--zip", "zip", multiple=True, metavar="A,B",
+             section="Parameters", help="Lists of values that go together."),
+        flag("--if", "if", multiple=True, metavar="COND",
+             section="Parameters", help="Keep only points that meet this condition."),
+        flag("--shuffle", is_flag=True, default=None,
+             section="Parameters", help="Run the points in random order."),
+        flag("--n-samples", type=size, metavar="N",
+             section="Parameters", help="Sample N points."),
+        flag("--seed", type=int, metavar="S",
+             section="Parameters", help="Seed of the random choices (default: 0)."),
+        flag("--seeds", type=size, metavar="N",
+             section="Parameters", help="Run each point N times, with {seed}."),
+        flag("--out", metavar="DIR",
+             section="Output", help="Folder of the sweep (default: sweeps/NAME)."),
+        flag("--name",
+             section="Output", help="Name of the sweep; made of the command if not given."),
+        needs(names={"job_type": "type", "avoid": "not"}, has_defaults=False,
+              gpus="GPUs for each run."),
+        place(has_defaults=False, at="Run it all at this site or node, or `local`."),
+        flag("--shell", is_flag=True, default=None,
+             section="How it runs", help="Run the command by the shell."),
+        flag("--retry", type=number, metavar="N",
+             section="How it runs", help="Retry a run up to N times on failure."),
+        flag("--keep-going/--fail-fast", "keep_going", default=None,
+             section="How it runs",
+             help="When a run fails, go on (default) or start no more."),
+        flag("--result", metavar="FILE",
+             section="Output",
+             help="File in its folder where a run leaves its"
                      " result; the last JSON line it prints if not given."),
-        click.option("--parallel", type=size, metavar="N", help="Run at most N jobs at once."),
-        click.option("--rerun", is_flag=True, default=None, help="Also what has finished."),
-        click.option("--sampler", metavar="NAME", help="Let optuna choose the points."),
-        click.option("--maximize", metavar="METRIC", help="What should be large."),
-        click.option("--minimize", metavar="METRIC", help="What should be small."),
-        click.option("--trials", type=size, metavar="N", help="How many the sampler may try."),
+        flag("--parallel", type=size, metavar="N",
+             section="How it runs", help="Run at most N at once."),
+        flag("--rerun", is_flag=True, default=None,
+             section="How it runs", help="Also run points that have finished."),
+        flag("--sampler", metavar="NAME",
+             section="Search", help="Let optuna choose the points."),
+        flag("--maximize", metavar="METRIC",
+             section="Search", help="Metric to maximize."),
+        flag("--minimize", metavar="METRIC",
+             section="Search", help="Metric to minimize."),
+        flag("--trials", type=size, metavar="N",
+             section="Search", help="Points that the sampler may try."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -128,12 +149,12 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @sweep.command("run", cls=WithValues)
 @_flags
-@click.option("--file", "path", metavar="FILE", help="Read the sweep from TOML, JSON or YAML.")
-@click.option("--dry-run", is_flag=True, help="Print the commands and run nothing.")
-@click.option("--detach", is_flag=True, help="Run in the background; survives the terminal.")
-@click.option("--attach", "attached", metavar="NAME", help="Show one that was detached.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
+@flag("--file", "path", metavar="FILE", help="Read the sweep from TOML, JSON or YAML.")
+@flag("--dry-run", is_flag=True, help="Print the commands and run nothing.")
+@flag("--detach", is_flag=True, help="Run in the background; survives the terminal.")
+@flag("--attach", "attached", metavar="NAME", help="Show one that was detached.")
+@flag("-q", "--quiet", is_flag=True, help="Show no progress.")
+@flag("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar='"CMD"')
 def run(
     param: list[tuple[str, list[str]]],
@@ -147,13 +168,6 @@ def run(
     **given: Any,
 ) -> int:
     """Run CMD once for each combination of the parameters, on GPUs that have room.
-
-    \b
-    grn sweep "python train.py --lr {lr} --bs {bs}" -p lr 1e-3 1e-4 -p bs 32 64
-    grn sweep "python train.py --lr {lr}" -p lr log:1e-5..1e-2 --n-samples 20
-    grn sweep --file sweep.toml --dry-run
-    grn sweep show DIR         the results, best first
-    grn sweep plot DIR         pictures of them
 
     The same command again runs only what has not finished.
     """
@@ -258,8 +272,8 @@ def _as_json(folder: SweepFolder, about: About, table: Table) -> dict[str, Any]:
 
 
 _dir = click.argument("folder", metavar="DIR", type=click.Path())
-_metric = click.option("--metric", metavar="M", help="Which result tells what is best.")
-_direction = click.option(
+_metric = flag("--metric", metavar="M", help="Which result tells what is best.")
+_direction = flag(
     "--maximize/--minimize", "is_maximized", default=None, help="Which way is better."
 )
 
@@ -268,7 +282,7 @@ _direction = click.option(
 @_dir
 @_metric
 @_direction
-@click.option(
+@flag(
     "-n",
     "most",
     type=click.IntRange(0),
@@ -276,8 +290,8 @@ _direction = click.option(
     metavar="N",
     help="So many rows; 0 for all.",
 )
-@click.option("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
-@click.option("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
+@flag("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
+@flag("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
 def show(
     folder: str,
     metric: str | None,
@@ -286,12 +300,7 @@ def show(
     as_csv: bool,
     as_json: bool,
 ) -> int:
-    """Show what the runs of the sweep in DIR gave, best first.
-
-    \b
-    grn sweep show sweeps/train-3fa2c1
-    grn sweep show sweeps/train-3fa2c1 --metric accuracy --maximize -n 5
-    """
+    """Show what the runs of the sweep in DIR gave, best first."""
     about, table, ranking = ranked(folder, metric, is_maximized)
     if as_csv:
         click.echo(table.to_csv(), nl=False)
@@ -306,9 +315,9 @@ def show(
 @_dir
 @_metric
 @_direction
-@click.option("--html", "html", metavar="FILE", help="Where the page goes; DIR/plot.html.")
-@click.option("--png", "png", metavar="FILE", help="Where the picture goes; DIR/plot.png.")
-@click.option("--no-png", is_flag=True, help="Make the page only.")
+@flag("--html", "html", metavar="FILE", help="Where the page goes; DIR/plot.html.")
+@flag("--png", "png", metavar="FILE", help="Where the picture goes; DIR/plot.png.")
+@flag("--no-png", is_flag=True, help="Make the page only.")
 def plot(
     folder: str,
     metric: str | None,
@@ -317,11 +326,7 @@ def plot(
     png: str | None,
     no_png: bool,
 ) -> int:
-    """Draw the sweep in DIR: a page that needs no network, a PNG, and a table here.
-
-    \b
-    grn sweep plot sweeps/train-3fa2c1 --metric accuracy
-    """
+    """Draw the sweep in DIR: a page that needs no network, a PNG, and a table here."""
     about, table, ranking = ranked(folder, metric, is_maximized)
     if ranking is None:
         raise UsageError(

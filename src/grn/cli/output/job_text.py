@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from grn.cli.output.style import paint, state_style
 from grn.cli.output.table import labelled, table
 from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import show_limit, show_size, show_time
-from grn.model.windows import show_moment
-from grn.protocol.rows import AttemptRow, JobRow
+from grn.protocol.rows import AttemptRow, JobRow, LeaseRow, WaitingRow
 
 _INDEX = ("${GRN_ARRAY_INDEX}", "$GRN_ARRAY_INDEX")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(NamedTuple):
     """Jobs of one array that are shown as one row; of other jobs each is alone."""
 
     rows: tuple[JobRow, ...]
@@ -76,13 +74,14 @@ def jobs(
     has_sites: bool = False,
     is_expanded: bool = True,
     most: int | None = None,
+    outside: Sequence[LeaseRow | WaitingRow] = (),
 ) -> str:
     """List jobs of the queue; with sites, or with jobs that ran elsewhere, tell where.
 
     Unless expanded, an array takes one row for each of its states. On a terminal a reason is
     written once, and `″` where the next row has the same.
     """
-    if not rows:
+    if not rows and not outside:
         return "no jobs"
     has_where = has_sites or any(row.where for row in rows)
     folded = ([Folded((row,)) for row in rows] if is_expanded else fold(rows))[:most]
@@ -94,15 +93,52 @@ def jobs(
             *([shown_where(one.first)] if has_where else []),
             ",".join(map(str, one.first.gpus)) if not one.first.is_waiting else "",
             _job_memory(one.first) if len(one.rows) == 1 else "",
-            show_time(now - _since(one.first)),
+            *_times(one.first, now),
             one.command,
             "″" if width and why and why == before else why,
         ]
-        for one, why, before in zip(folded, reasons, ["", *reasons[:-1]], strict=True)
+        for one, why, before in zip(folded, reasons, ["", *reasons], strict=False)
     ]
+    busy = sum(not one.first.is_waiting and not one.first.has_ended for one in folded)
+    lines[busy:busy] = [_lease_line(row, has_where) for row in outside if isinstance(row, LeaseRow)]
+    lines += [_lease_line(row, has_where) for row in outside if isinstance(row, WaitingRow)]
     where = ["WHERE"] if has_where else []
-    headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "COMMAND", "WHY"]
+    headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "AGO", "COMMAND", "WHY"]
+    if not any(row.has_ended for row in rows):  # AGO is for those
+        place = headers.index("AGO")
+        headers, lines = _without(headers, place), [_without(line, place) for line in lines]
     return table(headers, lines, width, elastic=("COMMAND", "WHY"), spare=("USED/RESERVED",))
+
+
+def _times(row: JobRow, now: float) -> tuple[str, str]:
+    """Return how long a job has waited or run, and how long ago it ended."""
+    if not row.has_ended:
+        return show_time(now - _since(row)), ""
+    return show_time(row.ran_s) if row.ran_s is not None else "", show_time(now - _since(row))
+
+
+def _without(cells: list[str], place: int) -> list[str]:
+    return cells[:place] + cells[place + 1 :]
+
+
+def _lease_line(row: LeaseRow | WaitingRow, has_where: bool) -> list[str]:
+    """Return the row of a call or command that runs or waits outside the queue."""
+    gpus = memory = why = ""
+    if isinstance(row, LeaseRow):
+        gpus = ",".join(map(str, row.gpus))
+        memory = f"{show_size(row.used_bytes)}/{show_size(row.reserved_bytes)}"
+    else:
+        why = harmless(row.why)
+    where = ["local"] if has_where else []
+    return [row.id, row.state, *where, gpus, memory, show_time(row.for_s), "",
+            called(row), why]  # fmt: skip
+
+
+def called(row: LeaseRow | WaitingRow) -> str:
+    """Spell a call as its function, a command as its program."""
+    label = harmless(row.label)
+    _, mark, function = label.rpartition("::")
+    return f"{function}()" if mark else label
 
 
 def history(rows: Sequence[JobRow], now: float, width: int = 0, *, has_sites: bool = False) -> str:
@@ -216,6 +252,10 @@ def _array(row: JobRow) -> str:
 
 def _starts(row: JobRow, now: float) -> str:
     """Say when a job may start, if that was stated."""
+    if not row.begin_at and not row.only:
+        return ""
+    from grn.model.windows import show_moment
+
     parts = [f"no earlier than {show_moment(row.begin_at, now)}"] if row.begin_at else []
     parts += [f"only {harmless(row.only)}"] if row.only else []
     return ", ".join(parts)

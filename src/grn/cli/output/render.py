@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from grn.cli.output.job_text import shown_name
 from grn.cli.output.style import paint, plain, state_style
 from grn.cli.output.table import labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
 from grn.model.units import show_expected, show_size, show_time
-from grn.protocol.rows import GpuRow, LeaseRow, NodeRow, ProfileRow, RunRow, ShareRow, WaitingRow
+from grn.protocol.rows import (
+    GpuRow,
+    JobRow,
+    LeaseRow,
+    NodeRow,
+    ProfileRow,
+    RunRow,
+    ShareRow,
+    WaitingRow,
+)
 
 UserName = Callable[[int], str]
 
@@ -98,9 +108,12 @@ def _linked_sets(pairs: set[tuple[int, int]]) -> list[list[int]]:
     return sets
 
 
-def ps(found: Sequence[LeaseRow | WaitingRow], user_name: UserName, width: int = 0) -> str:
-    """List what runs and what waits, with reasons."""
-    rows = [_job_row(row, user_name) for row in found]
+def ps(
+    found: Sequence[LeaseRow | WaitingRow], user_name: UserName, width: int = 0,
+    jobs: Mapping[str, JobRow] | None = None,
+) -> str:  # fmt: skip
+    """List what runs and what waits, with reasons; jobs of one's queue by their ids and names."""
+    rows = [_job_row(row, user_name, (jobs or {}).get(row.id)) for row in found]
     if not rows:
         return "nothing runs and nothing waits"
     headers = ("ID", "STATE", "USER", "PID", "GPU", "USED/RESERVED", "FOR", "TYPE", "WHY")
@@ -242,7 +255,9 @@ def _gpu_row(gpu: GpuRow, size: int, is_ascii: bool) -> tuple[str, ...]:
     )
 
 
-def _job_row(row: LeaseRow | WaitingRow, user_name: UserName) -> tuple[str, ...]:
+def _job_row(
+    row: LeaseRow | WaitingRow, user_name: UserName, job: JobRow | None
+) -> tuple[str, ...]:
     if isinstance(row, WaitingRow):
         state, places, memory, why = row.state, f"({row.gpus_asked})", "", row.why
     else:
@@ -251,7 +266,8 @@ def _job_row(row: LeaseRow | WaitingRow, user_name: UserName) -> tuple[str, ...]
         memory = f"{show_size(row.used_bytes)}/{show_size(row.reserved_bytes)}"
         why = row.why if row.state == "draining" else ""
     user, pid = user_name(row.user), str(row.pid or "?")
-    return (row.id, state, user, pid, places, memory, show_time(row.for_s), row.label, why)
+    shown = (row.id, row.label) if job is None else (str(job.id), shown_name(job) or row.label)
+    return (shown[0], state, user, pid, places, memory, show_time(row.for_s), shown[1], why)
 
 
 def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:

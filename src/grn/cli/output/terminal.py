@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
-from typing import Any, TextIO
-
-import click
 
 from grn.cli.output.style import plain
 
-WHEN = ("auto", "always", "never")
-_chosen: list[str] = []  # the last `--color`, or GRN_COLOR
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TextIO
 
-json_flag = click.option("--json", "as_json", is_flag=True, help="JSON, as docs/json.md says.")
+_chosen: list[str] = []  # the last `--color`, or GRN_COLOR
+USUAL_COLUMNS = 80
 
 
 def choose_colour(when: str | None) -> None:
     """Follow `--color`, if it is given, for the rest of this process."""
-    if when is not None:
+    if when:
         _chosen[:] = [when]
 
 
@@ -34,18 +31,34 @@ def has_colour(stream: TextIO) -> bool:
 def echo(text: str, *, err: bool = False) -> None:
     """Print a painted text, without its colours where they are not wanted."""
     stream = sys.stderr if err else sys.stdout
-    click.echo(text if has_colour(stream) else plain(text), file=stream, color=True)
+    stream.write(f"{text if has_colour(stream) else plain(text)}\n")
+    stream.flush()
 
 
 def print_json(data: Any) -> int:
     """Print data as JSON and return exit status 0."""
-    click.echo(json.dumps(data, indent=2))
+    import json
+
+    echo(json.dumps(data, indent=2))
     return 0
 
 
 def width() -> int:
     """Return the columns of the terminal; 0 when standard output is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    return columns() if sys.stdout.isatty() else 0
+
+
+def columns() -> int:
+    """Return the columns of the terminal, by COLUMNS or as it says."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        try:
+            return os.get_terminal_size(stream.fileno()).columns if stream else USUAL_COLUMNS
+        except (OSError, ValueError):
+            continue
+    return USUAL_COLUMNS
 
 
 def is_ascii() -> bool:

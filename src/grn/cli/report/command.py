@@ -9,6 +9,7 @@ import time
 import click
 
 from grn import paths
+from grn.cli.help import command, flag
 from grn.cli.report import period_page, sweep_chart, sweep_page
 from grn.cli.report.usage import GpuName, Period, inside
 from grn.cli.web import queries
@@ -21,17 +22,12 @@ from grn.sweep.results import ranked
 MAX_JOBS = 20_000  # ended jobs of one's own queue
 
 
-@click.command()
-@click.option("--since", default="7d", metavar="TIME", help="How far back: 90m, 12h, 7d, 4w; 7d.")
-@click.option("--sweep", metavar="DIR", help="Of this sweep instead.")
-@click.option("--out", default="grn-report.html", metavar="FILE", help="Where; grn-report.html.")
+@command()
+@flag("--since", default="7d", metavar="TIME", help="How far back: 90m, 12h, 7d, 4w; 7d.")
+@flag("--sweep", metavar="DIR", help="Of this sweep instead.")
+@flag("--out", default="grn-report.html", metavar="FILE", help="Where; grn-report.html.")
 def report(since: str, sweep: str | None, out: str) -> int:
-    """Write one HTML file: who had which GPU, hours per user, waste, failures.
-
-    \b
-    grn report --since 4w --out october.html
-    grn report --sweep sweeps/lr
-    """
+    """Write one HTML file: who had which GPU, hours per user, waste, failures."""
     text = _of_sweep(sweep) if sweep is not None else _of_period(since)
     write_text(out, text)
     click.echo(out)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
-import click
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -25,6 +24,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from grn.cli.help import command, flag
 from grn.cli.top import actions, draw, screen, state
 from grn.cli.top.board import Board, board
 from grn.cli.top.detail import Detail
@@ -364,8 +364,8 @@ def is_plain(environment: Mapping[str, str]) -> bool:
     return "utf" not in chosen.lower()
 
 
-@click.command()
-@click.option("--ascii/--unicode", "as_ascii", default=None,
+@command()
+@flag("--ascii/--unicode", "as_ascii", default=None,
               help="Draw with plain characters or not; else as the locale says.")  # fmt: skip
 def top(as_ascii: bool | None) -> int:
     """Watch GPUs and jobs on one screen; `?` shows the keys, `q` quits.

@@ -18,6 +18,7 @@ import click
 import uvicorn
 
 from grn import paths
+from grn.cli.help import command, flag
 from grn.cli.web.app import Page
 from grn.cli.web.queries import Sweeps
 from grn.cli.web.security import RequestGuard
@@ -35,23 +36,18 @@ REDIRECT = """<!doctype html>
 """
 
 
-@click.command()
-@click.option(
+@command()
+@flag(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="0 for any that is free."
 )
-@click.option("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
-@click.option("--metrics-token", metavar="FILE",
+@flag("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
+@flag("--metrics-token", metavar="FILE",
               help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
-@click.option("--open", "opens", is_flag=True, help="Open a link in your browser.")
-@click.option("--link", "tells_link", is_flag=True,
+@flag("--open", "opens", is_flag=True, help="Open a link in your browser.")
+@flag("--link", "tells_link", is_flag=True,
               help="Print the link of the page that runs, and end.")  # fmt: skip
 def web(port: int, sweeps: str, metrics_token: str | None, opens: bool, tells_link: bool) -> int:
     """Show GPUs, jobs and what was learned as a page, on this machine only.
-
-    \b
-    grn web
-    grn web --port 8642 --open
-    grn web --link
 
     The printed link opens one session. `grn web --link`, in another terminal, prints a link that
     opens any number until the page ends. From elsewhere: `ssh -L 8642:127.0.0.1:8642 HOST`, with

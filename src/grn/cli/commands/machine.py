@@ -1,0 +1,89 @@
+"""`grn gpus` and `grn ps`: the machine as the negotiator sees it. Without click."""
+
+from __future__ import annotations
+
+import os
+
+from grn import __version__, paths
+from grn.cli.output import render
+from grn.cli.output.terminal import echo, is_ascii, print_json, width
+from grn.client import negotiator, queue
+from grn.client.negotiator import ask_once
+from grn.errors import DaemonNotRunning, GrnError, UsageError
+from grn.paths import user_name
+from grn.protocol.rows import GpuRow, JobRow, LeaseRow, NodeRow, Status, WaitingRow, read, read_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+MAX_JOBS = 20_000
+_BUSY = ["starting", "running", "stopping"]
+
+
+def gpus(is_watched: bool, as_json: bool) -> int:
+    """Show the GPUs of this machine, and those of sites."""
+    if is_watched and as_json:
+        raise UsageError(
+            "--watch draws and --json prints.", "See `grn events --follow --only gpu`."
+        )
+    if is_watched:
+        from grn.cli.commands.events import watch_gpus
+
+        return watch_gpus()
+    nodes = _nodes()
+    try:
+        status = ask_once({"op": "status"})["status"]
+    except DaemonNotRunning:
+        if nodes is None:
+            raise
+        status = {"schema": 1, "version": __version__, "gpus": []}  # this machine need not have any
+    if as_json:
+        keys = ("schema", "version", "gpus")
+        shown = {key: status[key] for key in keys}
+        return print_json(shown if nodes is None else {**shown, "nodes": nodes})
+    elsewhere = read_all(NodeRow, nodes or ())
+    found = read_all(GpuRow, status["gpus"])
+    echo(render.gpus(found, width(), is_ascii(), elsewhere))
+    if status.get("trouble"):
+        echo(f"warning: {status['trouble']}", err=True)
+    return 0
+
+
+def _nodes() -> list[dict[str, Any]] | None:
+    """Return the nodes of the queue's sites, None without a site."""
+    if "GRN_SITES" not in os.environ and not os.path.exists(paths.settings_file()):
+        return None
+    from grn import settings
+
+    if not settings.load().sites:
+        return None
+    return list(queue.ask({"op": "sites"})["nodes"])
+
+
+def ps(as_json: bool) -> int:
+    """Show what runs and what waits, of all users; one's own jobs by their ids in the queue."""
+    status = negotiator.status()
+    if as_json:
+        keys = ("schema", "version", "leases", "waiting")
+        return print_json({key: status[key] for key in keys})
+    found = read(Status, status)
+    rows: list[LeaseRow | WaitingRow] = [*found.leases, *found.waiting]
+    echo(render.ps(rows, user_name, width(), _own_jobs(rows)))
+    if found.trouble:
+        echo(f"warning: {found.trouble}", err=True)
+    return 0
+
+
+def _own_jobs(rows: Sequence[LeaseRow | WaitingRow]) -> dict[str, JobRow]:
+    """Return the jobs of this user's queue by their leases."""
+    if all(row.user != os.getuid() for row in rows):
+        return {}
+    try:
+        asked = {"op": "list", "which": "alive", "most": MAX_JOBS, "states": _BUSY}
+        found = queue.ask(asked, may_start=False)["jobs"]
+    except GrnError:
+        return {}  # the leases are shown by their own ids
+    jobs = read_all(JobRow, map(queue.typed, found))
+    return {job.lease: job for job in jobs if job.lease}

@@ -1,0 +1,131 @@
+"""How click shows the options of grn: in sections, with defaults, and examples below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from grn.cli.options import FLAG, WHOLE, WORDS, Opt
+from grn.cli.output.style import paint
+
+WIDEST = 100
+_LAST = ("Output", "Options")  # sections that come behind all others
+
+
+class SectionOption(click.Option):
+    """An option that is listed in a section; its range is refused, not shown."""
+
+    def __init__(self, *args: Any, section: str = "", **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.section = section
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+class _Formatter(click.HelpFormatter):
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        super().write_usage(prog, args, paint("Usage: ", "strong"))
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f"{'':>{self.current_indent}}{paint(f'{heading}:', 'strong')}\n")
+
+
+class GrnContext(click.Context):
+    """A context whose help is coloured and as wide as the terminal, within reason."""
+
+    formatter_class = _Formatter
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        given.setdefault("max_content_width", WIDEST)
+        given.setdefault("help_option_names", ["-h", "--help"])
+        super().__init__(*args, **given)
+
+
+class GrnCommand(click.Command):
+    """A command whose help lists options by section."""
+
+    context_class = GrnContext
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_sections(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(self, formatter)
+
+
+class GrnGroup(click.Group):
+    """A group of such commands."""
+
+    context_class = GrnContext
+    command_class = GrnCommand
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_sections(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(self, formatter)
+
+
+def write_sections(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    """List the options of a command by section; those of none are plain options."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+        if record is not None:
+            section = getattr(param, "section", "") or "Options"
+            sections.setdefault(section, []).append(record)
+    names = [name for name in sections if name not in _LAST]
+    for name in [*names, *(name for name in _LAST if name in sections)]:
+        with formatter.section(name):
+            formatter.write_dl(sections[name])
+
+
+def write_examples(command: click.Command, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command, a line each."""
+    if command.epilog:
+        with formatter.section("Examples"):
+            for line in command.epilog.splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def command(name: str | None = None, **given: Any) -> Callable[[Any], click.Command]:
+    """Make a click command out of a function."""
+    return click.command(name, cls=GrnCommand, **given)
+
+
+def group(name: str | None = None, **given: Any) -> Callable[[Any], click.Group]:
+    """Make a click group out of a function."""
+    return click.group(name, **{"cls": GrnGroup, **given})
+
+
+def flag(*names: str, section: str = "", **given: Any) -> Callable[[Any], Any]:
+    """Add an option to a click command, in a section."""
+    return click.option(*names, cls=SectionOption, section=section, **given)
+
+
+def option(opt: Opt, name: str, text: str, *, has_default: bool = True) -> Callable[[Any], Any]:
+    """Add an option that is written as data to a click command, as a parameter of this name."""
+    return flag(*opt.flags, name, **_as_click(opt, text, has_default))
+
+
+def _as_click(opt: Opt, text: str, has_default: bool) -> dict[str, Any]:
+    given: dict[str, Any] = {"help": text, "section": opt.section, "metavar": opt.metavar}
+    if opt.kind == FLAG:
+        return {**given, "is_flag": True, "default": opt.default if has_default else None}
+    if opt.kind == WORDS:
+        given["multiple"] = True
+    elif has_default:
+        given |= {"default": opt.default, "show_default": opt.default not in (None, "")}
+    if opt.choices:
+        given["type"] = click.Choice(opt.choices)
+    elif opt.kind == WHOLE:
+        given["type"] = click.IntRange(opt.low, opt.high)
+    return given

@@ -1,0 +1,100 @@
+"""One grammar: the quick reader and click read the same words alike."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import click
+import pytest
+
+from grn.cli import app, options, quick
+from grn.cli.help import GrnCommand
+
+SEED = 7
+VALUES = ("1", "0", "-3", "x", "", "6GiB", "a=b", "--", "-", "-5000", "2000", "always", "³", "007")
+
+
+def by_click(name: str, words: list[str]) -> dict[str, Any] | None:
+    """Return what click reads, None if it refuses the words."""
+    command = app.grn.get_command(click.Context(app.grn), name)
+    assert isinstance(command, GrnCommand)
+    try:
+        context = command.make_context(name, list(words))
+    except (click.ClickException, click.exceptions.Exit):
+        return None
+    return context.params
+
+
+@pytest.mark.parametrize("name", quick.COMMANDS)
+def test_the_quick_reader_reads_words_as_click_does(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(SEED)
+    table = quick.COMMANDS[name].options
+    flags = [flag for opt in table for flag in opt.flags]
+    accepted = 0
+    for _ in range(1500):
+        words = []
+        for _ in range(chance.randrange(5)):
+            flag, value = chance.choice(flags), chance.choice(VALUES)
+            words += chance.choice(([flag], [flag, value], [f"{flag}={value}"], [value]))
+        found = quick.read_words(name, words)
+        if found is not None:
+            accepted += 1
+            assert by_click(name, words) == found, words
+    assert accepted > 100
+
+
+def test_unknown_flags_missing_values_and_help_are_left_to_click() -> None:
+    for words in (["--nmae", "x"], ["--help"], ["-h"], ["--gpus", "two"], ["-n0"], ["--hold=1"]):
+        assert quick.read_words("submit", [*words, "--", "true"]) is None, words
+    assert quick.read_words("submit", ["--name"]) is None
+    assert quick.read_words("ls", ["41"]) is None
+
+
+def test_every_option_says_a_sentence() -> None:
+    told = [opt for one in quick.COMMANDS.values() for opt in one.options]
+    for opt in (*told, *options.NEEDS.values(), *options.PLACES.values()):
+        assert opt.help[0].isupper(), opt.flags
+        assert opt.help.endswith("."), opt.flags
+
+
+def test_every_command_has_examples() -> None:
+    assert set(app.EXAMPLES) == set(app.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["submit", "--tiem-limit", "3h", "--", "true"], "Did you mean --time-limit?"),
+        (["ls", "--stat", "ok"], "Did you mean --state?"),
+        (
+            ["submit", "--retry", "x", "--", "true"],
+            "value for --retry: 'x' is not a number",
+        ),
+        (["show"], "the argument ID is missing."),
+        (["show", "1", "2"], "there is one word too many: 2."),
+        (["sbumit"], "Did you mean submit?"),
+    ],
+)
+def test_a_typo_is_answered_with_what_was_meant(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        app.main(words)
+    assert caught.value.code == 2
+    assert text in capsys.readouterr().err.splitlines()[0]
+
+
+def test_help_shows_options_in_sections_and_examples_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        app.main(["help", "submit"])
+    text = capsys.readouterr().out
+    parts = ("What to run:", "What it needs:", "Output:", "Examples:")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "[default: 1]" in text
+    assert "x>=1" not in text
