@@ -187,11 +187,13 @@ def test_a_job_is_ended_after_its_time(queue: Queue) -> None:
 
 def test_notify_is_run_when_a_job_has_ended(queue: Queue) -> None:
     said = queue.story.folder / "notified"
-    job = queue.sh("exit 4", "--notify", f'echo $GRN_EVENT $GRN_JOB_ID $GRN_REASON > "{said}"')
+    told = "$GRN_EVENT $GRN_JOB_ID $GRN_REASON $GRN_JOB_NAME $GRN_JOB_STATUS $GRN_JOB_TAIL"
+    line = f'echo "{told} ${{GRN_JOB_RUN_S%.*}} $GRN_JOB_COMMAND" > "{said}"'
+    job = queue.sh("echo last words; exit 4", "--name", "mine", "--notify", line)
     queue.ended(job)
-    wait_for(
-        lambda: said.exists() and said.read_text() == f"end {job} failed\n", "the notification"
-    )
+    text = wait_for(lambda: said.exists() and said.read_text(), "the notification")
+    assert text.startswith(f"end {job} failed mine 4 last words ")
+    assert text.endswith("echo last words; exit 4\n")
 
 
 # --- what is no text -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ import click
 
 from grn import __version__
 from grn.cli import complete, guard, quick
-from grn.cli.help import GrnGroup, SectionOption, command
+from grn.cli.help import GrnGroup, SectionOption, command, flag
 from grn.cli.options import COLOUR, COLOURS, Opt, click_options
 from grn.cli.output import terminal
 from grn.errors import UsageError
@@ -135,7 +135,7 @@ EXAMPLES = {
         'zsh:   eval "$(grn completion zsh)"        in ~/.zshrc',
         "fish:  grn completion fish > ~/.config/fish/completions/grn.fish",
     ),
-    "help": ("grn help submit", "grn help profiles show"),
+    "help": ("grn help submit", "grn help profiles show", "grn help --man submit | man -l -"),
     "start": ("grn start", "grn start --virtual 2x2GiB --background"),
     "stop": ("grn stop",),
     "show": ("grn show 41",),
@@ -284,8 +284,9 @@ def grn(ctx: click.Context) -> None:
 
 @command("help")
 @click.argument("names", nargs=-1, metavar="[COMMAND]")
+@flag("--man", "is_man", is_flag=True, help="Print a manual page, for `man -l -`.")
 @click.pass_context
-def show_help(ctx: click.Context, names: tuple[str, ...]) -> int:
+def show_help(ctx: click.Context, names: tuple[str, ...], is_man: bool) -> int:
     """Show the help of a command."""
     found: click.Command = grn
     inner = ctx.find_root()
@@ -297,7 +298,12 @@ def show_help(ctx: click.Context, names: tuple[str, ...]) -> int:
         found = below
     path = " ".join(["grn", *names])
     with found.context_class(found, info_name=path) as shown:
-        click.echo(found.get_help(shown))
+        if is_man:
+            from grn.cli.man_page import man_page
+
+            click.echo(man_page(path, found, shown), nl=False)
+        else:
+            click.echo(found.get_help(shown))
     return 0
 
 

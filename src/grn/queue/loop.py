@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from grn.client.logs import tail
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
 from grn.proc.watch import Watches
@@ -55,7 +56,7 @@ from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.journal.rows import Command, DamagedRow
-from grn.queue.notifications import Hooks, Notifications
+from grn.queue.notifications import MAX_BYTES, Hooks, Notifications, facts_of
 from grn.queue.site import Attempt, Site, SiteListener
 from grn.queue.sites.router import Router
 
@@ -301,7 +302,18 @@ class QueueLoop:
         except DamagedRow:
             log.error("action=notify result=failed job=%d reason=damaged", action.job)
             hook = ""
-        self.notifications.ended(action.job, action.reason, hook)
+        self.notifications.ended(action.job, action.reason, hook, self._facts_of)
+
+    def _facts_of(self, job: int) -> dict[str, str]:
+        """Return what a hook is told of a job that has ended."""
+        try:
+            (row,) = self.journal.rows("jobs.id = ?", [job], "jobs.id", 1)
+            argv = self.journal.command(job).argv
+        except (DamagedRow, ValueError) as error:
+            log.error("action=notify result=partial job=%d reason=%s", job, error)
+            return {}
+        log_file = os.path.join(self.site.folder(Attempt(job, row["attempt"])), "log")
+        return facts_of(row, argv, tail(log_file, MAX_BYTES))
 
     def _tell_empty(self, _action: TellEmpty) -> None:
         self.site.tidy()

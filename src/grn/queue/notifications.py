@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grn.queue.job import EndReason
 
 log = logging.getLogger(__name__)
+MAX_LINES = 20  # of the output, for a hook
+MAX_BYTES = 16 << 10  # of each variable
 Waiter = Callable[[int], None]
 
 
@@ -51,16 +55,20 @@ class Notifications:
         for watcher in self._watchers.get(job, ()):
             watcher(job)
 
-    def ended(self, job: int, reason: EndReason, own_hook: str) -> None:
+    def ended(
+        self, job: int, reason: EndReason, own_hook: str, facts_of: Callable[[int], dict[str, str]]
+    ) -> None:
         """Notify all that wait for a job, and run the hooks; `own_hook` is this job's."""
         for known in (self._waiters, self._watchers):
             for waiter in known.pop(job, []):
                 waiter(job)
         on_failure = self._hooks.on_failure if reason is not EndReason.OK else ""
-        for hook in (own_hook, self._hooks.on_end, on_failure):
-            self._run(
-                hook, {"GRN_EVENT": "end", "GRN_JOB_ID": str(job), "GRN_REASON": reason.value}
-            )
+        hooks = [*filter(None, (own_hook, self._hooks.on_end, on_failure))]
+        if hooks:
+            facts = {"GRN_EVENT": "end", "GRN_JOB_ID": str(job), "GRN_REASON": reason.value}
+            facts |= facts_of(job)
+            for hook in hooks:
+                self._run(hook, facts)
 
     def empty(self) -> None:
         """Run the hook for a queue whose last job has ended."""
@@ -86,3 +94,18 @@ async def _run_hook(hook: str, facts: dict[str, str]) -> None:
     status = await process.wait()
     if status:
         log.warning("action=notify result=failed status=%d", status)
+
+
+def facts_of(row: dict[str, Any], argv: Sequence[str], log: bytes) -> dict[str, str]:
+    """Return what a hook is told of a job: a row of the journal, its command, its last output."""
+    ran_s = row["ran_s"]
+    is_line = list(argv[:2]) == ["/bin/sh", "-c"] and len(argv) == 3
+    lines = log.decode("utf-8", "replace").splitlines()[-MAX_LINES:]
+    found = {
+        "GRN_JOB_NAME": row["name"],
+        "GRN_JOB_COMMAND": argv[2] if is_line else shlex.join(argv),
+        "GRN_JOB_STATUS": "" if row["status"] is None else str(row["status"]),
+        "GRN_JOB_RUN_S": "" if ran_s is None else f"{ran_s:.1f}",
+        "GRN_JOB_TAIL": "\n".join(lines),
+    }
+    return {name: text.replace("\0", "")[-MAX_BYTES:] for name, text in found.items()}
