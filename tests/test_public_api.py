@@ -25,6 +25,7 @@ PUBLIC = {
     "__version__",
     "job",
     "lease",
+    "should_stop",
     "submit",
 }
 MAX_MODULES = 15

@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from grn.client.decorator import job
     from grn.client.lease import lease
+    from grn.client.stop_request import should_stop
     from grn.client.submit import CallHandle, JobHandle, submit
     from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
     from grn.group.executor import Executor
@@ -28,12 +29,14 @@ __all__ = [
     "__version__",
     "job",
     "lease",
+    "should_stop",
     "submit",
 ]
 
 _HOMES = {
     "job": "grn.client.decorator",
     "lease": "grn.client.lease",
+    "should_stop": "grn.client.stop_request",
     "submit": "grn.client.submit",
     "JobHandle": "grn.client.submit",
     "CallHandle": "grn.client.submit",

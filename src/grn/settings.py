@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     short_s: float = 900.0  # types that usually take no longer precede others
     policy: str = "asked"  # how jobs are placed: as each asks, or all alike
     share_half_life_s: float = 86400.0  # the half-life of a user's usage
+    yield_after_s: float = 30.0  # a job without room waits so long before others give way to it
+    urgent_per_user: int = 1  # urgent jobs of a user that others give way to at once
     shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
     requeue_s: float = 30.0  # without effect; files of earlier versions may set it
     guard_fraction: float = 0.05
@@ -68,6 +70,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "load_cap": (0, 100),
     "short_s": (0, 30 * 86400),
     "share_half_life_s": (60, 365 * 86400),
+    "yield_after_s": (0, 30 * 86400),
+    "urgent_per_user": (0, 1000),
     "shares": (0.01, 100),
     "requeue_s": (0, 3600),
     "guard_fraction": (0, 0.9),

@@ -19,6 +19,7 @@ from grn.negotiator.endings import COMMAND_S
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
+    AskYield,
     DropLease,
     DropProfile,
     DropWaiting,
@@ -50,7 +51,7 @@ from grn.negotiator.learn.memory.type_profiles import CHANCE
 from grn.negotiator.schedule.ledger import Guard, Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
-QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0}
+QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0, "yield_after_s": 5.0}
 RULES = [Rules(Guard(), **QUICK), Rules(NO_GUARD, **QUICK)]
 MACHINES = [
     some_gpus(1),
@@ -172,6 +173,7 @@ class Negotiation(RuleBasedStateMachine):
     def _start(self) -> None:
         """Bring up an engine from what was saved."""
         self.engine = self.engine_type(self.rules)
+        self.gives_way: set[str] = set()  # leases that this engine has asked
         waiting = sorted(self.saved_waiting.items(), key=lambda row: row[1])
         self.tell(
             JobStarted(self.now, tuple(self.world.gpus.values()), self.world.readings(),
@@ -231,9 +233,22 @@ class Negotiation(RuleBasedStateMachine):
         elif isinstance(action, Settle):
             assert action.lease.id not in self.settled, "ended twice"
             self.settled.add(action.lease.id)
+        elif isinstance(action, AskYield):
+            self._check_yield(action)
         elif isinstance(action, Grant):
             return self._keep_grant(action)
         return None
+
+    def _check_yield(self, action: AskYield) -> None:
+        """Only a lease that yields is asked, after its time, for a request that does not."""
+        lease = self.saved_leases[action.lease.id]
+        assert lease.state is LeaseState.HELD
+        assert lease.request.yields
+        assert not self.asked[action.key].yields
+        assert self.now - lease.granted_at >= lease.request.at_least_s
+        assert action.key in self.waiting, "asked for a request that does not wait"
+        assert lease.id not in self.gives_way, "asked twice"
+        self.gives_way.add(lease.id)
 
     def _outgrown(self, uuid: str) -> dict[str, int]:
         """Return what leases have on a GPU that have more there than they reserved."""
@@ -421,6 +436,8 @@ class Negotiation(RuleBasedStateMachine):
         who=st.sampled_from(WHO),
         arguments=ARGUMENTS,
         code=CODES,
+        yields=st.sampled_from([False, False, True]),
+        at_least_s=st.sampled_from([0.0, 0.0, 15.0]),
         data=st.data(),
     )
     def ask(self, mem_gib, who, data, **wish) -> None:
@@ -432,6 +449,8 @@ class Negotiation(RuleBasedStateMachine):
         mem_gib=st.sampled_from([None, None, 1, 8, 24, 25]),
         is_exclusive=st.sampled_from([False, False, False, True]),
         priority=st.sampled_from([0, 0, 0, 1]),
+        yields=st.sampled_from([False, False, True]),
+        is_urgent=st.sampled_from([False, False, True]),
         policy=st.sampled_from(Policy),
         attempt=st.sampled_from([0, 0, 0, 1, 2]),
         is_spared=st.sampled_from([False, False, True]),
@@ -490,7 +509,7 @@ class Negotiation(RuleBasedStateMachine):
         self.now += step_s
         since = min((waiting.since for waiting in self.engine.view.waitlist), default=self.now)
         self.tell(Sampled(self.now, self.world.readings()))
-        if self.now - since < self.rules.patience_s:
+        if self.now - since < self.rules.patience_s and not self.engine.view.claims:
             self._check_nobody_is_overlooked()
 
     @rule(gib=GIBS)

@@ -655,6 +655,11 @@ def reasons_seen():
     busy.asks("busy", **SMALL)
     note(busy, "busy")
 
+    yielding = Story()
+    yielding.asks("x", yields=True, **BIG)
+    yielding.asks("urgent", is_urgent=True, **BIG)
+    note(yielding, "urgent")
+
     back = Story(waiting=("old",))
     back.asks("new")
     note(back, "new")

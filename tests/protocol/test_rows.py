@@ -100,7 +100,17 @@ OF_STATUS = {"for_s"}
 OF_FEED = {"since_at", "tag", "origin"}
 OF_SHOW = {"attempts", "environment"}
 # Only of jobs that set it.
-OF_FEW = {"on", "without", "notify", "array_index", "array_limit", "begin_at", "only"}
+OF_FEW = {
+    "on",
+    "without",
+    "notify",
+    "array_index",
+    "array_limit",
+    "begin_at",
+    "only",
+    "yields",
+    "is_urgent",
+}
 
 
 def check(kind: type[Any], rows: Iterable[dict[str, Any]], without: set[str]) -> None:

@@ -32,6 +32,7 @@ from grn.queue.events import (
     SaveState,
     ShimLost,
     Submitted,
+    YieldAsked,
 )
 from grn.queue.job import (
     After,
@@ -47,6 +48,8 @@ from grn.queue.lease_window import WindowLimits
 Kind = TypeVar("Kind")
 OK = Exit(0)
 FAILED = Exit(1)
+YIELDED = Exit(0, because=EndReason.YIELDED)
+CANCELLED = Exit(None, signal=15, because=EndReason.CANCELLED)
 OUT_OF_MEMORY = Exit(1, because=EndReason.OUT_OF_MEMORY)
 SETTLED = Settlement()
 ALONE, SHARING = Settlement("oom", was_alone=True), Settlement("oom", was_alone=False)
@@ -153,6 +156,10 @@ class Line:
 
     def cancels(self, *jobs: int, is_now: bool = False) -> list[Action]:
         return self.tell(CancelAsked(self.at, jobs, is_now))
+
+    def is_asked_to_yield(self, job: int) -> list[Action]:
+        """The negotiator asks the lease of a job to give way."""
+        return self.tell(YieldAsked(self.at, f"lease-{job}"))
 
     def holds(self, *jobs: int) -> list[Action]:
         return self.tell(HoldAsked(self.at, jobs))

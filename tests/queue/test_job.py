@@ -31,6 +31,7 @@ from grn.queue.events import (
     ShimLost,
     Submitted,
     SubmitterGone,
+    YieldAsked,
 )
 from grn.queue.job import AttemptFate, Exit, JobState, Step, after
 from tests.queue.builders import Line, a_spec
@@ -54,6 +55,7 @@ EVENTS: dict[type, Event] = {
         AttemptFound(1.0, 1, 1, AttemptFate.INTERRUPTED, "gpu2 went down"),
         ActionFailed(1.0, 1, 1, "its record is damaged"),
         CancelAsked(1.0, (1,)),
+        YieldAsked(1.0, "lease-1"),
         HoldAsked(1.0, (1,)),
         MoveAsked(1.0, (1,), priority=3),
         Edited(1.0, a_spec(1, priority=3)),

@@ -27,7 +27,7 @@ _RANGES = {
 }
 _OPTIONS = (
     "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at", "on",
-    "without", "tags", "array_limit", "only",
+    "without", "tags", "array_limit", "only", "yields", "urgent", "again",
 )  # fmt: skip
 _QUOTING = frozenset("'\"\\")
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
@@ -117,8 +117,8 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
     Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify, separate_stderr, at, on, without, tags, begin, only, send, fetch; as of
-    `grn submit`.
+    requeue, hold, notify, separate_stderr, at, on, without, tags, begin, only, yields,
+    at_least, urgent, signal, grace, again, send, fetch; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -215,6 +215,7 @@ def request(**options: Any) -> Message:
         from grn.model.units import parse_memory
 
         message["mem"] = parse_memory(mem)
+    message.update(_giving_way(options))
     time_limit = options.pop("time_limit", None)
     if time_limit is not None:
         from grn.model.units import parse_time
@@ -236,6 +237,9 @@ def request(**options: Any) -> Message:
         ("tags", []),
         ("array_limit", 0),
         ("only", ""),
+        ("yields", False),
+        ("urgent", False),
+        ("again", False),
     ):
         if message.get(name) == usual:
             del message[name]  # older queues do not know it
@@ -320,6 +324,42 @@ def _checked_option(name: str, value: Any) -> Any:
 
         parse_hours(value)
     return _text(name, value) if name in ("notify", "at", "on") else value
+
+
+def _giving_way(options: dict[str, Any]) -> Message:
+    """Return how a job is asked to end; refuse options that contradict each other."""
+    message: Message = {}
+    if options.get("yields") and options.get("urgent"):
+        raise UsageError("a job cannot both yield and be urgent.", "Give one or the other.")
+    at_least, grace, name = (options.pop(one, None) for one in ("at_least", "grace", "signal"))
+    if at_least and not options.get("yields"):
+        raise UsageError("--at-least is for jobs that yield.", "Give --yield too.")
+    if options.get("again") and options.get("time_limit") is None:
+        raise UsageError("--again needs a limit.", "Give --time-limit too.")
+    if at_least:
+        message["at_least_s"] = _time(at_least)
+    if grace is not None:
+        message["grace_s"] = _time(grace)
+    if name:
+        message["signal"] = _signal(str(name))
+    return message
+
+
+def _time(text: str | float) -> float:
+    from grn.model.units import parse_time
+
+    return parse_time(text)
+
+
+def _signal(name: str) -> int:
+    """Read a signal by its name, as in USR1 or SIGUSR1."""
+    import signal
+
+    word = name.upper().removeprefix("SIG")
+    found = getattr(signal, f"SIG{word}", None) if word.isalnum() else None
+    if not isinstance(found, signal.Signals) or word in ("KILL", "STOP", "CONT", "CHLD"):
+        raise UsageError(f"'{name}' is no signal that asks a job to end.", "Use TERM, INT or USR1.")
+    return int(found)
 
 
 def begin_at(text: str) -> float:

@@ -48,6 +48,9 @@ class Request:
     has_parent: bool = False  # the requesting process will report how it ended
     attempt: int = 0  # how often this job has run out of memory before
     is_spared: bool = False  # it ran out of memory before because others took its room
+    yields: bool = False  # its lease may be asked to give way
+    at_least_s: float = 0.0  # but not before it has run for so long
+    is_urgent: bool = False  # yielding leases are asked at once
     code: str = ""  # fingerprint of the code; empty when unknown
 
 

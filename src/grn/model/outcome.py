@@ -26,6 +26,7 @@ class Outcome(Enum):
     REFUSED = "refused"  # its request can never be granted
     SKIPPED = "skipped"  # a job it comes after did not end as it must
     INTERRUPTED = "interrupted"  # the machine went down under it
+    YIELDED = "yielded"  # it gave way to another job, or reached its limit; it runs again
     LOST = "lost"  # its shim was killed, or its record is damaged: how it ended is not known
     REQUEUED = "requeued"  # of attempts in records of earlier versions; no job ends so
     NOT_STARTED = "not-started"  # an attempt put off before it began, an unused lease; no job
@@ -54,6 +55,7 @@ _KINDS = {
     Outcome.CANCELLED: OutcomeKind.CANCELLED,
     Outcome.SKIPPED: OutcomeKind.CANCELLED,
     Outcome.INTERRUPTED: OutcomeKind.INTERRUPTED,
+    Outcome.YIELDED: OutcomeKind.INTERRUPTED,
     Outcome.REQUEUED: OutcomeKind.INTERRUPTED,
     Outcome.NOT_STARTED: OutcomeKind.INTERRUPTED,
 }
@@ -65,6 +67,7 @@ LEASE_OUTCOMES = (
     Outcome.PROFILED,
     Outcome.REQUEUED,
     Outcome.CANCELLED,
+    Outcome.YIELDED,
     Outcome.NOT_STARTED,
 )
 JOB_OUTCOMES = tuple(one for one in Outcome if one not in (Outcome.KILLED, Outcome.PROFILED))

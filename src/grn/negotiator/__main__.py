@@ -90,6 +90,8 @@ async def _serve_gpus(
         chosen.short_s,
         chosen.share_half_life_s,
         share_weights(chosen.shares),
+        chosen.yield_after_s,
+        chosen.urgent_per_user,
     )
     loop = Loop(Engine(rules), store, probe, chosen.sample_s)
     stopped = process.stop_event()

@@ -51,7 +51,7 @@ from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.runs import Runs
 from grn.negotiator.schedule.admission import refusal
-from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.allocations import YIELDING_COST, Holdings
 from grn.negotiator.schedule.grant import USUAL_S, Granter
 from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import pinned
@@ -122,6 +122,8 @@ class Engine:
             self._why,
             self._memory.quota.dropped,
             self._rules.patience_s,
+            self._granter.preemption.asked,
+            self._granter.preemption.claims,
         )
 
     # --- entry ------------------------------------------------------------------------
@@ -145,6 +147,8 @@ class Engine:
             return None
         if at < self._grace_until:
             return _RESTARTING
+        if text := self._granter.preemption.text(key):
+            return Wait(WaitReason.PREEMPTING, text)
         answer = self._granter.answer(group.members[key].request)
         if isinstance(answer, Wait):
             return answer
@@ -156,6 +160,7 @@ class Engine:
         """Raise AssertionError when the books contradict each other."""
         self._holdings.check()
         self._endings.check()
+        self._granter.preemption.check()
         for lease in self._leases.values():
             is_held = lease.state is LeaseState.HELD
             assert not (is_held and lease.request.key in self._waitlist), "granted and waiting"
@@ -226,6 +231,9 @@ class Engine:
                 yield from self._given(lease)
         if request.key in self._waitlist:
             self._saved.add(request.key)
+            if request.is_urgent:
+                self._granter.preemption.note(request)
+                yield from self._preempt(event.at)
             yield SaveWaiting(request.key, waiting.sequence, request.holder)
             yield TellWaiting(request.key, self._why(request.key, event.at) or _RESTARTING)
 
@@ -260,7 +268,8 @@ class Engine:
             max(need.need_bytes / self._holdings.sizes()[model].capacity_bytes, need.load or 0.0)
             for model, need in self._granter.needs(request).items()
         )
-        cost_h = request.gpus * min(1.0, share) * (USUAL_S if usual_s is None else usual_s) / 3600
+        share = min(1.0, share) * (YIELDING_COST if request.yields else 1.0)
+        cost_h = request.gpus * share * (USUAL_S if usual_s is None else usual_s) / 3600
         were_several = self._shares.are_several()
         waiting = WaitingRequest(request, sequence, at, is_short, cost_h)
         waiting = self._shares.join(waiting, at, self._returning.place_before(waiting))
@@ -321,7 +330,7 @@ class Engine:
             peak = max(peak or 0, reported)
         outcome = self._endings.outcome_of(lease, event.outcome)
         shown = outcome
-        is_vain = outcome in (Outcome.FAILED, Outcome.CANCELLED)
+        is_vain = outcome in (Outcome.FAILED, Outcome.CANCELLED, Outcome.YIELDED)
         if is_vain and lease.request.is_command and event.resident_bytes is None:
             shown = Outcome.NOT_STARTED  # no command has run under it
         if outcome is not event.outcome or peak != event.peak_bytes:
@@ -387,6 +396,7 @@ class Engine:
             for key in self._returning.give_up():
                 yield from self._unsave(key)
         yield from self._schedule(event.at)
+        yield from self._preempt(event.at)
         if self._wants_look(event.at):
             yield LookSoon()
 
@@ -446,6 +456,12 @@ class Engine:
                 yield from self._given(lease)
             if self._granter.is_behind:
                 yield LookSoon()
+
+    def _preempt(self, at: float) -> Iterator[Action]:
+        """Ask leases that yield to give way to requests without room."""
+        preemption = self._granter.preemption
+        if (self._holdings.yielding or preemption.claims) and at >= self._grace_until:
+            yield from preemption.ask(at, self._granter.answer)
 
     def _given(self, lease: Lease) -> Iterator[Action]:
         """Persist and announce a grant."""

@@ -20,6 +20,7 @@ from grn.negotiator.learn.memory.profiling import RunWatch
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.placement import Need
+from grn.negotiator.schedule.preemption import Claim
 from grn.negotiator.schedule.turns.fair_share import Shares
 from grn.negotiator.schedule.turns.order import Group, Turn, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
@@ -88,6 +89,8 @@ class EngineView:
         why: Callable[[str, float], Wait | None],
         types_dropped: Mapping[int, int],
         patience_s: float = math.inf,
+        asked_to_yield: Mapping[str, float] = MappingProxyType({}),
+        claims: Mapping[str, Claim] = MappingProxyType({}),
     ) -> None:
         self._holdings = holdings
         self._waitlist = waitlist
@@ -103,6 +106,8 @@ class EngineView:
         self.needs = needs  # of a request on each GPU model
         self.why = why  # a request waits, at a time; None when it does not wait
         self.patience_s = patience_s  # after this long GPUs are reserved for a request
+        self.claims = MappingProxyType(claims)  # by key: room that others were asked to make
+        self.asked_to_yield = MappingProxyType(asked_to_yield)  # lease -> when
         self.types_dropped = MappingProxyType(types_dropped)  # user -> types over the quota
 
     def held_by_key(self, key: str) -> Lease | None:

@@ -33,6 +33,7 @@ class WaitReason(Enum):
     NOT_ENOUGH_GPUS = "not-enough-gpus"
     GPU_SILENT = "gpu-silent"
     YIELDS_TO_OLDER = "yields-to-older"
+    PREEMPTING = "preempting"
     RESTARTING = "restarting"
 
 
@@ -335,6 +336,14 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class AskYield:
+    """Ask the holder of a lease to end its job soon and to run it again later."""
+
+    lease: Lease
+    key: str  # of the request that needs the room
+
+
+@dataclass(frozen=True, slots=True)
 class KillProcesses:
     """Kill the processes of a lease that overflowed a virtual GPU."""
 
@@ -375,6 +384,7 @@ Action = (
     | Refuse
     | TellWaiting
     | Settle
+    | AskYield
     | KillProcesses
     | SetTimer
     | Defer

@@ -96,6 +96,7 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
         return
     lease = peer.own(message.lease, "done")
     peer.granted.discard(lease.id)
+    peer.server.reporters.pop(lease.id, None)
     if lease.state is not LeaseState.HELD:  # it ended before this negotiator started
         peer.tell_end(message.id, LeaseSettled(lease.outcome))
         return
@@ -117,8 +118,11 @@ def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
     """Register the client as the reporter of a lease that another process holds."""
     lease = peer.own(message.lease, "watch")
     peer.granted.add(lease.id)
+    peer.server.reporters[lease.id] = peer
     peer.loop.tell(ReporterJoined(peer.loop.now(), lease.id))
     peer.send(message.id, {"ok": True})
+    if lease.id in peer.loop.view.asked_to_yield:
+        peer.ask_yield(lease.id)
 
 
 def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
@@ -348,6 +352,9 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
         attempt=message.attempt,
         code=message.code or "",
         is_spared=message.spared,
+        yields=message.yields,
+        at_least_s=message.at_least,
+        is_urgent=message.urgent and not message.yields,
     )
 
 

@@ -18,6 +18,7 @@ from grn.model.job import Holder
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
+    AskYield,
     Defer,
     DropLease,
     DropProfile,
@@ -51,7 +52,7 @@ from grn.proc.watch import Holders
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
 
-ClientAction = Grant | Refuse | TellWaiting | Settle
+ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield
 
 
 class Loop:
@@ -238,6 +239,9 @@ class Loop:
         if isinstance(action, Grant):
             self._begin(action)
         elif isinstance(action, (Refuse, TellWaiting)):
+            self.deliver(action)
+        elif isinstance(action, AskYield):
+            log.info("action=ask-yield lease=%s", action.lease.id)
             self.deliver(action)
         elif isinstance(action, Settle):
             self._settle(action)

@@ -28,6 +28,7 @@ from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
 from grn.negotiator.events import (
+    AskYield,
     Grant,
     Lease,
     LeaseSettled,
@@ -82,6 +83,7 @@ class Server:
         self.followers = Subscribers(loop, self.facts_to_follow)
         self.started_at = time.time()
         self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
+        self.reporters: dict[str, Peer] = {}  # lease -> the client that reports its end
         self.ending: dict[str, list[tuple[Peer, int]]] = {}  # lease -> clients that ended it
         loop.deliver = self.deliver
         self.connections: Counter[int] = Counter()
@@ -135,6 +137,11 @@ class Server:
 
     def deliver(self, action: ClientAction) -> None:
         """Pass on an action to the clients it is for."""
+        if isinstance(action, AskYield):
+            reporter = self.reporters.get(action.lease.id)
+            if reporter is not None:
+                reporter.ask_yield(action.lease.id)
+            return
         if isinstance(action, Settle):
             for peer, message_id in self.ending.pop(action.lease.id, ()):
                 peer.tell_end(message_id, action.settled)
@@ -217,6 +224,9 @@ class Peer:
         if self.asked:
             self.server.withdraw_all_of(self)
         loop = self.loop
+        for lease_id in self.granted:
+            if self.server.reporters.get(lease_id) is self:
+                del self.server.reporters[lease_id]
         for lease_id in self.granted & loop.view.leases.keys():
             loop.line_lost(lease_id)
             if loop.view.leases[lease_id].request.holder is None:
@@ -265,10 +275,16 @@ class Peer:
             self._talk.refuse(message_id, from_code(action.code, action.message, action.hint))
             return
         self.granted.add(action.lease.id)
+        if action.lease.request.yields:
+            self.server.reporters[action.lease.id] = self
         self.send(message_id, views.granted(action, self.indices_hold()))
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
+
+    def ask_yield(self, lease_id: str) -> None:
+        """Ask this client to end the job of a lease; clients of earlier versions ignore it."""
+        self.send(None, {"ev": "yield", "lease": lease_id})
 
     def tell_end(self, message_id: int, settled: LeaseSettled) -> None:
         """Answer with the outcome of a lease that this client ended."""

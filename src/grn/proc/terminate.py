@@ -52,9 +52,13 @@ def has_children() -> bool:
     return True
 
 
-def take(step: str, some: Iterable[Process]) -> set[tuple[int, int]]:
-    """Take a step with each process; return the identities of those that could be signalled."""
-    return {(one.pid, one.started_ticks) for one in some if pidfd.send(one, *_SIGNALS[step])}
+def take(step: str, some: Iterable[Process], asks_by: int = 0) -> set[tuple[int, int]]:
+    """Take a step with each process; return the identities of those that could be signalled.
+
+    `asks_by` is the signal of the step `ASK`, 0 for the usual one.
+    """
+    signals = (asks_by, signal.SIGCONT) if step == ASK and asks_by else _SIGNALS[step]
+    return {(one.pid, one.started_ticks) for one in some if pidfd.send(one, *signals)}
 
 
 def end(find: Callable[[], Collection[Process]], steps: Escalation, look_s: float) -> int:
@@ -68,14 +72,14 @@ def end(find: Callable[[], Collection[Process]], steps: Escalation, look_s: floa
     return len(signalled)
 
 
-def below_us(step: str, tag: str) -> None:
+def below_us(step: str, tag: str, asks_by: int = 0) -> None:
     """Take a step with every descendant, except services and other attempts' processes.
 
     For a process that is the reaper of a command and of nothing else.
     """
     found = processes.all_below(os.getpid())
     spared = services.spared(found, tag)
-    take(step, [one for one in found if one.pid not in spared])
+    take(step, [one for one in found if one.pid not in spared], asks_by)
     if step == KILL:
         _kill_children(spared)
 

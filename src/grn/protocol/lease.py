@@ -43,12 +43,15 @@ class LeaseRequest:
         within: str | None = None,
         command: bool = False,
         spared: bool = False,
+        yields: bool = False,
+        at_least: float = 0.0,
+        urgent: bool = False,
     ) -> None:
         given: Message = {
             "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
             "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
             "stay": stay, "on": on, "without": without, "within": within, "command": command,
-            "spared": spared,
+            "spared": spared, "yields": yields, "at_least": at_least, "urgent": urgent,
         }  # fmt: skip
         self.fields: Final[Message] = {"type": type, "label": label}
         for name, value in given.items():
@@ -69,7 +72,8 @@ class LeaseRequest:
 _DEFAULTS: Message = {
     "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
     "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
-    "within": None, "command": False, "spared": False,
+    "within": None, "command": False, "spared": False, "yields": False, "at_least": 0.0,
+    "urgent": False,
 }  # fmt: skip
 
 
@@ -214,6 +218,15 @@ class Bound:
         self.lease: Final = lease
 
 
+class YieldWanted:
+    """The negotiator asks the holder of a lease to give way."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self, lease: str) -> None:
+        self.lease: Final = lease
+
+
 class Reasons:
     """Why open requests wait, by key; empty when the negotiator does not know the question."""
 
@@ -245,7 +258,7 @@ class Garbled:
 
 if TYPE_CHECKING:
     LeaseEvent: TypeAlias = (
-        Waiting | Granted | Refused | Settled | Bound | Reasons | Answered | Garbled
+        Waiting | Granted | Refused | Settled | Bound | YieldWanted | Reasons | Answered | Garbled
     )
 
 
@@ -394,6 +407,8 @@ class LeaseConversation:
         return None
 
     def _read_unasked(self, message: Message) -> LeaseEvent | None:
+        if message.get("ev") == "yield":
+            return YieldWanted(_text(message, "lease"))
         error = wire.error_in(message)
         return None if error is None else Refused("", error)
 
@@ -421,7 +436,7 @@ class LeaseConversation:
             return None
         if error is None:
             return Settled.from_json(lease, message)
-        if isinstance(error, ProtocolError) and said["outcome"] == "cancelled":
+        if isinstance(error, ProtocolError) and said["outcome"] in ("cancelled", "yielded"):
             self._insist({**said, "outcome": "failed"})  # an older negotiator lacks that word
             return None
         return Settled(lease)

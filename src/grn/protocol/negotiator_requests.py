@@ -47,7 +47,9 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     without: GpuNames = field(default_factory=list)
     within: Key | None = None
     command: bool = False
-    yields: bool = False  # without effect; earlier clients send it
+    yields: bool = False  # it may be asked to give way
+    at_least: Annotated[float, Meta(ge=0, le=1e9)] = 0.0  # but not before it has run for so long
+    urgent: bool = False
     spared: bool = False
 
 
@@ -62,7 +64,7 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
     """End a lease."""
 
     lease: Key
-    outcome: Literal["ok", "failed", "oom", "profiled", "cancelled"]
+    outcome: Literal["ok", "failed", "oom", "profiled", "cancelled", "yielded"]
     peak: Bytes | None = None  # GPU memory, by the framework
     resident: Bytes | None = None  # host memory, by the system
     asked: Bytes | None = None

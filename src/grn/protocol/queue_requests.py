@@ -82,6 +82,12 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     array_limit: Annotated[int, Meta(ge=0, le=100_000)] = 0
     begin_at: WallClock = 0.0
     only: Annotated[str, Meta(max_length=MAX_HOURS)] = ""
+    yields: bool = False
+    at_least_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    urgent: bool = False
+    signal: Annotated[int, Meta(ge=0, le=64)] = 0
+    grace_s: Annotated[float, Meta(ge=0, le=86400)] | None = None
+    again: bool = False
 
 
 class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):

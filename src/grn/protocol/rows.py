@@ -315,6 +315,8 @@ class JobRow(Record):
     array_index: str = ""  # its number, if it belongs to an array
     begin_at: float = 0.0  # it starts no earlier
     only: str = ""  # the daily hours in which it may start
+    yields: bool = False
+    is_urgent: bool = False
     log: str = ""
     place: int = 0
     tag: str | None = None

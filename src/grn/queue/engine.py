@@ -41,6 +41,7 @@ from grn.queue.events import (
     TellEmpty,
     TellEnded,
     WatchLease,
+    YieldAsked,
 )
 from grn.queue.job import AttemptFate, EndReason, Exit, JobState, JobView, Kept, Settlement, Step
 from grn.queue.job_table import JobTable, QueuedJob, restored, saved
@@ -125,6 +126,14 @@ class QueueEngine:
             yield saved(job)
             yield Stop(job_id, job.attempt, event.is_now or is_second)
         yield from self._window.more()
+
+    def _yield_asked(self, event: YieldAsked) -> Iterator[Action]:
+        """End an attempt that yields; it is run again."""
+        job = self._table.under(event.lease)
+        may_end = job is not None and job.state in (JobState.STARTING, JobState.RUNNING)
+        if job is not None and may_end and job.spec.yields and not job.is_yielding:
+            job.is_yielding = True
+            yield Stop(job.spec.id, job.attempt, is_now=False, is_yield=True)
 
     def _submitter_gone(self, event: SubmitterGone) -> Iterator[Action]:
         """Cancel the jobs tied to a process that has ended."""
@@ -251,11 +260,15 @@ class QueueEngine:
             self._table.step(job, Step.RUN)
             if job.state is JobState.STOPPING:  # there was no shim yet to pass the cancel to
                 yield Stop(event.job, event.attempt, is_now=False)
+            elif job.is_yielding:
+                yield Stop(event.job, event.attempt, is_now=False, is_yield=True)
 
     def _exited(self, event: Exited) -> Iterator[Action]:
         job = self._table.at(event.job, event.attempt)
         if job is None:
             return
+        if job.is_yielding and job.state is not JobState.STOPPING:
+            event = replace(event, exit=finish.as_yielded(event.exit))
         is_open = bool(job.lease) and event.settled is None
         if is_open and not finish.may_pass_on(event.exit):
             yield SettleLease(event.job, event.attempt, job.lease, event.exit)
@@ -314,6 +327,8 @@ class QueueEngine:
             job.tries_left -= verdict.is_counted
             job.memory_attempt += verdict.needs_more_memory
             job.spared += verdict.is_spared
+            if verdict.goes_first:
+                job.place = self._table.first_place()
             self._table.ready.add(job)
             yield saved(job)
         yield from self._window.more()
@@ -423,6 +438,7 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     AttemptFound: QueueEngine._attempt_found,
     ActionFailed: QueueEngine._action_failed,
     CancelAsked: QueueEngine._cancel_asked,
+    YieldAsked: QueueEngine._yield_asked,
     SubmitterGone: QueueEngine._submitter_gone,
     HoldAsked: QueueEngine._hold_asked,
     MoveAsked: QueueEngine._move_asked,

@@ -134,6 +134,14 @@ class SubmitterGone:
 
 
 @dataclass(frozen=True, slots=True)
+class YieldAsked:
+    """The negotiator asks for the end of the attempt under a lease, to make room."""
+
+    at: float
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
 class HoldAsked:
     at: float
     jobs: tuple[int, ...]
@@ -186,6 +194,7 @@ Event = (
     | AttemptFound
     | ActionFailed
     | CancelAsked
+    | YieldAsked
     | SubmitterGone
     | HoldAsked
     | MoveAsked
@@ -313,6 +322,7 @@ class Stop:
     job: int
     attempt: int
     is_now: bool
+    is_yield: bool = False  # the job runs again
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,12 @@ from grn.model.oom_retry import Had, again
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
-_TOLD = {EndReason.OK: "ok", EndReason.OUT_OF_MEMORY: "oom", EndReason.CANCELLED: "cancelled"}
+_TOLD = {
+    EndReason.OK: "ok",
+    EndReason.OUT_OF_MEMORY: "oom",
+    EndReason.CANCELLED: "cancelled",
+    EndReason.YIELDED: "yielded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class RunAgain:
     needs_more_memory: bool = False
     is_spared: bool = False  # others took its memory: repeat it unchanged
     has_begun: bool = True
+    goes_first: bool = False  # before all others of its priority
 
 
 def after_exit(
@@ -52,6 +58,8 @@ def after_exit(
         return AttemptEnd(EndReason.OK)
     if is_stopping:
         return AttemptEnd(EndReason.CANCELLED)
+    if reason is EndReason.YIELDED:
+        return RunAgain(reason, is_counted=False, goes_first=True)
     if reason in (EndReason.NOT_STARTED, EndReason.REQUEUED):
         return RunAgain(reason, is_counted=False)
     has_larger, had = settled.has_larger, Had(tries.memory, tries.spared)
@@ -66,6 +74,14 @@ def after_exit(
     return AttemptEnd(reason, exit.text or settled.because or describe(exit, reason))
 
 
+def as_yielded(exit: Exit) -> Exit:
+    """Return the exit of an attempt that was asked to give way; one that ended first keeps its own.
+
+    A shim from before a restart of the queue knows a cancel only.
+    """
+    return replace(exit, because=EndReason.YIELDED) if exit.because is EndReason.CANCELLED else exit
+
+
 def reason_of(exit: Exit, settled: Settlement) -> EndReason:
     """Name how an attempt ended."""
     if exit.because is not None and exit.because is not EndReason.OUT_OF_MEMORY:
@@ -75,6 +91,11 @@ def reason_of(exit: Exit, settled: Settlement) -> EndReason:
     if exit.because is EndReason.OUT_OF_MEMORY or settled.outcome == "oom":
         return EndReason.OUT_OF_MEMORY
     return EndReason.FAILED
+
+
+def why_again(reason: str) -> str:
+    """Return the word for a job's later attempt that says how the one before ended."""
+    return "yield" if reason == EndReason.YIELDED.value else reason
 
 
 def past(reason: EndReason, settled: Settlement, text: str = "") -> str:

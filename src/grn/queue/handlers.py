@@ -25,7 +25,7 @@ from grn.queue import naming
 from grn.queue.events import CancelAsked, DrainAsked, Edited, HoldAsked, MoveAsked, Submitted
 from grn.queue.job import After, JobSpec, JobState
 from grn.queue.journal import rows
-from grn.queue.journal.rows import DamagedRow, NewJob, SentFolder, SharedCommand
+from grn.queue.journal.rows import DamagedRow, NewJob, SentFolder, SharedCommand, StopRules
 from grn.queue.loop import QueueLoop
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
 from grn.queue.sites.choice import LOCAL
@@ -71,6 +71,7 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     shared = SharedCommand(
         message.cwd, message.env, message.umask, message.notify, message.time_limit_s,
         _sent(message.send), tuple(message.fetch),
+        StopRules(message.signal, message.grace_s, message.again),
     )  # fmt: skip
     next_id = peer.loop.journal.next_id
     jobs = [
@@ -388,7 +389,7 @@ def _new_job(
         message.fail_fast, "pack" if message.policy == "pack" else "", at, message.on,
         tuple(message.without), tuple(message.tags),
         (message.array_first or first) if message.array_limit else 0, message.array_limit,
-        message.begin_at, message.only,
+        message.begin_at, message.only, message.yields, message.at_least_s, message.urgent,
     )  # fmt: skip
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,

@@ -92,6 +92,9 @@ class JobSpec:
     array_limit: int = 0  # how many jobs of its array run at once; 0: as GPUs allow
     begin_at: float = 0.0  # it starts no earlier, by the wall clock
     only: str = ""  # the daily hours in which it may start: `20:00-08:00`
+    yields: bool = False  # it gives way to jobs that do not, and runs again
+    at_least_s: float = 0.0  # but not before an attempt has run for so long
+    is_urgent: bool = False  # jobs that yield give way to it at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class QueuedJob:
     opens_at: float | None = None  # it is outside its window until then, by the wall clock
     said: str = ""  # why it waits, by the negotiator's latest answer
     fault: str = ""  # its row is damaged: it is not run again
+    is_yielding: bool = False  # its attempt was asked to end, and another follows
     past: str = ""  # why its latest attempt failed, where the job is not to blame
 
     @property
@@ -53,7 +54,7 @@ class QueuedJob:
         """Change the state by the lifecycle's table; a job that is not busy holds no lease."""
         self._state = after(self._state, step)
         if self._state not in BUSY:
-            self.lease, self.grant = "", None
+            self.lease, self.grant, self.is_yielding = "", None, False
 
     @property
     def rank(self) -> Rank:
@@ -67,7 +68,7 @@ class QueuedJob:
         spec = self.spec
         return (
             spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
-            self.memory_attempt, spec.at, spec.on, spec.without,
+            self.memory_attempt, spec.at, spec.on, spec.without, spec.yields, spec.is_urgent,
         )  # fmt: skip
 
     def __lt__(self, other: QueuedJob) -> bool:
@@ -264,6 +265,14 @@ class JobTable:
         """Withdraw the request for a job's lease, and move the job to its present place."""
         yield from self.unask(job)
         self.ready.add(job)
+
+    def first_place(self) -> int:
+        """Return the place before all jobs."""
+        return min((job.place for job in self.jobs.values()), default=0) - 1
+
+    def under(self, lease: str) -> QueuedJob | None:
+        """Return the job whose attempt runs under a lease."""
+        return next((job for job in self.jobs.values() if job.lease == lease), None)
 
     def at(self, job_id: int, attempt: int) -> QueuedJob | None:
         """Return a job while this attempt of it is under way, else None."""

@@ -26,6 +26,7 @@ from grn.protocol.lease import (
     Refused,
     Settled,
     Waiting,
+    YieldWanted,
 )
 from grn.protocol.rows import BadRow, GpuRow, LeaseRow, read_all
 from grn.queue.events import AskLease
@@ -58,6 +59,8 @@ class LeaseListener(Protocol):
     def reasons(self, texts: dict[int, str]) -> None: ...
 
     def refused(self, job: int, text: str) -> None: ...
+
+    def yield_asked(self, lease: str) -> None: ...
 
 
 class Leases(asyncio.Protocol):
@@ -261,6 +264,8 @@ class Leases(asyncio.Protocol):
                 error = event.error
                 text = f"{error.message} {error.hint}".strip()
                 self._listener.refused(self._closed(event.name), text)
+            case YieldWanted():
+                self._listener.yield_asked(event.lease)
             case Settled():
                 self._settle(event.lease, _settled(event))
             case Reasons():
@@ -341,7 +346,8 @@ def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
         spec.job_type, spec.label, gpus=spec.gpus, mem=spec.mem_bytes, exclusive=spec.is_exclusive,
         priority=spec.priority, attempt=asked.memory_attempt, args=facts, code=code or None,
         policy=spec.policy or "spread", on=spec.on, without=spec.without, command=True,
-        spared=asked.is_spared,
+        spared=asked.is_spared, yields=spec.yields, at_least=spec.at_least_s,
+        urgent=spec.is_urgent,
     )  # fmt: skip
 
 

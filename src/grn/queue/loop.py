@@ -51,6 +51,7 @@ from grn.queue.events import (
     TellEnded,
     WakeAt,
     WatchLease,
+    YieldAsked,
 )
 from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
@@ -272,12 +273,16 @@ class QueueLoop:
             "action=launch job=%d attempt=%d lease=%s", action.job, action.attempt, action.lease
         )
         command = self.journal.command(action.job)
+        if action.attempt > 1:
+            why = finish.why_again(self.journal.reason_of(action.job, action.attempt - 1))
+            command = replace(command, extra={**command.extra, "GRN_WHY": why})
         attempt = Attempt(action.job, action.attempt)
         self.site.start(attempt, command, action.lease, action.visible)
 
     def _stop(self, action: Stop) -> None:
         log.info("action=stop job=%d attempt=%d now=%s", action.job, action.attempt, action.is_now)
-        self.site.stop(Attempt(action.job, action.attempt), action.is_now)
+        attempt = Attempt(action.job, action.attempt)
+        self.site.stop(attempt, action.is_now, is_yield=action.is_yield)
 
     def _wake_at(self, action: WakeAt) -> None:
         if self._wake is not None:
@@ -365,6 +370,9 @@ class QueueLoop:
     def reasons(self, texts: dict[int, str]) -> None:
         self._inbox += [LeaseAwaited(self.now(), job, text) for job, text in texts.items()]
         self.catch_up()
+
+    def yield_asked(self, lease: str) -> None:
+        self.tell(YieldAsked(self.now(), lease))
 
     def refused(self, job: int, text: str) -> None:
         self.tell(LeaseRefused(self.now(), job, text))

@@ -31,7 +31,7 @@ MAX_REQUEST_BYTES = 32 << 20
 _TOGETHER_S = 0.005
 _BEGIN_S = 0.05
 # Options that few jobs set, which a row has then.
-_FEW = ("on", "without", "array_limit", "begin_at", "only")
+_FEW = ("on", "without", "array_limit", "begin_at", "only", "yields", "is_urgent")
 
 
 class QueueServer:

@@ -38,9 +38,9 @@ def test_an_environment_that_the_shim_has_is_not_sent_again() -> None:
 
 
 def test_an_order_to_stop_arrives_whole() -> None:
-    got = sent(StopOrder("/jobs/0/1.1", True))
+    got = sent(StopOrder("/jobs/0/1.1", True, True))
     assert isinstance(got, StopOrder)
-    assert fields(got) == {"folder": "/jobs/0/1.1", "is_now": True}
+    assert fields(got) == {"folder": "/jobs/0/1.1", "is_now": True, "is_yield": True}
 
 
 def test_a_shim_reads_orders_of_an_older_and_of_a_newer_queue() -> None:

@@ -64,7 +64,7 @@ class FakeSite:
         self.orders: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def note(*given: Any) -> Any:
+        def note(*given: Any, **_how: Any) -> Any:
             self.orders.append((name, *given))
             return Found(AttemptFate.LOST) if name == "find" else f"/attempts/{given}"
 
@@ -145,7 +145,7 @@ class FakeNode:
     def start(self, attempt: Attempt, command: Command, lease: RemoteLease, visible: str) -> None:
         self.expected[attempt] = lease
 
-    def stop(self, attempt: Attempt, is_now: bool) -> None:
+    def stop(self, attempt: Attempt, is_now: bool, *, is_yield: bool = False) -> None:
         self.orders.append(("stop", attempt, is_now))
 
     def written(self, attempt: Attempt) -> None:

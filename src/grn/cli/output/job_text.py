@@ -175,6 +175,7 @@ def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> 
     asked += f", on {harmless(row.on)}" if row.on else ""
     asked += f", not on GPU {harmless(', '.join(row.without))}" if row.without else ""
     asked += f", at {harmless(row.at)}" if row.at else ""
+    asked += ", yields" if row.yields else ", urgent" if row.is_urgent else ""
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", _painted_state(row) + (f": {why}" if why else "")),

@@ -24,6 +24,7 @@ from grn.negotiator.schedule.turns.order import ANYWHERE, Reach
 
 _Put = Callable[[Entry], None]
 MANY = 64  # up to this many GPUs all are considered
+YIELDING_COST = 0.5  # of a lease that may be asked to give way, in fair share
 FEW = 32  # beyond that, this many of the roomiest
 
 
@@ -147,6 +148,7 @@ class Holdings:
         self.leases: dict[str, Lease] = {}
         self.watches: dict[str, profiling.RunWatch] = {}  # lease -> samples of its job
         self.draining: set[str] = set()
+        self.yielding: dict[str, None] = {}  # held leases that may be asked to give way
         self.first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
         self._types: Counter[str] = Counter()  # leases of each job type
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
@@ -188,14 +190,18 @@ class Holdings:
         )
 
     def share_of(self, lease: Lease) -> float:
-        """Return how many whole GPUs a lease takes: the larger of its memory and load on each."""
+        """Return how many whole GPUs a lease counts as: the larger of its memory and load on each.
+
+        One that yields counts half.
+        """
+        part = YIELDING_COST if lease.request.yields else 1.0
         if lease.request.is_exclusive:
-            return float(len(lease.gpus))
+            return part * len(lease.gpus)
         shares = 0.0
         for book, size in zip(self.books_of(lease), lease.reserved, strict=True):
             load = self._loads.of(lease.request.job_type, book.gpu.model) or 0.0
             shares += min(1.0, max(size / book.capacity_bytes, load))
-        return shares
+        return part * shares
 
     def put(self, lease: Lease, at: float) -> None:
         """Write a new lease into the books."""
@@ -210,8 +216,11 @@ class Holdings:
         self.leases[lease.id] = lease
         if lease.state is LeaseState.HELD:
             self._by_key[lease.request.key] = lease.id
+            if lease.request.yields:
+                self.yielding[lease.id] = None
         else:
             self.draining.add(lease.id)
+            self.yielding.pop(lease.id, None)
         for book in self.books_of(lease):
             book.put(lease)
             self.weigh(book)
@@ -226,6 +235,7 @@ class Holdings:
             del self._types[lease.request.job_type]
         del self.watches[lease.id]
         self.draining.discard(lease.id)
+        self.yielding.pop(lease.id, None)
         if self._by_key.get(lease.request.key) == lease.id:
             del self._by_key[lease.request.key]
         self.end_first_run(lease)
@@ -266,5 +276,7 @@ class Holdings:
         check_books(self.books, self.leases)
         assert self._types == Counter(lease.request.job_type for lease in self.leases.values())
         assert self.watches.keys() == self.leases.keys()
+        held = (one for one in self.leases.values() if one.state is LeaseState.HELD)
+        assert self.yielding.keys() == {one.id for one in held if one.request.yields}
         for job_type, lease_id in self.first_runs.items():
             assert self.leases[lease_id].request.job_type == job_type

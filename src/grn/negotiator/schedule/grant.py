@@ -22,6 +22,7 @@ from grn.negotiator.schedule.placement import (
     pinned,
     place,
 )
+from grn.negotiator.schedule.preemption import Costs, Preemption
 from grn.negotiator.schedule.turns.backfill import Keeper
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
 from grn.negotiator.schedule.turns.order import (
@@ -62,6 +63,8 @@ class Granter:
         self._shares = shares
         self._usage = usage
         self._keeper = Keeper(rules, holdings, waitlist, self.needs, self.alone_s)
+        costs = Costs(self.needs, self.alone_s, loads.of_lease)
+        self.preemption = Preemption(rules, holdings, waitlist, costs)
         self._least_guess = (-1, 0)  # the version of all profiles, and the guess they lead to
         self._resume = _BEFORE_ALL  # the turn after which the next round begins
 
@@ -131,7 +134,7 @@ class Granter:
     def to_all(self, at: float) -> Iterator[Lease]:
         """Offer free GPUs to waiting requests in turn: one round, at most `MAX_WORK` of it."""
         self.follow_processes()
-        closed = self._keeper.closed(at)
+        closed = self._closed(at)
         self._wake()
         rooms = _Rooms(self._holdings.shelf, closed)
         left_s = self._keeper.left_s(at)
@@ -165,7 +168,7 @@ class Granter:
             return
         if self.is_behind and group.turn > self._resume:
             return  # older requests are still to be tried before it
-        lease = self._offer(group, at, self._keeper.closed(at))
+        lease = self._offer(group, at, self._closed(at))
         if lease is not None:
             yield lease
             self.follow_processes()
@@ -189,15 +192,24 @@ class Granter:
         for job_type in self._memory.woken:
             self._waitlist.wake(job_type)
         self._memory.woken.clear()
+        for key in self.preemption.groups():
+            group = self._waitlist.group_of(key)
+            if group is not None:
+                self._waitlist.wake_group(group)
         if self._keeper.group is not None:  # its head may use the GPUs that are reserved for it
             self._waitlist.wake_group(self._keeper.group)
+
+    def _closed(self, at: float) -> dict[str, int]:
+        """Return the GPUs that are reserved, each with the sequence of its request."""
+        closed = self._keeper.closed(at)
+        return {**closed, **self.preemption.reserved()} if self.preemption.claims else closed
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> Lease | None:
         """Try the head of a group; record a refusal for the group."""
         head = group.head
         shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
         if shut and self._keeper.may_pass(group, at):
-            shut = []
+            shut = [uuid for uuid in shut if uuid in self.preemption.reserved()]
         request = head.request
         needs = self.needs(request)
         refused = self._without_room(request, needs, shut)

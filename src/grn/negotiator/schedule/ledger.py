@@ -40,6 +40,8 @@ class Rules:
     short_s: float = 900.0  # types that usually take no longer precede others
     share_half_life_s: float = 86400.0  # the half-life of a user's usage
     weights: Mapping[int, float] = field(default_factory=dict)  # by user; others have 1
+    yield_after_s: float = 30.0  # a request without room waits so long before others give way
+    urgent_per_user: int = 1  # how many urgent jobs of a user may ask at once
 
 
 @dataclass(slots=True)

@@ -247,6 +247,7 @@ class Journal:
             tuple(json.loads(row["argv"])), row["cwd"], self._environment(environment),
             row["umask"], row["name"], row["notify"], row["time_limit_s"],
             json.loads(row["extra"]), environment, row["log"], *rows.folders_of(row["options"]),
+            rows.ending_of(row["options"]),
         )  # fmt: skip
 
     def submitted_again(self, job_id: int, new_id: int) -> NewJob:
@@ -269,7 +270,7 @@ class Journal:
         spec = rows.spec(tuple(row.values()), priority, {})
         shared = SharedCommand(
             row["cwd"], self._environment(row["environment"]), row["umask"], row["notify"],
-            row["time_limit_s"], *rows.folders_of(row["options"]),
+            row["time_limit_s"], *rows.folders_of(row["options"]), rows.ending_of(row["options"]),
         )  # fmt: skip
         return NewJob(
             spec, json.loads(row["argv"]), shared, row["name"], row["log"],
@@ -390,6 +391,13 @@ class Journal:
         """Return how many jobs `rows` has without a limit."""
         ((found,),) = self._disk.read(f"SELECT count(*) {_WITH_ATTEMPT} WHERE {where}", values)
         return int(found)
+
+    def reason_of(self, job_id: int, attempt: int) -> str:
+        """Return how an attempt ended, empty when that is not known."""
+        found = self._disk.read(
+            "SELECT reason FROM attempts WHERE job = ? AND attempt = ?", (job_id, attempt)
+        )
+        return str(found[0][0] or "") if found else ""
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
         """Return all attempts of a job as rows for people."""

@@ -43,7 +43,7 @@ _GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at", "opt
 # Fields of a JobSpec that few jobs set: together one JSON object, in the column `options`.
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "on": str, "without": tuple, "array": int, "array_limit": int, "begin_at": float,
-    "only": str,
+    "only": str, "yields": bool, "at_least_s": float, "is_urgent": bool,
 }  # fmt: skip
 _STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
@@ -136,6 +136,15 @@ class SentFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRules:
+    """How a job is asked to end, and whether its time limit makes it run again."""
+
+    signal: int = 0  # 0: SIGTERM
+    grace_s: float | None = None  # None: as set for all jobs
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """The part of a job that only its launch needs."""
 
@@ -151,6 +160,7 @@ class Command:
     log: str = ""  # the file that both outputs are appended to, instead of the attempt's
     send: SentFolder | None = None  # for a node that does not have the folder
     fetch: tuple[str, ...] = ()  # patterns of the files that come back from a node
+    ending: StopRules = field(default_factory=StopRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,7 @@ class SharedCommand:
     time_limit_s: float | None = None
     send: SentFolder | None = None
     fetch: tuple[str, ...] = ()
+    ending: StopRules = field(default_factory=StopRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +260,8 @@ def _options(spec: JobSpec, shared: SharedCommand) -> str:
         given["send"] = asdict(shared.send)
     if shared.fetch:
         given["fetch"] = shared.fetch
+    if shared.ending != StopRules():
+        given["ending"] = asdict(shared.ending)
     return json.dumps(given) if given else ""
 
 
@@ -324,6 +337,12 @@ def folders_of(options: str) -> tuple[SentFolder | None, tuple[str, ...]]:
     if send is not None:
         send = SentFolder(**{**send, "files": tuple(tuple(one) for one in send["files"])})
     return send, tuple(given.get("fetch", ()))
+
+
+def ending_of(options: str) -> StopRules:
+    """Return how a job is asked to end."""
+    given = json.loads(options) if options else {}
+    return StopRules(**given.get("ending", {}))
 
 
 def _damaged(job_id: int, state: tuple[Any, ...], is_state_good: bool, last: object) -> Kept:

@@ -25,8 +25,9 @@ class StartOrder:
     """Everything that a shim must know of one attempt."""
 
     __slots__ = (
-        "argv", "begun", "cwd", "environment_id", "extra", "folder", "grace_s", "lease", "log",
-        "log_bytes", "new_environment", "queue_lock", "spare", "time_limit_s", "umask", "visible",
+        "again", "argv", "begun", "cwd", "environment_id", "extra", "folder", "grace_s", "lease",
+        "log", "log_bytes", "new_environment", "queue_lock", "spare", "stop_signal", "time_limit_s",
+        "umask", "visible",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,8 @@ class StartOrder:
         time_limit_s: float | None = None,
         log: str = "",
         spare: str = "",
+        stop_signal: int = 0,
+        again: bool = False,
     ) -> None:
         self.folder: Final = folder  # of the attempt's files
         self.argv: Final = argv
@@ -64,6 +67,8 @@ class StartOrder:
         self.begun: Final = begun  # the file that lists attempts that began
         self.time_limit_s: Final = time_limit_s
         self.log: Final = log  # a file of the user for all output, instead of the attempt's log
+        self.stop_signal: Final = stop_signal  # that asks it to end; 0: SIGTERM
+        self.again: Final = again  # at its time limit it gives way and is run again
         self.spare: Final = spare  # folder of an attempt whose record can be reused
 
     @property
@@ -81,21 +86,22 @@ class StartOrder:
 class StopOrder:
     """End the command of an attempt: with a grace period, or at once."""
 
-    __slots__ = ("folder", "is_now")
+    __slots__ = ("folder", "is_now", "is_yield")
 
-    def __init__(self, folder: str, is_now: bool) -> None:
+    def __init__(self, folder: str, is_now: bool, is_yield: bool = False) -> None:
         self.folder: Final = folder
         self.is_now: Final = is_now
+        self.is_yield: Final = is_yield  # the command is run again
 
     def to_json(self) -> dict[str, Any]:
         """Return the message of this order."""
-        return {"stop": self.folder, "now": self.is_now}
+        return {"stop": self.folder, "now": self.is_now, "yield": self.is_yield}
 
 
 def from_json(message: dict[str, Any]) -> StartOrder | StopOrder:
     """Read an order; fields that a newer queue added are left out."""
     if "stop" in message:
-        return StopOrder(message["stop"], message["now"])
+        return StopOrder(message["stop"], message["now"], bool(message.get("yield")))
     known = {name: message[name] for name in StartOrder.__slots__ if name in message}
     known["argv"] = tuple(known["argv"])
     base = message["base"]

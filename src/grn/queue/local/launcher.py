@@ -112,7 +112,7 @@ class Launcher:
 
     def _give(self, worker: Worker, task: LaunchTask) -> bool:
         settings, attempt, command = self._settings, task.attempt, task.command
-        base = command.environment_id
+        base, stop_signal = command.environment_id, command.ending.signal
         order = StartOrder(
             folder=settings.folder(attempt),
             argv=command.argv,
@@ -124,13 +124,16 @@ class Launcher:
                 **command.extra,
                 "GRN_JOB_ID": str(attempt.job),
                 "GRN_ATTEMPT": str(attempt.number),
+                **({"GRN_STOP_SIGNAL": str(stop_signal)} if stop_signal else {}),
                 services.TAG: settings.tag(attempt),
                 frameworks.PEAK_FILE: wire.spelled(folders.peak_file_of(settings.folder(attempt))),
             },
             umask=command.umask,
             lease=task.lease,
             visible=task.visible,
-            grace_s=settings.grace_s,
+            grace_s=settings.grace_s if command.ending.grace_s is None else command.ending.grace_s,
+            stop_signal=stop_signal,
+            again=command.ending.again,
             log_bytes=self.log_bytes,
             queue_lock=settings.queue_lock,
             begun=settings.begun,
@@ -230,11 +233,11 @@ class Launcher:
             asyncio.get_running_loop().remove_reader(worker.channel)
             worker.channel.close()
 
-    def stop(self, attempt: Attempt, is_now: bool) -> None:
+    def stop(self, attempt: Attempt, is_now: bool, *, is_yield: bool = False) -> None:
         """Make the shim end its command's whole tree."""
         worker = self._busy.get(attempt)
         if worker is not None:
-            worker.order(StopOrder(self.folder(attempt), is_now))
+            worker.order(StopOrder(self.folder(attempt), is_now, is_yield))
             return
         self._recovery.adopted.send(attempt, signal.SIGUSR1 if is_now else signal.SIGTERM)
 

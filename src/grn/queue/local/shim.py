@@ -246,7 +246,8 @@ class Shim:
         if code < 0:
             record["signal"] = -code
         text = self._tail[-TAIL_BYTES:].decode(errors="replace")
-        if self._stopping.why and code != 0:
+        # One that yields often saves its state and ends well: it is run again all the same.
+        if self._stopping.why and (code != 0 or self._stopping.why == "yielded"):
             record["because"] = self._stopping.why
             record["text"] = self._stopping.text
         elif code != 0 and frameworks.is_out_of_memory_text(text):

@@ -41,11 +41,14 @@ class Termination:
     """Whether a command is being ended, why, and the next step."""
 
     def __init__(self, order: StartOrder, wake: int, channel: Channel) -> None:
-        self.why = ""  # cancelled, timed-out
+        self.why = ""  # cancelled, timed-out, yielded
+        self._signal = order.stop_signal
+        self._limit_why = "yielded" if order.again else "timed-out"
         self._folder = order.folder
         self._tag = order.tag
         self._steps = Escalation(order.grace_s, again_s=KILL_AGAIN_S)
         self._limit_s = order.time_limit_s
+        self._is_over_limit = False
         self._began = time.monotonic()
         self._wake = wake  # gets a byte for each signal
         self._channel = channel
@@ -68,20 +71,21 @@ class Termination:
                 if order.is_now:
                     self._kill_now()
                 else:
-                    self._begin("cancelled")
+                    self._begin("yielded" if order.is_yield else "cancelled")
         return self._channel.is_open
 
     def keep_time(self) -> None:
         """End a command over its time limit, and kill one that does not end."""
         now = time.monotonic()
         if self._limit_s is not None and now - self._began >= self._limit_s and not self.why:
-            self._begin("timed-out")
+            self._begin(self._limit_why)
+            self._is_over_limit = True
         self._take_step()
 
     @property
     def text(self) -> str:
         """Say why the command was ended, where the queue does not know it."""
-        if self.why != "timed-out" or self._limit_s is None:
+        if not self._is_over_limit or self._limit_s is None:
             return ""
         return f"ran longer than its limit of {show_limit(self._limit_s)}"
 
@@ -127,7 +131,7 @@ class Termination:
 
     def signal_all(self, step: str) -> None:
         """Take a step with every process below the shim; later forks are met by the next step."""
-        terminate.below_us(step, self._tag)
+        terminate.below_us(step, self._tag, self._signal)
 
     def _are_all_spared(self) -> bool:
         """True when only daemons and other attempts are left below the shim."""

@@ -379,6 +379,11 @@ class LeaseRouter:
         self._ask_more([request])
         self._say_why(request)
 
+    def yield_asked(self, node: Node | None, lease: str) -> None:
+        """Pass on that a lease is asked to give way."""
+        name = lease if node is None else str(RemoteLease(node.name, node.epoch, lease))
+        self._listener.yield_asked(name)
+
     def _say_why(self, request: _Request) -> None:
         """Say why a request waits that no place was asked for, or end it if none ever could."""
         if request.places:
@@ -456,6 +461,9 @@ class _LocalLeases:
 
     def refused(self, job: int, text: str) -> None:
         self._router.refused(None, job, text)
+
+    def yield_asked(self, lease: str) -> None:
+        self._router.yield_asked(None, lease)
 
 
 def _of_node(grant: GrantedGpus, node: Node) -> GrantedGpus:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol, cast
 
 from grn import __version__
@@ -53,6 +53,8 @@ class NodeListener(Protocol):
     def reasons(self, node: Node, texts: dict[int, str]) -> None: ...
 
     def refused(self, node: Node, job: int, text: str) -> None: ...
+
+    def yield_asked(self, node: Node, lease: str) -> None: ...
 
     def attempt_started(self, attempt: Attempt) -> None: ...
 
@@ -450,6 +452,7 @@ class Node(asyncio.Protocol):
             **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
             "environment": number, "extra": command.extra, "umask": command.umask,
             "time_limit_s": command.time_limit_s, "has_own_log": bool(command.log),
+            "ending": asdict(command.ending),
             "lease": lease.lease, "visible": visible, **self._folders.order(command),
         }  # fmt: skip
         if number not in self._known:
@@ -478,9 +481,9 @@ class Node(asyncio.Protocol):
         self._held.discard(lease)
         self.leases.done(lease, ending, then)
 
-    def stop(self, attempt: Attempt, is_now: bool) -> None:
+    def stop(self, attempt: Attempt, is_now: bool, *, is_yield: bool = False) -> None:
         """Make the agent end an attempt; said again when the node is found again."""
-        self._send({**_about("stop", attempt), "now": is_now})
+        self._send({**_about("stop", attempt), "now": is_now, "yield": is_yield})
 
     def expect(self, attempt: Attempt, lease: RemoteLease) -> None:
         """Note an attempt that an earlier queue started there; its agent will tell more."""

@@ -55,3 +55,6 @@ class NodeLeases:
 
     def refused(self, job: int, text: str) -> None:
         self._listener.refused(self._node, job, text)
+
+    def yield_asked(self, lease: str) -> None:
+        self._listener.yield_asked(self._node, lease)

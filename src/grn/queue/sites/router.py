@@ -158,15 +158,15 @@ class Router:
             text = f"{found.node} was removed before it began"
             self._listener.attempt_found(attempt, AttemptFate.NOT_BEGUN, text)
 
-    def stop(self, attempt: Attempt, is_now: bool) -> None:
+    def stop(self, attempt: Attempt, is_now: bool, *, is_yield: bool = False) -> None:
         """End an attempt; one of a removed site that is out of reach is given up if told twice."""
         lease = self._attempts.get(attempt)
         if lease is None:
-            self._local.stop(attempt, is_now)
+            self._local.stop(attempt, is_now, is_yield=is_yield)
             return
         node = self.nodes.get(lease.node)
         if node is not None:
-            node.stop(attempt, is_now)
+            node.stop(attempt, is_now, is_yield=is_yield)
         is_within_reach = node is not None and (node.is_heard or node.name not in self._leaving)
         if is_now and not is_within_reach:
             text = GIVEN_UP.format(node=lease.node)
@@ -250,6 +250,9 @@ class Router:
 
     def granted(self, node: Node, job: int, grant: GrantedGpus) -> None:
         self.leases.granted(node, job, grant)
+
+    def yield_asked(self, node: Node, lease: str) -> None:
+        self.leases.yield_asked(node, lease)
 
     def awaited(self, node: Node, job: int, text: str) -> None:
         self.leases.awaited(node, job, text)

@@ -30,7 +30,11 @@ ENOUGH_BLANKS = 10  # this many samples without memory show that a job uses none
 DRIFT_RUNS = 5  # runs of an older code that still count, and runs that show a changed peak
 _APART = 1.1  # how many times larger all peaks on one side of a change are
 _FULL = (Outcome.OK, Outcome.PROFILED)
-CUT_SHORT = (Outcome.FAILED, Outcome.CANCELLED)  # its peak may have been reached all the same
+CUT_SHORT = (
+    Outcome.FAILED,
+    Outcome.CANCELLED,
+    Outcome.YIELDED,
+)  # its peak may have been reached all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,4 +359,6 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         mattering(request.arguments) if request.arguments else (),
         lasting(request.arguments) if request.arguments else (),
         request.code,
+        request.yields,
+        request.is_urgent,
     )

@@ -18,7 +18,7 @@ from dataclasses import replace
 from grn import __version__, wire
 from grn.errors import ProtocolError
 from grn.queue.job import AttemptFate, EndReason, Exit
-from grn.queue.journal.rows import Command
+from grn.queue.journal.rows import Command, StopRules
 from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
@@ -199,6 +199,7 @@ class Agent:
             tuple(map(str, message["argv"])), str(message["cwd"]), source.environments[number],
             int(message["umask"]), time_limit_s=None if limit is None else float(limit),
             extra={**dict(message["extra"])}, environment_id=number, log=log_path,
+            ending=StopRules(**message.get("ending", {})),
         )  # fmt: skip
 
         def begin(folder: str) -> None:
@@ -219,7 +220,8 @@ class Agent:
             self._follow(attempt, {})
             self.attempt_ended(attempt, Exit(None, because=EndReason.CANCELLED))
             return
-        self._launcher.stop(attempt, bool(message.get("now")))
+        is_yield = bool(message.get("yield"))
+        self._launcher.stop(attempt, bool(message.get("now")), is_yield=is_yield)
 
     def _find(self, _source: AgentStream, message: Message) -> None:
         """Report what became of an attempt that the queue believes to be here."""
