@@ -23,8 +23,11 @@ PUBLIC = {
     "NeverFits",
     "Sweep",
     "__version__",
+    "gpus",
     "job",
+    "jobs",
     "lease",
+    "profiles",
     "should_stop",
     "submit",
 }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from grn.client.lease import lease
     from grn.client.stop_request import should_stop
     from grn.client.submit import CallHandle, JobHandle, submit
+    from grn.client.tables import gpus, jobs, profiles
     from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
     from grn.group.executor import Executor
     from grn.sweep.sweep import Sweep
@@ -27,8 +28,11 @@ __all__ = [
     "NeverFits",
     "Sweep",
     "__version__",
+    "gpus",
     "job",
+    "jobs",
     "lease",
+    "profiles",
     "should_stop",
     "submit",
 ]
@@ -38,6 +42,9 @@ _HOMES = {
     "lease": "grn.client.lease",
     "should_stop": "grn.client.stop_request",
     "submit": "grn.client.submit",
+    "jobs": "grn.client.tables",
+    "gpus": "grn.client.tables",
+    "profiles": "grn.client.tables",
     "JobHandle": "grn.client.submit",
     "CallHandle": "grn.client.submit",
     "Executor": "grn.group.executor",

@@ -8,7 +8,7 @@ import sys
 from grn import wire
 from grn.client import job_request, queue
 from grn.client.connection import drive, drive_async
-from grn.errors import JobFailed, UsageError
+from grn.errors import GrnError, JobFailed, UsageError
 from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
 TYPE_CHECKING = False
@@ -40,7 +40,13 @@ class JobHandle:
         self.id = job_id
 
     def __repr__(self) -> str:
-        return f"<grn job {self.id}>"
+        try:
+            job = queue.ask({"op": "show", "job": self.id}, may_start=False)["job"]
+        except GrnError:
+            return f"<grn job {self.id}>"  # no queue runs, or it has forgotten the job
+        state = job["reason"] or job["state"]
+        where = f" on GPU {','.join(map(str, job['gpus']))}" if state == "running" else ""
+        return f"<grn job {self.id} {state}{where}>"
 
     def status(self) -> dict[str, Any]:
         """Return the job's full record."""
@@ -106,11 +112,19 @@ def submit_call(
     name = options.pop("name", "")
     job: Message = {
         "argv": [wire.spelled(word) for word in own_module("grn.client.remote_call")],
-        "name": _text("name", name) if name else described["label"][-_LONGEST["name"] :],
+        "name": _text("name", name) if name else _called(described)[: _LONGEST["name"]],
         "extra": remote_call.to_variables(remote_call.pack(*call)),
         **described,
     }
     return CallHandle(send([job], request(**options))[0])
+
+
+def _called(described: Message) -> str:
+    """Spell a call as people would: `train(seed=0)`."""
+    function = described["label"].rpartition("::")[2]
+    given = described.get("args") or {}
+    values = (f"{value:g}" if isinstance(value, float) else value for value in given.values())
+    return f"{function}({', '.join(map('='.join, zip(given, values, strict=True)))})"
 
 
 def submit(command: str | Sequence[str], **options: Any) -> JobHandle:

@@ -1,0 +1,16 @@
+"""Rows of jobs, GPUs and profiles as tables of a notebook."""
+
+from __future__ import annotations
+
+from grn.client.tables import _JOB, Rows
+from grn.protocol.rows import JobRow
+
+
+def test_a_table_of_a_notebook_shows_names_and_escapes_them() -> None:
+    row = JobRow(3, "running", ("python", "x.py"), name="<b>", gpus=(0, 1))
+    found = Rows([row], _JOB)
+
+    assert found == [row]
+    assert found[0].gpus == (0, 1)
+    text = found._repr_html_()
+    assert "<td>3</td><td>running</td><td>&lt;b&gt;</td><td>python x.py</td><td>0, 1</td>" in text
