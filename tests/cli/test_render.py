@@ -254,6 +254,14 @@ def test_profiles_are_a_line_each() -> None:
     assert " ".join(other.split()) == "train.py Card 1 ? ? ?"
 
 
+def test_types_of_one_label_are_told_apart_by_their_folders() -> None:
+    one, two = (a_profile_row(type=f"/home/ada/{name}/train.py") for name in ("w1", "w2"))
+
+    _, *lines = plain(render.profiles([one, two, one])).splitlines()
+
+    assert [line.split()[0] for line in lines] == ["w1/train.py", "w2/train.py", "w1/train.py"]
+
+
 def test_a_profile_is_explained_run_by_run() -> None:
     runs = [
         {"outcome": "ok", "peak_bytes": 4 * GiB, "duration_s": 9.0, "counts": True,

@@ -233,10 +233,10 @@ def test_escapes_in_a_name_do_not_reach_the_terminal(queue: Queue) -> None:
 FUTILE = [
     ((), "there is no command"),
     (("--",), "there is no command"),
-    (("--time-limit", "soon", "x"), "'soon' is no time"),
-    (("--time-limit=-3s", "x"), "'-3s' is no time"),
-    (("--time-limit", "nan", "x"), "'nan' is no time"),
-    (("--time-limit", "infd", "x"), "'infd' is no time"),
+    (("--time-limit", "soon", "x"), "invalid time 'soon'"),
+    (("--time-limit=-3s", "x"), "invalid time '-3s'"),
+    (("--time-limit", "nan", "x"), "invalid time 'nan'"),
+    (("--time-limit", "infd", "x"), "invalid time 'infd'"),
     (("--mem", "6 bananas", "x"), "'6 bananas' is not a size"),
     (("--mem", "0", "x"), "out of range"),
     (("--gpus", "0", "x"), "--gpus is 0 and must be 1 or more"),
@@ -336,9 +336,9 @@ def test_a_removed_folder_is_named(queue: Queue) -> None:
 def test_a_job_that_can_never_run_says_so_at_submit(queue: Queue) -> None:
     queue.ended(queue.sh("true"))  # the negotiator is known by now
     for words, text in (
-        (("--gpus", "5"), "5 GPUs are asked for and 4 are managed."),
-        (("--mem", "10GiB"), "10.0 GiB of memory are asked for and the largest GPU has 512 MiB."),
-        (("-n2", "--mem", "1G"), "1.0 GiB of memory are asked for and 2 GPUs have at most 512 MiB"),
+        (("--gpus", "5"), "you asked for 5 GPUs; this machine has 4."),
+        (("--mem", "10GiB"), "you asked for 10.0 GiB of memory; the largest GPU has 512 MiB."),
+        (("-n2", "--mem", "1G"), "you asked for 1.0 GiB of memory; 2 GPUs have at most 512 MiB"),
     ):
         ended = queue("submit", *words, "--", "true")
         assert (ended.code, ended.out) == (4, ""), ended

@@ -193,7 +193,7 @@ def test_more_gpus_than_there_are_are_refused_at_once(here: Negotiator) -> None:
     def job() -> None:
         pytest.fail("it cannot fit")
 
-    with pytest.raises(grn.NeverFits, match="3 GPUs are asked for and 2 are managed"):
+    with pytest.raises(grn.NeverFits, match="you asked for 3 GPUs; this machine has 2"):
         job()
 
 

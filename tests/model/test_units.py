@@ -145,7 +145,7 @@ def test_times_are_read(text: str | float, found: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1s", "nan", "inf", "1e300d", "s", "3 weeks", "²s"])
 def test_what_is_no_time_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="invalid time"):
         parse_time(text)
 
 

@@ -668,9 +668,9 @@ def test_cancelling_makes_room_for_the_next() -> None:
 def test_a_job_that_can_never_run_ends_with_the_reason() -> None:
     line = Line()
     line.submits(1)
-    line.refuses(1, "3 GPUs are asked for and 2 are managed.")
+    line.refuses(1, "you asked for 3 GPUs; this machine has 2.")
     assert line.ends == {1: EndReason.REFUSED}
-    assert line.texts == {1: "3 GPUs are asked for and 2 are managed."}
+    assert line.texts == {1: "you asked for 3 GPUs; this machine has 2."}
 
 
 def test_a_refusal_of_what_was_taken_back_means_nothing() -> None:

@@ -93,7 +93,7 @@ def test_the_exit_status_is_the_commands_own(
     ("words", "text"),
     [
         (("--mem", "10GiB"), "the largest GPU has 512 MiB"),
-        (("--gpus", "3"), "3 GPUs are asked for and 2 are managed"),
+        (("--gpus", "3"), "you asked for 3 GPUs; this machine has 2"),
         (("--mem", "6 bananas"), "6 bananas"),
     ],
 )

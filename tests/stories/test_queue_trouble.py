@@ -138,9 +138,9 @@ def test_the_first_job_of_all_that_can_never_run_ends_as_refused() -> None:
     with a_queue() as queue:
         ended = queue("submit", "--gpus", "9", "--", "true")
         if ended.code == 4:
-            assert "9 GPUs are asked for and 4 are managed" in ended.err
+            assert "you asked for 9 GPUs; this machine has 4" in ended.err
             return
         row = queue.ended(int(ended.out))
         assert (row["reason"], row["attempt"]) == ("refused", 0)
-        assert row["text"].startswith("9 GPUs are asked for and 4 are managed.")
+        assert row["text"].startswith("you asked for 9 GPUs; this machine has 4.")
         assert queue("wait", ended.out.strip()).code == 125

@@ -100,7 +100,7 @@ def test_a_strange_time_is_one_clear_line(report, since):
     ended = report(f"--since={since}")
 
     assert ended.code == 2
-    assert "is no time" in ended.err
+    assert "invalid time" in ended.err
 
 
 def test_a_file_that_cannot_be_written_is_one_clear_line(report):

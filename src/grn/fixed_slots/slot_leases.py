@@ -100,6 +100,10 @@ class Hold:
         self.wake_at: float | None = None
         known = self._known_gpus()
         self._shares = shares(slots, known)
+        for slot in slots if known else ():
+            if slot not in self._shares:
+                there = ", ".join(str(gpu["index"]) for gpu in known)
+                say(f"GPU {slot} is not managed here: there are GPUs {there}")
         self._by_key = {share.key: share for share in self._shares.values()}
         physical = [gpu for gpu in known if gpu["kind"] != "virtual"]
         self._uuids = {slot: _uuids(slot, physical) for slot in self._shares}

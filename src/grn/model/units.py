@@ -89,7 +89,7 @@ def parse_time(text: str | float, *, needs_unit: bool = False) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= _MAX_S or (needs_unit and not unit):
-        raise UsageError(f"'{text}' is no time.", "Write it like 90s, 30m, 12h, 2d or 4w.")
+        raise UsageError(f"invalid time '{text}'.", "Write it like 90s, 30m, 12h, 2d or 4w.")
     return found
 
 

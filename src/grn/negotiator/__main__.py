@@ -31,6 +31,7 @@ from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.storage.store import Store
+from grn.negotiator.terminal_log import TerminalFormatter
 from grn.proc.processes import boot_id, mounts
 
 log = logging.getLogger("grn.negotiator")
@@ -234,6 +235,8 @@ async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event
 
 def _log_to_stderr(path: str | None, is_debug: bool) -> None:
     process.log_to_stderr(path, logging.DEBUG if is_debug else logging.INFO, "%H:%M:%S")
+    if sys.stderr.isatty() and not is_debug:
+        logging.getLogger().handlers[0].setFormatter(TerminalFormatter())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     # Do not look up, for each log line, facts that the format does not show.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

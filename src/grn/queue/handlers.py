@@ -353,12 +353,12 @@ def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
     if not gpu_bytes:
         return
     if spec.gpus > len(gpu_bytes):
-        text = f"{spec.gpus} GPUs are asked for and {len(gpu_bytes)} are managed."
+        text = f"you asked for {spec.gpus} GPUs; this machine has {len(gpu_bytes)}."
         raise NeverFits(text, "Ask for fewer.")
     largest = gpu_bytes[spec.gpus - 1]
     if spec.mem_bytes is not None and spec.mem_bytes > largest:
         where = "the largest GPU has" if spec.gpus == 1 else f"{spec.gpus} GPUs have at most"
-        text = f"{show_size(spec.mem_bytes)} of memory are asked for and {where}"
+        text = f"you asked for {show_size(spec.mem_bytes)} of memory; {where}"
         raise NeverFits(f"{text} {show_size(largest)}.", "Ask for less memory per GPU.")
 
 

@@ -172,7 +172,9 @@ def points(
     """
     if space.has_ranges:
         if most is None:
-            raise UsageError("there are ranges.", "Say how many points to draw: --n-samples N.")
+            name = next(one.name for one in space.parameters if isinstance(one, Drawn))
+            text = f"`{name}` is a range: say how many values to sample."
+            raise UsageError(text, "Use --n-samples N.")
         bare = _draws(space, randomness, is_shuffled, most)
     else:
         bare = itertools.islice(_grid(space, randomness, is_shuffled), most)

@@ -21,6 +21,7 @@ from grn.client.daemons import (
 )
 from grn.client.negotiator import ask_once
 from grn.errors import DaemonError
+from grn.model.text import counted
 from grn.proc import spawn, terminate
 
 if TYPE_CHECKING:
@@ -76,7 +77,12 @@ def run(debug: bool, virtual: str | None, commands: tuple[str, ...]) -> int:
     GPU: it may be doit or make, whose jobs with @grn.job ask for their own.
     """
     started = None
-    if who_answers() is None:
+    if who_answers() is not None:
+        if virtual:
+            count = counted(len(ask_once({"op": "status"})["status"]["gpus"]), "GPU")
+            text = f"a negotiator with {count} runs already; --virtual is not used"
+            click.echo(f"warning: {text}", err=True)
+    else:
         gpus = f"virtual:{virtual}" if virtual else None
         started = start_or_find_negotiator(negotiator_argv(gpus, debug, None))
         if debug and started is not None:

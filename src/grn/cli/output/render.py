@@ -148,9 +148,10 @@ def profiles(rows: Sequence[ProfileRow], width: int = 0) -> str:
     """List what was learned, a line for each job type and GPU model."""
     if not rows:
         return "nothing was learned yet: run a job first"
+    names = _told_apart(rows)
     lines = [
         (
-            row.label,
+            names[row.type],
             row.model,
             str(row.runs),
             show_size(row.largest_bytes),
@@ -161,6 +162,21 @@ def profiles(rows: Sequence[ProfileRow], width: int = 0) -> str:
     ]
     headers = ("TYPE", "GPU MODEL", "RUNS", "LARGEST", "ESTIMATE", "USUAL TIME")
     return table(headers, lines, width, elastic=("TYPE", "GPU MODEL"), spare=("USUAL TIME",))
+
+
+def _told_apart(rows: Sequence[ProfileRow]) -> dict[str, str]:
+    """Return a name for each type: its label, with folders where two types share a label."""
+    names = {row.type: row.label for row in rows}
+    shared = {label for label in names.values() if list(names.values()).count(label) > 1}
+    for label in shared:
+        alike = [type_ for type_ in names if names[type_] == label]
+        short: dict[str, str] = {}
+        for parts in range(2, 12):
+            short = {type_: "/".join(type_.split("/")[-parts:]) for type_ in alike}
+            if len(set(short.values())) == len(alike):
+                break
+        names |= short
+    return names
 
 
 def profile(row: ProfileRow, is_ascii: bool = False, width: int = 0) -> str:

@@ -38,7 +38,7 @@ def refusal(
             return Refuse(request.key, text, f"There are GPUs {names}.", "UsageError")
     mine = allowed(request, books)
     if request.gpus > len(mine):
-        text = f"{request.gpus} GPUs are asked for and {len(mine)} are managed."
+        text = f"you asked for {request.gpus} GPUs; this machine has {len(mine)}."
         return Refuse(request.key, text, "Ask for fewer.")
     homes = pinned(request, mine)
     if homes and request.gpus > len(homes):
@@ -60,7 +60,7 @@ def _too_large(request: Request, books: Sequence[Book], is_pinned: bool) -> Refu
         return None
     totals = sorted((book.gpu.total_bytes for book in books), reverse=True)
     largest = totals[request.gpus - 1]
-    text = f"{show_size(request.mem_bytes)} of memory are asked for and"
+    text = f"you asked for {show_size(request.mem_bytes)} of memory;"
     if is_pinned:
         text += f" the GPU this process already uses has {show_size(largest)}."
         return Refuse(request.key, text, "Ask in a fresh process.")
