@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grn.cli.report.sweep_chart import MAX_DRAWN, ChartData, axis, draw
-from grn.cli.report.sweep_page import page
+from grn.cli.report.sweep_page import STYLE, page
 from grn.cli.report.sweep_png import write_png
 from grn.sweep.manifest import About, RunManifest, RunState
 from grn.sweep.results import Table, rank
@@ -189,3 +189,10 @@ def test_a_sweep_of_many_parameters_is_still_drawn(tmp_path: Path) -> None:
     (tmp_path / "m.html").write_text(page(many))
     assert (tmp_path / "m.html").stat().st_size < 6_000_000
     assert write_png(many, str(tmp_path / "m.png"))
+
+
+def test_parallel_coordinates_scroll_on_a_phone_instead_of_shrinking() -> None:
+    narrow = STYLE.partition("@media (max-width: 720px)")[2]
+
+    assert "svg.lines { min-width" in narrow
+    assert "section { overflow-x: auto; }" in narrow

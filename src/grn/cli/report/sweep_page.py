@@ -58,6 +58,7 @@ tr[data-run] td { white-space: nowrap; max-width: 240px; }
 tr[data-run] td { overflow: hidden; text-overflow: ellipsis; }
 td:first-child { color: var(--soft); }
 tr.first td { font-weight: 600; }
+@media (max-width: 720px) { section { overflow-x: auto; } svg.lines { min-width: 760px; } }
 tr.first td:nth-child(2) { color: var(--accent); }
 """
 SCRIPT = """
@@ -132,7 +133,7 @@ def _figures(picture: ChartData) -> str:
 
 def _lines(picture: ChartData) -> str:
     axes = picture.uprights
-    gap = max(110, min(220, 900 // max(1, len(axes) - 1)))
+    gap = max(110, min(450, 900 // max(1, len(axes) - 1)))
     wide = 2 * LINES_SIDE + gap * (len(axes) - 1)
     xs = [LINES_SIDE + gap * number for number in range(len(axes))]
     parts = [

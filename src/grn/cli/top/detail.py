@@ -90,7 +90,8 @@ def _head(row: Row, now: float, width: int, user: str) -> list[Line]:
     ]
     lines.append([(f" {_state(row, now)}, {user}", "plain")])
     style = "note" if row.state == "held" else "plain"
-    told = "" if row.why.startswith("runs on GPU ") else row.why  # the line above says so
+    is_known = row.why.startswith("runs on GPU ") or row.why == row.state  # the line above says so
+    told = "" if is_known else row.why
     if row.expected_at is not None:
         low, high = (max(0.0, at - now) for at in row.expected_at)
         verb = "starts" if row.part is Section.WAITING else "ends"

@@ -11,7 +11,7 @@ from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.cli.top.state import PARTS, View
-from grn.model.text import harmless
+from grn.model.text import counted, harmless
 from grn.model.units import short_size
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
@@ -232,7 +232,7 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
     parts = [
         f" grn {picture.negotiator.version}".rstrip(),
         f"on {look.host}" if look.host and look.width >= 110 else "",
-        f"{len(gpus)} GPUs",
+        counted(len(gpus), "GPU") if gpus else "",
         f"{short_size(free)} free of {short_size(total)}" if gpus else "",
         counts,
     ]

@@ -66,7 +66,7 @@ export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
 // A sentence with `code` in it; a capital where it begins.
 export function prose(text) {
-  const parts = plain(text).replace(/^[a-z](?=[a-z]* \S)/, (first) => first.toUpperCase()).split("`");
+  const parts = plain(text).replace(/^[a-z](?=[a-z]*:? \S)/, (first) => first.toUpperCase()).split("`");
   return parts.map((part, place) => (place % 2 && place < parts.length - 1 ? el("code", {}, part) : part));
 }
 

@@ -63,7 +63,8 @@ export function nowView(root) {
 
 function machine() {
   const parts = [];
-  if (state.trouble) parts.push(trouble(state.trouble));
+  const hasGpus = state.gpus.length || state.nodes.length; // without any, a card below says what to start
+  if (state.trouble && (hasGpus || !state.is_lost)) parts.push(trouble(state.trouble));
   if (state.queue_trouble && state.counts.queued) parts.push(trouble(state.queue_trouble));
   parts.push(headline());
   const gpus = state.gpus;
@@ -71,7 +72,7 @@ function machine() {
   if (gpus.length) parts.push(el("div", { class: cards(gpus) }, gpus.map((gpu) => card(gpu, state.leases))));
   for (const node of state.nodes) parts.push(...nodeCards(node));
   if (gpus.length || state.nodes.some((node) => node.gpus.length)) parts.push(legend());
-  else if (!state.nodes.length) parts.push(el("p", { class: "empty" }, "No negotiator runs here. Start one with ", el("code", {}, "grn start"), ", or without a GPU ", el("code", {}, "grn start --virtual 2x2GiB"), "."));
+  else if (!state.nodes.length) parts.push(el("p", { class: "empty" }, "No negotiator answers. Start one with ", el("code", {}, "grn start"), ", or without a GPU ", el("code", {}, "grn start --virtual 2x2GiB"), "."));
   return parts;
 }
 
