@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,12 @@ from statistics import median
 
 from packing_jobs import LARGE, SMALL, Case, drawn, generated, trace
 
+from grn.model.units import GiB, show_time
 from grn.negotiator.queries.forecast import inside
+from grn.negotiator.schedule.ledger import Rules
 from grn.simulate.policies import POLICIES, lower_bound_s, play
+from grn.simulate.replay import Stay, World
+from grn.simulate.schedulers import OfEngine
 from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
 
 BETAS = (1.0, 0.6)
@@ -76,7 +81,57 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers) as workers:
         for case in _cases(options):
             met += _report(replace(case, clashing=options.clashing), names, workers)
+    _giving_way()
     print(f"\n{sum(met)} of {len(met)} targets met, in {time.monotonic() - began:.0f} s")
+
+
+def _urgent_jobs(seed: int, yields: bool, saves_work: bool) -> list[SimulatedJob]:
+    """Return long jobs that fill four GPUs for two days, and urgent ones that come in between."""
+    chance = random.Random(seed)
+    whole = 30 * GiB
+    long = [
+        SimulatedJob(
+            f"long{number}", f"long{number % 6}.py", chance.uniform(0, 3600),
+            chance.uniform(1, 3) * 3600, whole, user=1, yields=yields, saves_work=saves_work,
+        )
+        for number in range(96)
+    ]  # fmt: skip
+    urgent = [
+        SimulatedJob(
+            f"urgent{number}", "urgent.py", chance.uniform(2, 40) * 3600,
+            chance.uniform(10, 20) * 60, whole, is_urgent=yields,
+        )
+        for number in range(40)
+    ]  # fmt: skip
+    return long + urgent
+
+
+def _giving_way() -> None:
+    """Print what giving way does to the waits of urgent jobs and to the makespan."""
+    print("\n## Urgent jobs among long ones, 4 x 40 GB, β=1\n")
+    print("| long jobs | median wait of urgent jobs | longest | makespan | gave way |")
+    print("|---|---|---|---|---|")
+    gpus = parse_gpus("4x40GB")
+    ways = {
+        "do not yield": (False, False),
+        "yield, start over": (True, False),
+        "yield, go on from saved state": (True, True),
+    }
+    for name, way in ways.items():
+        waits, spans, yielded = [], [], 0
+        for seed in range(3):
+            scheduler = OfEngine(gpus, Rules(urgent_per_user=8))
+            result = World(_urgent_jobs(seed, *way), gpus, scheduler, Assumptions()).run()
+            began: dict[str, Stay] = {}
+            for stay in result.stays:
+                began.setdefault(stay.job.name, stay)
+            urgent = [one for one in began.values() if one.job.name.startswith("urgent")]
+            waits += [one.began_at - one.job.arrival_s for one in urgent]
+            spans.append(max(result.ends.values()))
+            yielded += result.yielded
+        cells = (show_time(median(waits)), show_time(max(waits)), f"{median(spans) / 3600:.1f} h")
+        print(f"| {name} | {' | '.join(cells)} | {yielded / 3:.0f} |")
+    sys.stdout.flush()
 
 
 def _cases(options: argparse.Namespace) -> Iterator[Case]:

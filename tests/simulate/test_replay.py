@@ -10,6 +10,8 @@ from grn.negotiator.queries.forecast import inside
 from grn.negotiator.schedule.ledger import Rules
 from grn.simulate.generate import generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
+from grn.simulate.replay import World
+from grn.simulate.schedulers import OfEngine
 from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus
 
 ASSUMED = Assumptions(beta=1.0, tick_s=5.0)
@@ -44,6 +46,20 @@ def test_two_heavy_jobs_slow_each_other_down() -> None:
 
     assert ASSUMED.speed(1.6) == pytest.approx(1 / 1.6)
     assert played("clairvoyant", jobs, beta=0.0).makespan_s == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(("saves_work", "ends_at"), [(False, 2200), (True, 1200)])
+def test_a_long_job_gives_way_to_an_urgent_one_and_runs_again(
+    saves_work: bool, ends_at: float
+) -> None:
+    long = a_job("long", 20, yields=True, saves_work=saves_work)
+    urgent = a_job("urgent", 20, arrival_s=1000.0 - 1e-3, solo_s=200.0, is_urgent=True)
+    gpus = parse_gpus("1x24GiB")
+    result = World([long, urgent], gpus, OfEngine(gpus, Rules()), ASSUMED).run()
+
+    assert (result.yielded, result.deaths) == (1, 0)
+    assert result.ends[1] == pytest.approx(1200, abs=1)
+    assert result.ends[0] == pytest.approx(ends_at, abs=1)
 
 
 def test_a_first_run_keeps_its_siblings_waiting_only_until_its_memory_is_flat() -> None:

@@ -37,6 +37,7 @@ class Replayed:
     used_byte_s: float = 0.0
     wasted_byte_s: float = 0.0
     refused: int = 0
+    yielded: int = 0  # runs that gave way
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class World:
         self._running: dict[str, _Running] = {}
         self._asked: dict[str, tuple[int, int]] = {}  # lease -> place of the job, attempt
         self._good: set[str] = set()
+        self._saved_s: dict[int, float] = {}  # place of a job -> work that it did before
         self._leases = 0
         self.result = Replayed()
 
@@ -89,6 +91,7 @@ class World:
             else:
                 self._look()
                 tick = self._now + self._pause_s()
+            self._give_way()
             if self._now > _STUCK_S + self._jobs[-1].arrival_s:
                 raise UsageError("the jobs of this workload do not end within a month.")
         self.result.refused = len(self._scheduler.refused)
@@ -157,8 +160,16 @@ class World:
             job = self._jobs[place]
             self._running[one.lease] = _Running(
                 place, job, one.lease, attempt, one.gpus, self._now,
-                held_bytes=0,
+                done_s=self._saved_s.get(place, 0.0), held_bytes=0,
             )  # fmt: skip
+
+    def _give_way(self) -> None:
+        """End the runs that were asked to give way; each comes again at once."""
+        while asked := self._scheduler.asked_to_yield():
+            for run in [self._running[lease] for lease in asked if lease in self._running]:
+                if run.job.saves_work:
+                    self._saved_s[run.place] = run.done_s
+                self._end(run, Outcome.YIELDED)
 
     def _look(self) -> None:
         self._grow()
@@ -177,19 +188,22 @@ class World:
 
     def _end(self, run: _Running, outcome: Outcome, asked_bytes: int | None = None) -> None:
         del self._running[run.lease], self._asked[run.lease]
-        died = outcome is not Outcome.OK
+        gave_way = outcome is Outcome.YIELDED
+        died = outcome is not Outcome.OK and not gave_way
         self.result.stays.append(Stay(run.job, run.gpus, run.began_at, self._now, died))
         if died:
             self.result.deaths += 1
             self.result.known_deaths += run.job.job_type in self._good
+        elif gave_way:
+            self.result.yielded += 1
         else:
             self._good.add(run.job.job_type)
             self.result.ends[run.place] = self._now
             run.held_bytes = max(run.held_bytes, run.job.peak_bytes)  # shorter than a tick
         ended = SimulatedEnd(run.lease, outcome, run.held_bytes, asked_bytes)
         self._start(self._scheduler.ends(self._now, ended, self._readings()))
-        if died:
-            self._come(run.place, run.attempt + 1)
+        if died or gave_way:
+            self._come(run.place, run.attempt + died)
 
     def _used(self, gpu: int) -> int:
         return sum(run.held_bytes for run in self._running.values() if gpu in run.gpus)

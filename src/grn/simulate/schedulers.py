@@ -14,6 +14,7 @@ from grn.model.job import Argument, Holder, Outcome, Profile, Request, Run
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
+    AskYield,
     Grant,
     JobStarted,
     Refuse,
@@ -64,6 +65,9 @@ class Scheduler(Protocol):
     def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]: ...
 
     def reserved_bytes(self, lease: str) -> int: ...
+
+    def asked_to_yield(self) -> list[str]:
+        """Return the leases asked to give way since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ class OfEngine:
         self.refused: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
+        self._asked: list[str] = []
         self._index = {gpu.uuid: place for place, gpu in enumerate(gpus)}
         empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
         self.engine.handle(JobStarted(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
@@ -179,6 +184,8 @@ class OfEngine:
             arguments=job.arguments,
             is_command=True,
             attempt=attempt,
+            yields=job.yields,
+            is_urgent=job.is_urgent,
         )
         granted = self._told(at, self.engine.handle(Requested(at, request)))
         if self.forecasts is not None and lease in self.engine.view.waitlist:
@@ -202,6 +209,11 @@ class OfEngine:
         held = self.engine.view.leases.get(lease)
         return held.reserved_bytes if held else 0
 
+    def asked_to_yield(self) -> list[str]:
+        """Return the leases asked to give way since the last call."""
+        asked, self._asked = self._asked, []
+        return asked
+
     def _told(self, at: float, actions: Sequence[Action]) -> list[SimulatedGrant]:
         granted = []
         for action in actions:
@@ -212,6 +224,8 @@ class OfEngine:
                 granted.append(SimulatedGrant(action.lease.id, places))
             elif isinstance(action, Refuse):
                 self.refused.append(action.key)
+            elif isinstance(action, AskYield):
+                self._asked.append(action.lease.id)
         self._time_first_runs(at)
         return granted
 
@@ -272,6 +286,10 @@ class Simple:
         if held.is_alone:
             return min(self.gpus[place].total_bytes for place in held.gpus)
         return self._need(held.job)
+
+    def asked_to_yield(self) -> list[str]:
+        """Return none: these policies let every job run to its end."""
+        return []
 
     def _need(self, job: SimulatedJob) -> int:
         return job.peak_bytes if self.mode == "gate" else self._peaks.get(job.job_type, 0)

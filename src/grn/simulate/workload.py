@@ -33,6 +33,9 @@ class SimulatedJob:
     starts_with: float = 1.0  # the share of its peak it has once it has loaded
     grown_at: float = 0.0  # the share of its run after which it has all
     is_jump: bool = False  # all at that moment, not little by little
+    yields: bool = False  # it gives way and runs again
+    is_urgent: bool = False
+    saves_work: bool = False  # what it has done before it gave way is not lost
     kind: str = ""  # decides which types it clashes with: its original type
 
     def memory_bytes(self, age_s: float, done: float) -> int:
