@@ -117,3 +117,17 @@ def test_a_job_whose_node_is_out_of_sight_is_told_with_that() -> None:
     assert "  attempt   1 on GPU 0 of gpu2: under way for 1m00s\n" in plain(job_text.job(row, NOW))
     assert f"running for 1m00s: {said}" in plain(job_text.explained(row, NOW))
     assert plain(job_text.jobs([row], NOW)).endswith(said)
+
+
+def test_what_is_expected_has_a_column_and_does_not_unfold_an_array() -> None:
+    why = "needs 2.0 GiB; starts in about {}s (1.0s to 9.0s)"
+    rows = [
+        JobRow(index, "queued", ("x",), name="grid", array_index=str(index), why=why.format(index))
+        for index in (3, 4)
+    ]
+    header, line = plain(job_text.jobs(rows, 0.0, is_expanded=False)).splitlines()
+
+    assert header.split()[-3:] == ["EXPECTED", "COMMAND", "WHY"]
+    assert line.startswith("3-4")
+    assert "starts in about 3s  grid[3-4]: x  needs 2.0 GiB" in line
+    assert "EXPECTED" not in plain(job_text.jobs([JobRow(1, "queued", ("x",))], 0.0))

@@ -110,9 +110,19 @@ def _driver() -> Finding:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
+        if _has_virtual_gpus():
+            return Finding(FINE, "no NVIDIA driver here; the negotiator has virtual GPUs")
         text = "no NVIDIA driver here; `grn start --virtual 2x2GiB` makes virtual GPUs"
         return Finding(NOTE, text)
     return Finding(FINE, "the NVIDIA driver library is there")
+
+
+def _has_virtual_gpus() -> bool:
+    try:
+        gpus = negotiator.ask_once({"op": "status"})["status"]["gpus"]
+    except GrnError:
+        return False
+    return any(gpu.get("kind") == "virtual" for gpu in gpus)
 
 
 def _settings() -> Iterator[Finding]:

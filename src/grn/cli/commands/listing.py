@@ -48,6 +48,7 @@ def ls(
     text = job_text.jobs(
         shown, time.time(), width(), has_sites=bool(answer.get("has_sites")),
         is_expanded=not is_folded, most=most, outside=others,
+        leases={row.id: row for row in status.leases} if status is not None else None,
     )  # fmt: skip
     if shown or others:
         echo(text)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from grn.cli.output.style import paint, state_style
 from grn.cli.output.table import labelled, table
 from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
-from grn.model.units import show_limit, show_size, show_time
+from grn.model.units import show_expected, show_limit, show_size, show_time
 from grn.protocol.rows import AttemptRow, JobRow, LeaseRow, WaitingRow
 
+_STARTS = "; starts "  # before the expected start, in a reason
 _INDEX = ("${GRN_ARRAY_INDEX}", "$GRN_ARRAY_INDEX")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 
@@ -62,7 +63,7 @@ def _is_alike(one: JobRow, other: JobRow) -> bool:
 
 
 def _alike(row: JobRow) -> tuple[object, ...]:
-    text = row.why if row.is_waiting else row.text
+    text = _without_start(row.why) if row.is_waiting else row.text
     return (row.name, row.argv, row.cwd, shown_state(row), row.where, row.priority, text)
 
 
@@ -75,6 +76,7 @@ def jobs(
     is_expanded: bool = True,
     most: int | None = None,
     outside: Sequence[LeaseRow | WaitingRow] = (),
+    leases: Mapping[str, LeaseRow] | None = None,
 ) -> str:
     """List jobs of the queue; with sites, or with jobs that ran elsewhere, tell where.
 
@@ -94,6 +96,7 @@ def jobs(
             ",".join(map(str, one.first.gpus)) if not one.first.is_waiting else "",
             _job_memory(one.first) if len(one.rows) == 1 else "",
             *_times(one.first, now),
+            _expected(one.first, leases or {}),
             one.command,
             "″" if width and why and why == before else why,
         ]
@@ -103,11 +106,32 @@ def jobs(
     lines[busy:busy] = [_lease_line(row, has_where) for row in outside if isinstance(row, LeaseRow)]
     lines += [_lease_line(row, has_where) for row in outside if isinstance(row, WaitingRow)]
     where = ["WHERE"] if has_where else []
-    headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "AGO", "COMMAND", "WHY"]
-    if not any(row.has_ended for row in rows):  # AGO is for those
-        place = headers.index("AGO")
-        headers, lines = _without(headers, place), [_without(line, place) for line in lines]
-    return table(headers, lines, width, elastic=("COMMAND", "WHY"), spare=("USED/RESERVED",))
+    headers = ["ID", "STATE", *where, "GPU", "USED/RESERVED", "FOR", "AGO", "EXPECTED", "COMMAND",
+               "WHY"]  # fmt: skip
+    for name in ("AGO", "EXPECTED"):  # of ended jobs, and where something is expected
+        place = headers.index(name)
+        if not any(line[place] for line in lines):
+            headers, lines = _without(headers, place), [_without(line, place) for line in lines]
+    spare = ("USED/RESERVED", "EXPECTED")
+    return table(headers, lines, width, elastic=("COMMAND", "WHY"), spare=spare)
+
+
+def _expected(row: JobRow, leases: Mapping[str, LeaseRow]) -> str:
+    """Say when a waiting job is expected to start, or a running one to end."""
+    if row.is_waiting:
+        return row.why.rpartition("; ")[2].partition(" (")[0] if _STARTS in row.why else ""
+    lease = leases.get(row.lease or "")
+    return _ends(lease) if lease is not None and not row.has_ended else ""
+
+
+def _ends(lease: LeaseRow) -> str:
+    found = lease.ends_in_s
+    return show_expected("ends", found).partition(" (")[0] if found is not None else ""
+
+
+def _without_start(why: str) -> str:
+    """Return a reason without the expected start, which has a column of its own."""
+    return why.rpartition("; ")[0] if _STARTS in why else why
 
 
 def _times(row: JobRow, now: float) -> tuple[str, str]:
@@ -130,7 +154,12 @@ def _lease_line(row: LeaseRow | WaitingRow, has_where: bool) -> list[str]:
     else:
         why = harmless(row.why)
     where = ["local"] if has_where else []
-    return [row.id, row.state, *where, gpus, memory, show_time(row.for_s), "",
+    expected = ""
+    if isinstance(row, LeaseRow):
+        expected = _ends(row)
+    elif row.starts_in_s is not None:
+        expected = show_expected("starts", row.starts_in_s).partition(" (")[0]
+    return [row.id, row.state, *where, gpus, memory, show_time(row.for_s), "", expected,
             called(row), why]  # fmt: skip
 
 
@@ -263,7 +292,7 @@ def _starts(row: JobRow, now: float) -> str:
 
 
 def _reason(row: JobRow) -> str:
-    return "" if row.why in ("running", "starting") else harmless(row.why)
+    return "" if row.why in ("running", "starting") else harmless(_without_start(row.why))
 
 
 def counts(numbers: dict[str, int]) -> str:
