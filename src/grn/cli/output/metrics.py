@@ -109,7 +109,7 @@ def _queue(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:
     counts: list[Sample] = [({"state": name}, count) for name, count in facts.counts.items()]
     yield "grn_queue_jobs", "gauge", "Jobs of this user's queue, by state.", counts
     held = sum(row.is_held for row in picture.jobs.values())
-    yield "grn_queue_held_jobs", "gauge", "Of the queued ones, those kept back.", [({}, held)]
+    yield "grn_queue_held_jobs", "gauge", "Queued jobs that are held.", [({}, held)]
     drained = float(facts.drained)
     yield "grn_queue_drained", "gauge", "1 while it starts nothing more.", [({}, drained)]
     trouble = float(bool(facts.trouble))

@@ -107,7 +107,7 @@ function lock() {
   view = null;
   document.getElementById("view").replaceChildren(
     el("h1", {}, "This page is locked"),
-    el("p", { class: "empty" }, "Open the link that ", el("code", {}, "grn web"), " prints in your terminal. That link opens once; ", el("code", {}, "grn web --link"), " prints one that opens as often as you like."));
+    el("p", { class: "empty" }, "Open the link that ", el("code", {}, "grn web"), " prints in your terminal. That link opens once; ", el("code", {}, "grn web --link"), " prints one that opens any number of tabs."));
 }
 
 function show() {

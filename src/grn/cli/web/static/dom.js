@@ -98,7 +98,7 @@ export function table(columns, rows, { stack = true, kind = "", empty = "", sort
   return el("div", { class: "scroll" }, el("table", { class: `${stack ? "stack" : ""} ${kind}` }, el("thead", {}, head), el("tbody", {}, body)));
 }
 
-// A tip beside the pointer, also for those who walk with the keyboard.
+// A tip beside the pointer, or below an element that has the keyboard's focus.
 export function tip(node, text) {
   const box = document.getElementById("tip");
   const show = (x, y) => {
