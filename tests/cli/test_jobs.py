@@ -608,8 +608,10 @@ def test_what_runs_outside_the_queue_is_in_the_list_and_its_id_is_taken(queue: Q
     for words in (("logs", lease), ("hold", lease), ("edit", lease, "--priority", "1")):
         refused = queue(*words)
         assert (refused.code, f"{lease} runs outside the queue" in refused.err) == (2, True)
+    waiter = queue.start("wait", lease)
     assert queue("cancel", lease).code == 0
     assert running.wait().code == 128 + signal.SIGTERM
+    assert waiter.wait().code == 0
     assert outside(queue) == []
 
 

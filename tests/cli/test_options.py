@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from grn.cli import app, options, quick
 from grn.cli.help import GrnCommand
+from grn.cli.man_page import man_page
 
 SEED = 7
 VALUES = ("1", "0", "-3", "x", "", "6GiB", "a=b", "--", "-", "-5000", "2000", "always", "³", "007")
@@ -98,3 +100,26 @@ def test_help_shows_options_in_sections_and_examples_last(
     assert places == sorted(places)
     assert "[default: 1]" in text
     assert "x>=1" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "word"),
+    [
+        (["submit"], "--pri", "--priority"),
+        (["ls", "--state"], "fai", "failed"),
+        (["sweep"], "pl", "plot"),
+        ([], "subm", "submit"),
+    ],
+)
+def test_shells_complete_flags_states_and_commands(words: list[str], begun: str, word: str) -> None:
+    found = ShellComplete(app.grn, {}, "grn", "_GRN_COMPLETE").get_completions(words, begun)
+    assert [one.value for one in found] == [word]
+
+
+def test_every_command_has_a_manual_page() -> None:
+    for name in app.COMMANDS:
+        command = app.grn.get_command(click.Context(app.grn), name)
+        assert command is not None
+        text = man_page(f"grn {name}", command, click.Context(command))
+        assert text.startswith(f'.TH "GRN-{name.upper()}" 1')
+        assert ".SH EXAMPLES" in text

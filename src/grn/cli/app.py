@@ -203,8 +203,10 @@ class LazyGroup(GrnGroup):
         names = {one.name for one in command.params}
         if "as_json" in names and "color" not in names:  # a list: `grn history --color always`
             command.params.append(_color())
-        for param in command.params:
-            complete.attach(param)
+        below = command.commands.values() if isinstance(command, click.Group) else ()
+        for one in (command, *below):
+            for param in one.params:
+                complete.attach(param)
         return command
 
     def resolve_command(

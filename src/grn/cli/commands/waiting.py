@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ import click
 from grn.cli.help import command, flag
 from grn.cli.output import job_text
 from grn.cli.output.style import paint, state_style
-from grn.cli.selection import resolve
+from grn.cli.selection import jobs_and_leases
 from grn.client import queue
+from grn.client.state_mirror import StateMirror
 from grn.client.submit import exit_code_of
 from grn.errors import GrnError, UsageError
 from grn.model.text import counted, harmless
 from grn.model.units import show_time
-from grn.protocol.rows import JobEnd, JobRow, read, read_all
+from grn.protocol.rows import JobEnd, JobRow, LeaseRow, WaitingRow, read, read_all
 
 if TYPE_CHECKING:
     from grn.cli.output.progress import ProgressLine
@@ -41,7 +43,8 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
         rows = queue.look({"op": "list", "which": "alive", "most": 1_000_000})["jobs"]
         ids = [row["id"] for row in rows]
     elif jobs:
-        ids = resolve(jobs)
+        ids, leases = jobs_and_leases(jobs)
+        _wait_outside(leases)
     else:
         raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
     ids, are_held = _without_held(ids)
@@ -74,6 +77,17 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
     if failed:
         return exit_code_of(failed[0].reason, failed[0].status, failed[0].signal)
     return NEVER_RAN if are_held and not everything else 0
+
+
+def _wait_outside(leases: Sequence[LeaseRow | WaitingRow]) -> None:
+    """Wait until calls and commands outside the queue have given their GPUs back."""
+    left = {row.id for row in leases}
+    if left:
+        with StateMirror(with_queue=False) as watch:
+            picture = watch.look()
+            while left & (picture.leases.keys() | picture.waiting.keys()):
+                watch.wait(None)
+                picture = watch.picture
 
 
 def _without_held(ids: list[int]) -> tuple[list[int], bool]:
