@@ -56,7 +56,8 @@ def main() -> None:
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         os.environ.pop("NO_COLOR", None)
         os.chdir(folder)
-        Path("train.py").write_text(TRAIN)
+        for name in ("train.py", "pretrain.py"):  # the short runs of the sweep are another type
+            Path(name).write_text(TRAIN)
         grn("start", "--virtual", "2x2GiB", "--background")
         try:
             draw_sweep()
@@ -79,7 +80,7 @@ def grn(*words: str) -> str:
 
 def submit() -> None:
     """Fill the machine: some jobs run, some wait, one is held, one has failed."""
-    train = ("--", "python", "train.py")
+    train = ("--", "python", "pretrain.py")
     grn("submit", "--name", "gpt2 seed 1", "--mem", "900MiB", *train, "--mib", "800")
     grn("submit", "--name", "bert finetune", "--mem", "600MiB", *train, "--mib", "500")
     grn("submit", "--array", "0-3", "--name", "seed", "--mem", "500MiB", *train, "--mib", "400")
