@@ -95,6 +95,7 @@ def _the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRN_RUNTIME_DIR", f"{NOWHERE}/run")
     monkeypatch.setenv("GRN_STATE_DIR", f"{NOWHERE}/state")
     monkeypatch.setenv("GRN_CONFIG", f"{NOWHERE}/config.toml")
+    monkeypatch.setenv("GRN_COLD_START", "1")
 
 
 @pytest.fixture

@@ -289,6 +289,7 @@ class Story:
             "GRN_STATE_DIR": str(folder / "state"),
             "GRN_CONFIG": str(folder / "config.toml"),
             "GRN_SAMPLE_S": "0.1",
+            "GRN_COLD_START": "1",  # commands come from `tests/warm.py`
             "STORY": str(folder),
             "PYTHONPATH": PYTHON_PATH,
         }

@@ -5,7 +5,6 @@ Only reads; callers create folders or refuse them.
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
 
@@ -61,15 +60,19 @@ def _link_of_another(path: str) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=1024)  # a directory service may answer slowly
+_user_names: dict[int, str] = {}  # a directory service may answer slowly
+
+
 def user_name(user: int) -> str:
     """Return the name of a user; the number where there is no name."""
-    import pwd
+    if user not in _user_names:
+        import pwd
 
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
+        try:
+            _user_names[user] = pwd.getpwuid(user).pw_name
+        except KeyError:
+            _user_names[user] = str(user)
+    return _user_names[user]
 
 
 def own_socket() -> str:
@@ -133,6 +136,11 @@ def queue_socket() -> str:
     if not os.access(parent, os.W_OK) and os.path.isdir(parent) and not os.path.isdir(own):
         own = f"{SHARED_RUNTIME_DIR}-{os.getuid()}"  # beside /run/grn only root can make one
     return os.path.join(own, "queue.sock")
+
+
+def commands_socket() -> str:
+    """Return the socket at which the queue has commands of `grn` forked."""
+    return os.path.join(os.path.dirname(queue_socket()), "commands.sock")
 
 
 def former_queue_socket() -> str:

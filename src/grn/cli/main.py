@@ -1,11 +1,11 @@
-"""The first step of `grn`: quick commands go straight to their file, all others through click."""
+"""The first step of `grn`: a fork of the fork server, else a quick command's file, else click."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from grn.cli import quick
+from grn.cli import fork_client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +14,28 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run one command and exit with its status."""
+    is_served = sys.argv[1:2] and sys.argv[1] in fork_client.SERVED
+    if (is_served or "_GRN_COMPLETE" in os.environ) and fork_client.COLD not in os.environ:
+        from grn import paths
+
+        try:
+            status = fork_client.run(paths.commands_socket(), sys.argv)
+        except KeyboardInterrupt:
+            status = 130
+        if status is not None:
+            os._exit(status)  # this process has opened and printed nothing
+    run_here()
+
+
+def run_here() -> None:
+    """Run one command in this process and exit with its status."""
     name, words = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name == "agent":
         from grn.cli.commands import agent
 
         sys.exit(agent.main(words))
+    from grn.cli import quick
+
     if name in quick.COMMANDS and "_GRN_COMPLETE" not in os.environ:
         given = quick.read_words(name, words)
         if given is not None:
@@ -36,6 +53,8 @@ def _run(name: str, given: dict[str, Any]) -> int:
         from grn.cli.output import terminal
 
         terminal.choose_colour(when)
+    from grn.cli import quick
+
     return quick.COMMANDS[name].function()(**given)
 
 

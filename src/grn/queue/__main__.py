@@ -24,6 +24,7 @@ from grn.errors import GrnError
 from grn.proc.processes import boot_id, mounts
 from grn.proc.spawn import SERVICE
 from grn.queue.engine import QueueEngine
+from grn.queue.fork_server import ForkServer
 from grn.queue.handlers import VERBS
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
@@ -93,6 +94,8 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     gc.set_threshold(*_COLLECT)
     gc.enable()
     await ground.serve(server.connection)
+    fork_server = ForkServer(paths.commands_socket())
+    fork_server.open()
     tasks = [
         asyncio.create_task(loop.leases.keep_connected()),
         asyncio.create_task(ground.look_after(stopped.set)),
@@ -103,6 +106,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     process.report(ready_fd, "ready")
     await stopped.wait()
     ground.close()
+    fork_server.close()
     for task in tasks:
         task.cancel()
     if loop.fleet is not None:
