@@ -64,7 +64,7 @@ def a_spec(job: int = 1, **changes: Any) -> JobSpec:
 
 def kept(job: int = 1, state: JobState = JobState.QUEUED, **changes: Any) -> Kept:
     """Return a job as a journal has it; words that are not of `Kept` are for its spec."""
-    own = {name: changes.pop(name) for name in tuple(changes) if name in Kept.__slots__}
+    own = {name: changes.pop(name) for name in tuple(changes) if name in Kept._fields}
     return Kept(**{"spec": a_spec(job, **changes), "state": state, "place": job} | own)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
@@ -1248,7 +1246,7 @@ def test_no_more_jobs_of_an_array_run_at_once_than_its_limit() -> None:
 def test_the_limit_of_an_array_holds_after_a_restart() -> None:
     runs = Kept(a_spec(1, array=1, array_limit=1), JobState.RUNNING, 1, place=1, lease="one")
     waits = Kept(a_spec(2, array=1, array_limit=1), JobState.QUEUED, place=2)
-    line = Line(replace(runs, found=AttemptFate.ALIVE), waits)
+    line = Line(runs._replace(found=AttemptFate.ALIVE), waits)
     assert line.asked == []
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from grn.queue.events import (
@@ -58,7 +57,7 @@ class Row:
                 self.place, self.spared)  # fmt: skip
 
     def kept(self, found: AttemptFate | None, lease: str) -> Kept:
-        spec = replace(self.spec, priority=self.priority)  # the journal has one column for both
+        spec = self.spec._replace(priority=self.priority)  # the journal has one column for both
         return Kept(spec, self.state, self.attempt, self.tries, self.memory, self.held, self.place,
                     found, lease, self.spared)  # fmt: skip
 

@@ -24,7 +24,7 @@ from grn.proc import pidfd, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from grn.client.connection import Steps
     from grn.wire import Message
@@ -60,11 +60,20 @@ def connect(*, may_start: bool = True) -> Connection:
     return _connect_now()
 
 
-def ask(message: Message, *, may_start: bool = True, timeout_s: float = SUBMIT_S) -> Message:
-    """Ask the queue one question."""
+def ask(
+    message: Message,
+    *,
+    may_start: bool = True,
+    timeout_s: float = SUBMIT_S,
+    meanwhile: Callable[[], None] | None = None,
+) -> Message:
+    """Ask the queue one question; `meanwhile` is called before the answer is waited for."""
     connection = connect(may_start=may_start)
     try:
-        return drive(connection.ask(message, timeout_s))
+        drive(connection.send(message))
+        if meanwhile is not None:
+            meanwhile()
+        return drive(connection.receive(timeout_s))
     except TimeoutError as error:
         raise DaemonError(
             f"the queue did not answer within {timeout_s:.0f} s.",
@@ -96,13 +105,16 @@ def typed(row: Message) -> Message:
     return row
 
 
-def submit(message: Message) -> Message:
-    """Submit; when the answer is lost, repeat it with the same key, which submits once only."""
+def submit(message: Message, meanwhile: Callable[[], None] | None = None) -> Message:
+    """Submit; when the answer is lost, repeat it with the same key, which submits once only.
+
+    `meanwhile` is called at each try, while the queue works.
+    """
     message["key"] = os.urandom(12).hex()
     may_be_in = False
     for tries_left in reversed(range(TRIES)):
         try:
-            return ask(dict(message))
+            return ask(dict(message), meanwhile=meanwhile)
         except (DaemonError, MachineError) as error:
             may_be_in = may_be_in or type(error) is DaemonError  # sent, and not answered
             if tries_left:

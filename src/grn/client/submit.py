@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
+from itertools import islice
 
 from grn import wire
 from grn.client import job_request, queue
@@ -13,7 +15,7 @@ from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from typing import Any
 
     from grn.wire import Message
@@ -277,18 +279,34 @@ def edited(options: dict[str, Any]) -> Message:
     return message
 
 
-def send(jobs: list[Message], shared: Message, *, is_quiet: bool = False) -> list[int]:
-    """Send jobs, a thousand in a message; return their ids. Each message is accepted whole."""
+def send(jobs: Iterable[Message], shared: Message, *, is_quiet: bool = False) -> list[int]:
+    """Send jobs, a thousand in a message; return their ids. Each message is accepted whole.
+
+    The jobs of the next message are made while the queue writes the last one.
+    """
     ids: list[int] = []
-    for start in range(0, len(jobs), JOBS_PER_MESSAGE):
-        part = jobs[start : start + JOBS_PER_MESSAGE]
-        answer = queue.submit({"op": "submit", "jobs": part, **shared})
+    left = iter(jobs)
+    part = _take(left)
+    while part:
+        following: list[Message] = []
+        answer = queue.submit(
+            {"op": "submit", "jobs": part, **shared}, partial(_take_once, left, following)
+        )
         if "array_limit" in shared:
             shared.setdefault("array_first", answer["first"])
-        ids += range(answer["first"], answer["first"] + answer["count"])
-        if answer["trouble"] and start == 0 and not is_quiet:
+        if answer["trouble"] and not ids and not is_quiet:
             print(f"grn: accepted, but: {answer['trouble']}", file=sys.stderr)
+        ids += range(answer["first"], answer["first"] + answer["count"])
+        part = following
     return ids
+
+
+def _take(jobs: Iterator[Message]) -> list[Message]:
+    return list(islice(jobs, JOBS_PER_MESSAGE))
+
+
+def _take_once(jobs: Iterator[Message], taken: list[Message]) -> None:
+    taken += () if taken else _take(jobs)
 
 
 def _all_after(given: Any) -> list[list[Any]]:

@@ -12,13 +12,14 @@ import os
 import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from grn.errors import MachineError
 
 log = logging.getLogger(__name__)
+SEPARATOR = "\x1f"  # of the columns in a checksum
 MAX_COMPLAINTS = 10_000
 _OF_DISK = (  # messages of SQLite: `sqlite_errorcode` is not there before Python 3.11
     "unable to open", "disk I/O", "disk is full", "locked", "locking protocol", "interrupted",
@@ -153,7 +154,17 @@ def _change(
 
 def checksum(*values: Any) -> int:
     """Return the CRC-32 of columns as SQLite returns them; the same on every Python."""
-    return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
+    return text_checksum(joined(values))
+
+
+def joined(values: Iterable[Any]) -> str:
+    """Return columns as the text of which a checksum is made."""
+    return SEPARATOR.join(map(str, values))
+
+
+def text_checksum(text: str) -> int:
+    """Return the CRC-32 of columns that were joined."""
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def is_intact(stored: object, values: tuple[Any, ...]) -> bool:

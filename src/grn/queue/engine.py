@@ -179,7 +179,7 @@ class QueueEngine:
             yield from self._table.unask(job)
             if event.priority is not None:
                 job.priority = event.priority
-                job.spec = replace(job.spec, priority=event.priority)
+                job.spec = job.spec._replace(priority=event.priority)
             if event.to_front is not None:
                 job.place = first - len(moving) + step if event.to_front else last + 1 + step
             self._table.ready.add(job)

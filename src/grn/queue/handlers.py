@@ -447,7 +447,7 @@ def _edited(job: NewJob, message: queue_requests.EditRequest) -> NewJob:
         queue_requests.check_word(message.cwd)
     if message.only is not UNSET and message.only:
         parse_hours(message.only)
-    return replace(job, spec=replace(job.spec, **spec), shared=replace(job.shared, **shared))
+    return replace(job, spec=job.spec._replace(**spec), shared=replace(job.shared, **shared))
 
 
 def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:

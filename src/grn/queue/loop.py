@@ -187,7 +187,7 @@ class QueueLoop:
         log.info(
             "action=recover job=%d attempt=%d found=%s", kept.spec.id, kept.attempt, fate.value
         )
-        return replace(kept, found=fate, fault=fault)
+        return kept._replace(found=fate, fault=fault)
 
     # --- a turn --------------------------------------------------------------------------
 

@@ -199,7 +199,7 @@ def test_a_job_is_submitted_again_as_a_new_one_of_its_own(journals: Journals) ->
 
     again = journals().submitted_again(job_id, 41)
     alone = {"priority": 7, "after": (), "submitter": "", "is_fail_fast": False}
-    assert again.spec == replace(given.spec, id=41, **alone)
+    assert again.spec == given.spec._replace(id=41, **alone)
     assert (again.extra, again.arguments, again.code) == ({"X": "1"}, {"lr": 0.1}, "")
     assert (tuple(again.argv), again.shared) == (given.argv, given.shared)
 
@@ -265,7 +265,7 @@ def test_what_is_saved_of_a_job_is_read_again(journals: Journals) -> None:
         lease="L",
     )  # fmt: skip
     other_boot = journals(boot="boot-2").kept()[1]
-    assert other_boot == replace(kept, lease="", is_same_boot=False)
+    assert other_boot == kept._replace(lease="", is_same_boot=False)
 
 
 def test_an_attempt_whose_begin_is_missing_is_not_run_again(journals: Journals) -> None:

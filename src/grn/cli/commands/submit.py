@@ -8,6 +8,7 @@ from grn.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from grn.wire import Message
@@ -27,7 +28,8 @@ def run(
         from grn.model.ranges import parse_array
 
         numbers, limit = parse_array(array)
-        jobs = [{**jobs[0], "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in numbers]
+        job = next(jobs)
+        jobs = ({**job, "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in numbers)
     pairs = dict(_pair(text) for text in env)
     cwd, is_here = shared["cwd"], shared["at"] in ("", "local")
     without = shared.pop("avoid")
@@ -62,10 +64,10 @@ def _commands(
 
 def _jobs(
     commands: list[list[str]], job_type: str | None, name: str, cwd: str | None
-) -> list[Message]:
+) -> Iterator[Message]:
     from grn.client.submit import wanted
 
-    return [wanted(argv, job_type, name, cwd) for argv in commands]
+    return (wanted(argv, job_type, name, cwd) for argv in commands)
 
 
 def _wait(ids: list[int], quiet: bool) -> int:

@@ -21,7 +21,7 @@ from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
 from grn.queue.events import Action, SaveEnd
 from grn.queue.job import BUSY, EndReason, Kept
-from grn.queue.journal import rows
+from grn.queue.journal import new_rows, rows
 from grn.queue.journal.journal_file import Disk, NotWritten
 from grn.queue.journal.rows import Command, DamagedRow, NewJob, SharedCommand
 
@@ -79,15 +79,15 @@ class Journal:
         now = self._wall()
         environments: dict[int, int] = {}
 
-        def new_rows() -> Iterable[tuple[Any, ...]]:
-            for job_id, job in enumerate(jobs, first_id):
-                identity = id(job.shared)
-                if identity not in environments:
-                    environments[identity] = self._environment_id(job.shared.environment)
-                yield rows.of_job(job_id, job, environments[identity], now, is_held)
+        def environment_of(shared: SharedCommand) -> int:
+            if id(shared) not in environments:
+                environments[id(shared)] = self._environment_id(shared.environment)
+            return environments[id(shared)]
 
         with self._disk.transaction(may_use_ballast=False):
-            self._db.executemany(rows.INSERT, new_rows())
+            self._db.executemany(
+                rows.INSERT, new_rows.of_jobs(first_id, jobs, environment_of, now, is_held)
+            )
             self._db.execute(
                 "INSERT INTO submits VALUES (?,?,?,?)", (key, first_id, len(jobs), now)
             )
@@ -191,7 +191,7 @@ class Journal:
         lease, boot = self.lease_of(kept.spec.id, kept.attempt)
         fault = kept.fault if boot else kept.fault or rows.RUN_NO_MORE
         is_same = boot in ("", self._boot) or "/" in lease  # a node has boots of its own
-        return replace(kept, lease=lease if is_same else "", fault=fault, is_same_boot=is_same)
+        return kept._replace(lease=lease if is_same else "", fault=fault, is_same_boot=is_same)
 
     def _latest_attempt(self, job_id: int) -> object:
         sql = "SELECT max(attempt) FROM attempts WHERE job = ?"
@@ -256,8 +256,8 @@ class Journal:
         It has its present priority, and no code: its script may have been mended since.
         """
         job = self.as_submitted(job_id)
-        spec = replace(
-            job.spec, id=new_id, after=(), submitter="", is_fail_fast=False, array=0,
+        spec = job.spec._replace(
+            id=new_id, after=(), submitter="", is_fail_fast=False, array=0,
             array_limit=0,
         )  # fmt: skip
         return replace(job, spec=spec, code="")
@@ -282,7 +282,7 @@ class Journal:
         submitted_at = self._submitted(job.spec.id)["submitted_at"]
         with self._disk.transaction():
             environment = self._environment_id(job.shared.environment)
-            self._db.execute(rows.REPLACE, rows.of_edited(job, environment, submitted_at))
+            self._db.execute(rows.REPLACE, new_rows.of_edited(job, environment, submitted_at))
 
     def _submitted(self, job_id: int) -> dict[str, Any]:
         found = self._disk.read(f"SELECT {rows.SUBMITTED} FROM jobs WHERE id = ?", (job_id,))

@@ -40,12 +40,13 @@ _SUBMITTED = (
 # Of a job without a group these are blank, and not part of its checksum: journals from before
 # there were groups need no new ones.
 _GROUP = ("group_name", "submitter", "log", "is_fail_fast", "policy", "at", "options", "tags")
+_NO_GROUP = ("", "", "", 0, "", "", "", "")
 # Fields of a JobSpec that few jobs set: together one JSON object, in the column `options`.
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "on": str, "without": tuple, "array": int, "array_limit": int, "begin_at": float,
     "only": str, "yields": bool, "at_least_s": float, "is_urgent": bool,
 }  # fmt: skip
-_STATE = (
+STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
 )  # fmt: skip
 _BEGUN = ("job", "attempt", "lease", "gpus", "boot", "reserved_bytes", "began_at")
@@ -59,7 +60,7 @@ _SPEC = (
 _of_spec = itemgetter(*(_COLUMNS.index(name) for name in _SPEC))
 SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
 BEGUN = f"{', '.join(_BEGUN)}, checksum"
-KEPT = f"{SUBMITTED}, {', '.join(_STATE)}, state_checksum, reason"
+KEPT = f"{SUBMITTED}, {', '.join(STATE)}, state_checksum, reason"
 SHOWN = (
     "jobs.id, name, argv, cwd, label, job_type, jobs.gpus AS gpus_asked, mem_bytes, is_exclusive,"
     " after, retries, may_requeue, time_limit_s, submitted_at, state, jobs.attempt, is_held,"
@@ -90,8 +91,8 @@ SHOWN_NAMES, PROGRESS_NAMES = _names(SHOWN), _names(PROGRESS)
 _SUBMITTED_COLUMNS = "=?, ".join((*_SUBMITTED, *_GROUP))
 REPLACE = f"UPDATE jobs SET {_SUBMITTED_COLUMNS}=?, checksum=? WHERE id=?"
 INSERT = (
-    f"INSERT INTO jobs ({SUBMITTED}, {', '.join(_STATE)}, state_checksum)"
-    f" VALUES ({','.join('?' * (len(_SUBMITTED) + len(_GROUP) + len(_STATE) + 2))})"
+    f"INSERT INTO jobs ({SUBMITTED}, {', '.join(STATE)}, state_checksum)"
+    f" VALUES ({','.join('?' * (len(_SUBMITTED) + len(_GROUP) + len(STATE) + 2))})"
 )
 NEVER_RUN = "the journal's record of it is damaged: it is kept there and was not run"
 RUN_NO_MORE = "the journal's record of it is damaged: it is kept there and is not run again"
@@ -204,35 +205,7 @@ def _lower(word: str) -> str:
     return "".join(char.lower() if char.isascii() else char for char in word)
 
 
-def of_job(
-    job_id: int, job: NewJob, environment: int, now: float, is_held: bool
-) -> tuple[Any, ...]:
-    """Return the columns of a new job, as SQLite returns them, with their checksums."""
-    shared, spec = job.shared, job.spec
-    after = json.dumps([[one.job, one.must_be_ok] for one in spec.after]) if spec.after else ""
-    limit_s = shared.time_limit_s
-    submitted = (
-        job_id, job.name, _json(job.argv), shared.cwd, environment,
-        _json(job.extra), shared.umask, shared.notify,
-        None if limit_s is None else float(limit_s), spec.job_type, spec.label,
-        _json(job.arguments), spec.gpus, spec.mem_bytes, int(spec.is_exclusive), after,
-        spec.retries, int(spec.may_requeue), float(now), job.code,
-    )  # fmt: skip
-    group = (
-        spec.group, spec.submitter, job.log, int(spec.is_fail_fast), spec.policy, spec.at,
-        _options(spec, shared), show_tags(spec.tags),
-    )  # fmt: skip
-    state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority, job_id, 0)
-    return (*submitted, *group, checksum(*submitted, *_told(group)), *state, checksum(*state))
-
-
-def of_edited(job: NewJob, environment: int, submitted_at: float) -> tuple[Any, ...]:
-    """Return the values of `REPLACE`: the submitted columns of an edited job."""
-    row = of_job(job.spec.id, job, environment, submitted_at, is_held=False)
-    return (*row[: -len(_STATE) - 1], job.spec.id)
-
-
-def _json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Encode as JSON of ASCII characters, as `matching` expects it; quickly where it can be."""
     try:
         return _encode_json(value).decode("ascii")
@@ -240,12 +213,14 @@ def _json(value: Any) -> str:
         return json.dumps(value)
 
 
-def _told(group: tuple[Any, ...]) -> tuple[Any, ...]:
+def told(group: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the columns of a group that a checksum covers."""
+    if group == _NO_GROUP:
+        return ()
     last = len(group)
     while last > 4 and not group[last - 1]:  # versions 5 to 9 had fewer columns
         last -= 1
-    return group[:last] if group[:last] != ("", "", "", 0) else ()
+    return group[:last] if group[:last] != _NO_GROUP[:4] else ()
 
 
 def show_tags(tags: Sequence[str]) -> str:
@@ -253,7 +228,7 @@ def show_tags(tags: Sequence[str]) -> str:
     return f" {' '.join(tags)} " if tags else ""
 
 
-def _options(spec: JobSpec, shared: SharedCommand) -> str:
+def options_of(spec: JobSpec, shared: SharedCommand) -> str:
     """Spell the options that few jobs set, empty when this job sets none."""
     given = {name: value for name in _OPTIONS if (value := getattr(spec, name))}
     if shared.send is not None:
@@ -274,7 +249,7 @@ def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
 def _check(row: tuple[Any, ...]) -> None:
     """Raise DamagedRow when the submitted columns do not match their checksum, the last column."""
     count = len(_SUBMITTED)
-    if not is_intact(row[-1], row[:count] + _told(row[count:-1])):
+    if not is_intact(row[-1], row[:count] + told(row[count:-1])):
         raise DamagedRow(NEVER_RUN)
 
 
@@ -393,7 +368,7 @@ def fill_checksums(db: sqlite3.Connection) -> None:
     lenient, db.text_factory = db.text_factory, _undecoded  # undecodable text will not match
     for table, columns, target in (
         ("jobs", _SUBMITTED, "checksum"),
-        ("jobs", _STATE, "state_checksum"),
+        ("jobs", STATE, "state_checksum"),
         ("attempts", _BEGUN, "checksum"),
         ("identity", ("name",), "checksum"),
     ):
@@ -418,7 +393,7 @@ def _save_state(db: sqlite3.Connection, action: SaveState, _boot: str, now: floa
         int(action.is_held), action.priority, action.place, action.spared,
     )  # fmt: skip
     db.execute(
-        f"UPDATE jobs SET {'=?, '.join(_STATE)}=?, state_checksum=?,"
+        f"UPDATE jobs SET {'=?, '.join(STATE)}=?, state_checksum=?,"
         " started_at=ifnull(?, started_at) WHERE id=?",
         (*state, checksum(*state), started_at, action.job),
     )
