@@ -14,7 +14,7 @@ import click
 import pytest
 
 from grn.cli import app
-from grn.cli.commands import execute
+from grn.cli.commands import leased_command
 from grn.errors import BY_CODE
 from grn.model.units import GiB
 from grn.negotiator.events import WaitReason
@@ -130,7 +130,7 @@ def test_every_exit_code_is_in_the_table() -> None:
     table = page("commands.md").partition("## Exit status")[2].partition("\n## ")[0]
     shown = re.findall(r"^\| (\d+)", table, re.MULTILINE)
     codes = {0, 128, 130, *(kind.exit_code for kind in BY_CODE.values())}
-    codes |= {execute.OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND}
+    codes |= {leased_command.OWN_TROUBLE, NOT_RUNNABLE, NOT_FOUND}
 
     assert set(map(int, shown)) >= codes
 

@@ -34,6 +34,11 @@ def run_here() -> None:
         from grn.cli.commands import agent
 
         sys.exit(agent.main(words))
+    if name == "exec" and words[:1] == ["--"] and words[1:]:
+        from grn.cli import guard
+        from grn.cli.commands import leased_command
+
+        sys.exit(guard.run(lambda: leased_command.run(tuple(words[1:]))))
     from grn.cli import quick
 
     if name in quick.COMMANDS and "_GRN_COMPLETE" not in os.environ:
