@@ -39,7 +39,8 @@ class RunOrLook(GrnGroup):
     """A group whose first word may be a command of the user's: then it is run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
+        is_completed = not args and ctx.resilient_parsing  # then all commands are offered
+        if not is_completed and (not args or args[0] not in self.commands):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
