@@ -9,6 +9,7 @@ backfilled any more. The garbage collector runs as it does in a negotiator.
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import rig
 
-from grn.model.gpu import Gpu, Reading
+from grn.model.gpu import Gpu, GpuHealth, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB, MiB
 from grn.negotiator.engine import Engine
@@ -25,6 +26,7 @@ from grn.negotiator.schedule.ledger import Rules
 
 USERS, EVENTS, SAMPLES = 20, 1_000, 20
 TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 20.0
+CHANGING = 0.02  # of the GPUs: their memory differs from one sample to the next
 PASSING_S = 5.0  # between two samples while time passes
 
 
@@ -54,13 +56,14 @@ class Crowd:
         self._waiting: list[str] = []
         self.spent_ms: list[float] = []  # time of the processor, whoever else wants it
         gpus = tuple(Gpu(f"GPU-{n}", n, "model", 40 * GiB) for n in range(size.gpus))
-        self._empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
+        self._draw = random.Random(1)
+        empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
         known = tuple(
             Profile(_type(n), "model", _type(n), 1000, (_run(n, size), _run(n, size)))
             for n in range(size.types)
             if n % 100 != 9
         )
-        self.engine.handle(JobStarted(0.0, gpus, self._empty, profiles=known))
+        self.engine.handle(JobStarted(0.0, gpus, empty, profiles=known))
 
     def ask(self) -> float:
         """A newcomer asks."""
@@ -90,7 +93,20 @@ class Crowd:
 
     def sample(self) -> float:
         """All GPUs are read."""
-        return self._timed(Sampled(self._later(), self._empty))
+        return self._timed(Sampled(self._later(), self._readings()))
+
+    def _readings(self) -> tuple[Reading, ...]:
+        """Show another load of each GPU, and another memory of the jobs of one in fifty."""
+        readings = []
+        for uuid, book in self.engine.view.books.items():
+            more = MiB * (self._draw.random() < CHANGING)
+            uses = tuple(
+                ProcessUse(200_000 + int(one, 16), lease.reserved_on(uuid) * 2 // 3 + more, (one,))
+                for one, lease in book.leases.items()
+            )
+            used = sum(use.used_bytes or 0 for use in uses)
+            readings.append(Reading(uuid, GpuHealth.OK, used, self._draw.randrange(100), uses))
+        return tuple(readings)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, with samples, while all jobs go on."""

@@ -385,7 +385,8 @@ class Engine:
         for reading in event.readings:
             book = self._books.get(reading.uuid)
             if book is not None:
-                yield from self._endings.overflow(reading)
+                if book.is_virtual:
+                    yield from self._endings.overflow(reading)
                 book.read(reading)
         for action in self._runs.look(event.at, event.survived):
             if isinstance(action, DropLease):
@@ -439,9 +440,12 @@ class Engine:
 
     def _account(self, at: float) -> Iterator[Action]:
         """Account the current use of all jobs to their users."""
-        for lease in self._leases.values():
+        for lease_id in self._holdings.reshared:
+            lease = self._leases[lease_id]
             if lease.state is LeaseState.HELD:
-                self._usage.follow(lease.id, self._holdings.share_of(lease), at)
+                self._usage.follow(lease_id, self._holdings.share_of(lease), at)
+        self._holdings.reshared.clear()
+        self._usage.advance(at)
         if self._shares.are_several():
             self._move_users(at)
         self._waitlist.sort(_MAX_MOVED)

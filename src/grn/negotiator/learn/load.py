@@ -25,6 +25,7 @@ MAX_ALIKE = 100  # distinct sets of arguments of one type
 _LONGEST_S = 60.0  # between two readings that belong together
 _WATCHED = 0.8  # of its time, before a run shows how its neighbours slowed it
 _MANY = 8  # jobs on one GPU: with more, slowdown cannot be attributed
+_STEP = 0.005  # a smaller change of the load of a running job is ignored
 _MIN_BESIDE = 0.2  # of its time, before a neighbour counts
 
 Key = tuple[str, str]  # job type, GPU model
@@ -77,6 +78,7 @@ class Loads:
         self._seen: dict[str, Seen] = {}  # by lease
         self._read_at: dict[str, float] = {}  # by GPU
         self._believed: dict[Key, float] = {}  # by finished runs, else by a running one
+        self._changed: set[str] = set()  # types whose estimates have changed
         self.overlaps = Overlaps()
 
     def load(self, profiles: Iterable[Profile]) -> None:
@@ -92,6 +94,7 @@ class Loads:
         """Forget a type on all models."""
         for key in [key for key in self._believed if key[0] == job_type]:
             del self._believed[key]
+            self._changed.add(job_type)
             self._runs.pop(key, None)
             self._alike.pop(key, None)
         self.overlaps.forget(job_type)
@@ -107,6 +110,11 @@ class Loads:
             if loads:
                 return median(loads)
         return self._believed.get((job_type, model))
+
+    def take_changed(self) -> set[str]:
+        """Return the types whose estimates have changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def of_lease(self, lease: Lease, model: str) -> float | None:
         """Return the estimated load of a running job."""
@@ -139,10 +147,15 @@ class Loads:
             return
         total, model = shown / 100, book.gpu.model
         held = [lease for lease in book.leases.values() if lease.state is LeaseState.HELD]
+        if len(held) == 1:  # as on most GPUs: a shortcut
+            seen_s = min(passed_s, at - held[0].granted_at)
+            if seen_s > 0:
+                self._note(held[0], model, min(1.0, max(MIN_LOAD, total)), seen_s, is_alone=True)
+            return
         loads = [self.of_lease(lease, model) for lease in held]
         known, unknown = sum(load for load in loads if load is not None), loads.count(None)
         crowd = 0.0
-        if total >= FULL and len(held) > 1:
+        if total >= FULL:
             crowd = math.log(max(1.0, known + GUESS * unknown))
         for lease, load in zip(held, loads, strict=True):
             seen_s = min(passed_s, at - lease.granted_at)  # GPUs without leases are not sampled
@@ -150,16 +163,25 @@ class Loads:
                 continue
             rest = total - known + (load or 0.0)
             rest /= unknown + (load is not None)
-            if len(held) > 1 and total >= FULL:
+            if total >= FULL:
                 rest = max(rest, load or GUESS)
-            seen = self._seen.setdefault(lease.id, Seen())
-            seen.add(min(1.0, max(MIN_LOAD, rest)), seen_s, len(held) == 1)
+            seen = self._note(lease, model, min(1.0, max(MIN_LOAD, rest)), seen_s, is_alone=False)
             seen.crowd_sum += crowd * seen_s
-            if 1 < len(held) <= _MANY:
+            if len(held) <= _MANY:
                 _note_neighbours(seen, lease, held, seen_s)
-            key = (lease.request.job_type, model)
-            if seen.load is not None and key not in self._runs:
-                self._believed[key] = seen.load
+
+    def _note(self, lease: Lease, model: str, load: float, seen_s: float, is_alone: bool) -> Seen:
+        """Add a load to those of a running job; it is the estimate while no run has ended."""
+        seen = self._seen.get(lease.id)
+        if seen is None:
+            seen = self._seen[lease.id] = Seen()
+        seen.add(load, seen_s, is_alone)
+        key = (lease.request.job_type, model)
+        shown = None if key in self._runs else seen.load
+        if shown is not None and abs(shown - self._believed.get(key, math.inf)) >= _STEP:
+            self._believed[key] = shown
+            self._changed.add(key[0])
+        return seen
 
     def ended(self, request: Request, model: str, run: Run | None) -> Run | None:
         """Return an ended run with its measured load, and learn from it if it succeeded."""
@@ -173,6 +195,7 @@ class Loads:
         return run
 
     def _believe(self, key: Key, arguments: tuple[Argument, ...], load: float) -> None:
+        self._changed.add(key[0])
         loads = self._runs.setdefault(key, [])
         loads.append(load)
         del loads[:-RUNS]

@@ -47,7 +47,7 @@ class Runs:
         A lease in `survived` stays as it is: processes of a dead job are alive, and one without
         memory may still use the reservation.
         """
-        for lease in list(self._holdings.leases.values()):
+        for lease in self._to_look_at():
             if lease.state is LeaseState.DRAINING:
                 if lease.id not in survived:
                     yield from self._drain(lease)
@@ -55,18 +55,34 @@ class Runs:
                 yield from self._look_at(lease, at)
         outgrew: dict[str, int] = {}
         for book in self._holdings.books.values():
+            book.is_changed = False
             if book.leases:
                 self._loads.look(book, at)
-                self._holdings.weigh(book)
-            is_growing = self._is_growing(book, at, outgrew)
+            is_growing = bool(book.leases) and self._is_growing(book, at, outgrew)
             if is_growing != book.is_closed:
                 book.close(is_growing)
+        self._holdings.weigh_changed()
         self._outgrew = outgrew
+
+    def _to_look_at(self) -> list[Lease]:
+        """Return the leases that a sample may change: not those that are settled and flat."""
+        changed = {
+            lease_id
+            for book in self._holdings.books.values()
+            if book.is_changed
+            for lease_id in book.leases
+        }
+        changed |= self._holdings.draining
+        return [
+            self._holdings.leases[lease_id]
+            for lease_id, watch in self._holdings.watches.items()
+            if not watch.is_settled or lease_id in changed
+        ]
 
     def _is_growing(self, book: Book, at: float, outgrew: dict[str, int]) -> bool:
         """True while a job grows beyond its reservation; note such jobs in `outgrew`."""
         is_growing = False
-        for lease_id in book.outgrown() if book.leases else ():
+        for lease_id in book.outgrown():
             lease, watch = self._holdings.leases[lease_id], self._holdings.watches[lease_id]
             peak, rose_at = watch.peak_bytes, watch.rose_at
             self._memory.running.outgrew(lease.request, book.gpu.model, peak + peak // 10)

@@ -150,6 +150,7 @@ class Holdings:
         self.draining: set[str] = set()
         self.yielding: dict[str, None] = {}  # held leases that may be asked to give way
         self.first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
+        self.reshared: dict[str, None] = {}  # leases that may take another share of their GPUs
         self._types: Counter[str] = Counter()  # leases of each job type
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
         self._sizes: dict[str, Size] = {}
@@ -214,6 +215,7 @@ class Holdings:
     def replace(self, lease: Lease) -> None:
         """Replace a lease by its new state."""
         self.leases[lease.id] = lease
+        self.reshared[lease.id] = None
         if lease.state is LeaseState.HELD:
             self._by_key[lease.request.key] = lease.id
             if lease.request.yields:
@@ -234,6 +236,7 @@ class Holdings:
         if not self._types[lease.request.job_type]:
             del self._types[lease.request.job_type]
         del self.watches[lease.id]
+        self.reshared.pop(lease.id, None)
         self.draining.discard(lease.id)
         self.yielding.pop(lease.id, None)
         if self._by_key.get(lease.request.key) == lease.id:
@@ -246,12 +249,25 @@ class Holdings:
     def weigh(self, book: Book) -> None:
         """Sum the estimated loads of the jobs on a GPU."""
         model = book.gpu.model
-        book.load = sum(
+        load = sum(
             self._loads.of_lease(lease, model) or 0.0
             for lease in book.leases.values()
             if lease.state is LeaseState.HELD
         )
-        book.note_change()
+        if load != book.load:
+            book.load = load
+            book.note_change()
+
+    def weigh_changed(self) -> None:
+        """Sum the loads of the GPUs with jobs whose estimated loads have changed."""
+        types = self._loads.take_changed()
+        changed: dict[str, None] = {}
+        for lease_id, lease in self.leases.items() if types else ():
+            if lease.request.job_type in types:
+                self.reshared[lease_id] = None
+                changed.update(dict.fromkeys(lease.gpus))
+        for uuid in changed:
+            self.weigh(self.books[uuid])
 
     def set_caps(self, model: str | None = None) -> None:
         """Set the load cap in the books of one GPU model, or of all."""

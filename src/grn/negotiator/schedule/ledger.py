@@ -61,8 +61,11 @@ class Book:
     cap_because: str = ""
     capacity_bytes: int = field(init=False)  # what may be reserved at most
     is_virtual: bool = field(init=False)
+    is_changed: bool = True  # leases or memory have changed since this was last cleared
     mode: ComputeMode = field(init=False)  # the last one that the driver reported
+    _is_split: bool = False  # the memory of the latest reading is split among the present leases
     _sums: tuple[int, int, int, int, int] | None = None
+    _outgrown: list[str] | None = None
 
     def __post_init__(self) -> None:
         self.capacity_bytes = self.gpu.total_bytes - self.guard_bytes
@@ -173,19 +176,19 @@ class Book:
     def put(self, lease: Lease) -> None:
         """Add or replace a lease."""
         self.leases[lease.id] = lease
+        self._forget_sums()
         self.is_closed = self.is_closed and bool(self.outgrown())
-        self._sums = None
         self.note_change()
 
     def take(self, lease_id: str) -> None:
         """Remove a lease; on a virtual GPU its memory goes with it."""
         self.leases.pop(lease_id, None)
         self.measured.pop(lease_id, None)
+        self._forget_sums()
         self.is_closed = self.is_closed and bool(self.outgrown())
         self.note_change()
         reading = self.reading
         if not reading.uses and not (self.is_virtual and reading.used_bytes):  # never seen
-            self._sums = None
             return
         if self.is_virtual and reading.used_bytes is not None:
             left = tuple(use for use in reading.uses if self._live(use.leases))
@@ -195,7 +198,9 @@ class Book:
 
     def read(self, reading: Reading) -> None:
         """Apply a new reading; split each process's memory among the leases it runs under."""
-        self.reading = reading
+        former, self.reading = self.reading, reading
+        if self._is_split and _is_same_memory(former, reading):
+            return
         self._note_mode()
         measured: dict[str, int | None] = {}
         self.entangled.clear()
@@ -209,7 +214,8 @@ class Book:
                 measured[lease_id] = None if share is None or before is None else before + share
         if reading.health is GpuHealth.OK:
             self.measured = measured
-        self._sums = None
+        self._forget_sums()
+        self._is_split = True
         self.note_change()
 
     def _note_mode(self) -> None:
@@ -223,7 +229,10 @@ class Book:
         """
         if not self.measured:
             return []
-        return [lease_id for lease_id, lease in self.leases.items() if self._is_outgrown(lease)]
+        if self._outgrown is None:
+            leases = self.leases.items()
+            self._outgrown = [lease_id for lease_id, lease in leases if self._is_outgrown(lease)]
+        return self._outgrown
 
     def _is_outgrown(self, lease: Lease) -> bool:
         measured = self.measured.get(lease.id)
@@ -237,10 +246,21 @@ class Book:
         self._sums = None
         self.note_change()
 
+    def _forget_sums(self) -> None:
+        self._sums = self._outgrown = None
+        self._is_split, self.is_changed = False, True
+
     def note_change(self) -> None:
         """Notify the observer of this book of a change."""
         if self.changed is not None:
             self.changed.add(self.gpu.uuid)
+
+    def check_sums(self) -> None:
+        """Raise AssertionError when cached sums are not those of the leases and the reading."""
+        sums, outgrown = self._sums, self._outgrown
+        self._sums = self._outgrown = None
+        assert sums is None or sums == self._totals(), f"{self.gpu.uuid} has old sums"
+        assert outgrown is None or outgrown == self.outgrown(), f"{self.gpu.uuid} has old jobs"
 
     def _live(self, lease_ids: tuple[str, ...]) -> list[str]:
         return [lease_id for lease_id in lease_ids if lease_id in self.leases]
@@ -272,6 +292,17 @@ class Book:
         return booked, strangers, max(0, (self.reading.used_bytes or 0) - explained)
 
 
+def _is_same_memory(before: Reading, after: Reading) -> bool:
+    """True when two readings differ at most in load, temperature and power."""
+    return (
+        before.used_bytes == after.used_bytes
+        and before.uses == after.uses
+        and before.health is after.health
+        and before.mode is after.mode
+        and before.lists_processes is after.lists_processes
+    )
+
+
 def check_books(books: Mapping[str, Book], leases: Mapping[str, Lease]) -> None:
     """Raise AssertionError when books and leases contradict each other."""
     for uuid, book in books.items():
@@ -281,6 +312,7 @@ def check_books(books: Mapping[str, Book], leases: Mapping[str, Lease]) -> None:
         probes = sum(lease.is_probe for lease in book.leases.values())
         assert probes <= 1, f"two first runs on {uuid}"
         assert not book.has_exclusive or len(book.leases) == 1, f"{uuid} is not exclusive"
+        book.check_sums()
     for lease_id, lease in leases.items():
         assert lease.id == lease_id
         assert len(lease.gpus) == len(set(lease.gpus)) == len(lease.reserved) > 0

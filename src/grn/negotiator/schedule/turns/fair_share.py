@@ -124,6 +124,20 @@ class Usage:
         account.rest_h = max(0.0, account.rest_h + rest_h - run.rest_h)
         run.rest_h = rest_h
 
+    def advance(self, at: float) -> None:
+        """Account the time that has passed to all running jobs, at their present rates."""
+        more: dict[int, float] = {}
+        for run in self._runs.values():
+            run.spent_h += run.rate * max(0.0, at - run.at) / 3600
+            run.at = at
+            left_h = run.expected_h - run.spent_h
+            rest_h = left_h if left_h > 0 else run.spent_h / _LATE
+            more[run.user] = more.get(run.user, 0.0) + rest_h - run.rest_h
+            run.rest_h = rest_h
+        for user, rest_h in more.items():
+            account = self._accounts[user]
+            account.rest_h = max(0.0, account.rest_h + rest_h)
+
     def ended(self, lease: str, at: float) -> None:
         """Note that a job has ended."""
         run = self._runs.pop(lease, None)
