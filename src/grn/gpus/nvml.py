@@ -141,6 +141,11 @@ class NvmlProbe:
         self._runs[placement.lease] = _Reads(pids, self._on_gpus)
 
     @property
+    def has_strangers(self) -> bool:
+        """True: any process of the machine may use a GPU."""
+        return True
+
+    @property
     def keeps_peaks(self) -> bool:
         """Return whether the driver's accounting is on."""
         return self._watch.has_accounting

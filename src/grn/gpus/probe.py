@@ -58,6 +58,10 @@ class GpuProbe(Protocol):
         """True while every GPU of the machine answers at the index it had at the start."""
 
     @property
+    def has_strangers(self) -> bool:
+        """True where processes without a lease use memory, so that readings change at any time."""
+
+    @property
     def keeps_peaks(self) -> bool:
         """True where `peak_in_time` is more exact than samples."""
 

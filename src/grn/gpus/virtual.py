@@ -89,6 +89,11 @@ class VirtualProbe:
         return True
 
     @property
+    def has_strangers(self) -> bool:
+        """False: a virtual GPU has no memory outside leases."""
+        return False
+
+    @property
     def keeps_peaks(self) -> bool:
         """False: `peak_at_once` returns all."""
         return False

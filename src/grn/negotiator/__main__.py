@@ -225,7 +225,7 @@ async def _tidy_when_quiet(server: Server) -> None:
 
 
 async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event) -> None:
-    idle_for_s, step_s = 0.0, min(1.0, idle_s / 4)
+    idle_for_s, step_s = 0.0, min(5.0, idle_s / 4)
     while idle_for_s < idle_s:
         await asyncio.sleep(step_s)
         idle_for_s = idle_for_s + step_s if server.is_idle else 0.0

@@ -51,6 +51,8 @@ from grn.proc.watch import Holders
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
+REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers,
+REST_S = 10.0  # the interval of samples
 
 ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield
 
@@ -75,6 +77,9 @@ class Loop:
         self._survivors: dict[str, tuple[Holder, ...]] = {}  # processes that dead holders left
         self._lines: set[str] = set()  # leases whose holder's connection is open
         self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last sample
+        self.is_followed: Callable[[], bool] = lambda: False  # by subscribers; set by the server
+        self._busy_at = 0.0
+        self._is_at_rest = False
         self._look = asyncio.Event()
         self._rest_until = 0.0
 
@@ -92,7 +97,7 @@ class Loop:
         if self._absent:
             log.warning("action=name-by-uuid reason=gpus-gone uuids=%s", ",".join(self._absent))
         waiting = tuple((row.key, row.sequence) for row in saved.waiting if row.key not in gone)
-        now = self.now()
+        now = self._busy_at = self.now()
         offset_s = time.time() - now
         self.tell(
             JobStarted(
@@ -182,8 +187,10 @@ class Loop:
     async def observe(self) -> None:
         """Sample the GPUs for ever: at the usual interval, sooner when the engine asks."""
         while True:
+            self._is_at_rest = self._may_rest()
             try:
-                await asyncio.wait_for(self._look.wait(), self._sample_s)
+                interval_s = REST_S if self._is_at_rest else self._sample_s
+                await asyncio.wait_for(self._look.wait(), interval_s)
                 await asyncio.sleep(max(0.0, self._rest_until - self.now()))
             except asyncio.TimeoutError:
                 pass
@@ -193,6 +200,19 @@ class Loop:
                 # One failed sample must not end sampling: it harms neither leases nor clients.
                 log.exception("action=look result=failed")
             self.store.keep_in_place()
+
+    def wake(self) -> None:
+        """Sample at the usual interval again: a job runs or waits, or a subscriber joins."""
+        if self._is_at_rest:
+            self._is_at_rest = False
+            self._look.set()
+
+    def _may_rest(self) -> bool:
+        """True when samples have shown nothing new for a while and cannot show anything new."""
+        is_busy = self.view.leases or len(self.view.waitlist) or self.is_followed()
+        if is_busy or self._probe.has_strangers:
+            self._busy_at = self.now()
+        return self.now() - self._busy_at >= REST_AFTER_S
 
     async def look(self) -> None:
         """Read all GPUs once and tell the engine."""
@@ -239,6 +259,7 @@ class Loop:
         if isinstance(action, Grant):
             self._begin(action)
         elif isinstance(action, (Refuse, TellWaiting)):
+            self.wake()
             self.deliver(action)
         elif isinstance(action, AskYield):
             log.info("action=ask-yield lease=%s", action.lease.id)
@@ -294,6 +315,7 @@ class Loop:
             lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
             lease.reserved_bytes, lease.is_probe,
         )  # fmt: skip
+        self.wake()
 
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.view.leases.values()):

@@ -81,6 +81,7 @@ class Server:
         self.stop = stop
         self.pages = Pages(loop.view, loop.forecasts)
         self.followers = Subscribers(loop, self.facts_to_follow)
+        loop.is_followed = lambda: len(self.followers) > 0
         self.started_at = time.time()
         self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
         self.reporters: dict[str, Peer] = {}  # lease -> the client that reports its end
