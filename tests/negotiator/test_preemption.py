@@ -10,6 +10,7 @@ from grn.model.gpu import Gpu
 from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import AskYield, WaitReason
+from grn.negotiator.schedule.allocations import MANY
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
@@ -160,6 +161,16 @@ def test_nothing_is_kept_for_a_request_that_was_withdrawn() -> None:
 
     story.ends("low", outcome=Outcome.YIELDED)
     assert story.asks("another", **WHOLE) == ["another"]
+
+
+def test_of_many_gpus_those_of_yielding_leases_are_found() -> None:
+    story = a_story(MANY + 2)
+    for number in range(MANY + 2):
+        story.asks(f"l{number}", yields=number == MANY, job_type=f"{number}.py", **WHOLE)
+    story.asks("high", is_urgent=True, **WHOLE)
+
+    assert asked(story) == [f"l{MANY}"]
+    assert story.ends(f"l{MANY}", outcome=Outcome.YIELDED) == ["high"]
 
 
 def test_a_yielding_lease_costs_half_in_fair_share() -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 
 from grn.model.job import Request
 from grn.negotiator.events import AskYield, Lease, LeaseState, Wait, WaitReason
-from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.allocations import MANY, Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need, Place, allowed, place
 from grn.negotiator.schedule.turns.order import WaitingRequest
@@ -172,6 +172,7 @@ class Preemption:
         }
         usual = sorted((cost, one) for one, cost in costs.items() if cost < math.inf)
         few = [one for _, one in usual[:_MAX_LEASES]]
+        books = self._near(books, few, request.gpus)
 
         def placed(victims: Sequence[str]) -> Place | None:
             found = place(request, needs, [self._without(book, victims) for book in books])
@@ -189,6 +190,15 @@ class Preemption:
         if where is None or not chosen:
             return None
         return Claim(request.key, waiting.sequence, where.gpus, tuple(chosen), at)
+
+    def _near(self, books: list[Book], leases: Collection[str], gpus: int) -> list[Book]:
+        """Of very many GPUs, return those of some leases and the roomiest."""
+        if len(books) <= MANY:
+            return books
+        near = {uuid for one in leases for uuid in self._holdings.leases[one].gpus}
+        roomiest, _ = self._holdings.shelf.likely(0, gpus)
+        near.update(book.gpu.uuid for book in roomiest)
+        return [book for book in books if book.gpu.uuid in near]
 
     def _cost(self, lease: Lease, at: float) -> float:
         """Return the running time that is lost, over all GPUs; infinity for a protected lease."""
