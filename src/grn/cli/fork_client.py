@@ -17,9 +17,10 @@ import sys
 COLD = "GRN_COLD_START"  # set: each command gets an interpreter of its own
 MARSHAL = 2  # its format is the same in all versions of Python
 LOST = 3
-# Commands that read or change the state of daemons and end soon, or when their client does.
+# Commands that read or change the state of daemons and end soon, or when their client does. `edit`
+# is none: its editor needs the terminal that controls the client.
 SERVED = {
-    "submit", "ls", "show", "logs", "wait", "cancel", "retry", "hold", "release", "move", "edit",
+    "submit", "ls", "show", "logs", "wait", "cancel", "retry", "hold", "release", "move",
     "drain", "history", "queue", "sites", "gpus", "ps", "why", "when", "shares", "profiles",
 }  # fmt: skip
 
