@@ -66,9 +66,9 @@ def test_no_command_at_all_teaches_too(grn: Shell) -> None:
     ("words", "said", "where"),
     [
         (("subimt",), "no such command 'subimt'. Did you mean submit?", "grn"),
-        (("exec",), "missing argument '-- CMD ...'.", "grn exec"),
-        (("ls", "-n", "0"), "invalid value for '-n': 0 is not in the range x>=1.", "grn ls"),
-        (("submit", "--foo", "--", "x"), "unrecognized arguments: --foo.", "grn submit"),
+        (("exec",), "there is no command: write it after `--`.", "grn exec"),
+        (("ls", "-n", "0"), "-n/--rows is 0 and must be 1 or more.", "grn ls"),
+        (("submit", "--foo", "--", "x"), "no such option --foo.", "grn submit"),
     ],
 )
 def test_a_misuse_is_two_lines_what_is_wrong_and_where_to_read(
@@ -310,7 +310,7 @@ def test_a_pipe_gets_colour_only_when_told_to(grn: Shell, negotiator: Start) -> 
     assert "\x1b[2mGPU\x1b[0m" in grn("gpus", env={"GRN_COLOR": "always"}).out
     assert grn("--color", "never", "gpus", env={"GRN_COLOR": "always"}).out == plain
     wrong = grn("gpus", env={"GRN_COLOR": "often"})
-    assert "'GRN_COLOR'): 'often' is not one of 'auto'" in wrong.err
+    assert "--color (GRN_COLOR): 'often' is not one of 'auto'" in wrong.err
     assert wrong.code == 2
 
 

@@ -344,17 +344,22 @@ def _in_our_words(error: click.ClickException, arguments: Sequence[str]) -> Usag
     """Return a usage error of click as an error of grn, with a hint."""
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        near = difflib.get_close_matches(error.option_name, error.possibilities or [], 1, 0.6)
+        near = difflib.get_close_matches(error.option_name, error.possibilities or [], 1, 0.7)
         text = f"No such option {error.option_name}." + (
             f" Did you mean {near[0]}?" if near else ""
         )
     elif isinstance(error, click.BadParameter) and error.param is not None:
         said = re.sub(r"a valid (integer|float)( range)?", "a number", error.message)
-        text = f"Invalid value for {'/'.join(error.param.opts)}: {said}"
+        variable = f" ({error.param.envvar})" if error.param.envvar else ""
+        text = f"Invalid value for {'/'.join(error.param.opts)}{variable}: {said}"
         if (outside := re.match(r"(\S+) is not in the range", said)) is not None:
-            text = f"{error.param.opts[-1]} is {outside[1]} and must be {_range(error.param.type)}."
+            flags, allowed = "/".join(error.param.opts), _range(error.param.type)
+            text = f"{flags} is {outside[1]} and must be {allowed}."
         if isinstance(error, click.MissingParameter):
-            text = f"The argument {error.param.metavar or error.param.name} is missing."
+            name = error.param.metavar or str(error.param.name)
+            text = f"The argument {name} is missing."
+            if name.startswith("--"):
+                text = "There is no command: write it after `--`."
     elif (extra := re.match(r"Got unexpected extra arguments? \((.*)\)", text)) is not None:
         text = f"There is one word too many: {extra[1]}."
     context = error.ctx if isinstance(error, click.UsageError) else None

@@ -39,9 +39,11 @@ def run_here() -> None:
         from grn.cli.commands import leased_command
 
         sys.exit(guard.run(lambda: leased_command.run(tuple(words[1:]))))
-    from grn.cli import quick
+    from grn.cli import options, quick
 
-    if name in quick.COMMANDS and "_GRN_COMPLETE" not in os.environ:
+    colour = os.environ.get("GRN_COLOR") or options.COLOURS[0]
+    is_plain = "_GRN_COMPLETE" not in os.environ and colour in options.COLOURS
+    if name in quick.COMMANDS and is_plain:
         given = quick.read_words(name, words)
         if given is not None:
             from grn.cli import guard
