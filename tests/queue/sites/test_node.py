@@ -75,8 +75,9 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.is_aborted = True
 
-    def said(self, op: str) -> list[Message]:
-        return [one for one in self.messages if one["op"] == op]
+    async def said(self, op: str) -> list[Message]:
+        await asyncio.sleep(0)  # frames of one turn are sent at its end
+        return [one for one in (*self.messages, *self.leases) if one["op"] == op]
 
 
 class World:
@@ -163,7 +164,7 @@ def test_environments_are_not_kept_for_ever(folder: Path) -> None:
             command = replace(COMMAND, environment_id=number)
             world.node.start(Attempt(number, 1), command, LEASE, "0")
         world.node.start(Attempt(999, 1), replace(COMMAND, environment_id=0), LEASE, "0")
-        starts = world.wire.said("start")
+        starts = await world.wire.said("start")
         first = [place for place, one in enumerate(starts) if one.get("is_first")]
         assert first == [0, MAX_KNOWN, 2 * MAX_KNOWN]
         assert "variables" in starts[-1]
@@ -213,13 +214,13 @@ def test_an_attempt_is_started_and_an_environment_is_sent_once_for_each_stream(
         world.hold()
         world.node.start(ONE, COMMAND, LEASE, "0")
         world.node.start(Attempt(2, 1), COMMAND, LEASE, "0")
-        first, second = world.wire.said("start")
+        first, second = await world.wire.said("start")
         assert first["variables"] == {"A": "b"}
         assert "variables" not in second
         assert (first["job"], first["lease"], first["cwd"]) == (1, "L1", "/work")
         world.connect()
         world.node.start(Attempt(3, 1), COMMAND, LEASE, "0")
-        assert "variables" in world.wire.said("start")[0]
+        assert "variables" in (await world.wire.said("start"))[0]
 
     _in_a_loop(story)
 
@@ -231,7 +232,7 @@ def test_a_start_under_a_lease_of_an_earlier_agent_never_began(folder: Path) -> 
         world.hold()
         world.connect(agent="78-2")  # its leases ended with the agent
         world.node.start(ONE, COMMAND, LEASE, "0")
-        assert world.wire.said("start") == []
+        assert await world.wire.said("start") == []
         await asyncio.sleep(0)
         ((attempt, fate, _),) = world.listener.found
         assert (attempt, fate) == (ONE, AttemptFate.NOT_BEGUN)
@@ -250,7 +251,7 @@ def test_a_new_stream_asks_what_became_of_each_attempt_and_how_much_is_here(fold
         assert world.node.attempts == 1
         assert world.listener.found == []
         world.connect()
-        (asked,) = world.wire.said("find")
+        (asked,) = await world.wire.said("find")
         assert asked["epoch"] == "life-1"
         assert asked["have"] == {"log": 5, "err": 1}
 
@@ -283,14 +284,14 @@ def test_an_end_is_acknowledged_when_it_is_written_and_again_when_it_is_told_aga
         ended["exit"] = stream.exit_to_json(Exit(3, ended_at=5.0))
         world.say(LogPiece(ONE, "log", 0, b"out"), ended)
         assert world.listener.ended == [(ONE, Exit(3, ended_at=5.0))]
-        assert world.wire.said("written") == []
+        assert await world.wire.said("written") == []
         world.node.written(ONE)
-        assert world.wire.said("written") == [
+        assert await world.wire.said("written") == [
             {"op": "written", "job": 1, "attempt": 1, "keep": False}
         ]
         world.say(ended)
         assert len(world.listener.ended) == 1
-        assert len(world.wire.said("written")) == 2
+        assert len(await world.wire.said("written")) == 2
 
     _in_a_loop(story)
 
@@ -305,7 +306,7 @@ def test_output_with_a_gap_stays_on_the_node(folder: Path) -> None:
         world.say({"ev": "ended", "job": 1, "attempt": 1, "exit": exit})
         world.node.written(ONE)
         assert (folder / "1.1" / "log").read_bytes() == b"ab"
-        assert world.wire.said("written")[0]["keep"] is True
+        assert (await world.wire.said("written"))[0]["keep"] is True
 
     _in_a_loop(story)
 
@@ -367,13 +368,13 @@ def test_leases_of_the_agent_that_no_attempt_uses_are_returned(folder: Path) -> 
         world.hold("L2")
         rows = [{"id": lease, "pid": 77} for lease in ("L1", "L2", "L3", "L4")]
         rows += [{"id": "L5", "pid": 99}]  # another process holds it
-        (asked,) = [one for one in world.wire.leases if one["op"] == "status"]
+        (asked,) = await world.wire.said("status")
         status = {"gpus": [{"total_bytes": 5}, {"total_bytes": 9}], "leases": rows[:3]}
         world.negotiator({"id": asked["id"], "status": status, "more": "1.3"})
-        asked = [one for one in world.wire.leases if one["op"] == "status"][1]
+        asked = (await world.wire.said("status"))[1]
         assert asked["after"] == "1.3"
         world.negotiator({"id": asked["id"], "status": {"leases": rows[3:], "waiting": []}})
-        returned = [one["lease"] for one in world.wire.leases if one["op"] == "done"]
+        returned = [one["lease"] for one in await world.wire.said("done")]
         assert returned == ["L3", "L4"]
         assert world.node.leases.gpu_bytes == [9, 5]
 

@@ -23,6 +23,7 @@ from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
+from grn.queue.sites.frame_writer import FrameWriter
 from grn.queue.sites.log_copy import LogCopies
 from grn.queue.sites.node_folders import NOT_KEPT, NodeFolders, is_kept
 from grn.queue.sites.node_leases import LeaseTransport, NodeLeases
@@ -95,7 +96,7 @@ class Node(asyncio.Protocol):
         self._unwritten: set[Attempt] = set()  # whose ends were heard over the present stream
         self._agent = ""  # the process that holds leases until an attempt takes them over
         self._held: set[str] = set()  # leases that this agent was granted
-        self._transport: asyncio.Transport | None = None
+        self._writer: FrameWriter | None = None
         self._reader = stream.FrameReader(is_home=True)
         self._known: set[int] = set()  # environments that the agent has over this stream
         self._is_greeted = False
@@ -174,8 +175,8 @@ class Node(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the present stream at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._writer is not None:
+            self._writer.abort()
 
     def protocol(self) -> Node:
         """Return the protocol of a new stream."""
@@ -187,7 +188,7 @@ class Node(asyncio.Protocol):
             self._send({"op": "ping"})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._writer = FrameWriter(cast(asyncio.Transport, transport))
         self._reader = stream.FrameReader(is_home=True)
         self._known = set()
         self._send({"op": "hello", "version": __version__, "stream": stream.VERSION,
@@ -202,10 +203,10 @@ class Node(asyncio.Protocol):
     async def _room(self) -> bool:
         """Wait until the node reads on; False when the stream is lost."""
         await self._may_write.wait()
-        return self._transport is not None and not self._transport.is_closing()
+        return self._writer is not None and self._writer.is_open
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._writer = None
         self._may_write.set()
         self._folders.stream_lost()
         was_greeted, self._is_greeted = self._is_greeted, False
@@ -241,8 +242,8 @@ class Node(asyncio.Protocol):
         self.abort()
 
     def _send(self, frame: Frame) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(stream.encode(frame))
+        if self._writer is not None:
+            self._writer.send(frame)
 
     # --- frames of the agent -------------------------------------------------------------
 

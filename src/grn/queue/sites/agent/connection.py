@@ -11,6 +11,7 @@ from typing import Protocol, cast
 from grn.errors import GrnError
 from grn.proc.pidfd import credentials
 from grn.queue.sites import stream
+from grn.queue.sites.frame_writer import FrameWriter
 from grn.queue.sites.stream import Frame
 
 log = logging.getLogger("grn.agent")
@@ -31,7 +32,7 @@ class AgentStream(asyncio.Protocol):
     def __init__(self, agent: StreamListener) -> None:
         self._agent = agent
         self._reader = stream.FrameReader()
-        self._transport: asyncio.Transport | None = None
+        self._writer: FrameWriter | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
         self.is_greeted = False
@@ -41,11 +42,11 @@ class AgentStream(asyncio.Protocol):
         self.environments: dict[int, dict[str, str]] = {}  # by the queue's number of each
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(MAX_UNSENT)
+        cast(asyncio.Transport, transport).set_write_buffer_limits(MAX_UNSENT)
+        self._writer = FrameWriter(cast(asyncio.Transport, transport))
         peer = transport.get_extra_info("socket")
         if credentials(peer)[1] != os.getuid():
-            self._transport.abort()
+            self._writer.abort()
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = time.monotonic()
@@ -60,8 +61,8 @@ class AgentStream(asyncio.Protocol):
 
     def send(self, frame: Frame) -> None:
         """Send one frame; without a connection it is dropped."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(stream.encode(frame))
+        if self._writer is not None:
+            self._writer.send(frame)
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -72,19 +73,19 @@ class AgentStream(asyncio.Protocol):
     async def room(self) -> bool:
         """Wait until the queue reads on; False when the connection is lost."""
         await self._may_write.wait()
-        return self._transport is not None and not self._transport.is_closing()
+        return self._writer is not None and self._writer.is_open
 
     def close(self) -> None:
         """Close the connection once everything is sent."""
-        if self._transport is not None:
-            self._transport.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def abort(self) -> None:
         """Close the connection at once: the other end may not read any more."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._writer is not None:
+            self._writer.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._writer = None
         self._may_write.set()
         self._agent.stream_lost(self)

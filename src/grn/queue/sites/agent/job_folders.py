@@ -201,13 +201,12 @@ class JobFolders:
 
     async def files_for_home(self, attempt: Attempt) -> Message:
         """Return the files of an attempt that home wants, as a part of the message of its end."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._files_for_home, attempt)
-
-    def _files_for_home(self, attempt: Attempt) -> Message:
         try:
             note = self._read_note(attempt)
-            return {"files": _list(note), "folder": note["folder"]} if note else {}
+            if note is None:
+                return {}
+            files = await asyncio.get_running_loop().run_in_executor(None, _list, note)
+            return {"files": files, "folder": note["folder"]}
         except (OSError, ValueError, LookupError) as error:
             return {"files": {"rows": [], "note": f"not fetched: {error}"}, "folder": ""}
 

@@ -327,7 +327,8 @@ class Agent:
     ) -> None:
         await self._logs.finish(attempt)
         message.update(await self._folders.files_for_home(attempt))
-        await asyncio.sleep(hold_s)
+        if hold_s:
+            await asyncio.sleep(hold_s)
         if not (hold_s and self._is_closed):  # else the engine tells how the allocation ended
             to.send(message)
 

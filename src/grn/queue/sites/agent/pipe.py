@@ -2,7 +2,8 @@
 
 `ssh host grn agent --pipe --queue ID` is a stream: no port is opened, and whoever may run commands
 here as this user may talk to this user's agent. With `--socket` it joins them to the stream that an
-adapter at home offers; the adapter says in a first line whether it has one.
+adapter at home offers; the adapter says in a first line whether it has one. With `--input` a fifo,
+which it makes, takes the place of standard input.
 """
 
 from __future__ import annotations
@@ -50,19 +51,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     where.add_argument("--socket", help="the socket of an adapter's stream")
     waiting = "start no agent: wait so long for the one that is kept here"
     parser.add_argument("--wait-s", type=float, default=0.0, help=waiting)
+    parser.add_argument("--input", help="make this fifo, and read it instead of standard input")
     arguments = parser.parse_args(argv)
+    source = 0
     try:
         if arguments.socket:
             agent = _offered(arguments.socket)
         else:
             agent = _reach(arguments.queue, arguments.wait_s)
+        if arguments.input:
+            source = _fed(arguments.input, arguments.wait_s)
     except GrnError as error:
         print(f"grn: {error.message} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
     with agent, contextlib.suppress(OSError):  # either side may be gone at any time
         _write(1, GREETING)
-        _relay(agent)
+        _relay(source, agent)
     return 0
+
+
+def _fed(path: str, wait_s: float) -> int:
+    """Make a fifo and return its reading end once something is there."""
+    try:
+        os.mkfifo(path, 0o600)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            is_fed = bool(poll.poll(wait_s * 1000))
+        finally:
+            os.unlink(path)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be used: {error.strerror}.") from error
+    if not is_fed:
+        raise MachineError(f"nothing has come from home within {wait_s:.0f} s.")
+    os.set_blocking(fd, True)
+    return fd
 
 
 def _offered(path: str) -> socket.socket:
@@ -136,14 +160,14 @@ def _end(agent: socket.socket) -> None:
             os.close(fd)
 
 
-def _relay(agent: socket.socket) -> None:
+def _relay(source: int, agent: socket.socket) -> None:
     poll = select.poll()
-    poll.register(0, select.POLLIN)
+    poll.register(source, select.POLLIN)
     poll.register(agent, select.POLLIN)
     while True:
         for fd, _ in poll.poll():
-            if fd == 0:
-                data = os.read(0, CHUNK)
+            if fd == source:
+                data = os.read(source, CHUNK)
                 if data:
                     agent.sendall(data)
             else:

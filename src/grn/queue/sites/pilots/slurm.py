@@ -44,6 +44,8 @@ _NEEDED = ("sbatch", "squeue", "scancel", "srun", "scontrol")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OURS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "GRN_", "CUDA_")
 PIPE_WAIT_S = 30
+# On the node: hand the bytes of home to the pipe of the agent, which makes the fifo.
+_FEED = 'until test -p "$1"; do sleep 0.05; done; exec cat >"$1"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def script(site: SiteConfig, queue_id: str) -> str:
         "#!/bin/sh\n# A pilot of grn: see docs/sites-slurm.md.\n"
         f"{''.join(exports)}if ! command -v {_word(words[0])} >/dev/null; then\n"
         f"  scontrol update JobId=$SLURM_JOB_ID Comment={missing}\n  exit 127\nfi\n"
-        f"exec {' '.join(map(_word, words))}\n"
+        f"exec {_line(words)}\n"
     )
 
 
@@ -126,16 +128,36 @@ def _word(text: str) -> str:
 
 
 def pipe(site: SiteConfig, queue_id: str, job: int) -> list[str]:
-    """Return the command whose standard input and output are the stream to a pilot's agent."""
-    runtime = os.path.join(jobs.folder_of(os.getuid(), queue_id, job), "run")
+    """Return the command whose standard input and output are the stream to a pilot's agent.
+
+    One `srun` carries what goes to the node, another what comes back. `srun` sends small pieces
+    with Nagle's algorithm; where bytes go both ways over one connection, each waits for a delayed
+    acknowledgement of 40 ms. One that only receives acknowledges what it has read at once.
+    """
+    folder = jobs.folder_of(os.getuid(), queue_id, job)
     unset = [word for name in dropped() for word in ("-u", name)]
-    return [
+    step = [
         *(["env", *unset] if unset else []),
         "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--gres=none",
         "--mem=0", "--quiet", "--chdir=/",
-        "env", f"GRN_RUNTIME_DIR={runtime}", *module(site, "grn.queue.sites.agent.pipe"),
-        "--queue", queue_id, "--wait-s", str(PIPE_WAIT_S),
     ]  # fmt: skip
+    back = [
+        *step, "env", f"GRN_RUNTIME_DIR={folder}/run", *module(site, "grn.queue.sites.agent.pipe"),
+        "--queue", queue_id, "--wait-s", str(PIPE_WAIT_S), "--input",
+    ]  # fmt: skip
+    there = [*step, "sh", "-c", _FEED, "sh"]
+    fifo = f"{folder}/in-$(uname -n)-$$-$(date +%s)"
+    script = (
+        f"fifo={fifo}; exec 3<&0 </dev/null\n"
+        f'{_line(there)} "$fifo" <&3 >&2 &\n'
+        f'{_line(back)} "$fifo" 3<&-\n'
+        "status=$?; kill $!; exit $status"
+    )
+    return ["sh", "-c", script]
+
+
+def _line(words: Iterable[str]) -> str:
+    return " ".join(map(_word, words))
 
 
 # --- the adapter -----------------------------------------------------------------------------
