@@ -78,6 +78,7 @@ class Fleet:
         router.leases.usual_s = UsualTimes(chosen.usual_s)
         self.sites: list[SiteConfig] = []
         self._adapters: dict[str, Adapter] = {}
+        self._leaving: dict[str, Adapter] = {}  # of removed sites, while attempts are there
         self._memory = _remembered(chosen.memory)
 
     def load(self) -> None:
@@ -85,11 +86,19 @@ class Fleet:
         self.sites = sites.read(settings.load().sites)
         for name, adapter in list(self._adapters.items()):
             if adapter.site not in self.sites:
-                self._adapters.pop(name).close()
+                self._leaving[name] = self._adapters.pop(name)
         for site in self.sites:
             if site.kind != "ssh" and site.name not in self._adapters:
+                if site.name in self._leaving:
+                    self._leaving.pop(site.name).close()
                 self._adapters[site.name] = Adapter(site, self._chosen.queue_id, self)
         self.update()
+        self.end_left()
+
+    def end_left(self) -> None:
+        """End the adapters of removed sites once no attempt is there."""
+        for name in [name for name in self._leaving if not self.unseen(name)]:
+            self._leaving.pop(name).close()
 
     def update(self) -> None:
         """Give the router the nodes that exist now, and those of removed sites with attempts."""
@@ -112,6 +121,9 @@ class Fleet:
         ]
         nodes, leaving = map(self._node, now.values()), map(self._node, old.values())
         self._router.set_nodes(nodes, leaving, pilot_sites)
+        for adapter in self._leaving.values():
+            for name in adapter.nodes.keys() & self._router.nodes.keys():
+                self._router.nodes[name].move(adapter.nodes[name])
 
     def _node(self, address: NodeAddress) -> Node:
         """Return the node of this name, with this address."""
@@ -154,7 +166,9 @@ class Fleet:
         self._router.node_gone(node, text)
 
     def demand(self, site: str) -> dict[str, int]:
-        """Return how many jobs could use one more node of a site."""
+        """Return how many jobs could use one more node of a site; none of a removed one."""
+        if site in self._leaving:
+            return {"jobs": 0, "gpus": 0}
         return self._router.leases.demand(site)
 
     def unseen(self, site: str) -> list[str]:
@@ -198,7 +212,7 @@ class Fleet:
 
     def close(self) -> None:
         """End the adapters; pilots and attempts continue."""
-        for adapter in self._adapters.values():
+        for adapter in (*self._adapters.values(), *self._leaving.values()):
             adapter.close()
 
 
@@ -270,6 +284,7 @@ class Adapter(asyncio.Protocol):
         transport, _ = await loop.create_connection(lambda: self, sock=ours)
         try:
             while not self._gone.is_set():
+                self._fleet.end_left()
                 site = self.site.name
                 line = {
                     "want": self._fleet.demand(site), "known": self._fleet.unseen(site),

@@ -44,6 +44,7 @@ _NEEDED = ("sbatch", "squeue", "scancel", "srun", "scontrol")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OURS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "GRN_", "CUDA_")
 PIPE_WAIT_S = 30
+STEP_WAIT_S = 5  # a controller that has just started keeps a step waiting for a minute
 # On the node: hand the bytes of home to the pipe of the agent, which makes the fifo.
 _FEED = 'until test -p "$1"; do sleep 0.05; done; exec cat >"$1"'
 
@@ -139,7 +140,7 @@ def pipe(site: SiteConfig, queue_id: str, job: int) -> list[str]:
     step = [
         *(["env", *unset] if unset else []),
         "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--gres=none",
-        "--mem=0", "--quiet", "--chdir=/",
+        "--mem=0", "--quiet", "--chdir=/", f"--immediate={STEP_WAIT_S}",
     ]  # fmt: skip
     back = [
         *step, "env", f"GRN_RUNTIME_DIR={folder}/run", *module(site, "grn.queue.sites.agent.pipe"),
@@ -151,7 +152,7 @@ def pipe(site: SiteConfig, queue_id: str, job: int) -> list[str]:
         f"fifo={fifo}; exec 3<&0 </dev/null\n"
         f'{_line(there)} "$fifo" <&3 >&2 &\n'
         f'{_line(back)} "$fifo" 3<&-\n'
-        "status=$?; kill $!; exit $status"
+        "status=$?; kill $! 2>/dev/null; exit $status"
     )
     return ["sh", "-c", script]
 
