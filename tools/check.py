@@ -203,6 +203,7 @@ def main() -> None:
             bring("CONTAINER ENGINE", ENGINES, ("podman", "runc"))
             bring("FAKETIME", ("faketime",), ("faketime",))
             bring("SSHD", SSHD, ("openssh-server", "openssh-client", "iproute2"))
+            bring("WRONG CLOCK", ("faketime",), ("faketime",))
             bring_packages()
             run_tests(CURRENT, sys.executable)
 

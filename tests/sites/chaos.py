@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +23,18 @@ from grn.proc.processes import boot_id
 from grn.queue.journal.rows import BEGUN
 from tests.harness import wait_for
 from tests.queue_faults.rig import Rig, gone, kill, pause
-from tests.sites.machines import NamespaceMachine, machine_of
+from tests.sites.machines import Machine, NamespaceMachine, machine_of
+from tests.sites.pilot_sites import PilotSite
 from tests.sites.site_ledger import SiteLedger, Wanted
 from tests.sites.site_under_test import SITE, Home, leases_at
 
 EARLIEST_S, LATEST_S = 0.1, 1.2
 MAX_OPEN = 24
 HEAL_S = 120.0
+LONG_LIFE_S = 12.0  # of an agent; more than a pilot counts as short
 WEIGHTS = {
     "power": 3, "network": 4, "agent": 3, "pipe": 3, "negotiator": 2, "queue": 4, "home": 2,
+    "adapter": 3, "engine": 2,
 }  # fmt: skip
 
 
@@ -113,14 +116,18 @@ class Chaos:
         pause(chance.uniform(EARLIEST_S, LATEST_S))
         if self._rig.queue is None or not self._rig.queue.is_running:
             self._rig.spawn().line()
+        self._mend_some()
+        self._poke()
+        (name,) = chance.choices(list(self._faults), [WEIGHTS[name] for name in self._faults])
+        self._faults[name]()
+
+    def _mend_some(self) -> None:
+        """Boot what has no power, and now and then connect what is cut off."""
         for machine in self._machines:
             if not machine.is_on:
                 machine.start()
-            elif machine.is_cut and chance.random() < 0.4:
+            elif machine.is_cut and self._random.random() < 0.4:
                 machine.connect()
-        self._poke()
-        (name,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        self._faults[name]()
 
     def _poke(self) -> None:
         """Let the queue try again to reach what was away: its pauses may be long."""
@@ -227,12 +234,15 @@ class Chaos:
     # --- the end -------------------------------------------------------------------------
 
     def _repair(self) -> None:
+        self._mend_all()
+        if self._rig.queue is None or not self._rig.queue.is_running:
+            self._rig.start()
+
+    def _mend_all(self) -> None:
         for machine in self._machines:
             machine.connect()
             if not machine.is_on:
                 machine.start()
-        if self._rig.queue is None or not self._rig.queue.is_running:
-            self._rig.start()
 
     def _settle(self) -> None:
         pokes = 0.0
@@ -255,7 +265,7 @@ class Chaos:
         result.reasons.update(str(row["reason"]) for row in rows.values())
         result.again = sum(max(0, row["attempt"] - 1) for row in rows.values())
         result.complaints += self._ledger.check(rows)
-        for machine in self._machines:
+        for machine in self._nodes():
             try:
                 wait_for(lambda: not leases_at(machine), "no lease", 30.0)  # noqa: B023
             except AssertionError:
@@ -264,6 +274,53 @@ class Chaos:
             left = [pid for pid in machine.processes() if _is_job(pid)]
             if left:
                 result.complaints.append(f"{machine.name} still runs jobs: {left}")
+
+    def _nodes(self) -> Sequence[Machine]:
+        """Return the machines that must be left without leases and jobs."""
+        return self._machines
+
+
+class PilotChaos(Chaos):
+    """A campaign against a home and a site of pilots; no fault of it may interrupt a job."""
+
+    def __init__(self, home: Home, site: PilotSite, seed: int) -> None:
+        super().__init__(home, [], seed)
+        self._site = site
+        self._agent_at = 0.0
+        self._faults = {
+            "agent": self._agent, "pipe": self._pipe, "negotiator": self._negotiator,
+            "queue": self._queue, "adapter": self._adapter, "engine": self._engine,
+        }  # fmt: skip
+
+    def _agent(self) -> None:
+        """Kill the agent; a pilot whose agents die at once, time after time, gives up."""
+        if time.monotonic() - self._agent_at > LONG_LIFE_S:
+            self._kill("agent", self._site.machine.agents())
+            self._agent_at = time.monotonic()
+
+    def _pipe(self) -> None:
+        self._kill("pipe", self._site.pipes())
+
+    def _negotiator(self) -> None:
+        self._kill("negotiator", self._site.machine.negotiators())
+
+    def _adapter(self) -> None:
+        self._kill("adapter", self._site.adapters())
+
+    def _engine(self) -> None:
+        """Let the engine answer no longer, and end the streams."""
+        self._site.cut()
+        self._result.faults["engine"] += 1
+
+    def _mend_some(self) -> None:
+        if self._random.random() < 0.5:
+            self._site.join()
+
+    def _mend_all(self) -> None:
+        self._site.join()
+
+    def _nodes(self) -> Sequence[Machine]:
+        return self._site.machines
 
 
 def _give_another_boot(path: Path) -> None:

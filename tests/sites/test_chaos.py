@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.harness import Story, hang_up
-from tests.sites.chaos import Chaos, SiteRig
+from tests.sites.chaos import Chaos, PilotChaos, SiteRig
 from tests.sites.machines import NamespaceMachine, namespaces_needed
+from tests.sites.pilot_sites import PilotSite
 from tests.sites.site_ledger import SiteLedger, Wanted
-from tests.sites.site_under_test import Home, SshSite
+from tests.sites.site_under_test import Home, SiteUnderTest, SshSite
 
 SHORT_S = 14.0
 SOAK_S = 600.0
+PILOTS_S = 20.0
 Campaigns = Callable[..., Chaos]
 
 
@@ -57,6 +60,21 @@ def test_no_fault_loses_repeats_or_misreports_a_job(campaigns: Campaigns, seed: 
     assert not result.complaints, str(result)
     assert result.jobs >= 20
     assert result.faults.total() >= 8
+
+
+@pytest.mark.kinds("slurm", "ray")  # ssh has a campaign with losses of power
+@pytest.mark.timeout(400)
+def test_no_fault_around_pilots_loses_repeats_interrupts_or_misreports_a_job(
+    home: Home, site: SiteUnderTest, seed: int
+) -> None:
+    home.ran("true")  # a pilot is there
+    result = PilotChaos(home, cast(PilotSite, site), seed).run(PILOTS_S)
+
+    print(result)
+    assert not result.complaints, str(result)
+    assert result.jobs >= 20
+    assert result.faults.total() >= 8
+    assert "interrupted" not in result.reasons, str(result)
 
 
 @pytest.mark.soak

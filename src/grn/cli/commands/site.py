@@ -39,10 +39,8 @@ def site() -> None:
 @click.argument("name")
 @click.argument("hosts", nargs=-1)
 @flag("--ssh", "kind", flag_value="ssh", help="HOSTS are reached by ssh.")
-@flag("--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here (experimental).")
-@flag(
-    "--ray", "address", metavar="ADDRESS", help="A Ray cluster: auto, or host:port (experimental)."
-)
+@flag("--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here.")
+@flag("--ray", "address", metavar="ADDRESS", help="A Ray cluster: auto, or host:port.")
 @flag("--python", default="", metavar="PATH", help="The interpreter that has grn there.")
 @flag("--install", is_flag=True, help="Install grn there, into a venv of its own.")
 @flag("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of one pilot.")
