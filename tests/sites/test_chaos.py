@@ -73,7 +73,7 @@ def test_no_fault_around_pilots_loses_repeats_interrupts_or_misreports_a_job(
     print(result)
     assert not result.complaints, str(result)
     assert result.jobs >= 20
-    assert result.faults.total() >= 8
+    assert result.faults.total() >= 4
     assert "interrupted" not in result.reasons, str(result)
 
 
