@@ -46,6 +46,7 @@ GRN = "from grn.cli.main import main; main()"
 MOST = {"lab": 1.5, "uni": 1.4, "cloud": 2.5}
 KINDS = {"lab": "one ssh host", "uni": "a Slurm pilot", "cloud": "a Ray pilot"}
 AGENT_MB = 40.0
+ROUND_TRIP_S, ROUND_TRIPS, SINGLE_JOBS = 0.2, 3.0, 11
 NODES, DECISIONS, DECISION_MS = 50, 2000, 1.0
 TASKS = f"""
 import subprocess, time
@@ -60,9 +61,39 @@ for line in sys.stdin:
 """
 
 
+# A line that takes its time: standard input and output to an address, each half a round trip late.
+SLOW_LINE = """
+import os, queue, socket, sys, threading, time
+def carry(read, write):
+    waiting = queue.SimpleQueue()
+    def send():
+        while True:
+            due, data = waiting.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            if not data:
+                os._exit(0)
+            write(data)
+    threading.Thread(target=send, daemon=True).start()
+    while True:
+        data = read(65536)
+        waiting.put((time.monotonic() + float(sys.argv[3]) / 2, data))
+        if not data:
+            return
+line = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+back = threading.Thread(target=carry, args=(line.recv, lambda data: os.write(1, data)))
+back.start()
+carry(lambda size: os.read(0, size), line.sendall)
+back.join()
+"""
+
+
 def measure() -> list[rig.Figure]:
     """Measure each kind of site that can be had here."""
     figures = asyncio.run(_decisions())
+    try:
+        figures.append(_round_trips())
+    except pytest.skip.Exception as missing:
+        print(f"SKIPPED round trips: {missing}", file=sys.stderr)
     for name, site in {"lab": _ssh, "uni": _slurm, "cloud": _ray}.items():
         try:
             figures += _measure_site(name, site)
@@ -100,6 +131,32 @@ async def _decisions() -> list[rig.Figure]:
         rig.Figure(f"decision with {NODES} nodes, p99", p99_ms, DECISION_MS, "ms"),
         rig.Figure(f"nodes asked for a job, of {NODES}", most, MAX_ASKED, ""),
     ]
+
+
+def _round_trips() -> rig.Figure:
+    """Count the round trips between a submit and its end on a node behind a slow line."""
+    story = Story.begin()
+    story.env |= PACE
+    site = SshSite(story, env=PACE)
+    relay = Path(story.folder, "slow_line.py")
+    relay.write_text(SLOW_LINE)
+    words = f"{sys.executable} {relay} %h %p {ROUND_TRIP_S}"
+    site.start()
+    try:
+        table = site.table().replace(
+            'options = ["-F"', f'options = ["-o", "ProxyCommand={words}", "-F"'
+        )
+        Path(story.env["GRN_CONFIG"]).write_text(table)
+        with _home(story):
+            for at in ("local", "lab"):
+                _run_all(2 * SLOTS, at)
+            took = {at: [_run_all(1, at) for _ in range(SINGLE_JOBS)] for at in ("local", "lab")}
+        site.close()
+    finally:
+        story.end()
+    added_s = statistics.median(took["lab"]) - statistics.median(took["local"])
+    what = f"one submit and its end on a node {ROUND_TRIP_S * 1000:.0f} ms away, added"
+    return rig.Figure(what, added_s / ROUND_TRIP_S, ROUND_TRIPS, "round trips")
 
 
 def _spent_ms(decide: Callable[[], None]) -> float:
