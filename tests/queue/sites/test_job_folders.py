@@ -15,6 +15,7 @@ from grn.queue.sites.agent.connection import AgentStream
 from grn.queue.sites.agent.job_folders import JobFolders
 from grn.queue.sites.stream import FilePiece
 
+pytestmark = pytest.mark.process  # git lists the folder
 ATTEMPT = Attempt(1, 1)
 
 
