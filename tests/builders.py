@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.host import HostReading, HostShare
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB
 from grn.negotiator.engine import Engine
@@ -148,6 +149,10 @@ class Story:
         self.health: dict[int, GpuHealth] = {}
         self.modes: dict[int, ComputeMode] = {}
         self.lists_processes = True
+        self.ram: dict[str, int] = {}  # key -> host memory of its processes
+        self.cores: dict[str, float] = {}
+        self.foreign_ram, self.foreign_cores = 0, 0.0
+        self.oom_kills = 0
         for lease in self.engine.view.leases.values():
             self.leases[lease.request.key] = lease
 
@@ -185,7 +190,7 @@ class Story:
     def looks(self, after_s: float = 1.0) -> list[str]:
         """Read all GPUs as they truly are."""
         readings = [self.reading(book.gpu) for book in self.engine.view.books.values()]
-        return self.tell(Sampled(self.at + after_s, tuple(readings)))
+        return self.tell(Sampled(self.at + after_s, tuple(readings), host=self.host_reading()))
 
     def passes(self, seconds: float, every_s: float = 10.0) -> list[str]:
         """Let time go by, with a look every few seconds."""
@@ -208,6 +213,22 @@ class Story:
         mode, shown = self.modes.get(gpu.index), uses if self.lists_processes else ()
         more = {"mode": mode, "lists_processes": self.lists_processes}
         return a_reading(gpu, *shown, used_bytes=used, **more)
+
+    def host_reading(self) -> HostReading | None:
+        """Return what is true of the host; None where the engine does not limit it."""
+        if self.engine.view.host.size is None:
+            return None
+        held = {key: lease.id for key, lease in self.leases.items()}
+        live = [key for key in held if held[key] in self.engine.view.leases]
+        uses = tuple(
+            HostShare(held[key], self.ram.get(key, 0), self.cores.get(key, 0.0)) for key in live
+        )
+        return HostReading(
+            sum(use.ram_bytes or 0 for use in uses) + self.foreign_ram,
+            sum(use.cpus or 0.0 for use in uses) + self.foreign_cores,
+            uses,
+            self.oom_kills,
+        )
 
     def _own_uses(self, gpu: Gpu) -> list[ProcessUse]:
         by_pid: dict[int, tuple[int | None, tuple[str, ...]]] = {}

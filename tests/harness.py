@@ -290,6 +290,7 @@ class Story:
             "GRN_CONFIG": str(folder / "config.toml"),
             "GRN_SAMPLE_S": "0.1",
             "GRN_COLD_START": "1",  # commands come from `tests/warm.py`
+            "GRN_HOST": "256x1TiB",  # whatever else runs here leaves it room
             "STORY": str(folder),
             "PYTHONPATH": PYTHON_PATH,
         }

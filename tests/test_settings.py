@@ -69,6 +69,7 @@ def test_every_setting_can_be_set_by_its_variable(
         "guard_fraction": "0.7",
         "shares": "7=7",
         "policy": "pack",
+        "host": "7x7GiB",
         "share_half_life_s": "77",
     }.get(name)
     if value is None:

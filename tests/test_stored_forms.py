@@ -20,11 +20,14 @@ DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it
     "journal of the queue": (journal_file.SCHEMA_VERSION, 10, "queue-3260378"),
     "record of an attempt": (attempt_files.FORMAT, 4, "queue-f6b5903"),
-    "state of the negotiator": (schema.SCHEMA_VERSION, 8, "negotiator-2f3c940"),
+    "state of the negotiator": (schema.SCHEMA_VERSION, 9, "negotiator-330f68c"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),
     "manifests of a sweep": (manifest.VERSION, 1, None),  # the first
     "ways to nodes": (fleet.MEMORY_VERSION, 1, None),  # nodes-1.json is of this form
 }
+
+
+NEGOTIATORS = ["negotiator-b8da9a9", "negotiator-2f3c940", "negotiator-330f68c"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -35,7 +38,7 @@ def test_a_new_version_of_a_stored_form_comes_with_a_file_of_the_one_before(form
     assert (version == 1) if folder is None else (DATA / folder).is_dir()
 
 
-@pytest.mark.parametrize("folder", ["negotiator-b8da9a9", "negotiator-2f3c940"])
+@pytest.mark.parametrize("folder", NEGOTIATORS)
 def test_the_state_of_an_older_negotiator_is_read(folder: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / store.FILE_NAME)) as db:
         db.executescript((DATA / folder / "negotiator.sql").read_text())

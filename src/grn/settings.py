@@ -13,8 +13,8 @@ import msgspec
 import msgspec.structs
 
 from grn import paths
-from grn.errors import BadSetting
-from grn.model.units import parse_size
+from grn.errors import BadSetting, GrnError
+from grn.model.units import parse_cpus, parse_size
 from grn.option_file import nearest, toml
 
 
@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings. A variable GRN_<NAME> sets the field of that name."""
 
     gpus: str = "nvml"  # or virtual:4x8GiB
+    host: str = ""  # cores and memory for jobs, as 16x64GiB; empty: as measured; off: no limit
     sample_s: float = 0.5
     flat_s: float = 60.0
     patience_s: float = 600.0
@@ -155,11 +156,32 @@ def _read(given: _Given) -> object:
             parse_size(str(value))
         except BadSetting as error:
             raise given.wrong("and must be a size", error.hint) from error
+    elif given.name == "host" and value:
+        _read_host(given)
     elif given.name == "policy" and value not in _POLICIES:
         raise given.wrong(f"and must be one of {', '.join(_POLICIES)}")
     elif given.name == "gpus" and value != "nvml" and not str(value).startswith("virtual:"):
         raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
     return value
+
+
+def _read_host(given: _Given) -> None:
+    try:
+        host_size(str(given.value))
+    except BadSetting as error:
+        raise given.wrong("and must be cores and memory", error.hint) from error
+
+
+def host_size(text: str) -> tuple[float, int] | None:
+    """Read the setting `host`: cores and bytes, None for `off`."""
+    if text == "off":
+        return None
+    cpus, _, size = text.partition("x")
+    try:
+        found = parse_cpus(cpus), parse_size(size)
+    except GrnError as error:
+        raise BadSetting(f"'{text}' is no host.", "Write it like 16x64GiB, or off.") from error
+    return found
 
 
 def _read_shares(given: _Given) -> dict[str, float]:

@@ -92,7 +92,7 @@ def test_a_bracket_of_the_shell_is_left_alone(line):
         (b"[mem=10] x", "mem=10: '10' would be 10 bytes"),
         (b"[mem=0] x", "mem=0: the size '0' is out of range"),
         (b"[mem] x", "'mem' needs a value"),
-        (b"[gpus=0] x", "out of range"),
+        (b"[gpus=-1] x", "out of range"),
         (b"[gpus=two] x", "gpus=two is not a whole number"),
         (b"[priority=5000] x", "out of range"),
         (b"[memory=1GiB] x", "'memory' is no option"),

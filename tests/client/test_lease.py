@@ -85,7 +85,7 @@ def test_an_async_block_holds_a_lease(here: Negotiator) -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"gpus": 0}, "gpus is 0"),
+        ({"gpus": -1}, "gpus is -1"),
         ({"gpus": True}, "gpus is True"),
         ({"gpus": 1.5}, "gpus is 1.5"),
         ({"policy": "best"}, "policy is 'best'"),

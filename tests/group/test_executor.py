@@ -254,7 +254,7 @@ def test_a_call_that_is_cancelled_after_shutdown_ends(queue: Queue) -> None:
 
 
 def test_what_cannot_be_submitted_leaves_nothing(queue: Queue) -> None:
-    with Executor(gpus=0) as pool, pytest.raises(UsageError, match="gpus is 0"):
+    with Executor(gpus=-1) as pool, pytest.raises(UsageError, match="gpus is -1"):
         pool.submit(print)
 
 

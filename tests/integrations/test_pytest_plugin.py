@@ -163,12 +163,12 @@ def test_a_wrong_mark_is_an_error_that_says_what_is_wrong(
         def test_no_size():
             pass
 
-        @pytest.mark.grn_gpu(gpus=0)
+        @pytest.mark.grn_gpu(gpus=-1)
         def test_none():
             pass
     """)  # fmt: skip
     assert "4 errors" in ended.out, ended
-    for said in ("with names", "grn_gpu knows no memory", "a lot", "gpus is 0"):
+    for said in ("with names", "grn_gpu knows no memory", "a lot", "gpus is -1"):
         assert said in ended.out
 
 

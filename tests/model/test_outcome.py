@@ -22,7 +22,16 @@ COLOURS = {
     OutcomeKind.CANCELLED: "--stranger",
     OutcomeKind.INTERRUPTED: "--stranger",
 }
-BAD = {"failed", "out-of-memory", "timed-out", "not-runnable", "refused", "lost", "killed"}
+BAD = {
+    "failed",
+    "out-of-memory",
+    "out-of-ram",
+    "timed-out",
+    "not-runnable",
+    "refused",
+    "lost",
+    "killed",
+}
 
 
 def test_queue_and_negotiator_have_the_same_enum() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
+from grn.model.host import HostReading, HostShare, HostSize
 from grn.model.job import Outcome, Policy, Profile, Request
 from grn.model.units import GiB
 from grn.negotiator.endings import COMMAND_S
@@ -61,6 +62,7 @@ MACHINES = [
     [a_gpu(0, is_exclusive=True), a_gpu(1)],
     [a_virtual_gpu(0), a_virtual_gpu(1)],
 ]
+HOSTS = [None, HostSize(16, 64 * GiB), HostSize(2, 8 * GiB)]
 TYPES = ["one.py", "one.py", "two.py", "three.py"]
 WHO = ["nobody", "nobody", "somebody", "another thread", "a parent"]
 ARGUMENTS = st.sampled_from([
@@ -81,6 +83,8 @@ class Process:
     memory: dict[str, int] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     is_alive: bool = True
+    ram: int = 0
+    cpus: float = 0.0
 
 
 class World:
@@ -95,9 +99,24 @@ class World:
         self.hides: set[str] = set()  # GPUs that do not say what a process uses
         self.is_vague: set[str] = set()  # GPUs that do not say what is used at all
         self.load_pct: dict[str, float | None] = dict.fromkeys(self.gpus, 0.0)
+        self.foreign_ram, self.foreign_cpus = 0, 0.0
+        self.is_host_hidden = False
 
     def readings(self) -> tuple[Reading, ...]:
         return tuple(self._reading(gpu) for gpu in self.gpus.values())
+
+    def host_reading(self) -> HostReading | None:
+        """Return the use of the host; what a process of several leases uses counts in parts."""
+        if self.is_host_hidden:
+            return None
+        alive = [one for one in self.processes.values() if one.is_alive]
+        uses = tuple(
+            HostShare(lease, one.ram // len(one.leases), one.cpus / len(one.leases))
+            for one in alive
+            for lease in sorted(one.leases)
+        )
+        ram, cpus = sum(one.ram for one in alive), sum(one.cpus for one in alive)
+        return HostReading(ram + self.foreign_ram, cpus + self.foreign_cpus, uses)
 
     def _reading(self, gpu: Gpu) -> Reading:
         if self.health[gpu.uuid] is not GpuHealth.OK:
@@ -138,6 +157,9 @@ class World:
         self.health = dict.fromkeys(self.gpus, GpuHealth.OK)
         self.hides.clear()
         self.is_vague.clear()
+        self.foreign_ram, self.foreign_cpus, self.is_host_hidden = 0, 0.0, False
+        for process in self.processes.values():
+            process.ram, process.cpus = 0, 0.0
         for uuid, gpu in self.gpus.items():
             self.strangers[uuid] = self.unexplained[uuid] = guard.of(gpu.total_bytes) // 2
 
@@ -147,9 +169,12 @@ class Negotiation(RuleBasedStateMachine):
 
     engine_type = Engine
 
-    @initialize(gpus=st.sampled_from(MACHINES), rules=st.sampled_from(RULES))
-    def begin(self, gpus: list[Gpu], rules: Rules) -> None:
+    @initialize(
+        gpus=st.sampled_from(MACHINES), rules=st.sampled_from(RULES), host=st.sampled_from(HOSTS)
+    )
+    def begin(self, gpus: list[Gpu], rules: Rules, host: HostSize | None) -> None:
         self.rules = rules
+        self.host = host
         self.world = World(gpus)
         self.now = 0.0
         self.number = 0
@@ -178,7 +203,8 @@ class Negotiation(RuleBasedStateMachine):
         self.tell(
             JobStarted(self.now, tuple(self.world.gpus.values()), self.world.readings(),
                     tuple(self.saved_leases.values()), tuple(waiting),
-                    tuple(self.saved_profiles.values()), numbers=tuple(self.saved_numbers.items()))
+                    tuple(self.saved_profiles.values()), numbers=tuple(self.saved_numbers.items()),
+                    host=self.host)
         )  # fmt: skip
 
     def tell(self, event: Event) -> None:
@@ -199,6 +225,7 @@ class Negotiation(RuleBasedStateMachine):
         kept = [lease for lease in before.values() if lease.id in self.saved_leases]
         for number, lease in enumerate(granted):
             self._check_grant(lease, [*kept, *granted[:number]])
+            self._check_host(lease)
         for uuid in {uuid for lease in granted for uuid in lease.gpus}:
             assert uuid not in growing, "let a newcomer in beside one that grows"
             self._check_room(uuid, [lease.request for lease in granted])
@@ -339,6 +366,18 @@ class Negotiation(RuleBasedStateMachine):
             used = {r.uuid for r in self.told.values() if any(use.pid == pid for use in r.uses)}
             assert not homes or set(lease.gpus) <= homes | used, "moved a process"
 
+    def _check_host(self, lease: Lease) -> None:
+        """Do the sums of the host: what is promised may not exceed it at a grant."""
+        held = [one for one in self.saved_leases.values() if one.state is LeaseState.HELD]
+        if self.host is None or len(held) < 2:
+            return
+        capacity = self.host.ram_bytes - self.rules.guard.of(self.host.ram_bytes)
+        assert sum(one.ram_bytes for one in held) <= capacity, "promised host memory twice"
+        stated = lease.request.cpus
+        if stated is not None:
+            assert stated <= self.host.cpus
+        assert sum(one.cpus for one in held) <= 1.2 * self.host.cpus, "promised cores twice"
+
     def _check_room(self, uuid: str, requests: list[Request]) -> None:
         """Do the sums of one GPU anew: what is promised or used may not exceed it at a grant."""
         gpu, reading = self.world.gpus[uuid], self.told[uuid]
@@ -438,9 +477,13 @@ class Negotiation(RuleBasedStateMachine):
         code=CODES,
         yields=st.sampled_from([False, False, True]),
         at_least_s=st.sampled_from([0.0, 0.0, 15.0]),
+        gpus=st.sampled_from([1, 1, 1, 1, 0]),
+        cpus=st.sampled_from([None, None, None, 1.0, 3.0, 20.0]),
+        ram_bytes=st.sampled_from([None, None, None, GiB, 6 * GiB, 30 * GiB]),
         data=st.data(),
     )
     def ask(self, mem_gib, who, data, **wish) -> None:
+        mem_gib = mem_gib if wish["gpus"] else None
         self._ask(data, who, mem_gib, **wish)
 
     @rule(
@@ -508,7 +551,8 @@ class Negotiation(RuleBasedStateMachine):
     def look(self, step_s: float) -> None:
         self.now += step_s
         since = min((waiting.since for waiting in self.engine.view.waitlist), default=self.now)
-        self.tell(Sampled(self.now, self.world.readings()))
+        host = self.world.host_reading()
+        self.tell(Sampled(self.now, self.world.readings(), host=host))
         if self.now - since < self.rules.patience_s and not self.engine.view.claims:
             self._check_nobody_is_overlooked()
 
@@ -542,6 +586,20 @@ class Negotiation(RuleBasedStateMachine):
             has = max(process.memory.values(), default=0) + int(gib * GiB)
             self._grow(process, has / GiB)
             self.look(1.0)
+
+    @rule(gib=GIBS, cpus=st.sampled_from([0.0, 0.5, 2.0, 9.0]), foreign_gib=GIBS,
+          foreign_cpus=st.sampled_from([0.0, 0.0, 3.0]),
+          is_hidden=st.sampled_from([False, False, False, True]), data=st.data())  # fmt: skip
+    def use_the_host(self, gib, cpus, foreign_gib, foreign_cpus, is_hidden, data) -> None:
+        """A job uses memory and cores of the host, and so do strangers."""
+        world = self.world
+        world.foreign_ram, world.foreign_cpus = foreign_gib * GiB, foreign_cpus
+        world.is_host_hidden = is_hidden
+        alive = sorted(pid for pid, one in world.processes.items() if one.is_alive)
+        if alive:
+            process = world.processes[data.draw(st.sampled_from(alive), "pid")]
+            process.ram, process.cpus = gib * GiB, cpus
+        self.look(5.0)
 
     def _held(self) -> list[str]:
         return sorted(
@@ -653,7 +711,8 @@ class Negotiation(RuleBasedStateMachine):
                 self.tell(Released(self.now, lease_id, Outcome.OK, GiB))
             self.world.heal(self.rules.guard)
             self.now += 3.0
-            self.tell(Sampled(self.now, self.world.readings()))
+            host = self.world.host_reading()
+            self.tell(Sampled(self.now, self.world.readings(), host=host))
             self.books_are_sound()
             if not self.waiting:
                 return

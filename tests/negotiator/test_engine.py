@@ -3,6 +3,7 @@
 import pytest
 
 from grn.model.gpu import ComputeMode, GpuHealth, GpuKind
+from grn.model.host import HostSize
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB
 from grn.negotiator.events import (
@@ -659,6 +660,13 @@ def reasons_seen():
     yielding.asks("x", yields=True, **BIG)
     yielding.asks("urgent", is_urgent=True, **BIG)
     note(yielding, "urgent")
+
+    small = Story(host=HostSize(4, 8 * GiB))
+    small.asks("x", **SMALL, cpus=4.0, ram_bytes=4 * GiB)
+    small.asks("ram", **SMALL, ram_bytes=6 * GiB)
+    note(small, "ram")
+    small.asks("cpus", **SMALL, cpus=2.0, ram_bytes=GiB)
+    note(small, "cpus")
 
     back = Story(waiting=("old",))
     back.asks("new")

@@ -114,7 +114,7 @@ def test_an_id_is_a_whole_number_that_every_json_reader_keeps(number: object) ->
         LEASE | {"uid": 0},
         LEASE | {"label": "x" * 257},
         LEASE | {"label": ""},
-        LEASE | {"gpus": 0},
+        LEASE | {"cpus": 0},
         LEASE | {"gpus": -1},
         LEASE | {"gpus": 1_000_001},
         LEASE | {"gpus": 1.5},

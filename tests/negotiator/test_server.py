@@ -90,7 +90,7 @@ def texts(found: Any) -> Iterator[str]:
         b"\x80\x04\x95pickle",
         b'{"op":"launch","id":5,"argv":["sh"]}',
         json.dumps(a_wish(mem=-1)).encode(),
-        json.dumps(a_wish(gpus=0)).encode(),
+        json.dumps(a_wish(gpus=-1)).encode(),
         b" " * wire.MAX_REQUEST_BYTES,  # as large as a frame may be
     ],
     ids=lambda body: str(body[:20]),

@@ -6,15 +6,15 @@ A line keeps its bytes; only the leading `[...]` is parsed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
-from grn.model.units import parse_memory
+from grn.model.units import parse_cpus, parse_memory
 
-OPTIONS = "gpus, mem, exclusive, priority, type, at, on, not, name"
+OPTIONS = "gpus, mem, cpus, ram, exclusive, priority, type, at, on, not, name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,21 @@ def _options(text: bytes, needs: Needs, line: int) -> tuple[Needs, str, bytes]:
 _FIELDS = {
     "gpus": "gpus",
     "mem": "mem_bytes",
+    "cpus": "cpus",
+    "ram": "ram_bytes",
     "exclusive": "is_exclusive",
     "priority": "priority",
     "type": "job_type",
     "at": "at",
     "on": "on",
     "not": "without",
+}
+
+
+_NUMBERS: dict[str, Callable[[str], float]] = {
+    "mem": parse_memory,
+    "ram": parse_memory,
+    "cpus": parse_cpus,
 }
 
 
@@ -141,17 +150,16 @@ def _value(name: str, value: str | None, line: int) -> object:
     if name == "not":
         return tuple(value.split(","))
     try:
-        number = parse_memory(value) if name == "mem" else int(value)
+        number: float = _NUMBERS.get(name, int)(value)
     except UsageError as error:
         raise UsageError(f"line {line}: {name}={value}: {error.message}", error.hint) from error
     except ValueError as error:
         text = f"line {line}: {name}={value} is not a whole number."
         raise UsageError(text) from error
     is_good = {
-        "mem": True,
-        "gpus": 1 <= number <= MAX_GPUS,
+        "gpus": 0 <= number <= MAX_GPUS,
         "priority": abs(number) <= MAX_PRIORITY,
     }
-    if not is_good[name]:
+    if not is_good.get(name, True):
         raise UsageError(f"line {line}: {name}={value} is out of range.")
     return number

@@ -57,8 +57,13 @@ class Opt:
 NEED, PLACE, LIST, OUTPUT = "What it needs", "Where it runs", "Which jobs", "Output"
 
 NEEDS = {
-    "gpus": Opt("-n --gpus", WHOLE, "Number of GPUs.", "N", default=1, low=1, section=NEED),
+    "gpus": Opt("-n --gpus", WHOLE, "Number of GPUs; 0 for a job without.", "N", default=1, low=0,
+                section=NEED),
     "mem": Opt("--mem", TEXT, "Memory on each GPU, such as 6GiB; learned if not given.", "SIZE",
+               section=NEED),
+    "cpus": Opt("--cpus", TEXT, "Cores, such as 8 or 0.5; learned if not given.", "N",
+                section=NEED),
+    "ram": Opt("--ram", TEXT, "Host memory, such as 32GiB; learned if not given.", "SIZE",
                section=NEED),
     "exclusive": Opt("--exclusive", FLAG, "Share its GPUs with no other job.", section=NEED),
     "type": Opt("--type", TEXT, "Job type, for learning; the program or script if not given.",

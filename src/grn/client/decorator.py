@@ -59,6 +59,8 @@ if TYPE_CHECKING:
             retry_oom: int = 0,
             on: str = "",
             without: Sequence[str | int] = (),
+            cpus: float | None = None,
+            ram: str | int | None = None,
         ) -> Callable[[Callable[Arguments, Result]], Job[Arguments, Result]]: ...
 
 
@@ -79,13 +81,15 @@ def _job(
     retry_oom: int = 0,
     on: str = "",
     without: Sequence[str | int] = (),
+    cpus: float | None = None,
+    ram: str | int | None = None,
 ) -> Any:
     """Decorate a function so that each call waits for a GPU; works with and without parentheses.
 
     `jobstr` names the job type (default: file and function). `mem` and `gpus` state a need where
     it is known; else it is learned. `retry_oom` repeats a call that ran out of GPU memory, with
     more room, up to this many times; one whose room others took is repeated as it is, uncounted.
-    `on` and `without` choose GPUs (`on="a100|h100"`).
+    `on` and `without` choose GPUs (`on="a100|h100"`); `cpus` and `ram` state cores and host memory.
     With `continue_on_server_unavailable` a call runs unmanaged when there is no negotiator.
     """
     if resource_policy not in _POLICIES:
@@ -100,6 +104,8 @@ def _job(
         "priority": priority,
         "on": on,
         "without": without,
+        "cpus": cpus,
+        "ram": ram,
     }
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

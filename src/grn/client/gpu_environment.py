@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import threading
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ALWAYS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 UNLESS_SET = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -18,13 +22,25 @@ UNLESS_SET = {
 LOGGED_UNLESS_SET = {"PYTHONUNBUFFERED": "1"}
 
 
+def cores_told(cpus: float | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that tell a job its stated cores; those of the user stay."""
+    if cpus is None:
+        return {}
+    threads = {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
+    return {"GRN_CPUS": f"{cpus:g}", **{k: v for k, v in threads.items() if k not in environment}}
+
+
 def for_command(lease_id: str, visible: str, environment: dict[str, str]) -> dict[str, str]:
     """Return the environment for a command that runs under a lease."""
     chosen = {**UNLESS_SET, **environment, **ALWAYS}
     chosen["CUDA_VISIBLE_DEVICES"] = visible
     chosen["GRN_LEASE"] = lease_id
-    chosen["GRN_GPU_COUNT"] = str(visible.count(",") + 1)
+    chosen["GRN_GPU_COUNT"] = str(_count(visible))
     return chosen
+
+
+def _count(visible: str) -> int:
+    return visible.count(",") + 1 if visible else 0
 
 
 class GpuEnvironment:
@@ -36,7 +52,7 @@ class GpuEnvironment:
         self._holds = 0
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def enter(self, lease_id: str, visible: str) -> None:
+    def enter(self, lease_id: str, visible: str, cpus: float | None = None) -> None:
         """Set the variables, unless another lease of this process has done so."""
         with self._lock:
             self._holds += 1
@@ -49,7 +65,9 @@ class GpuEnvironment:
                 self._set(name, value)
             self._set("CUDA_VISIBLE_DEVICES", visible)
             self._set("GRN_LEASE", lease_id)
-            self._set("GRN_GPU_COUNT", str(visible.count(",") + 1))
+            self._set("GRN_GPU_COUNT", str(_count(visible)))
+            for name, value in cores_told(cpus, os.environ).items():
+                self._set(name, value)
 
     def inherited_lease(self) -> str | None:
         """Return the lease that this process was started under, if any; not its own leases."""

@@ -46,28 +46,48 @@ def lease_request(
     policy: str = "spread",
     on: str = "",
     without: Sequence[str | int] = (),
+    cpus: str | float | None = None,
+    ram: str | int | None = None,
 ) -> LeaseRequest:
     """Return the request for a lease; raise ValueError for a need that makes no sense."""
     if policy not in POLICIES:
         raise ValueError(f"policy is '{policy}' and must be 'spread' or 'pack'")
-    if not _is_whole(gpus) or not 1 <= gpus <= MAX_GPUS:
-        raise ValueError(f"gpus is {gpus!r} and must be a whole number from 1 up")
+    if not _is_whole(gpus) or not 0 <= gpus <= MAX_GPUS:
+        raise ValueError(f"gpus is {gpus!r} and must be a whole number from 0 up")
+    check_no_gpus(gpus, mem, exclusive, on, without)
     if not _is_whole(priority) or abs(priority) > MAX_PRIORITY:
         raise ValueError(
             f"priority is {priority!r} and must be a whole number up to {MAX_PRIORITY}"
         )
     if len(on) > MAX_CHOICE:
         raise ValueError(f"on is longer than {MAX_CHOICE} characters")
-    mem_bytes = None
-    if mem is not None:
-        from grn.model.units import parse_memory
+    sizes: list[int | None] = []
+    for size in (mem, ram):
+        if size is None:
+            sizes.append(None)
+        else:
+            from grn.model.units import parse_memory
 
-        mem_bytes = parse_memory(mem)
+            sizes.append(parse_memory(size))
+    if cpus is not None:
+        from grn.model.units import parse_cpus
+
+        cpus = parse_cpus(cpus)
     return LeaseRequest(
-        _text(job_type, 1024), _text(label, 256), gpus=gpus, mem=mem_bytes,
+        _text(job_type, 1024), _text(label, 256), gpus=gpus, mem=sizes[0],
         exclusive=bool(exclusive), priority=priority, policy=POLICIES[policy], on=on,
-        without=[str(gpu) for gpu in without],
+        without=[str(gpu) for gpu in without], cpus=cpus, ram=sizes[1],
     )  # fmt: skip
+
+
+def check_no_gpus(
+    gpus: int | None, mem: object, exclusive: object, on: object, without: object
+) -> None:
+    """Raise ValueError when a job without GPUs says which GPUs it needs."""
+    said = {"mem": mem, "exclusive": exclusive, "on": on, "without": without}
+    names = [name for name, value in said.items() if value]
+    if gpus == 0 and names:
+        raise ValueError(f"{names[0]} is about GPUs, and gpus is 0")
 
 
 def type_and_label(file: str, name: str) -> tuple[str, str]:

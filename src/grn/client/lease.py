@@ -147,6 +147,7 @@ class ClientLease:
         self.id = ""
         self.gpus: tuple[int, ...] = ()
         self.visible_devices = ""
+        self.stated_cpus: float | None = request.fields.get("cpus")
         self.indices: str | None = None  # the same GPUs by index, while CUDA counts as NVML does
         self.reserved_bytes = 0
         self.is_first_run = False
@@ -374,7 +375,7 @@ class ClientLease:
                 self._connection = None
         else:
             self._check_gpus(grant.uuids)
-            GPU_ENVIRONMENT.enter(self.id, self.visible_devices)
+            GPU_ENVIRONMENT.enter(self.id, self.visible_devices, self.stated_cpus)
         self._token = _current.set(self)
 
     def _check_gpus(self, uuids: tuple[str, ...]) -> None:
@@ -427,6 +428,8 @@ def lease(
     type: str | None = None,
     on: str = "",
     without: Sequence[str | int] = (),
+    cpus: float | None = None,
+    ram: str | int | None = None,
 ) -> ClientLease:
     """Return a lease to use as `with grn.lease(mem="6GiB", gpus=2) as lease:`."""
     if type is None:
@@ -436,7 +439,7 @@ def lease(
         label = type
     request = lease_request(
         type, label, gpus=gpus, mem=mem, exclusive=exclusive, priority=priority, policy=policy,
-        on=on, without=without,
+        on=on, without=without, cpus=cpus, ram=ram,
     )  # fmt: skip
     return ClientLease(request)
 

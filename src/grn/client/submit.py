@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 JOBS_PER_MESSAGE = 1000
 MAX_TAG = 64
 _RANGES = {
-    "gpus": (1, MAX_GPUS),
+    "gpus": (0, MAX_GPUS),
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
     "retry": (0, MAX_RETRIES),
 }
@@ -31,6 +31,7 @@ _OPTIONS = (
     "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at", "on",
     "without", "tags", "array_limit", "only", "yields", "urgent", "again",
 )  # fmt: skip
+_ABOUT_GPUS = ("gpus", "mem", "exclusive", "on", "without")
 _QUOTING = frozenset("'\"\\")
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
 
@@ -132,8 +133,8 @@ def _called(described: Message) -> str:
 def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
     """Submit one command: a list of words, or with `shell=True` a line for the shell.
 
-    Options: name, gpus, mem, exclusive, type, priority, after, retry, time_limit, cwd, env, shell,
-    requeue, hold, notify, separate_stderr, at, on, without, tags, begin, only, yields,
+    Options: name, gpus, mem, cpus, ram, exclusive, type, priority, after, retry, time_limit, cwd,
+    env, shell, requeue, hold, notify, separate_stderr, at, on, without, tags, begin, only, yields,
     at_least, urgent, signal, grace, again, send, fetch; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
@@ -226,11 +227,13 @@ def request(**options: Any) -> Message:
     }
     check_nodes(options.pop("nodes", None))
     message.update(folders(options.pop("send", False), options.pop("fetch", ()), message["cwd"]))
-    mem = options.pop("mem", None)
-    if mem is not None:
-        from grn.model.units import parse_memory
+    job_request.check_no_gpus(*(options.get(name) for name in _ABOUT_GPUS))
+    for name in ("mem", "ram", "cpus"):
+        stated = options.pop(name, None)
+        if stated is not None:
+            from grn.model.units import parse_cpus, parse_memory
 
-        message["mem"] = parse_memory(mem)
+            message[name] = parse_cpus(stated) if name == "cpus" else parse_memory(stated)
     message.update(_giving_way(options))
     time_limit = options.pop("time_limit", None)
     if time_limit is not None:
@@ -263,14 +266,15 @@ def request(**options: Any) -> Message:
 
 
 def edited(options: dict[str, Any]) -> Message:
-    """Return the changed fields of a job that waits; `time_limit` 0 and `mem` 0 take it away."""
+    """Return the changed fields of a job that waits; 0 takes a time limit or a need away."""
     message: Message = {}
     for name, value in options.items():
-        if name in ("mem", "time_limit"):
+        if name in ("mem", "ram", "cpus", "time_limit"):
             from grn.model import units
 
-            field = "mem" if name == "mem" else "time_limit_s"
-            parse = units.parse_memory if name == "mem" else units.parse_time
+            read = {"cpus": units.parse_cpus, "time_limit": units.parse_time}
+            parse = read.get(name, units.parse_memory)
+            field = "time_limit_s" if name == "time_limit" else name
             message[field] = None if value == "0" else parse(value)
         elif name == "begin":
             message["begin_at"] = 0.0 if value == "now" else begin_at(value)

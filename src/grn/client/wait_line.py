@@ -28,6 +28,8 @@ _ADVICE = {
     "not-enough-gpus": "`grn ps` shows the jobs there",
     "stays-on-its-gpu": "a process of its own could use another GPU",
     "gpu-silent": "see `grn doctor`",
+    "no-ram": "`grn ps` shows the jobs there",
+    "cpus-busy": "`grn ps` shows the jobs there",
 }
 _speaking = threading.Lock()
 

@@ -10,18 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 
 from grn.errors import BadSetting
-from grn.gpus.attribution import Attribution
+from grn.gpus.lease_scan import LeaseScan
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import Gpu, GpuKind, Link, LinkKind, ProcessUse, Reading
 from grn.model.job import Holder
 from grn.model.units import parse_memory
 from grn.proc import processes as procs
-from grn.proc.identity import tag_of
 from grn.proc.tree import Process
 
 _SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*([^/]+)(?:/nvlink=(\d{1,4}))?\s*", re.IGNORECASE)
 MAX_GPUS = 1024
-ALL_AGAIN_S = 10.0  # a pid may be reused
 
 
 def parse_virtual(spec: str) -> list[Gpu]:
@@ -60,12 +58,10 @@ class VirtualProbe:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = tuple(gpus)
-        self._attribution = Attribution(tag_of)
+        self._scan = LeaseScan()
         self._memory = procs.MemoryFiles()
         self._cpu_ticks: dict[Holder, int] = {}
         self._looked_at = time.monotonic()
-        self._strangers: dict[int, Process] = {}
-        self._read_all_at = self._looked_at
         self._baseline: dict[str, int] = {}
 
     async def start(self) -> Inventory:
@@ -120,31 +116,12 @@ class VirtualProbe:
         """Sum the memory and the CPU time of each lease's process tree."""
         live = {placement.lease for placement in placements}
         self._baseline = {name: peak for name, peak in self._baseline.items() if name in live}
-        processes, members = self._look_around(placements) if placements else ({}, {})
+        processes, members = self._scan.look(placements) if placements else ({}, {})
         loads = self._loads(processes, members)
         homes = {placement.lease: placement.gpus for placement in placements}
         for lease in self._baseline.keys() - homes.keys():
             del self._baseline[lease]  # its holder ended without a release
         return tuple(self._read(gpu, processes, members, homes, loads) for gpu in self._gpus)
-
-    def _look_around(
-        self, placements: Sequence[Placement]
-    ) -> tuple[dict[int, Process], dict[int, tuple[str, ...]]]:
-        """Read the processes of leases; the many other processes only now and then."""
-        now = time.monotonic()
-        if now - self._read_all_at >= ALL_AGAIN_S:
-            self._read_all_at, self._strangers = now, {}
-        for placement in placements:
-            if placement.holder is not None:
-                self._strangers.pop(placement.holder.pid, None)
-        known = self._strangers
-        looked = ((pid, known.get(pid) or procs.living(pid)) for pid in procs.pids())
-        processes = {pid: found for pid, found in looked if found is not None}
-        members = self._attribution.members(processes, placements)
-        for pid in members.keys() & self._strangers.keys():  # it works for a lease now
-            processes[pid] = procs.living(pid) or processes[pid]
-        self._strangers = {pid: who for pid, who in processes.items() if pid not in members}
-        return processes, members
 
     def _read(
         self,

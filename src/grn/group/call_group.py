@@ -69,6 +69,7 @@ class CallGroup:
         self._needs = Needs(
             self._shared.get("gpus", 1), self._shared.get("mem"),
             self._shared.get("exclusive", False), self._shared.get("priority", 0),
+            cpus=self._shared.get("cpus"), ram_bytes=self._shared.get("ram"),
         )  # fmt: skip
         self._folder = options.get("cwd")
         self._environment = dict(options.get("env") or {}) if is_nested else {}

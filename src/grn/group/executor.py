@@ -22,7 +22,7 @@ from grn.group.call_group import CallGroup
 from grn.group.call_table import Kind
 
 OPTIONS = (
-    *("gpus", "mem", "exclusive", "priority", "policy", "at", "on", "without"),
+    *("gpus", "mem", "cpus", "ram", "exclusive", "priority", "policy", "at", "on", "without"),
     "retry_oom",
     "reuse_workers",
 )

@@ -268,6 +268,10 @@ class GroupRunner:
             }  # fmt: skip
             if needs.mem_bytes is not None:
                 shared["mem"] = needs.mem_bytes
+            if needs.cpus is not None:
+                shared["cpus"] = needs.cpus
+            if needs.ram_bytes is not None:
+                shared["ram"] = needs.ram_bytes
             if needs.at:
                 shared["at"] = needs.at
             if needs.on:

@@ -42,8 +42,8 @@ class Needs(_Value):
     """The needs of a task, for the queue and the negotiator; fixed slots ignore them."""
 
     __slots__ = (
-        "at", "fetch", "gpus", "is_exclusive", "is_sent", "job_type", "mem_bytes", "on",
-        "priority", "without",
+        "at", "cpus", "fetch", "gpus", "is_exclusive", "is_sent", "job_type", "mem_bytes", "on",
+        "priority", "ram_bytes", "without",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,8 @@ class Needs(_Value):
         without: tuple[str, ...] = (),
         is_sent: bool = False,
         fetch: tuple[str, ...] = (),
+        cpus: float | None = None,
+        ram_bytes: int | None = None,
     ) -> None:
         self.gpus: Final = gpus
         self.mem_bytes: Final = mem_bytes
@@ -69,6 +71,8 @@ class Needs(_Value):
         self.without: Final = without  # GPUs that it must not use
         self.is_sent: Final = is_sent  # its folder goes to a node that does not have it
         self.fetch: Final = fetch  # patterns of the files that come back from a node
+        self.cpus: Final = cpus
+        self.ram_bytes: Final = ram_bytes
 
     @property
     def is_elsewhere(self) -> bool:

@@ -35,7 +35,7 @@ class Request:
     job_type: str
     label: str
     user: int
-    gpus: int = 1
+    gpus: int = 1  # 0 for a job that uses none
     mem_bytes: int | None = None
     is_exclusive: bool = False
     priority: int = 0
@@ -52,6 +52,8 @@ class Request:
     at_least_s: float = 0.0  # but not before it has run for so long
     is_urgent: bool = False  # yielding leases are asked at once
     code: str = ""  # fingerprint of the code; empty when unknown
+    cpus: float | None = None  # the stated need of cores,
+    ram_bytes: int | None = None  # and of host memory
 
 
 def tag_of(key: str) -> str:
@@ -77,6 +79,9 @@ class Run:
     code: str = ""  # fingerprint of the code; empty when unknown
     ran_out_alone: bool = False  # memory ran out though it had its GPUs to itself
     grown: float | None = None  # the share of its time after which it had 95 % of its peak
+    ram_bytes: int | None = None  # its highest host memory, None when unknown
+    cpus: float | None = None  # the cores it used on average,
+    peak_cpus: float | None = None  # and at most, over some seconds
 
 
 @dataclass(frozen=True, slots=True)

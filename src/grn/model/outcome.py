@@ -19,7 +19,8 @@ class Outcome(Enum):
 
     OK = "ok"
     FAILED = "failed"
-    OUT_OF_MEMORY = "out-of-memory"
+    OUT_OF_MEMORY = "out-of-memory"  # of its GPU
+    OUT_OF_RAM = "out-of-ram"  # the kernel killed it since the host's memory was full
     TIMED_OUT = "timed-out"
     CANCELLED = "cancelled"  # its user stopped it
     NOT_RUNNABLE = "not-runnable"
@@ -63,6 +64,7 @@ LEASE_OUTCOMES = (
     Outcome.OK,
     Outcome.FAILED,
     Outcome.OUT_OF_MEMORY,
+    Outcome.OUT_OF_RAM,
     Outcome.KILLED,
     Outcome.PROFILED,
     Outcome.REQUEUED,

@@ -7,6 +7,7 @@ import math
 import re
 
 from grn.errors import BadSetting, UsageError
+from grn.model import MAX_CPUS
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -78,6 +79,19 @@ def _spelled(size_bytes: int) -> tuple[str, str]:
             if abs(float(number)) < KiB or unit == TiB:
                 return number, name
     raise AssertionError("the last unit takes all")
+
+
+def parse_cpus(text: str | float) -> float:
+    """Read a number of cores, as 8 or 0.5; raise UsageError for others."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MAX_CPUS:
+        raise UsageError(
+            f"'{text}' is no number of cores.", f"Give more than 0 and at most {MAX_CPUS}."
+        )
+    return found
 
 
 def parse_time(text: str | float, *, needs_unit: bool = False) -> float:

@@ -24,6 +24,7 @@ from grn.errors import BadSetting, GrnError
 from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
+from grn.model.host import HostSize
 from grn.model.job import Policy
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
@@ -32,6 +33,7 @@ from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.storage.store import Store
 from grn.negotiator.terminal_log import TerminalFormatter
+from grn.proc import host
 from grn.proc.processes import boot_id, mounts
 
 log = logging.getLogger("grn.negotiator")
@@ -94,7 +96,8 @@ async def _serve_gpus(
         chosen.yield_after_s,
         chosen.urgent_per_user,
     )
-    loop = Loop(Engine(rules), store, probe, chosen.sample_s)
+    size = host_size(chosen.host)
+    loop = Loop(Engine(rules), store, probe, chosen.sample_s, size)
     stopped = process.stop_event()
     server = Server(loop, _limits(chosen), VERBS, __version__, stopped.set)
     loop.start(inventory)
@@ -148,6 +151,15 @@ def _probe(chosen: settings.Settings) -> GpuProbe:
 def _restricted(inventory: Inventory) -> Inventory:
     gpus = restrict(inventory.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return replace(inventory, gpus=gpus)
+
+
+def host_size(text: str) -> HostSize | None:
+    """Return the host that jobs share: as the setting says, else as measured."""
+    if text:
+        said = settings.host_size(text)
+        return None if said is None else HostSize(*said)
+    total = host.total_bytes()
+    return None if total is None else HostSize(float(host.usable_cpus()), total)
 
 
 # --- the setting `shares`: names of users and groups as numbers --------------------------------

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from grn.model.gpu import GpuHealth, Reading
+from grn.model.host import HOST_MODEL
 from grn.model.job import Outcome, Request
 from grn.negotiator.endings import Endings
 from grn.negotiator.engine_view import EngineView
@@ -28,6 +29,7 @@ from grn.negotiator.events import (
     LeaseState,
     LookSoon,
     ProfileForgotten,
+    Refuse,
     Released,
     ReporterJoined,
     ReporterLost,
@@ -149,7 +151,8 @@ class Engine:
             return _RESTARTING
         if text := self._granter.preemption.text(key):
             return Wait(WaitReason.PREEMPTING, text)
-        answer = self._granter.answer(group.members[key].request)
+        waiting = group.members[key]
+        answer = self._granter.answer(waiting.request, (), waiting.sequence)
         if isinstance(answer, Wait):
             return answer
         return Wait(
@@ -170,6 +173,9 @@ class Engine:
 
     def _started(self, event: JobStarted) -> Iterator[Action]:
         readings = {reading.uuid: reading for reading in event.readings}
+        if event.host is not None:
+            guard = self._rules.guard.of(event.host.ram_bytes)
+            self._holdings.host.open(event.host, guard)
         self._runs.wall_offset_s = event.wall_offset_s
         for gpu in event.gpus:
             unread = Reading(gpu.uuid, GpuHealth.UNKNOWN)
@@ -185,7 +191,8 @@ class Engine:
             for job_type in dropped:
                 yield DropProfile(job_type)
         self._memory.load(profiles, dict(event.numbers).get(CHANCE))
-        self._loads.load(profiles)
+        self._loads.load([one for one in profiles if one.model != HOST_MODEL])
+        self._holdings.host_profiles.load(profiles)
         self._holdings.set_caps()
         self._memory.woken.clear()  # no request waits yet
         for lease in event.leases:
@@ -212,7 +219,7 @@ class Engine:
         if held is not None:  # the client lost the answer and asks again
             yield self._granted(held)
             return
-        refused = refusal(request, list(self._books.values()), self._granter.never_fits)
+        refused = self._refusal(request)
         if refused is not None:
             yield from self._withdrawn(Withdrawn(event.at, request.key))
             yield refused
@@ -236,6 +243,14 @@ class Engine:
                 yield from self._preempt(event.at)
             yield SaveWaiting(request.key, waiting.sequence, request.holder)
             yield TellWaiting(request.key, self._why(request.key, event.at) or _RESTARTING)
+
+    def _refusal(self, request: Request) -> Refuse | None:
+        """Return the refusal of a request that can never be granted, else None."""
+        host = self._holdings.host
+        refused = host.refusal(request.key, request.cpus, request.ram_bytes)
+        if refused is not None or not request.gpus:
+            return refused
+        return refusal(request, list(self._books.values()), self._granter.never_fits)
 
     def _ends_grace(self, at: float) -> bool:
         """True once after a restart: when all waiting requests are back, or the grace is over."""
@@ -261,14 +276,15 @@ class Engine:
 
     def _placed(self, request: Request, sequence: int, at: float) -> WaitingRequest:
         """Give a new request its place in its user's line, and the user its place among users."""
-        usual = [self._memory.usual_s(request.job_type, model) for model in self._holdings.sizes()]
+        models = self._granter.models(request)
+        usual = [self._memory.usual_s(request.job_type, model) for model in models]
         usual_s = min((each for each in usual if each is not None), default=None)
         is_short = self._granter.is_short(request)
-        share = max(
+        shares = [
             max(need.need_bytes / self._holdings.sizes()[model].capacity_bytes, need.load or 0.0)
             for model, need in self._granter.needs(request).items()
-        )
-        share = min(1.0, share) * (YIELDING_COST if request.yields else 1.0)
+        ]
+        share = min(1.0, max(shares, default=0.0)) * (YIELDING_COST if request.yields else 1.0)
         cost_h = request.gpus * share * (USUAL_S if usual_s is None else usual_s) / 3600
         were_several = self._shares.are_several()
         waiting = WaitingRequest(request, sequence, at, is_short, cost_h)
@@ -322,9 +338,9 @@ class Engine:
         lease = self._leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
-        is_virtual = self._books[lease.gpus[0]].is_virtual  # then all GPUs here are
+        is_virtual = all(book.is_virtual for book in self._holdings.books_of(lease))
         peak, reported = event.peak_bytes, event.gpu_peak_bytes
-        if is_virtual:
+        if is_virtual and lease.gpus:
             reported = event.resident_bytes
         if reported is not None:
             peak = max(peak or 0, reported)
@@ -334,7 +350,7 @@ class Engine:
         if is_vain and lease.request.is_command and event.resident_bytes is None:
             shown = Outcome.NOT_STARTED  # no command has run under it
         if outcome is not event.outcome or peak != event.peak_bytes:
-            event = Released(event.at, lease.id, outcome, peak, event.asked_bytes)
+            event = replace(event, outcome=outcome, peak_bytes=peak)
         yield from self._ended(lease, event, shown)
         self._endings.forget(lease.id)
         yield from self._runs.drop(lease)
@@ -388,6 +404,10 @@ class Engine:
                 if book.is_virtual:
                     yield from self._endings.overflow(reading)
                 book.read(reading)
+        if event.host is not None:
+            self._holdings.host.read(event.host, event.at)
+            uses = event.host.uses
+            self._holdings.host_profiles.seen(self._leases.values(), uses, event.at)
         for action in self._runs.look(event.at, event.survived):
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
@@ -403,6 +423,7 @@ class Engine:
 
     def _profile_forgotten(self, event: ProfileForgotten) -> Iterator[Action]:
         self._loads.forget(event.job_type)
+        self._holdings.host_profiles.forget(event.job_type)
         if self._memory.forget(event.job_type):
             yield DropProfile(event.job_type)
             self._waitlist.learned(event.job_type, _MAX_MOVED)
@@ -413,6 +434,7 @@ class Engine:
         new = self._memory.unknown(event.job_type, event.model, event.runs)
         for run in new:
             self._memory.add_imported(event.job_type, event.model, event.label, event.user, run)
+            self._holdings.host_profiles.add(event.job_type, run)
             yield SaveRun(event.job_type, event.model, event.label, event.user, run)
         if new:
             yield from self._drop_types()
@@ -426,6 +448,7 @@ class Engine:
         for job_type in self._memory.quota.excess(self._is_in_use):
             self._loads.forget(job_type)
             self._memory.drop(job_type)
+            self._holdings.host_profiles.drop(job_type)
             yield DropProfile(job_type)
 
     def _is_in_use(self, job_type: str) -> bool:

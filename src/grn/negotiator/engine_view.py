@@ -14,10 +14,12 @@ from typing import Protocol
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
 from grn.negotiator.events import Lease, Wait
+from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.learn.memory.margin import Margin
 from grn.negotiator.learn.memory.profiling import RunWatch
 from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.host_ledger import HostLedger
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.placement import Need
 from grn.negotiator.schedule.preemption import Claim
@@ -103,6 +105,8 @@ class EngineView:
         self.memory: KnownTypes = memory
         self.loads: KnownLoads = loads
         self.usage: UserUsage = usage
+        self.host: HostLedger = holdings.host
+        self.host_profiles: HostProfiles = holdings.host_profiles
         self.needs = needs  # of a request on each GPU model
         self.why = why  # a request waits, at a time; None when it does not wait
         self.patience_s = patience_s  # after this long GPUs are reserved for a request
@@ -133,7 +137,7 @@ class EngineView:
     def needs_last_look(self, lease_id: str, keeps_peaks: bool) -> bool:
         """True when the peak of a lease is known only after one more sample of its GPUs."""
         lease = self.leases[lease_id]
-        if self.books[lease.gpus[0]].gpu.kind is GpuKind.VIRTUAL:
+        if not lease.gpus or self.books[lease.gpus[0]].gpu.kind is GpuKind.VIRTUAL:
             return False
         return keeps_peaks or self.is_unseen(lease_id)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from grn.model.gpu import Gpu, Reading
+from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 
 # --- shared by events and actions ------------------------------------------------------------
@@ -32,6 +33,8 @@ class WaitReason(Enum):
     GPUS_BUSY = "gpus-busy"
     NOT_ENOUGH_GPUS = "not-enough-gpus"
     GPU_SILENT = "gpu-silent"
+    NO_RAM = "no-ram"
+    CPUS_BUSY = "cpus-busy"
     YIELDS_TO_OLDER = "yields-to-older"
     PREEMPTING = "preempting"
     RESTARTING = "restarting"
@@ -43,6 +46,7 @@ class Wait:
 
     reason: WaitReason
     text: str
+    lacks: float = 0.0  # what the host has too little of: bytes of memory, or cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Lease:
     granted_at: float
     state: LeaseState = LeaseState.HELD
     outcome: Outcome = Outcome.KILLED  # what a draining lease ended with
+    ram_bytes: int = 0  # reserved in the host's memory,
+    cpus: float = 0.0  # and of its cores
 
     @property
     def id(self) -> str:
@@ -99,6 +105,7 @@ class JobStarted:
     wall_offset_s: float = 0.0  # wall clock minus the clock of events
     uses: tuple[SaveUse, ...] = ()  # saved usage of users
     numbers: tuple[tuple[str, float], ...] = ()  # learned from all jobs together, by name
+    host: HostSize | None = None  # None: host memory and cores are not limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,7 @@ class Sampled:
     at: float
     readings: tuple[Reading, ...]
     survived: frozenset[str] = frozenset()  # leases whose holder is gone and left processes behind
+    host: HostReading | None = None  # None: not read this time
 
 
 @dataclass(frozen=True, slots=True)

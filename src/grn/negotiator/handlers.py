@@ -12,6 +12,7 @@ from typing import Any
 
 from grn.daemon.connection import Pieces, Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError, from_code
+from grn.model import MAX_CPUS
 from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
 from grn.model.units import show_expected
@@ -252,6 +253,8 @@ def _checked(run: Run) -> Run:
     is_right = all(0 <= size <= MAX_BYTES for size in sizes) and 0 <= run.duration_s < 1e9
     is_right &= run.load is None or 0 <= run.load <= MAX_LOAD
     is_right &= run.grown is None or 0 <= run.grown <= 1
+    is_right &= run.ram_bytes is None or 0 <= run.ram_bytes <= MAX_BYTES
+    is_right &= all(one is None or 0 <= one <= MAX_CPUS for one in (run.cpus, run.peak_cpus))
     texts = [run.code, *(name for name, _ in arguments)]
     texts += [value for _, value in arguments if isinstance(value, str)]
     if not is_right or any(len(text) > MAX_TEXT for text in texts):
@@ -325,7 +328,7 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
     arguments: tuple[Argument, ...] = ()
     known = peer.loop.view.books
     slots = tuple(dict.fromkeys(message.slots))
-    if message.on or message.without:
+    if (message.on or message.without) and message.gpus:
         gpus = [book.gpu for book in known.values() if not slots or {*book.names} & {*slots}]
         found = selected(gpus, message.gpus, message.on, message.without)
         slots = tuple(gpu.uuid for gpu in found)
@@ -355,6 +358,8 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
         yields=message.yields,
         at_least_s=message.at_least,
         is_urgent=message.urgent and not message.yields,
+        cpus=message.cpus,
+        ram_bytes=message.ram,
     )
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
+from grn.gpus.host_probe import HostProbe
 from grn.gpus.probe import GpuProbe, Inventory, Placement
 from grn.model.gpu import GpuHealth, Reading, no_process_list
+from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
@@ -53,6 +55,7 @@ log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
 REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers,
 REST_S = 10.0  # the interval of samples
+_HOST_EVERY = 4  # the host is read in one of this many samples
 
 ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield
 
@@ -60,7 +63,14 @@ ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield
 class Loop:
     """Persists the engine's actions and carries them out."""
 
-    def __init__(self, engine: Engine, store: Store, probe: GpuProbe, sample_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        probe: GpuProbe,
+        sample_s: float,
+        host: HostSize | None = None,
+    ) -> None:
         self._engine = engine
         self.view = engine.view
         self.store = store
@@ -70,6 +80,9 @@ class Loop:
         self.deliver: Callable[[ClientAction], None] = _undelivered  # to clients; set by the server
         self._probe = probe
         self._sample_s = sample_s
+        self._host = host
+        self._host_probe = HostProbe()
+        self._host_read_at = float("-inf")
         self._absent: frozenset[str] = frozenset()  # GPUs enumerated in this boot, but not now
         self._told_of_dropped: set[int] = set()  # users
         self._not_ours: dict[str, int] = {}  # leases that we may not kill, and their GPU
@@ -102,7 +115,7 @@ class Loop:
         self.tell(
             JobStarted(
                 now, inventory.gpus, inventory.readings, saved.leases, waiting, saved.profiles,
-                offset_s, saved.uses, saved.numbers,
+                offset_s, saved.uses, saved.numbers, self._host,
             )
         )  # fmt: skip
         for lease in list(self.view.leases.values()):
@@ -222,12 +235,22 @@ class Loop:
         seen = await self._probe.sample(placements)
         readings = tuple(reading for reading in seen if reading.uuid in self.view.books)
         self._note_health(readings)
-        self.tell(Sampled(self.now(), readings, self._survived()))
+        host = await self._look_at_host(placements)
+        self.tell(Sampled(self.now(), readings, self._survived(), host))
         self.history.sampled(self.view, self.now())
         # Memory that is still in use will not be free in an instant. The end of a process is
         # sampled at once, but at a limited rate, or the loop does nothing else.
         is_to_repeat = self._look.is_set()
         self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
+
+    async def _look_at_host(self, placements: list[Placement]) -> HostReading | None:
+        """Read memory and cores of the host in a thread, less often than the GPUs."""
+        now = self.now()
+        if self._host is None or now - self._host_read_at < _HOST_EVERY * self._sample_s:
+            return None
+        self._host_read_at = now
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._host_probe.read, placements)
 
     def _survived(self) -> frozenset[str]:
         """Return the leases whose holder is gone while processes that it started are alive.

@@ -126,6 +126,7 @@ class Server:
             "pid": os.getpid(),
             "uid": os.getuid(),
             "trouble": self.loop.trouble,
+            "host": views.host(self.loop.view),
             "starts_told": len(self.loop.forecasts.starts),
             "starts_inside": inside(self.loop.forecasts.starts),
             "types_dropped": sum(self.loop.view.types_dropped.values()),

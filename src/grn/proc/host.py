@@ -1,11 +1,16 @@
-"""How busy the processors and the memory of this machine are, as /proc shows it."""
+"""How busy the processors and the memory of this machine are, as /proc shows it.
+
+In a container with a limit of its own, the machine is what the container may use of it.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-_STAT, _MEMINFO = "/proc/stat", "/proc/meminfo"
+_STAT, _MEMINFO, _VMSTAT = "/proc/stat", "/proc/meminfo", "/proc/vmstat"
+_GROUPS = "/sys/fs/cgroup"  # of a container: on the machine itself the files below are missing
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,94 @@ def use(before: CpuTicks | None, now: CpuTicks | None, path: str = _MEMINFO) -> 
     sizes = _sizes(path)
     total, available = sizes.get(b"MemTotal:"), sizes.get(b"MemAvailable:")
     used = total - available if total is not None and available is not None else None
+    limit = container_limit()
+    if limit is not None and total is not None and limit.total_bytes < total:
+        used, total = limit.used_bytes, limit.total_bytes
     return HostUse(os.cpu_count() or 1, cpu_pct, used, total)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLimit:
+    """The memory that a container may use, and uses without what can be dropped."""
+
+    total_bytes: int
+    used_bytes: int
+
+
+def container_limit(folder: str = _GROUPS) -> ContainerLimit | None:
+    """Return the memory limit of the container around us, None without one; cgroup v2 and v1."""
+    for limit, used, stat, dropped in (
+        ("memory.max", "memory.current", "memory.stat", b"inactive_file"),
+        (
+            "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+            b"total_inactive_file",
+        ),
+    ):  # fmt: skip
+        total, taken = _number(f"{folder}/{limit}"), _number(f"{folder}/{used}")
+        if total is not None and taken is not None and total < 1 << 60:
+            return ContainerLimit(total, max(0, taken - _field(f"{folder}/{stat}", dropped)))
+    return None
+
+
+def usable_cpus() -> int:
+    """Return how many processors this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def total_bytes(path: str = _MEMINFO) -> int | None:
+    """Return the memory of this machine, None where it cannot be read."""
+    return use(None, None, path).total_bytes
+
+
+def oom_kills(path: str = _VMSTAT) -> int | None:
+    """Return how many processes the kernel has killed for memory, None on an old kernel."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.startswith(b"oom_kill "):
+                    return int(line.split()[1])
+    except OSError:
+        return None
+    return None
+
+
+def proportional_bytes(pid: int) -> int | None:
+    """Return the memory of a process, a page of n processes counted as 1/n of a page.
+
+    Where the kernel does not show that, it is the resident memory without shared pages; None when
+    the process is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            words = file.read().split()
+        return (int(words[1]) - int(words[2])) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return None
+
+
+def _number(path: str) -> int | None:
+    """Return the number in a file, None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # it says "max"
+        return None
+
+
+def _field(path: str, name: bytes) -> int:
+    try:
+        with open(path, "rb") as file:
+            found = [line.split() for line in file]
+    except OSError:
+        return 0
+    return next((int(words[1]) for words in found if words[:1] == [name]), 0)
 
 
 def _sizes(path: str) -> dict[bytes, int]:

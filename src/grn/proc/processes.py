@@ -37,6 +37,7 @@ def look(pid: int) -> Process | None:
         fields[0] in (b"Z", b"X"),
         int(fields[21]) * PAGE_BYTES,
         int(fields[11]) + int(fields[12]),
+        int(fields[13]) + int(fields[14]),
     )
 
 

@@ -28,8 +28,8 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # programs expect the def
 _MAX_OOM_SCORE, _COMMAND_OOM_SCORE = 1000, 500
 SERVICE = "GRN_SERVICE"  # marks daemons and shims: they do not count as memory of jobs
 _JOB = (
-    "GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT", "GRN_PEAK_FILE",
-    "GRN_REPLY_FILE",
+    "GRN_JOB_TAG", "GRN_JOB_ID", "GRN_ATTEMPT", "GRN_LEASE", "GRN_GPU_COUNT", "GRN_CPUS",
+    "GRN_PEAK_FILE", "GRN_REPLY_FILE",
 )  # fmt: skip
 _LEASED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # a lease sets them too
 _OLD = (

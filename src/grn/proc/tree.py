@@ -17,7 +17,7 @@ class Process:
     """One process as it was seen once. A pid is reused, so pid and start time name a process."""
 
     __slots__ = ("cpu_ticks", "group", "is_over", "parent", "pid", "resident_bytes", "session",
-                 "started_ticks")  # fmt: skip
+                 "started_ticks", "waited_ticks")  # fmt: skip
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class Process:
         is_over: bool = False,
         resident_bytes: int = 0,
         cpu_ticks: int = 0,
+        waited_ticks: int = 0,
     ) -> None:
         self.pid = pid
         self.parent = parent
@@ -38,6 +39,7 @@ class Process:
         self.is_over = is_over  # only its exit status is left, or its first thread has ended
         self.resident_bytes = resident_bytes
         self.cpu_ticks = cpu_ticks
+        self.waited_ticks = waited_ticks  # of children that have ended
 
 
 def family(

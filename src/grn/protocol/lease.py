@@ -46,12 +46,15 @@ class LeaseRequest:
         yields: bool = False,
         at_least: float = 0.0,
         urgent: bool = False,
+        cpus: float | None = None,
+        ram: int | None = None,
     ) -> None:
         given: Message = {
             "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
             "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
             "stay": stay, "on": on, "without": without, "within": within, "command": command,
             "spared": spared, "yields": yields, "at_least": at_least, "urgent": urgent,
+            "cpus": cpus, "ram": ram,
         }  # fmt: skip
         self.fields: Final[Message] = {"type": type, "label": label}
         for name, value in given.items():
@@ -73,7 +76,7 @@ _DEFAULTS: Message = {
     "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
     "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
     "within": None, "command": False, "spared": False, "yields": False, "at_least": 0.0,
-    "urgent": False,
+    "urgent": False, "cpus": None, "ram": None,
 }  # fmt: skip
 
 

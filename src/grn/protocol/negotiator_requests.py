@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from grn.model import MAX_CHOICE
 from grn.model.job import Run
 from grn.protocol import schemas
-from grn.protocol.schemas import GpuCount, Key, Priority, Reader
+from grn.protocol.schemas import Cpus, GpuCount, Key, Priority, Reader
 
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -51,6 +51,8 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     at_least: Annotated[float, Meta(ge=0, le=1e9)] = 0.0  # but not before it has run for so long
     urgent: bool = False
     spared: bool = False
+    cpus: Cpus | None = None
+    ram: Bytes | None = None
 
 
 class BindRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):

@@ -16,7 +16,7 @@ from grn.model import MAX_CHOICE, MAX_RETRIES, fetch_patterns
 from grn.model.fetch_patterns import MAX_PATTERNS
 from grn.model.windows import MAX_HOURS, parse_hours
 from grn.protocol import schemas
-from grn.protocol.schemas import GpuCount, Key, Priority, Reader
+from grn.protocol.schemas import Cpus, GpuCount, Key, Priority, Reader
 
 Text = Annotated[str, Meta(max_length=1024)]
 JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
@@ -60,6 +60,8 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
     gpus: GpuCount = 1
     mem: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
+    cpus: Cpus | None = None
+    ram: Annotated[int, Meta(ge=1, le=1 << 50)] | None = None
     exclusive: bool = False
     priority: Priority = 0
     after: Annotated[list[tuple[JobId, bool]], Meta(max_length=1000)] = field(default_factory=list)
@@ -99,6 +101,8 @@ class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
     cwd: str | msgspec.UnsetType = msgspec.UNSET
     gpus: GpuCount | msgspec.UnsetType = msgspec.UNSET
     mem: Annotated[int, Meta(ge=1, le=1 << 50)] | msgspec.UnsetType | None = msgspec.UNSET
+    cpus: Cpus | msgspec.UnsetType | None = msgspec.UNSET
+    ram: Annotated[int, Meta(ge=1, le=1 << 50)] | msgspec.UnsetType | None = msgspec.UNSET
     exclusive: bool | msgspec.UnsetType = msgspec.UNSET
     priority: Priority | msgspec.UnsetType = msgspec.UNSET
     retry: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | msgspec.UnsetType = msgspec.UNSET

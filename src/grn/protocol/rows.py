@@ -69,12 +69,18 @@ class LeaseRow(Record):
     why: str
     used_bytes: int | None = None
     peak_bytes: int | None = None
+    reserved_ram_bytes: int = 0
+    reserved_cpus: float = 0.0
+    used_ram_bytes: int | None = None
+    used_cpus: float | None = None
     reason: str | None = None
     first_run: bool = False
     type: str = ""
     pid: int | None = None
     gpus_asked: int = 1
     mem_bytes: int | None = None
+    cpus: float | None = None
+    ram_bytes: int | None = None
     exclusive: bool = False
     priority: int = 0
     policy: str = ""
@@ -99,6 +105,8 @@ class WaitingRow(Record):
     pid: int | None = None
     gpus_asked: int = 1
     mem_bytes: int | None = None
+    cpus: float | None = None
+    ram_bytes: int | None = None
     exclusive: bool = False
     priority: int = 0
     policy: str = ""
@@ -212,6 +220,21 @@ class CurveRow(Record):
     id: str = ""
 
 
+class HostRow(Record):
+    """The memory and the cores of the machine, and who has them."""
+
+    cpus: float = 0.0
+    ram_bytes: int = 0
+    guard_bytes: int = 0
+    used_bytes: int | None = None
+    reserved_bytes: int = 0
+    strangers_bytes: int = 0
+    free_bytes: int = 0
+    reserved_cpus: float = 0.0
+    strangers_cpus: float = 0.0
+    free_cpus: float = 0.0
+
+
 class NegotiatorFacts(Record):
     """What a negotiator says of itself."""
 
@@ -219,6 +242,7 @@ class NegotiatorFacts(Record):
     pid: int = 0
     uid: int = 0
     trouble: str | None = None
+    host: HostRow | None = None  # None where it is not limited
     types_dropped: int = 0
     starts_told: int = 0  # the last starts for which a range was told,
     starts_inside: int = 0  # and how many of them were within it
@@ -239,6 +263,7 @@ class Status(Record):
     types_dropped: int = 0
     starts_told: int = 0
     starts_inside: int = 0
+    host: HostRow | None = None
 
 
 class When(Record):
@@ -491,7 +516,9 @@ def _reader(hint: Any) -> Reader:
         each = _reader(inner[1])
         return lambda value: {k: each(v) for k, v in _fit(value, (dict,)).items()}
     union = inner if origin in (Union, types.UnionType) else (hint,)
-    if len(union) == 2 and get_origin(union[0]) is tuple and union[1] is types.NoneType:
+    is_row = isinstance(union[0], type) and issubclass(union[0], Record)
+    is_whole = is_row or get_origin(union[0]) is tuple
+    if len(union) == 2 and is_whole and union[1] is types.NoneType:
         known = _reader(union[0])
         return lambda value: None if value is None else known(value)
     kinds = tuple(kind for one in union for kind in _SCALARS[one])

@@ -12,12 +12,13 @@ from msgspec import Meta
 
 from grn import wire
 from grn.errors import GrnError, ProtocolError, VersionMismatch
-from grn.model import MAX_GPUS, MAX_PRIORITY
+from grn.model import MAX_CPUS, MAX_GPUS, MAX_PRIORITY
 
 Id = Annotated[int, Meta(ge=0, le=1 << 53)]
 Version = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
-GpuCount = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+GpuCount = Annotated[int, Meta(ge=0, le=MAX_GPUS)]  # 0: a job that needs none
+Cpus = Annotated[float, Meta(gt=0, le=MAX_CPUS)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 Kind = TypeVar("Kind", bound="Message")

@@ -50,7 +50,7 @@ _SORTS = {
 _EDITED = {  # fields of a request to edit, and of JobSpec
     "gpus": "gpus", "mem": "mem_bytes", "exclusive": "is_exclusive", "priority": "priority",
     "retry": "retries", "requeue": "may_requeue", "at": "at", "on": "on", "without": "without",
-    "tags": "tags", "begin_at": "begin_at", "only": "only",
+    "tags": "tags", "begin_at": "begin_at", "only": "only", "cpus": "cpus", "ram": "ram_bytes",
 }  # fmt: skip
 _CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
@@ -152,7 +152,7 @@ def edit(peer: QueuePeer, message: queue_requests.EditRequest) -> None:
     except DamagedRow as error:
         raise MachineError(f"job {message.job} cannot be edited: {error}.") from error
     _check_place(job.spec.at, loop)
-    _check_fits(job.spec, loop.leases.gpu_bytes)
+    _check_fits(job.spec, loop)
     _note(peer, "edit", [message.job])
     loop.journal.edit(job)
     loop.tell_now(Edited(loop.now(), job.spec))
@@ -323,7 +323,7 @@ def _accept(
         raise UsageError(f"not accepted: {MAX_QUEUED} jobs are queued at the most.")
     for job in jobs:
         _check_place(job.spec.at, loop)
-        _check_fits(job.spec, loop.leases.gpu_bytes)
+        _check_fits(job.spec, loop)
     first, is_new = loop.journal.submit(key, jobs, is_held)
     if is_new:
         specs = tuple(job.spec for job in jobs)
@@ -348,9 +348,16 @@ def _check_place(at: str, loop: QueueLoop) -> None:
         raise UsageError(f"there is no site or node {at}.", "See `grn sites`.")
 
 
-def _check_fits(spec: JobSpec, gpu_bytes: list[int]) -> None:
+def _check_fits(spec: JobSpec, loop: QueueLoop) -> None:
     """Refuse a job that this machine can never run; the negotiator would refuse it only later."""
-    if not gpu_bytes:
+    gpu_bytes, host = loop.leases.gpu_bytes, loop.leases.host
+    if host is not None and spec.ram_bytes is not None and spec.ram_bytes > host.ram_bytes:
+        text = f"{show_size(spec.ram_bytes)} of host memory are asked for and this machine has"
+        raise NeverFits(f"{text} {show_size(host.ram_bytes)}.", "Ask for less with --ram.")
+    if host is not None and spec.cpus is not None and spec.cpus > host.cpus:
+        text = f"{spec.cpus:g} cores are asked for and this machine has {host.cpus:g}."
+        raise NeverFits(text, "Ask for fewer with --cpus.")
+    if not gpu_bytes or not spec.gpus:
         return
     if spec.gpus > len(gpu_bytes):
         text = f"you asked for {spec.gpus} GPUs; this machine has {len(gpu_bytes)}."
@@ -390,6 +397,7 @@ def _new_job(
         tuple(message.without), tuple(message.tags),
         (message.array_first or first) if message.array_limit else 0, message.array_limit,
         message.begin_at, message.only, message.yields, message.at_least_s, message.urgent,
+        message.cpus, message.ram,
     )  # fmt: skip
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,

@@ -98,6 +98,8 @@ class JobSpec(NamedTuple):
     yields: bool = False  # it gives way to jobs that do not, and runs again
     at_least_s: float = 0.0  # but not before an attempt has run for so long
     is_urgent: bool = False  # jobs that yield give way to it at once
+    cpus: float | None = None  # its stated need of cores,
+    ram_bytes: int | None = None  # and of host memory
 
 
 @dataclass(frozen=True, slots=True)

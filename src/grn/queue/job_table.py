@@ -69,6 +69,7 @@ class QueuedJob:
         return (
             spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
             self.memory_attempt, spec.at, spec.on, spec.without, spec.yields, spec.is_urgent,
+            spec.cpus, spec.ram_bytes,
         )  # fmt: skip
 
     def __lt__(self, other: QueuedJob) -> bool:

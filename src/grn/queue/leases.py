@@ -28,7 +28,7 @@ from grn.protocol.lease import (
     Waiting,
     YieldWanted,
 )
-from grn.protocol.rows import BadRow, GpuRow, LeaseRow, read_all
+from grn.protocol.rows import BadRow, GpuRow, HostRow, LeaseRow, read_all
 from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 
@@ -81,6 +81,7 @@ class Leases(asyncio.Protocol):
         self._wanted = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
         self.retry_s = RETRY_S
+        self.host: HostRow | None = None  # None if not known or not limited
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
         # Gets the leases of the negotiator once for each connection, page by page.
         self.on_leases: Callable[[list[dict[str, Any]]], None] | None = None
@@ -292,6 +293,7 @@ class Leases(asyncio.Protocol):
     def _take_status(self, message: dict[str, Any]) -> None:
         status = message["status"]
         if "gpus" in status:  # only the first page has them
+            self.host = _host(status.get("host"))
             self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in status["gpus"]), reverse=True)
         if self.on_leases is not None:
             self.on_leases(status["leases"])
@@ -340,6 +342,13 @@ class Leases(asyncio.Protocol):
             then(settled)
 
 
+def _host(row: object) -> HostRow | None:
+    try:
+        return read_all(HostRow, [row])[0] if row else None
+    except BadRow:  # of another version
+        return None
+
+
 def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
     spec = asked.spec
     return LeaseRequest(
@@ -347,7 +356,7 @@ def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
         priority=spec.priority, attempt=asked.memory_attempt, args=facts, code=code or None,
         policy=spec.policy or "spread", on=spec.on, without=spec.without, command=True,
         spared=asked.is_spared, yields=spec.yields, at_least=spec.at_least_s,
-        urgent=spec.is_urgent,
+        urgent=spec.is_urgent, cpus=spec.cpus, ram=spec.ram_bytes,
     )  # fmt: skip
 
 

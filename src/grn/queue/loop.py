@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from grn.client.gpu_environment import cores_told
 from grn.client.logs import tail
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
@@ -276,6 +277,9 @@ class QueueLoop:
         if action.attempt > 1:
             why = finish.why_again(self.journal.reason_of(action.job, action.attempt - 1))
             command = replace(command, extra={**command.extra, "GRN_WHY": why})
+        told = cores_told(command.cpus, command.environment)
+        if told:
+            command = replace(command, extra={**told, **command.extra})
         attempt = Attempt(action.job, action.attempt)
         self.site.start(attempt, command, action.lease, action.visible)
 

@@ -14,7 +14,7 @@ from grn.client.submit import check_nodes
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
-from grn.model.units import parse_memory
+from grn.model.units import parse_cpus, parse_memory
 from grn.option_file import nearest
 from grn.sweep import condition, space, template
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
@@ -28,13 +28,14 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "command": (str, list), "parameters": (dict,), "name": (str,), "out": (str,),
     "shuffle": (bool,), "n_samples": (int,), "seed": (int,), "seeds": (int, list),
     "zip": (list,), "if": (str, list), "shell": (bool,), "result": (str,),
-    "gpus": (int,), "mem": (str, int), "exclusive": (bool,), "priority": (int,), "type": (str,),
+    "gpus": (int,), "mem": (str, int), "cpus": (str, int, float), "ram": (str, int),
+    "exclusive": (bool,), "priority": (int,), "type": (str,),
     "on": (str,), "not": (str, list), "at": (str,), "nodes": (int,), "send": (bool,),
     "fetch": (str, list),
     "retry": (int,), "keep_going": (bool,), "parallel": (int,), "rerun": (bool,),
     "sampler": (str,), "maximize": (str,), "minimize": (str,), "trials": (int,),
 }  # fmt: skip
-_AT_LEAST = {"n_samples": 1, "gpus": 1, "retry": 0, "parallel": 1, "trials": 1}
+_AT_LEAST = {"n_samples": 1, "gpus": 0, "retry": 0, "parallel": 1, "trials": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,8 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
     return Needs(
         gpus=options.get("gpus", 1),
         mem_bytes=parse_memory(options["mem"]) if options.get("mem") is not None else None,
+        cpus=parse_cpus(options["cpus"]) if options.get("cpus") is not None else None,
+        ram_bytes=parse_memory(options["ram"]) if options.get("ram") is not None else None,
         is_exclusive=options.get("exclusive", False),
         priority=priority,
         job_type=job_type,

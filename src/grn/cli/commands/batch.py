@@ -24,13 +24,14 @@ from grn.cli.output.progress import ProgressLine
 from grn.cli.output.style import paint
 from grn.cli.output.table import table
 from grn.cli.output.terminal import echo, print_json, width
+from grn.client.job_request import check_no_gpus
 from grn.client.logs import last_line
 from grn.client.submit import check_nodes
 from grn.errors import MachineError, UsageError
 from grn.group.roles import Progress
 from grn.group.task import Needs
 from grn.model.text import harmless
-from grn.model.units import parse_memory, show_size, show_time
+from grn.model.units import parse_cpus, parse_memory, show_size, show_time
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20
@@ -58,6 +59,8 @@ def batch(
     file: str,
     gpus: int,
     mem: str | None,
+    cpus: str | None,
+    ram: str | None,
     exclusive: bool,
     job_type: str | None,
     priority: int,
@@ -99,7 +102,11 @@ def batch(
         )
     mem_bytes = None if mem is None else parse_memory(mem)
     check_nodes(nodes)
-    needs = Needs(gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid, send, fetch)
+    check_no_gpus(gpus, mem, exclusive, on, avoid)
+    needs = Needs(
+        gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid, send, fetch,
+        None if cpus is None else parse_cpus(cpus), None if ram is None else parse_memory(ram),
+    )  # fmt: skip
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})
@@ -143,6 +150,8 @@ def _dry_run(lines: Sequence[bytes], needs: Needs, done: dict[str, Entry]) -> in
 def _options(needs: Needs) -> str:
     said = [f"gpus={needs.gpus}"] if needs.gpus != 1 else []
     said += [f"mem={show_size(needs.mem_bytes).replace(' ', '')}"] if needs.mem_bytes else []
+    said += [f"cpus={needs.cpus:g}"] if needs.cpus else []
+    said += [f"ram={show_size(needs.ram_bytes).replace(' ', '')}"] if needs.ram_bytes else []
     said += ["exclusive"] if needs.is_exclusive else []
     said += [f"priority={needs.priority}"] if needs.priority else []
     said += [f"type={needs.job_type}"] if needs.job_type else []

@@ -19,6 +19,8 @@ from grn.cli.help import command, flag
 def execute(
     gpus: int,
     mem: str | None,
+    cpus: str | None,
+    ram: str | None,
     job_type: str | None,
     exclusive: bool,
     priority: int,
@@ -37,5 +39,5 @@ def execute(
     return leased_command.run(
         command, job_type=job_type, retry_oom=retry_oom, quiet=quiet, gpus=gpus, mem=mem,
         exclusive=exclusive, priority=priority, policy="pack" if pack else "spread", on=on,
-        without=avoid,
+        without=avoid, cpus=cpus, ram=ram,
     )  # fmt: skip

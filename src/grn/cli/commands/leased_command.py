@@ -14,7 +14,7 @@ import sys
 from grn.cli.guard import say_error
 from grn.client import frameworks
 from grn.client.daemons import ensure_negotiator
-from grn.client.gpu_environment import for_command
+from grn.client.gpu_environment import cores_told, for_command
 from grn.client.job_request import (
     code_of_command,
     command_arguments,
@@ -91,6 +91,7 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     lease.acquire()
     environment = dict(os.environ)
     if not lease.is_nested:  # otherwise the outer job has set all of it
+        environment.update(cores_told(lease.stated_cpus, environment))
         environment = for_command(lease.id, lease.visible_devices, environment)
     is_scanned = not _is_same_file(1, 2) and not os.isatty(2)
     reader, writer = os.pipe() if is_scanned else (-1, -1)

@@ -103,6 +103,8 @@ def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
         policy="pack" if options["pack"] else "spread",
         on=options["on"],
         without=options["avoid"],
+        cpus=options["cpus"],
+        ram=options["ram"],
     )
     return request.but(command=True)
 

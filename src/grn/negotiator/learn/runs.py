@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from grn.model.job import Outcome
+from grn.model.job import Outcome, Run
 from grn.model.units import show_size
 from grn.negotiator.events import (
     Action,
@@ -19,6 +19,7 @@ from grn.negotiator.events import (
     SaveRun,
 )
 from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
+from grn.negotiator.learn.host import MIN_CPUS, HostWatch
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
@@ -73,6 +74,9 @@ class Runs:
             for lease_id in book.leases
         }
         changed |= self._holdings.draining
+        if self._holdings.host.size is not None:
+            seen = self._holdings.host_profiles.watches
+            changed |= {one for one, watch in seen.items() if not watch.ram.is_settled}
         return [
             self._holdings.leases[lease_id]
             for lease_id, watch in self._holdings.watches.items()
@@ -117,7 +121,7 @@ class Runs:
         self, lease: Lease, event: Released, was_sharing: bool, verdict: Verdict | None
     ) -> Iterator[Action]:
         """Remember a run that shows the job's need."""
-        request, model = lease.request, self._holdings.books[lease.gpus[0]].gpu.model
+        request, model = lease.request, self._holdings.model_of(lease)
         self._memory.running.ended(request, model)
         outcome, asked, note = event.outcome, event.asked_bytes, self._guilt.get(lease.id, "")
         ran_out_alone = False
@@ -142,18 +146,35 @@ class Runs:
         if outcome in profiling.CUT_SHORT:  # only these are compared with the usual duration
             usual_s = profiling.usual_duration_s(self._memory.profile(request.job_type, model))
         watch = self._holdings.watches[lease.id]
-        run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
-        run = self._loads.ended(request, model, run)
+        host = self._holdings.host_profiles.watches[lease.id]
+        if lease.gpus:
+            run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
+            run = self._loads.ended(request, model, run)
+        else:
+            watch = host.ram
+            run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
+            run = None if run is None else replace(run, peak_bytes=0)
         if run is not None:
+            run = self._with_host(lease, run, host, event.resident_bytes)
             grown = watch.grown_share(event.at)
             if note or grown is not None:
                 run = replace(run, note=note, grown=grown)
             self._holdings.set_caps(model)
             self._memory.add(request, model, run)
+            self._holdings.host_profiles.add(request.job_type, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
             chance = self._memory.number_to_save()
             if chance is not None:
                 yield SaveNumber(CHANCE, chance)
+
+    def _with_host(
+        self, lease: Lease, run: Run, host: HostWatch, resident_bytes: int | None
+    ) -> Run:
+        """Add what a run used of the host."""
+        ram = max(host.ram.peak_bytes, resident_bytes or 0)
+        if run.outcome is Outcome.OUT_OF_RAM:
+            ram = max(ram, lease.ram_bytes)
+        return replace(run, ram_bytes=ram or None, cpus=host.cpus, peak_cpus=host.peak_cpus)
 
     def _verdict(self, lease: Lease, peak_bytes: int, asked_bytes: int | None) -> Verdict:
         """Find the cause of a job's running out of memory."""
@@ -209,6 +230,11 @@ class Runs:
 
     def _look_at(self, lease: Lease, at: float) -> Iterator[Action]:
         """Follow the memory of a running job; shrink the reservation of a flat first run."""
+        if self._holdings.host.size is not None:
+            yield from self._look_at_host(lease, at)
+            lease = self._holdings.leases[lease.id]
+        if not lease.gpus:
+            return
         books = self._holdings.books_of(lease)
         if not all(book.is_read for book in books):
             return  # without a reading nothing shows that its memory is flat
@@ -231,6 +257,37 @@ class Runs:
             yield from self._settle(lease, watch, at)
         elif lease.request.mem_bytes is None and not lease.request.attempt:
             yield from self._trim(lease, watch, at)
+
+    def _look_at_host(self, lease: Lease, at: float) -> Iterator[Action]:
+        """Shrink what a job has of the host, once its memory there is flat, to what it uses.
+
+        The first run of a type without GPUs keeps its siblings waiting until then, or until it has
+        grown for long.
+        """
+        watch, request = self._holdings.host_profiles.watches[lease.id], lease.request
+        is_flat = watch.ram.is_flat(at, self._rules.flat_s)
+        is_first = lease.is_probe and not lease.gpus
+        is_over = is_first and (is_flat or at - watch.ram.began_at >= profiling.GROWS_ON_S)
+        if not is_over and (not is_flat or watch.ram.is_settled):
+            return
+        kept = replace(lease, is_probe=False) if is_over else lease
+        if is_flat:
+            watch.ram = replace(watch.ram, is_settled=True)
+            if request.ram_bytes is None:
+                kept = replace(kept, ram_bytes=min(lease.ram_bytes, self._trimmed(lease, at)))
+            if request.cpus is None and watch.cpus is not None:
+                kept = replace(kept, cpus=min(lease.cpus, max(MIN_CPUS, watch.cpus)))
+        if kept != lease:
+            self._holdings.replace(kept)
+            yield SaveLease(kept)
+
+    def _trimmed(self, lease: Lease, at: float) -> int:
+        """Return what a job that is flat keeps of the host's memory."""
+        host, watch = self._holdings.host_profiles, self._holdings.host_profiles.watches[lease.id]
+        capacity, most = self._holdings.host.capacity_bytes, host.most_of_alike(lease.request)
+        if most:
+            return profiling.trimmed_bytes(watch.ram, most, capacity)
+        return profiling.shrunk_bytes(watch.ram, at, capacity)
 
     def _settle(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
         """Shrink a first run's reservation to its measured need and some headroom."""

@@ -98,7 +98,7 @@ def forecast(
         )
         for book in view.books.values()
     ]  # fmt: skip
-    runs = [_run(view, lease, index, at) for lease in view.leases.values()]
+    runs = [_run(view, lease, index, at) for lease in view.leases.values() if lease.gpus]
     waiting = _waiting(view, at, index, asked)
     yield
     plays = []
@@ -114,7 +114,9 @@ def forecast(
         at,
         _ranges([one.run.id for one in runs], [play.ends for play in plays]),
         _ranges([one.candidate.id for one in waiting], [play.starts for play in plays]),
-        frozenset([one.run.id for one in runs] + [one.candidate.id for one in waiting]),
+        frozenset([*view.leases, *(one.request.key for one in view.waitlist)])
+        if len(view.waitlist) <= MAX_WAITING
+        else frozenset([*view.leases, *(one.candidate.id for one in waiting)]),
     )
 
 
@@ -261,7 +263,8 @@ def _waiting(
     view: EngineView, at: float, index: Mapping[str, int], asked: Asked | None
 ) -> list[_PlannedWait]:
     """Return the first requests in turn, and among them one that is not made."""
-    first = [one for _, one in islice(in_turn(view), MAX_WAITING)]
+    on_gpus = (one for _, one in in_turn(view) if _waits_for_gpus(view, one))
+    first = list(islice(on_gpus, MAX_WAITING))
     made: dict[int, _PlannedWait] = {}
     found = []
     for one in first:
@@ -280,6 +283,13 @@ def _waiting(
                 alike = _of_length(alike, asked.lasts_s)
             found.insert(before, _told_apart(alike, new, at, view.patience_s))
     return found
+
+
+def _waits_for_gpus(view: EngineView, waiting: WaitingRequest) -> bool:
+    """True unless a request waits for memory or cores of the host, which is not forecast."""
+    group = view.waitlist.group_of(waiting.request.key)
+    refused = group.refused if group is not None else None
+    return bool(waiting.request.gpus) and (refused is None or refused.host_reason is None)
 
 
 def _told_apart(

@@ -143,6 +143,25 @@ def gpu(book: Book) -> Row:
     }
 
 
+def host(view: EngineView) -> Row | None:
+    """Return memory and cores of the machine, None where they are not limited."""
+    ledger = view.host
+    if ledger.size is None:
+        return None
+    return {
+        "cpus": ledger.size.cpus,
+        "ram_bytes": ledger.size.ram_bytes,
+        "guard_bytes": ledger.guard_bytes,
+        "used_bytes": ledger.used_bytes,
+        "reserved_bytes": ledger.booked_bytes,
+        "strangers_bytes": ledger.strangers_bytes,
+        "free_bytes": max(0, ledger.free_bytes()),
+        "reserved_cpus": round(ledger.booked_cpus, 2),
+        "strangers_cpus": round(ledger.strangers_cpus, 2),
+        "free_cpus": round(max(0.0, ledger.free_cpus()), 2),
+    }
+
+
 def request(request: Request) -> Row:
     """Return a request."""
     return {
@@ -153,6 +172,8 @@ def request(request: Request) -> Row:
         "pid": request.holder.pid if request.holder else None,
         "gpus_asked": request.gpus,
         "mem_bytes": request.mem_bytes,
+        "cpus": request.cpus,
+        "ram_bytes": request.ram_bytes,
         "exclusive": request.is_exclusive,
         "priority": request.priority,
         "policy": request.policy.value,
@@ -182,6 +203,8 @@ def granted_lease(view: EngineView, lease: Lease) -> Row:
         "state": "running" if held else "draining",
         "gpus": indices,
         "reserved_bytes": lease.reserved_bytes,
+        "reserved_ram_bytes": lease.ram_bytes,
+        "reserved_cpus": round(lease.cpus, 2),
         "first_run": lease.is_probe,
         "reason": None if held else "memory-not-gone",
         "why": harmless(_why_running(lease, indices)),
@@ -191,11 +214,17 @@ def granted_lease(view: EngineView, lease: Lease) -> Row:
 def moving_parts(view: EngineView, lease: Lease) -> Row:
     """Return the fields of a lease that change from sample to sample."""
     peak = view.watch(lease.id).peak_bytes or None
-    return {"used_bytes": used_by(view, lease), "peak_bytes": peak}
+    cpus = view.host.cpus_of(lease.id)
+    return {
+        "used_bytes": used_by(view, lease),
+        "peak_bytes": peak,
+        "used_ram_bytes": view.host.ram_of(lease.id),
+        "used_cpus": None if cpus is None else round(cpus, 2),
+    }
 
 
 def _why_running(lease: Lease, indices: list[int]) -> str:
-    where = "GPU " + ", ".join(map(str, indices))
+    where = "GPU " + ", ".join(map(str, indices)) if indices else "the host"
     if lease.state is LeaseState.DRAINING:
         return f"its process is gone; {where} still shows its memory"
     if lease.is_probe:

@@ -14,15 +14,19 @@ from functools import partial
 from itertools import islice
 
 from grn.model.gpu import Gpu, Reading
+from grn.model.host import HOST_MODEL
 from grn.negotiator.events import Lease, LeaseState
+from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
+from grn.negotiator.schedule.host_ledger import HostLedger
 from grn.negotiator.schedule.ledger import Book, Rules, check_books
 from grn.negotiator.schedule.placement import Entry, FreeSpace, Size, is_calm, is_empty, is_taking
 from grn.negotiator.schedule.turns.order import ANYWHERE, Reach
 
 _Put = Callable[[Entry], None]
+_LEAST_SHARE = 1e-6  # of a job that uses nothing: it is accounted all the same
 MANY = 64  # up to this many GPUs all are considered
 YIELDING_COST = 0.5  # of a lease that may be asked to give way, in fair share
 FEW = 32  # beyond that, this many of the roomiest
@@ -154,12 +158,16 @@ class Holdings:
         self._types: Counter[str] = Counter()  # leases of each job type
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
         self._sizes: dict[str, Size] = {}
+        self.host = HostLedger()
+        self.host_profiles = HostProfiles(memory.woken)
+        self.capacity_bytes = 0  # of all GPUs together
 
     def open(self, gpu: Gpu, reading: Reading) -> None:
         """Open the book of one GPU."""
         book = Book(gpu, self._rules.guard.of(gpu.total_bytes), reading)
         self.books[gpu.uuid] = book
         self.shelf.watch(book)
+        self.capacity_bytes += book.capacity_bytes
         known = self._sizes.get(gpu.model)
         if known is None or known.total_bytes < gpu.total_bytes:
             self._sizes[gpu.model] = Size(gpu.total_bytes, book.capacity_bytes)
@@ -183,6 +191,10 @@ class Holdings:
         """True when there is a lease of a type."""
         return job_type in self._types
 
+    def model_of(self, lease: Lease) -> str:
+        """Return the GPU model that a lease is on; the host for one without GPUs."""
+        return self.books[lease.gpus[0]].gpu.model if lease.gpus else HOST_MODEL
+
     def is_sharing(self, lease: Lease) -> bool:
         """True when a GPU of this lease has other leases, or strangers beyond the guard."""
         return any(
@@ -196,6 +208,8 @@ class Holdings:
         One that yields counts half.
         """
         part = YIELDING_COST if lease.request.yields else 1.0
+        if not lease.gpus:
+            return part * self._host_share(lease) * len(self.books)
         if lease.request.is_exclusive:
             return part * len(lease.gpus)
         shares = 0.0
@@ -204,10 +218,19 @@ class Holdings:
             shares += min(1.0, max(size / book.capacity_bytes, load))
         return part * shares
 
+    def _host_share(self, lease: Lease) -> float:
+        """Return the part of the host that a lease takes: the larger of its memory and cores."""
+        size = self.host.size
+        if size is None:
+            return _LEAST_SHARE
+        shares = (lease.ram_bytes / size.ram_bytes, lease.cpus / size.cpus, _LEAST_SHARE)
+        return min(1.0, max(shares))
+
     def put(self, lease: Lease, at: float) -> None:
         """Write a new lease into the books."""
         self._types[lease.request.job_type] += 1
         self.watches[lease.id] = profiling.RunWatch(min(lease.granted_at, at))
+        self.host_profiles.began(lease, at)
         if lease.is_probe:
             self.first_runs.setdefault(lease.request.job_type, lease.id)
         self.replace(lease)
@@ -223,6 +246,7 @@ class Holdings:
         else:
             self.draining.add(lease.id)
             self.yielding.pop(lease.id, None)
+        self.host.put(lease)
         for book in self.books_of(lease):
             book.put(lease)
             self.weigh(book)
@@ -237,6 +261,8 @@ class Holdings:
             del self._types[lease.request.job_type]
         del self.watches[lease.id]
         self.reshared.pop(lease.id, None)
+        self.host.take(lease.id)
+        self.host_profiles.ended(lease.id)
         self.draining.discard(lease.id)
         self.yielding.pop(lease.id, None)
         if self._by_key.get(lease.request.key) == lease.id:
@@ -291,6 +317,8 @@ class Holdings:
         """Raise AssertionError when the books contradict each other."""
         check_books(self.books, self.leases)
         assert self._types == Counter(lease.request.job_type for lease in self.leases.values())
+        self.host.check(self.leases)
+        assert self.host_profiles.watches.keys() == self.leases.keys()
         assert self.watches.keys() == self.leases.keys()
         held = (one for one in self.leases.values() if one.state is LeaseState.HELD)
         assert self.yielding.keys() == {one.id for one in held if one.request.yields}

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from grn.model.host import HOST_MODEL
 from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait, WaitReason
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
+from grn.negotiator.schedule.host_ledger import HostNeed
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import (
     FreeSpace,
@@ -39,6 +41,7 @@ from grn.negotiator.schedule.turns.wait_queue import Waitlist
 USUAL_S = 600.0  # of a type without timed runs
 MAX_WORK = 512  # per event: the rest of a round follows at the next events
 _ASK_WORK = 8  # placing a request costs this many times as much as checking its refusal
+_MOST_GUESSED = 0.5  # of the host, for a type that no run has shown
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -62,7 +65,7 @@ class Granter:
         self._waitlist = waitlist
         self._shares = shares
         self._usage = usage
-        self._keeper = Keeper(rules, holdings, waitlist, self.needs, self.alone_s)
+        self._keeper = Keeper(rules, holdings, waitlist, self.needs, self.alone_s, self.host_need)
         costs = Costs(self.needs, self.alone_s, loads.of_lease)
         self.preemption = Preemption(rules, holdings, waitlist, costs)
         self._least_guess = (-1, 0)  # the version of all profiles, and the guess they lead to
@@ -70,6 +73,8 @@ class Granter:
 
     def needs(self, request: Request) -> dict[str, Need]:
         """Return the estimated need of a request on each GPU model."""
+        if not request.gpus:
+            return {}
         needs = self._memory.needs(request, self._holdings.sizes(), self._reach(request))
         for model, need in needs.items():
             load = self._loads.of(request.job_type, model, request.arguments)
@@ -114,11 +119,15 @@ class Granter:
 
     def is_short(self, request: Request) -> bool:
         """True when runs of this type and arguments are known to be short."""
-        for model in self._holdings.sizes():
+        for model in self.models(request):
             alone_s = self.alone_s(request, model)
             if alone_s is not None and alone_s <= self._short_s:
                 return True
         return False
+
+    def models(self, request: Request) -> Collection[str]:
+        """Return the GPU models a request may be placed on; the host for one without GPUs."""
+        return self._holdings.sizes() if request.gpus else (HOST_MODEL,)
 
     def alone_s(self, request: Request, model: str) -> float | None:
         """Return how long such runs take alone on a GPU model, None when unknown."""
@@ -140,7 +149,8 @@ class Granter:
         left_s = self._keeper.left_s(at)
 
         def rooms_on(reach: Reach) -> Rooms:
-            return Rooms(rooms.on(reach, False), rooms.on(reach, left_s > 0), left_s)
+            host = self._holdings.host.room()
+            return Rooms(rooms.on(reach, False), rooms.on(reach, left_s > 0), left_s, host)
 
         last, self._resume, work = self._resume, _BEFORE_ALL, 0
         for group in self._waitlist.candidates(last, rooms_on, self.guess()):
@@ -212,11 +222,11 @@ class Granter:
             shut = [uuid for uuid in shut if uuid in self.preemption.reserved()]
         request = head.request
         needs = self.needs(request)
-        refused = self._without_room(request, needs, shut)
+        refused = self._without_room(request, needs, shut) if request.gpus else None
         if refused is not None:
             self._waitlist.refuse(group, refused)
             return None
-        answer = self._answer(request, needs, shut)
+        answer = self._answer(request, needs, shut, head.sequence)
         if isinstance(answer, Place):
             self._waitlist.pop(request.key)
             self._shares.given(head)
@@ -224,7 +234,7 @@ class Granter:
         if group.pid is None and _is_own(request) and self._reach_of(request).is_pinned:
             self._waitlist.refuse(group, None)  # `follow_processes` takes it out of this group
         else:
-            self._waitlist.refuse(group, self._refused(request, needs, answer.reason))
+            self._waitlist.refuse(group, self._refused(request, needs, answer))
         return None
 
     def _without_room(
@@ -240,11 +250,12 @@ class Granter:
         return refused
 
     def _grant(self, request: Request, where: Place, at: float) -> Lease:
-        lease = Lease(request, where.gpus, where.reserved, where.is_probe, at)
+        lease = Lease(
+            request, where.gpus, where.reserved, where.is_probe, at,
+            ram_bytes=where.ram_bytes, cpus=where.cpus,
+        )  # fmt: skip
         self._holdings.put(lease, at)
-        usual_s = self._memory.usual_s(
-            request.job_type, self._holdings.books_of(lease)[0].gpu.model
-        )
+        usual_s = self._memory.usual_s(request.job_type, self._holdings.model_of(lease))
         expected_s = USUAL_S if usual_s is None else usual_s
         share = self._holdings.share_of(lease)
         self._usage.began(lease.id, request.user, share, expected_s, at)
@@ -254,7 +265,7 @@ class Granter:
 
     def _reach_of(self, request: Request) -> Reach:
         """Return the GPUs that a request may use at present."""
-        if is_anywhere(request):
+        if is_anywhere(request) or not request.gpus:
             return ANYWHERE
         books = allowed(request, list(self._holdings.books.values()))
         homes = pinned(request, books)
@@ -263,10 +274,14 @@ class Granter:
         return Reach(tuple(book.gpu.uuid for book in homes or books), bool(homes))
 
     def _refused(
-        self, request: Request, needs: Mapping[str, Need], reason: WaitReason | None = None
+        self, request: Request, needs: Mapping[str, Need], wait: Wait | None = None
     ) -> Refusal:
         """Return what must change before a request gets another answer."""
         job_type, reach = request.job_type, self._reach_of(request)
+        reason = wait.reason if wait is not None else None
+        if wait is not None and reason in (WaitReason.NO_RAM, WaitReason.CPUS_BUSY):
+            version = self._version_of(job_type)
+            return Refusal(job_type, version, reach=reach, host_reason=reason, lacks=wait.lacks)
         here = self._needs_on(reach, needs)
         sibling = None
         if reason is WaitReason.FIRST_RUN_ELSEWHERE:
@@ -275,7 +290,7 @@ class Granter:
         enough = [need.need_bytes for need in here if not (is_unsure and need.is_probe)]
         return Refusal(
             job_type,
-            self._memory.version_of(job_type),
+            self._version_of(job_type),
             sibling,
             request.gpus,
             request.is_exclusive,
@@ -306,11 +321,14 @@ class Granter:
             return False
         if group.pid is not None and refused.reach != self._reach_of(group.head.request):
             return False  # its process has come to a GPU or left one
+        if refused.host_reason is not None:
+            is_same = refused.version == self._version_of(refused.job_type)
+            return is_same and not self._holdings.host.could(refused.host_reason, refused.lacks)
         room = rooms.on(refused.reach, self._keeper.may_pass(group, at))
         is_kept = bool(closed) and group.head.sequence in closed.values()
         if refused.is_alone and not is_kept and self._has_no_room(refused, room):
             return True  # whatever the need: too few GPUs are empty
-        if refused.version != self._memory.version_of(refused.job_type):
+        if refused.version != self._version_of(refused.job_type):
             return False
         first_run = self._holdings.first_runs.get(refused.job_type)
         has_ended = refused.sibling is not None and first_run != refused.sibling
@@ -327,12 +345,79 @@ class Granter:
 
     # --- where ---------------------------------------------------------------------------
 
-    def answer(self, request: Request, closed: Collection[str] = ()) -> Place | Wait:
+    def answer(
+        self, request: Request, closed: Collection[str] = (), sequence: int | None = None
+    ) -> Place | Wait:
         """Return where a request would be placed now, or why it has to wait."""
-        return self._answer(request, self.needs(request), closed)
+        return self._answer(request, self.needs(request), closed, sequence)
 
     def _answer(
-        self, request: Request, needs: dict[str, Need], closed: Collection[str] = ()
+        self,
+        request: Request,
+        needs: dict[str, Need],
+        closed: Collection[str],
+        sequence: int | None,
+    ) -> Place | Wait:
+        if request.gpus:
+            answer = self._on_gpus(request, needs, closed)
+        else:
+            answer = self._on_host(request)
+        if isinstance(answer, Wait) or self._holdings.host.size is None:
+            return answer
+        need = self.host_need(request, sum(answer.reserved))
+        wait = self._holdings.host.wait(need, sequence)
+        return wait or replace(answer, ram_bytes=need.ram_bytes, cpus=need.cpus)
+
+    def host_need(self, request: Request, gpu_bytes: int) -> HostNeed:
+        """Return the need of a request on the host, given what it reserves on GPUs.
+
+        What no run has shown is the median of other types, at most a fair slice: its part of the
+        memory of all GPUs. Where no type is known either, it takes that slice of what is free.
+        """
+        host, known = self._holdings.host, self._holdings.host_profiles
+        need = known.need(request, host.capacity_bytes, self._memory.margin)
+        size = host.size
+        if not need.is_guess or size is None:
+            return need
+        if request.gpus:
+            share = min(_MOST_GUESSED, gpu_bytes / max(1, self._holdings.capacity_bytes))
+        else:
+            share = min(1.0, (request.cpus or 1.0) / size.cpus)
+        ram, cpus = known.guess()
+        if need.ram_bytes < 0:
+            most = int((host.capacity_bytes - host.strangers_bytes) * share)
+            room = max(0, min(most, host.free_bytes()))
+            need = replace(
+                need,
+                ram_bytes=max(0, room if ram is None else min(ram, most)),
+                because="guessed from other types",
+            )
+        if need.cpus < 0:
+            most_cpus = size.cpus * share if request.gpus else 1.0
+            room_cpus = max(0.0, min(most_cpus, 1.0, host.free_cpus()))
+            guessed = room_cpus if cpus is None else min(cpus, most_cpus)
+            need = replace(need, cpus=guessed, cpus_because="guessed from other types")
+        return need
+
+    def _on_host(self, request: Request) -> Place | Wait:
+        """Answer a request without GPUs; the first run of its type is measured before others."""
+        host, known = self._holdings.host, self._holdings.host_profiles
+        if host.size is None:
+            return Place((), (), False)
+        need = known.need(request, host.capacity_bytes, self._memory.margin)
+        is_known = request.ram_bytes is not None or known.knows(request.job_type)
+        running = None if is_known else self._holdings.first_runs.get(request.job_type)
+        if running is not None:
+            return self._wait_for_sibling(running)
+        return Place((), (), need.ram_bytes < 0)
+
+    def _version_of(self, job_type: str) -> int:
+        """Return a number that rises whenever the needs of a type may have changed."""
+        host = self._holdings.host_profiles
+        return self._memory.version_of(job_type) + host.version_of(job_type)
+
+    def _on_gpus(
+        self, request: Request, needs: dict[str, Need], closed: Collection[str]
     ) -> Place | Wait:
         books = allowed(request, list(self._holdings.books.values()))
         answer = self._place(request, needs, books, closed)
@@ -376,7 +461,8 @@ class Granter:
     def _wait_for_sibling(self, lease_id: str) -> Wait:
         lease = self._holdings.leases[lease_id]
         names = ", ".join(str(book.gpu.index) for book in self._holdings.books_of(lease))
-        text = f"the first run of {lease.request.label} is being measured on GPU {names}"
+        where = f" on GPU {names}" if names else ""
+        text = f"the first run of {lease.request.label} is being measured{where}"
         return Wait(WaitReason.FIRST_RUN_ELSEWHERE, f"{text} (lease {lease_id})")
 
 

@@ -315,5 +315,5 @@ def check_books(books: Mapping[str, Book], leases: Mapping[str, Lease]) -> None:
         book.check_sums()
     for lease_id, lease in leases.items():
         assert lease.id == lease_id
-        assert len(lease.gpus) == len(set(lease.gpus)) == len(lease.reserved) > 0
+        assert len(lease.gpus) == len(set(lease.gpus)) == len(lease.reserved) == lease.request.gpus
         assert all(lease_id in books[uuid].leases for uuid in lease.gpus)

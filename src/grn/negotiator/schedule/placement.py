@@ -52,6 +52,8 @@ class Place:
     gpus: tuple[str, ...]
     reserved: tuple[int, ...]
     is_probe: bool
+    ram_bytes: int = 0  # of the host,
+    cpus: float = 0.0  # and its cores
 
 
 Entry = tuple[float, int]  # the room on a GPU, and its index among the books

@@ -203,7 +203,8 @@ class Preemption:
     def _cost(self, lease: Lease, at: float) -> float:
         """Return the running time that is lost, over all GPUs; infinity for a protected lease."""
         ran_s = at - lease.granted_at
-        if lease.state is not LeaseState.HELD or ran_s < lease.request.at_least_s:
+        is_held = lease.state is LeaseState.HELD
+        if not is_held or not lease.gpus or ran_s < lease.request.at_least_s:
             return math.inf
         model = self._holdings.books[lease.gpus[0]].gpu.model
         usual_s = self._costs.alone_s(lease.request, model)

@@ -28,7 +28,7 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn.memory import profiling
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 STARTS_KEPT = 200
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 
@@ -57,7 +57,8 @@ CREATE TABLE runs (
   duration_s REAL NOT NULL, ended_at REAL NOT NULL, reserved_bytes INTEGER NOT NULL,
   arguments TEXT NOT NULL, is_full INTEGER NOT NULL, load REAL,
   crowd REAL, beside TEXT, code TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', grown REAL,
-  ran_out_alone INTEGER NOT NULL DEFAULT 0, checksum INTEGER
+  ran_out_alone INTEGER NOT NULL DEFAULT 0, checksum INTEGER, ram_bytes INTEGER, cpus REAL,
+  peak_cpus REAL
 );
 CREATE INDEX runs_by_type ON runs (job_type, model);
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
@@ -75,12 +76,15 @@ _CHANGES = {  # migrations from one version to the next
     " ALTER TABLE runs ADD COLUMN ran_out_alone INTEGER NOT NULL DEFAULT 0;"
     f" ALTER TABLE runs ADD COLUMN checksum INTEGER; {_SET_ASIDE} {_GPUS}",
     7: _STARTS,
+    8: "ALTER TABLE runs ADD COLUMN ram_bytes INTEGER; ALTER TABLE runs ADD COLUMN cpus REAL;"
+    " ALTER TABLE runs ADD COLUMN peak_cpus REAL;",
 }
 
-RUN = (
+_RUN_TO_8 = (  # the columns up to version 8
     "job_type, model, label, owner, outcome, peak_bytes, duration_s, ended_at, reserved_bytes,"
     " arguments, is_full, load, crowd, beside, code, note, grown, ran_out_alone"
 )
+RUN = f"{_RUN_TO_8}, ram_bytes, cpus, peak_cpus"
 LEASE = "id, boot, body"
 START = "earliest_s, latest_s, low_s, high_s, waited_s"
 
@@ -93,7 +97,7 @@ def is_good(row: Sequence[Any]) -> bool:
 
 def _fill_checksums(db: sqlite3.Connection) -> None:
     """Add checksums to all rows of a file of an older version."""
-    for table, columns in (("leases", LEASE), ("runs", RUN)):
+    for table, columns in (("leases", LEASE), ("runs", _RUN_TO_8)):
         found = db.execute(f"SELECT id, {columns} FROM {table}").fetchall()
         db.executemany(
             f"UPDATE {table} SET checksum = ? WHERE id = ?",
@@ -101,7 +105,16 @@ def _fill_checksums(db: sqlite3.Connection) -> None:
         )
 
 
-SCHEMA = Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {6: _fill_checksums})
+def _extend_checksums(db: sqlite3.Connection) -> None:
+    """Count the new columns of intact runs in their checksums; a damaged run stays damaged."""
+    found = db.execute(f"SELECT id, {_RUN_TO_8}, checksum FROM runs").fetchall()
+    db.executemany(
+        "UPDATE runs SET checksum = ? WHERE id = ?",
+        [(checksum(*row[:-1], None, None, None), key) for key, *row in found if is_good(row)],
+    )
+
+
+SCHEMA = Schema(SCHEMA_VERSION, _SCHEMA, _CHANGES, {6: _fill_checksums, 8: _extend_checksums})
 
 
 def _real(value: float | None) -> float | None:
@@ -112,7 +125,7 @@ def _real(value: float | None) -> float | None:
 def read_run(row: Sequence[Any]) -> Run:
     """Return a run from its columns, as they are read with a profile."""
     outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
-    crowd, beside, code, note, grown, ran_out_alone = rest
+    crowd, beside, code, note, grown, ran_out_alone, ram, cpus, peak_cpus = rest
     return msgspec.convert(
         {
             "outcome": outcome,
@@ -129,6 +142,9 @@ def read_run(row: Sequence[Any]) -> Run:
             "note": note,
             "grown": grown,
             "ran_out_alone": bool(ran_out_alone),
+            "ram_bytes": ram,
+            "cpus": cpus,
+            "peak_cpus": peak_cpus,
         },
         Run,
     )
@@ -164,6 +180,8 @@ def _save_run(db: sqlite3.Connection, _boot: str, action: SaveRun) -> None:
         _encode(run.arguments).decode(), int(run.is_full), _real(run.load),
         _real(run.crowd), _encode(run.beside).decode() if run.beside else None, run.code,
         run.note, _real(run.grown), int(run.ran_out_alone),
+        None if run.ram_bytes is None else int(run.ram_bytes), _real(run.cpus),
+        _real(run.peak_cpus),
     )  # fmt: skip
     marks = ",".join("?" * (len(row) + 1))
     db.execute(f"INSERT INTO runs ({RUN}, checksum) VALUES ({marks})", (*row, checksum(*row)))

@@ -248,6 +248,7 @@ class Journal:
             row["umask"], row["name"], row["notify"], row["time_limit_s"],
             json.loads(row["extra"]), environment, row["log"], *rows.folders_of(row["options"]),
             rows.ending_of(row["options"]),
+            *rows.host_needs_of(row["options"]),
         )  # fmt: skip
 
     def submitted_again(self, job_id: int, new_id: int) -> NewJob:

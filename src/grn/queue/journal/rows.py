@@ -44,7 +44,8 @@ _NO_GROUP = ("", "", "", 0, "", "", "", "")
 # Fields of a JobSpec that few jobs set: together one JSON object, in the column `options`.
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "on": str, "without": tuple, "array": int, "array_limit": int, "begin_at": float,
-    "only": str, "yields": bool, "at_least_s": float, "is_urgent": bool,
+    "only": str, "yields": bool, "at_least_s": float, "is_urgent": bool, "cpus": float,
+    "ram_bytes": int,
 }  # fmt: skip
 STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",
@@ -162,6 +163,8 @@ class Command:
     send: SentFolder | None = None  # for a node that does not have the folder
     fetch: tuple[str, ...] = ()  # patterns of the files that come back from a node
     ending: StopRules = field(default_factory=StopRules)
+    cpus: float | None = None  # as stated
+    ram_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +306,12 @@ def spec(row: tuple[Any, ...], priority: int, texts: dict[str, str]) -> JobSpec:
 def _read_options(text: str) -> dict[str, Any]:
     given = json.loads(text)
     return {name: read(given[name]) for name, read in _OPTIONS.items() if name in given}
+
+
+def host_needs_of(options: str) -> tuple[float | None, int | None]:
+    """Return the stated cores and host memory of a job."""
+    given = json.loads(options) if options else {}
+    return given.get("cpus"), given.get("ram_bytes")
 
 
 def folders_of(options: str) -> tuple[SentFolder | None, tuple[str, ...]]:

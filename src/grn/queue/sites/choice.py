@@ -129,7 +129,7 @@ def choose(
 
 def _is_large_enough(spec: JobSpec, place: CandidateNode) -> bool:
     """True unless a place is known to be too small."""
-    if not place.gpu_bytes:
+    if not place.gpu_bytes or not spec.gpus:
         return True
     if spec.gpus > len(place.gpu_bytes):
         return False

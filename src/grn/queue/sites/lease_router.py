@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grn.protocol.lease import GrantedGpus
+from grn.protocol.rows import HostRow
 from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
@@ -151,6 +152,11 @@ class LeaseRouter:
     def gpu_bytes(self) -> list[int]:
         """Return the memory of each GPU here, largest first; empty if not known, or with sites."""
         return [] if self.has_sites else self._local.gpu_bytes
+
+    @property
+    def host(self) -> HostRow | None:
+        """Return this machine beside its GPUs, None where jobs may run on others."""
+        return None if self.has_sites else self._local.host
 
     async def keep_connected(self) -> None:
         """Keep a connection to the negotiator of this machine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
+from grn.model.host import HOST_MODEL
 from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run
 from grn.model.units import show_size
 from grn.negotiator.learn.arguments import mattering
@@ -181,7 +182,8 @@ class TypeProfiles:
 
     def is_guess(self, job_type: str) -> bool:
         """True when a type's need is guessed from runs of other types."""
-        keys = ((job_type, model) for model in self._models.get(job_type, ()))
+        models = self._models.get(job_type, set()) - {HOST_MODEL}
+        keys = ((job_type, model) for model in models)
         return not any(self._types[key].peaks.sizes for key in keys if key in self._types)
 
     def least_guess(self, sizes: Mapping[str, Size]) -> int:
@@ -379,7 +381,7 @@ class TypeProfiles:
         full = self._filled(request.job_type, sizes)
         for other in self._models.get(request.job_type, ()):
             estimate = self.estimate(request.job_type, other, _ANY_CAPACITY)
-            if other == model or estimate is None:
+            if other in (model, HOST_MODEL) or estimate is None:
                 continue
             size = sizes.get(other)
             capacity_bytes = size.capacity_bytes if size else _ANY_CAPACITY

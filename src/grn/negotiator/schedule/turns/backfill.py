@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+from grn.model.host import HOST_MODEL
 from grn.model.job import Request
 from grn.negotiator.schedule.allocations import FEW, MANY, Holdings
+from grn.negotiator.schedule.host_ledger import HostNeed
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need, allowed, is_anywhere, to_keep
 from grn.negotiator.schedule.turns.order import Group, WaitingRequest
@@ -30,12 +32,14 @@ class Keeper:
         waitlist: Waitlist,
         needs: Callable[[Request], dict[str, Need]],
         alone_s: Callable[[Request, str], float | None],
+        host_need: Callable[[Request, int], HostNeed],
     ) -> None:
         self._rules = rules
         self._holdings = holdings
         self._waitlist = waitlist
         self._needs = needs
         self._alone_s = alone_s
+        self._host_need = host_need
         self._kept: dict[str, int] = {}  # GPU -> sequence of the request it was last reserved for
         self._until = _NEVER  # when the reserved GPUs will have room for their request
         self.group: Group | None = None  # its head is the request that the GPUs are reserved for
@@ -43,11 +47,17 @@ class Keeper:
     def closed(self, at: float) -> dict[str, int]:
         """Reserve GPUs for the first starving request in turn."""
         self._until, self.group = _NEVER, None
+        self._holdings.host.kept = None
         patience_s = self._rules.patience_s
         if at - self._waitlist.oldest_since() < patience_s:
             return {}
         for group in self._starving(at):
             head = group.head
+            if self._keeps_host(group):
+                self.group = group
+                return {}
+            if not head.request.gpus:
+                continue
             needs = self._needs(head.request)
             is_first = any(need.is_probe for need in needs.values())
             if is_first and head.request.job_type in self._holdings.first_runs:
@@ -72,6 +82,14 @@ class Keeper:
                 return kept
         books = allowed(request, list(self._holdings.books.values()))
         return to_keep(request, needs, books, ready_s)
+
+    def _keeps_host(self, group: Group) -> bool:
+        """Keep memory and cores of the host for a starving request that GPUs have room for."""
+        head, refused = group.head, group.refused
+        if refused is None or refused.host_reason is None:
+            return False
+        self._holdings.host.kept = (head.sequence, self._host_need(head.request, 0))
+        return True
 
     def _still_kept(self, head: WaitingRequest, needs: Mapping[str, Need]) -> list[Book]:
         """Return the GPUs that a request has reserved already, none when it needs others.
@@ -121,7 +139,8 @@ class Keeper:
 
         It changes only with the profile of the type, which retries all groups of the type.
         """
-        alone = [self._alone_s(request, model) for model in self._holdings.sizes()]
+        models = self._holdings.sizes() if request.gpus else (HOST_MODEL,)
+        alone = [self._alone_s(request, model) for model in models]
         return _LATE * max(math.inf if each is None else each for each in alone)
 
     def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:

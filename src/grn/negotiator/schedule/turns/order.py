@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grn.model.job import Request
+from grn.negotiator.events import WaitReason
+from grn.negotiator.schedule.host_ledger import HostRoom
 from grn.negotiator.schedule.placement import FreeSpace
 
 Turn = tuple[int, int, int, float, int]
@@ -56,6 +58,8 @@ class Refusal:
     is_load_known: bool = False  # and that are not too busy,
     reach: Reach = ANYWHERE  # among these GPUs
     lasts_s: float = 0.0  # how long such a job may take: reserved GPUs count if it ends in time
+    host_reason: WaitReason | None = None  # GPUs have room, and the host lacks memory or cores:
+    lacks: float = 0.0  # bytes, or cores
 
 
 @dataclass(slots=True)
@@ -104,13 +108,14 @@ def turn(waiting: WaitingRequest, is_over: bool = False, level: float = 0.0) -> 
 
 MAX_REACHES = 256  # distinct sets of GPUs: each costs some microseconds per event
 
+_CORE = 1 << 20  # parts, so that buckets tell cores apart
 Entry = tuple[Turn, Group]
 
 
 class _Room(NamedTuple):
     """What the groups of some lines wait for on the GPUs of a reach."""
 
-    what: str  # "need", "guess" or "alone"
+    what: str  # "need", "guess" or "alone"; of the host "ram" or "cpus"
     gpus: int
     is_load_known: bool = False
 
@@ -144,6 +149,7 @@ class Rooms(NamedTuple):
     free: FreeSpace
     backfill: FreeSpace  # with the GPUs that are reserved for a starving request,
     left_s: float  # for jobs that take no longer than this
+    host: HostRoom = HostRoom()
 
 
 class WaitIndex:
@@ -221,12 +227,12 @@ class WaitIndex:
         least = late if name.buckets.lasts == last else most  # a bucket of jobs of both kinds
         if line.needs[0] > most:
             return None
-        entries, is_need = line.entries, name.room.what == "need"
+        entries, what = line.entries, name.room.what
         for position in range(first_after(entries, after), len(entries)):
             refused = entries[position][1].refused
             if refused is not None:
                 limit = most if least == most or refused.lasts_s <= rooms.left_s else least
-                if (refused.need_bytes if is_need else 0.0) <= limit:
+                if _amount(refused, what) <= limit:
                     return entries[position]
         return None
 
@@ -251,6 +257,11 @@ def insort_entry(entries: list[Entry], entry: Entry) -> None:
 def _names(refused: Refusal) -> Iterator[tuple[_Room, _Buckets, float]]:
     """Yield the lines that a refusal puts a group into, and what the group needs there."""
     lasts = _bucket(refused.lasts_s)
+    if refused.host_reason is not None:
+        what = "ram" if refused.host_reason is WaitReason.NO_RAM else "cpus"
+        amount = _amount(refused, what)
+        yield _Room(what, 0), _Buckets(_bucket(amount)), amount
+        return
     if refused.is_alone:
         yield _Room("alone", refused.gpus), _Buckets(0, lasts), 0.0
         return
@@ -260,6 +271,15 @@ def _names(refused: Refusal) -> Iterator[tuple[_Room, _Buckets, float]]:
         yield room, _Buckets(_bucket(need), lasts), need
     if refused.is_guess:
         yield _Room("guess", refused.gpus, refused.is_load_known), _Buckets(0, lasts), 0.0
+
+
+def _amount(refused: Refusal, what: str) -> float:
+    """Return what a group needs of the room that its line waits for."""
+    if what == "need":
+        return refused.need_bytes
+    if what == "ram":
+        return refused.lacks
+    return max(0.0, refused.lacks * _CORE - 1) if what == "cpus" else 0.0
 
 
 def _most(room: _Room, free: FreeSpace, guess_bytes: float) -> float:
@@ -274,6 +294,9 @@ def _most(room: _Room, free: FreeSpace, guess_bytes: float) -> float:
 
 def _mosts(room: _Room, rooms: Rooms, guess_bytes: float) -> tuple[float, float]:
     """Return the largest needs that may fit: of a job that ends in time, and of others."""
+    if room.what in ("ram", "cpus"):
+        most = rooms.host.ram_bytes if room.what == "ram" else rooms.host.cpus * _CORE
+        return most, most
     in_time = _most(room, rooms.backfill, guess_bytes)
     if rooms.free is rooms.backfill or in_time < 0:
         return in_time, in_time

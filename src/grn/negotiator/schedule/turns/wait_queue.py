@@ -361,4 +361,6 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         request.code,
         request.yields,
         request.is_urgent,
+        request.cpus,
+        request.ram_bytes,
     )
