@@ -237,6 +237,6 @@ def test_when_tells_the_expected_start_of_a_job_that_is_not_submitted(
         (lease_row,) = shown(grn, "ps")["leases"]
         assert lease_row["ends_in_s"][0] <= lease_row["ends_in_s"][1]
 
-    assert "GPUs are asked for" in grn("when", "--gpus", "9").err
+    assert "you asked for 9 GPUs" in grn("when", "--gpus", "9").err
     assert "no job type 'no.py'" in grn("when", "--type", "no.py").err
     assert not shown(grn, "ps")["waiting"]

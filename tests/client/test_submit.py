@@ -196,7 +196,7 @@ def test_a_handle_of_nothing_says_so(queue: Queue) -> None:
         (["x"], {"cwd": "/no/such"}, "the folder /no/such does not exist"),
         (["x"], {"mem": "much"}, "'much' is not a size"),
         (["x"], {"time_limit": "soon"}, "invalid time 'soon'"),
-        (["x"], {"time_limit": 0}, "'0' is no time"),
+        (["x"], {"time_limit": 0}, "invalid time '0'"),
         (["x"], {"after": "never"}, "names no job"),
         (["x"], {"gpus": -1}, "gpus is -1"),
         (["x"], {"gpus": 0, "mem": "1GiB"}, "mem is about GPUs"),
