@@ -177,7 +177,7 @@ def test_blame_for_those_who_kept_their_word_is_found_out(monkeypatch):
     monkeypatch.setattr(Verdict, "is_innocent", False)
     monkeypatch.setattr(profiling, "finished_run", _blames_all)
 
-    assert "kept its word" in finds_out(long_from=1)
+    assert "kept its word" in finds_out(long_from=5)
 
 
 def _blames_all(end, watch, usual_s, flat_s):
@@ -216,4 +216,4 @@ def test_an_unfair_turn_is_found_out(monkeypatch):
     newest = property(lambda group: list(group.in_line())[-1])
     monkeypatch.setattr(Group, "head", newest)
 
-    assert "passed" in finds_out(long_from=1)
+    assert "passed" in finds_out(long_from=7)
