@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from grn.cli.web import queries
 from grn.cli.web.queries import Row, settle
-from grn.client.negotiator import expected_at
+from grn.client.negotiator import MALFORMED, expected_at
 from grn.client.state_mirror import StateMirror
 from grn.errors import GrnError
 from grn.protocol.snapshot import NEGOTIATOR, Snapshot
@@ -75,5 +75,7 @@ class Watchers:
 
     async def _expect(self) -> None:
         """Ask for expected starts and ends, which the change feed does not tell."""
-        with contextlib.suppress(GrnError):  # the page tells why nothing answers
-            self._watch.expect(await asyncio.to_thread(expected_at, time.time()))
+        # A negotiator that is away or slow must not delay the pictures; the page tells of it.
+        with contextlib.suppress(GrnError, asyncio.TimeoutError, *MALFORMED):
+            asked = asyncio.to_thread(expected_at, time.time())
+            self._watch.expect(await asyncio.wait_for(asked, LOOK_S))
