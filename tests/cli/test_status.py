@@ -26,9 +26,12 @@ GPU = {
 }  # fmt: skip
 JOB = {
     "id", "type", "label", "user", "pid", "gpus_asked", "mem_bytes", "exclusive", "priority",
-    "policy", "attempt", "state", "for_s", "reason", "why",
+    "policy", "attempt", "state", "for_s", "reason", "why", "cpus", "ram_bytes",
 }  # fmt: skip
-LEASE = JOB | {"gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run", "ends_in_s"}
+LEASE = JOB | {
+    "gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run", "ends_in_s",
+    "reserved_ram_bytes", "reserved_cpus", "used_ram_bytes", "used_cpus",
+}  # fmt: skip
 WAITING = JOB | {"place", "had_gpu_h", "users_before", "starts_in_s"}
 SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
 PROFILE = {
