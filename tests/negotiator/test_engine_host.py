@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from grn.model.host import HostSize
+from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
-from grn.negotiator.events import SaveRun, WaitReason
+from grn.negotiator.events import SaveRun, Settle, WaitReason
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
@@ -219,6 +220,15 @@ def test_a_job_without_gpus_that_dies_frees_the_host() -> None:
 
     story.looks()
     assert "b" in story.leases
+
+
+def test_a_job_without_gpus_that_ran_out_of_gpu_memory_has_failed() -> None:
+    story = a_story()
+    story.asks("a", gpus=0)
+    story.ends("a", outcome=Outcome.OUT_OF_MEMORY)
+
+    (settled,) = (action.settled for action in story.actions if isinstance(action, Settle))
+    assert settled.outcome is Outcome.FAILED
 
 
 def test_the_ledger_is_as_before_after_a_restart() -> None:

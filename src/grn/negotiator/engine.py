@@ -345,6 +345,8 @@ class Engine:
         if reported is not None:
             peak = max(peak or 0, reported)
         outcome = self._endings.outcome_of(lease, event.outcome)
+        if outcome is Outcome.OUT_OF_MEMORY and not lease.gpus:
+            outcome = Outcome.FAILED  # it has used a GPU that it was not given
         shown = outcome
         is_vain = outcome in (Outcome.FAILED, Outcome.CANCELLED, Outcome.YIELDED)
         if is_vain and lease.request.is_command and event.resident_bytes is None:
