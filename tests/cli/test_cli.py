@@ -158,7 +158,7 @@ def test_a_command_that_is_none_is_answered_with_the_nearest(
         ["gpus", "extra"],
         ["why"],
         ["exec"],
-        ["exec", "--gpus", "0", "--", "true"],
+        ["exec", "--gpus", "-1", "--", "true"],
         ["exec", "--gpus", "many", "--", "true"],
         ["exec", "--priority", "5000", "--", "true"],
         ["run"],

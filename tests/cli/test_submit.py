@@ -240,6 +240,7 @@ FUTILE = [
     (("--mem", "6 bananas", "x"), "'6 bananas' is not a size"),
     (("--mem", "0", "x"), "out of range"),
     (("--gpus=-1", "x"), "--gpus is -1 and must be 0 or more"),
+    (("--gpus=0", "--mem=1GiB", "x"), "mem is about GPUs, and gpus is 0"),
     (("--priority", "1001", "x"), "--priority is 1001 and must be a number from -1000 to 1000"),
     (("--retry", "-1", "x"), "--retry is -1 and must be a number from 0 to 1000"),
     (("--after", "x", "x"), "'x' names no job to come after"),

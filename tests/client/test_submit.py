@@ -44,8 +44,8 @@ def queue(shared: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
 def test_a_command_is_handed_over_and_waited_for(queue: Queue) -> None:
     job = grn.submit(["sh", "-c", "echo $A; echo bad >&2; exit 3"], env={"A": "1"}, mem=MEM)
     assert isinstance(job, grn.JobHandle)
-    assert repr(job) == f"<grn job {job.id}>"
     ended = job.wait()
+    assert repr(job) == f"<grn job {job.id} failed>"
     assert (ended["id"], ended["reason"], ended["status"]) == (job.id, "failed", 3)
     assert job.logs().split() == ["1", "bad"]
     with pytest.raises(UsageError, match="holds both of its streams"):

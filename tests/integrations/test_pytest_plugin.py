@@ -140,7 +140,7 @@ def test_a_test_that_no_gpu_can_hold_is_skipped(story: Story, negotiator: Negoti
         def test_it():
             pass
     """
-    assert re.search(r"SKIPPED.*no GPU for this test: 64.0 GiB", run(story, text).out)
+    assert re.search(r"SKIPPED.*no GPU for this test: you asked for 64.0 GiB", run(story, text).out)
     assert run(story, text, "--grn-required").code == FAIL
 
 

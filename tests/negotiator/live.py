@@ -308,6 +308,7 @@ def negotiator_of(uid: int | None, *arguments: str) -> Sequence[str]:
     """Return the command of a negotiator, run by another user if one is given."""
     if uid is None:
         return [sys.executable, "-m", "grn.negotiator", *arguments]
-    warm_up = "import argparse; argparse.ArgumentParser().format_help()"  # it imports more
+    # What is imported later: the interpreter may be in a folder that the user cannot read.
+    warm_up = "import argparse, concurrent.futures.thread; argparse.ArgumentParser().format_help()"
     imports = f"{warm_up}\nfrom grn.negotiator.__main__ import main"
     return as_user(uid, imports, "sys.exit(main())", *arguments)

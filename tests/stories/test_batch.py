@@ -130,6 +130,12 @@ def test_a_mistake_in_the_file_is_told_before_anything_runs(story, batch) -> Non
     assert not (story.folder / "ran").exists()
 
 
+def test_memory_of_no_gpu_is_a_mistake(batch) -> None:
+    ended = batch("true", "--gpus", "0", "--mem", "1GiB").wait()
+    assert ended.code == 2
+    assert ended.err.startswith("error: mem is about GPUs, and gpus is 0.")
+
+
 def test_a_mistake_on_standard_input_fails_alone(negotiator, story, script) -> None:
     negotiator("virtual:1x1GiB")
     (story.folder / "lines").write_text("[gpu=1] y\necho fine\n")

@@ -321,6 +321,6 @@ def test_what_is_not_installed_is_told_with_how_to_get_it(
 
 def test_help_names_all_there_is(grn: Shell) -> None:
     said = grn("sweep", "--help").out
-    assert "grn sweep show DIR" in said
+    assert "grn sweep show sweeps/" in said
     assert "--n-samples" in said
     assert grn("sweep", "show", "--help").code == 0

@@ -83,11 +83,13 @@ def lease_request(
 def check_no_gpus(
     gpus: int | None, mem: object, exclusive: object, on: object, without: object
 ) -> None:
-    """Raise ValueError when a job without GPUs says which GPUs it needs."""
+    """Raise UsageError when a job without GPUs says which GPUs it needs."""
     said = {"mem": mem, "exclusive": exclusive, "on": on, "without": without}
     names = [name for name, value in said.items() if value]
     if gpus == 0 and names:
-        raise ValueError(f"{names[0]} is about GPUs, and gpus is 0")
+        from grn.errors import UsageError
+
+        raise UsageError(f"{names[0]} is about GPUs, and gpus is 0.", "Leave one of them out.")
 
 
 def type_and_label(file: str, name: str) -> tuple[str, str]:
@@ -144,7 +146,7 @@ def program_file(name: str, cwd: str = "", path: str | None = None) -> str | Non
         folders = (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
     for folder in folders:
         file = os.path.join(folder, name)
-        if os.access(file, os.X_OK) and not os.path.isdir(file):
+        if "\0" not in file and os.access(file, os.X_OK) and not os.path.isdir(file):
             return file
     return None
 
