@@ -172,7 +172,7 @@ def same_boot() -> None:
 def never_look() -> None:
     """Do not look whether socket and lock are still there."""
 
-    async def rest(_self: Any, _leave: Any) -> None:
+    async def rest(*_: Any) -> None:
         await asyncio.Event().wait()
 
     lockfile.DaemonLock.look_after = rest  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from grn import paths
+from grn.daemon.folder_watch import FolderWatch
 from grn.errors import AlreadyRunning, MachineError
 from grn.proc.pidfd import credentials
 from grn.proc.processes import mount_namespace
@@ -115,32 +116,45 @@ class DaemonLock:
 
     # --- upkeep of the files ---------------------------------------------------------
 
-    async def look_after(self, leave: Callable[[], None]) -> None:
+    async def look_after(
+        self, leave: Callable[[], None], state: str = "", keep_state: Callable[[], bool] = bool
+    ) -> None:
         """Make a removed lock or socket again; leave when another process holds the lock.
 
-        The files are also touched now and then: cleaners of /tmp remove what looks old.
+        `keep_state` does the same for the daemon's files in the folder `state`; it returns True
+        while something is wrong with them. All are looked at when something in the folders has
+        changed, and soon again after a failure. The files are also touched now and then: cleaners
+        of /tmp remove what looks old.
         """
+        watch = FolderWatch([folder for folder in (self._folder, state) if folder])
+        self._answer_callers()
         trouble, touched_at = "", -FRESH_S
-        while True:
-            if time.monotonic() - touched_at >= FRESH_S:
-                touched_at = time.monotonic()
-                self._touch()
-            await asyncio.sleep(LOOK_S)
-            try:
-                await self._look()
-            except AlreadyRunning as error:
-                log.error("action=leave reason=%r", error.message)
-                leave()
-                return
-            except (MachineError, OSError) as error:  # a full disk: the next round tries again
-                if str(error) != trouble:
-                    log.error("action=look-after result=failed reason=%r", str(error))
-                trouble = str(error)
-            else:
-                trouble = ""
+        try:
+            while True:
+                if time.monotonic() - touched_at >= FRESH_S:
+                    touched_at = time.monotonic()
+                    self._touch()
+                watch.renew()
+                try:
+                    await self._look()
+                except AlreadyRunning as error:
+                    log.error("action=leave reason=%r", error.message)
+                    leave()
+                    return
+                except (MachineError, OSError) as error:  # a full disk: the next round tries again
+                    if str(error) != trouble:
+                        log.error("action=look-after result=failed reason=%r", str(error))
+                    trouble = str(error)
+                else:
+                    trouble = ""
+                if keep_state() or trouble:
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await watch.changed()
+        finally:
+            watch.close()
 
     async def _look(self) -> None:
-        self._hang_up()
         self.hold()
         found = _file_at(self.socket_path)
         if found is None or found != self._socket_file:
@@ -227,8 +241,12 @@ class DaemonLock:
         if self._name_lock is not None:
             self._name_lock.close()
 
+    def _answer_callers(self) -> None:
+        """Close connections that ask for the holder of the name, as they come."""
+        if self._name_lock is not None:
+            asyncio.get_running_loop().add_reader(self._name_lock, self._hang_up)
+
     def _hang_up(self) -> None:
-        """Close connections that asked for the holder of the name."""
         with contextlib.suppress(OSError):
             while self._name_lock is not None:
                 self._name_lock.accept()[0].close()

@@ -14,6 +14,7 @@ import logging
 import os
 import pwd
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -104,11 +105,12 @@ async def _serve_gpus(
     with contextlib.suppress(GrnError):
         await loop.look()
     _calm_collector()
+    loop.after_look = Collector(server).collect
     await ground.serve(server.connection)
     _announce(inventory, ground, folder, note, arguments)
     tasks = [asyncio.create_task(loop.observe())]
-    tasks.append(asyncio.create_task(ground.look_after(stopped.set)))
-    tasks.append(asyncio.create_task(_tidy_when_quiet(server)))
+    guarded = ground.look_after(stopped.set, folder, store.keep_in_place)
+    tasks.append(asyncio.create_task(guarded))
     if chosen.idle_exit_s:
         tasks.append(asyncio.create_task(_leave_when_idle(server, chosen.idle_exit_s, stopped)))
     await stopped.wait()
@@ -229,11 +231,18 @@ def _calm_collector() -> None:
     gc.set_threshold(1_000, 5, 1_000_000)
 
 
-async def _tidy_when_quiet(server: Server) -> None:
-    while True:
-        await asyncio.sleep(_TIDY_S)
-        if server.is_idle:
+class Collector:
+    """Collects all garbage now and then, while the server is idle."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._at = time.monotonic()
+
+    def collect(self) -> None:
+        """Collect if the server is idle and the last time is a minute ago."""
+        if self._server.is_idle and time.monotonic() - self._at >= _TIDY_S:
             gc.collect()
+            self._at = time.monotonic()
 
 
 async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event) -> None:

@@ -53,8 +53,8 @@ from grn.proc.watch import Holders
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
-REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers,
-REST_S = 10.0  # the interval of samples
+REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers
+REST_LONGER_S = 65.0  # so long after them the last sample persists the usage of users
 _HOST_EVERY = 4  # the host is read in one of this many samples
 
 ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield
@@ -83,6 +83,7 @@ class Loop:
         self._host = host
         self._host_probe = HostProbe()
         self._host_read_at = float("-inf")
+        self._is_reading_host = False
         self._absent: frozenset[str] = frozenset()  # GPUs enumerated in this boot, but not now
         self._told_of_dropped: set[int] = set()  # users
         self._not_ours: dict[str, int] = {}  # leases that we may not kill, and their GPU
@@ -91,6 +92,7 @@ class Loop:
         self._lines: set[str] = set()  # leases whose holder's connection is open
         self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last sample
         self.is_followed: Callable[[], bool] = lambda: False  # by subscribers; set by the server
+        self.after_look: Callable[[], None] = _nothing  # something to do while it is quiet
         self._busy_at = 0.0
         self._is_at_rest = False
         self._look = asyncio.Event()
@@ -198,12 +200,13 @@ class Loop:
     # --- sampling -------------------------------------------------------------------------
 
     async def observe(self) -> None:
-        """Sample the GPUs for ever: at the usual interval, sooner when the engine asks."""
+        """Sample the GPUs for ever: at the usual interval, sooner when the engine asks.
+
+        At rest a minute passes before the next sample, and after that only an event leads to one.
+        """
         while True:
-            self._is_at_rest = self._may_rest()
             try:
-                interval_s = REST_S if self._is_at_rest else self._sample_s
-                await asyncio.wait_for(self._look.wait(), interval_s)
+                await asyncio.wait_for(self._look.wait(), self._interval_s())
                 await asyncio.sleep(max(0.0, self._rest_until - self.now()))
             except asyncio.TimeoutError:
                 pass
@@ -212,20 +215,28 @@ class Loop:
             except Exception:
                 # One failed sample must not end sampling: it harms neither leases nor clients.
                 log.exception("action=look result=failed")
-            self.store.keep_in_place()
+            self.after_look()
 
     def wake(self) -> None:
         """Sample at the usual interval again: a job runs or waits, or a subscriber joins."""
+        self._busy_at = self.now()
         if self._is_at_rest:
             self._is_at_rest = False
             self._look.set()
 
-    def _may_rest(self) -> bool:
-        """True when samples have shown nothing new for a while and cannot show anything new."""
+    def _interval_s(self) -> float | None:
+        """Return the time to the next sample, None when only an event leads to one.
+
+        It is long when samples have shown nothing new for a while and cannot show anything new.
+        """
         is_busy = self.view.leases or len(self.view.waitlist) or self.is_followed()
-        if is_busy or self._probe.has_strangers:
+        if is_busy or self._probe.has_strangers or self.store.unwritten:
             self._busy_at = self.now()
-        return self.now() - self._busy_at >= REST_AFTER_S
+        quiet_s = self.now() - self._busy_at
+        self._is_at_rest = quiet_s >= REST_AFTER_S
+        if not self._is_at_rest:
+            return self._sample_s
+        return REST_LONGER_S - quiet_s if quiet_s < REST_LONGER_S else None
 
     async def look(self) -> None:
         """Read all GPUs once and tell the engine."""
@@ -243,14 +254,24 @@ class Loop:
         is_to_repeat = self._look.is_set()
         self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
 
+    def refresh_host(self) -> None:
+        """Read the host now if it is not sampled any more; without leases that is quick."""
+        is_read = self._host is None or self._is_reading_host or not self._is_at_rest
+        if not is_read and not self.view.leases:
+            host = self._host_probe.read(())
+            self.tell(Sampled(self.now(), (), self._survived(), host))
+
     async def _look_at_host(self, placements: list[Placement]) -> HostReading | None:
         """Read memory and cores of the host in a thread, less often than the GPUs."""
         now = self.now()
         if self._host is None or now - self._host_read_at < _HOST_EVERY * self._sample_s:
             return None
-        self._host_read_at = now
+        self._host_read_at, self._is_reading_host = now, True
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._host_probe.read, placements)
+        try:
+            return await loop.run_in_executor(None, self._host_probe.read, placements)
+        finally:
+            self._is_reading_host = False
 
     def _survived(self) -> frozenset[str]:
         """Return the leases whose holder is gone while processes that it started are alive.
@@ -362,6 +383,10 @@ class Loop:
                 log.log(level, "gpu=%d health=%s", book.gpu.index, reading.health.value)
             if reading.mode not in (None, book.mode):
                 log.warning("gpu=%d mode=%s", book.gpu.index, reading.mode.value)
+
+
+def _nothing() -> None:
+    """Do nothing, until there is something to do."""
 
 
 def _undelivered(_action: ClientAction) -> None:

@@ -121,6 +121,7 @@ class Server:
 
     def facts(self) -> dict[str, Any]:
         """Return version, process, user and warnings of the negotiator."""
+        self.loop.refresh_host()
         return {
             "version": self.version,
             "pid": os.getpid(),

@@ -38,7 +38,6 @@ from grn.queue.server import QueueServer
 log = logging.getLogger("grn.queue")
 _COPY_S = 3600.0
 _MAX_FILES = 1 << 16  # one for each running job
-_IN_PLACE_S = 2.0
 _COLLECT = (5_000, 10, 1_000)  # a hundred thousand jobs are walked rarely: they hold no cycles
 
 
@@ -98,9 +97,10 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     fork_server.open()
     tasks = [
         asyncio.create_task(loop.leases.keep_connected()),
-        asyncio.create_task(ground.look_after(stopped.set)),
+        asyncio.create_task(
+            ground.look_after(stopped.set, folder, functools.partial(_is_displaced, journal))
+        ),
         asyncio.create_task(_keep_copies(journal)),
-        asyncio.create_task(_keep_in_place(journal)),
     ]
     log.info("action=ready jobs=%d folder=%s", len(loop.engine.jobs), folder)
     process.report(ready_fd, "ready")
@@ -143,12 +143,13 @@ async def _keep_copies(journal: Journal) -> None:
         journal.keep_copy(_COPY_S)
 
 
-async def _keep_in_place(journal: Journal) -> None:
-    """Write a removed journal again soon, also while no client submits."""
-    while True:
-        await asyncio.sleep(_IN_PLACE_S)
-        with contextlib.suppress(NotWritten):  # logged; the next submit is refused
-            journal.keep_in_place()
+def _is_displaced(journal: Journal) -> bool:
+    """Write a removed journal again, also while no client submits; True when that fails."""
+    try:
+        journal.keep_in_place()
+    except NotWritten:  # logged; the next submit is refused
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 FILE_NAME = "negotiator.sqlite3"
 RETRY_S = 0.5
 LOCK_PATIENCE_S = 2.0
-IN_PLACE_S = 2.0
 
 Row = tuple[str, str]  # table, key
 
@@ -73,7 +72,6 @@ class Store:
         self._on_disk: set[Row] = set()
         self._failure: str | None = None  # of the latest write
         self._displaced: str | None = None
-        self._look_at = 0.0
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             self._db, _ = database.open_or_set_aside(self.path, _open)
@@ -91,14 +89,11 @@ class Store:
         """Return why the state is not on disk, None when it is."""
         return self._failure or self._displaced
 
-    def keep_in_place(self) -> None:
-        """Every few seconds, check that the file is still at its path; write it again if not."""
-        if time.monotonic() < self._look_at:
-            return
-        self._look_at = time.monotonic() + IN_PLACE_S
+    def keep_in_place(self) -> bool:
+        """Check that the file is still at its path; write it again if not, True if that fails."""
         if self._in_place.is_whole:
             self._displaced = None
-            return
+            return False
         was, self._displaced = self._displaced, f"{self.path} was removed"
         try:
             self._db = database.restore_file(self._db, self._in_place, _open)
@@ -106,9 +101,10 @@ class Store:
             self._displaced += f" and cannot be written again: {error}"
             if was is None:
                 log.error("action=restore result=failed reason=%r", self._displaced)
-            return
+            return True
         self._in_place, self._displaced = database.InPlace(self.path), None
         log.warning("action=restored path=%s", self.path)
+        return False
 
     def load(self) -> Remembered:
         """Read everything; leases of an earlier boot are gone with their processes."""
