@@ -27,6 +27,9 @@ from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import allowed
 
+_LOADS_AT_ONCE = 128  # GPUs whose loads are split in one sample
+_SOON_S = 2.0  # after the sample before
+
 
 class Runs:
     """Turns readings and ends into updates of leases and of job types."""
@@ -40,6 +43,8 @@ class Runs:
         self._holdings = holdings
         self._guilt: dict[str, str] = {}  # leases whose growth made other jobs run out of memory
         self._outgrew: dict[str, int] = {}  # leases above their reservation, and their use then
+        self._looked_at = float("-inf")
+        self._turn = 0  # counts samples
         self.wall_offset_s = 0.0
 
     def look(self, at: float, survived: Collection[str] = ()) -> Iterator[Action]:
@@ -48,16 +53,17 @@ class Runs:
         A lease in `survived` stays as it is: processes of a dead job are alive, and one without
         memory may still use the reservation.
         """
-        for lease in self._to_look_at():
+        for lease in self._to_look_at(at):
             if lease.state is LeaseState.DRAINING:
                 if lease.id not in survived:
                     yield from self._drain(lease)
             else:
                 yield from self._look_at(lease, at)
         outgrew: dict[str, int] = {}
-        for book in self._holdings.books.values():
+        parts = self._parts(at)
+        for place, book in enumerate(self._holdings.books.values()):
             book.is_changed = False
-            if book.leases:
+            if book.leases and (place + self._turn) % parts == 0:
                 self._loads.look(book, at)
             is_growing = bool(book.leases) and self._is_growing(book, at, outgrew)
             if is_growing != book.is_closed:
@@ -65,8 +71,22 @@ class Runs:
         self._holdings.weigh_changed()
         self._outgrew = outgrew
 
-    def _to_look_at(self) -> list[Lease]:
-        """Return the leases that a sample may change: not those that are settled and flat."""
+    def _parts(self, at: float) -> int:
+        """Return how many samples share the work of splitting the loads of all GPUs.
+
+        A load is a mean over time: on a machine with very many GPUs each is split every few
+        samples, as long as those are close together.
+        """
+        is_soon = at - self._looked_at < _SOON_S
+        self._looked_at = at
+        self._turn += 1
+        return 1 + len(self._holdings.books) // _LOADS_AT_ONCE if is_soon else 1
+
+    def _to_look_at(self, at: float) -> list[Lease]:
+        """Return the leases that a sample may change: not those that are settled and flat.
+
+        One that is not settled may become flat, or has grown for too long, without a change.
+        """
         changed = {
             lease_id
             for book in self._holdings.books.values()
@@ -80,8 +100,13 @@ class Runs:
         return [
             self._holdings.leases[lease_id]
             for lease_id, watch in self._holdings.watches.items()
-            if not watch.is_settled or lease_id in changed
+            if lease_id in changed or (not watch.is_settled and self._is_due(watch, at))
         ]
+
+    def _is_due(self, watch: profiling.RunWatch, at: float) -> bool:
+        """True when time alone may have changed what is to be done about a run."""
+        is_old = at - watch.began_at >= profiling.GROWS_ON_S
+        return watch.rose_at is None or is_old or watch.is_flat(at, self._rules.flat_s)
 
     def _is_growing(self, book: Book, at: float, outgrew: dict[str, int]) -> bool:
         """True while a job grows beyond its reservation; note such jobs in `outgrew`."""

@@ -107,23 +107,30 @@ class Shelf:
 
     def _refresh(self) -> None:
         self._moved |= self.changed
-        if len(self.changed) > MANY:  # all were read: rebuild
+        if len(self.changed) > max(MANY, len(self._books) // 2):  # nearly all: rebuild
             self._entries, self._free, self._calm, self._empty = {}, [], [], set()
             for uuid, book in self._books.items():
                 self._note(uuid, book, self._free.append, self._calm.append)
             self._free.sort()
             self._calm.sort()
         else:
+            to_free, to_calm = partial(insort, self._free), partial(insort, self._calm)
             for uuid in self.changed:
-                self._forget(uuid)
                 book = self._books[uuid]
-                self._note(uuid, book, partial(insort, self._free), partial(insort, self._calm))
+                entry = self._entry(uuid, book)
+                if entry != self._entries.get(uuid) or is_empty(book) != (uuid in self._empty):
+                    self._forget(uuid)
+                    self._note(uuid, book, to_free, to_calm)
         self.changed.clear()
 
+    def _entry(self, uuid: str, book: Book) -> tuple[Entry | None, bool]:
+        """Return the place of a GPU among those with room, if any, and whether it is calm."""
+        if not is_taking(book):
+            return None, False
+        return (book.most_takeable_bytes, self._places[uuid]), is_calm(book)
+
     def _note(self, uuid: str, book: Book, to_free: _Put, to_calm: _Put) -> None:
-        entry = (book.most_takeable_bytes, self._places[uuid]) if is_taking(book) else None
-        calm = entry is not None and is_calm(book)
-        self._entries[uuid] = (entry, calm)
+        entry, calm = self._entries[uuid] = self._entry(uuid, book)
         if entry is not None:
             to_free(entry)
             if calm:

@@ -21,7 +21,7 @@ MAX_ARGUMENTS_BYTES = 1024  # of one run
 _TYPE_BYTES = 2048  # cached estimates
 _RUN_BYTES = 320
 _ARGUMENT_BYTES = 140  # beside its letters
-_MAX_TRIED = 64  # types that are in use, before the rest waits for the next eviction
+_MAX_TRIED = 16  # types that are in use, before the rest waits for the next eviction
 _SHARE_OF_NEW = 4  # one part in this many is for types that ran once
 
 
