@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 CHUNK_BYTES = 65536
 EAGER_S = 0.0003
+LATE_S, CALM_S = 0.001, 10.0
 
 
 class Connection:
@@ -133,23 +134,47 @@ def _send(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data[sent:])
 
 
+class Eagerness:
+    """Looks for an answer some times before sleeping, while no other process wants the core.
+
+    A grant that needs no waiting arrives sooner than a sleeping process wakes up: without these
+    looks `with grn.lease()` takes half as long again on idle cores. Between two looks the core is
+    offered to others. If one takes it for longer than an answer takes, cores are contended: each
+    look would then cost a time slice, so there are none for a while.
+    """
+
+    def __init__(self) -> None:
+        self._calm_until = 0.0
+
+    def look(self, sock: socket.socket) -> bytes | None:
+        """Return the bytes that arrive in a moment, None when there are none."""
+        now = time.perf_counter()
+        until = now + EAGER_S
+        while self._calm_until <= now < until:
+            try:
+                return sock.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                before = now
+            os.sched_yield()
+            now = time.perf_counter()
+            if now - before > LATE_S:
+                self._calm_until = now + CALM_S
+        return None
+
+
+_EAGERNESS = Eagerness()
+
+
 def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> bytes:
     """Receive bytes; the socket itself has no timeout, which saves system calls."""
     if sock.gettimeout() is not None:
         sock.settimeout(None)
     if sock.fileno() < 0:
         raise ConnectionResetError("the connection was closed on this side")
-    # A grant that needs no waiting arrives sooner than a sleeping process wakes up. Without these
-    # looks `with grn.lease()` in benchmarks/round_trip.py takes 17 % longer on idle cores, which is
-    # at its limit of four echoes. Where a core is contended they gain nothing, hence the yield.
-    until = time.perf_counter() + EAGER_S if is_eager else 0.0
-    while is_eager:
-        try:
-            return sock.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            if time.perf_counter() >= until:
-                break
-            os.sched_yield()
+    if is_eager:
+        data = _EAGERNESS.look(sock)
+        if data is not None:
+            return data
     # A process that sleeps in `recv` is woken when the other side reads the request; `poll` is not.
     ready = select.poll()
     ready.register(sock, select.POLLIN)
