@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from grn.batch.file import BatchJob
@@ -48,6 +48,13 @@ class Entry:
     @property
     def is_ok(self) -> bool:
         return self.outcome == "ok"
+
+    def row(self) -> dict[str, object]:
+        """Return its fields, as in the journal and the report."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+
+_FIELDS = tuple(field.name for field in fields(Entry))
 
 
 def id_of(job: BatchJob) -> str:
@@ -95,7 +102,7 @@ class BatchJournal:
 
     def add(self, entry: Entry) -> None:
         """Append how a job ended."""
-        self._add(asdict(entry))
+        self._add(entry.row())
 
     def write_report(self, report: dict[str, object]) -> str:
         """Write the report atomically; return its path."""

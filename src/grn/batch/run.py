@@ -6,6 +6,7 @@ jobs without counting it, else as often as requested.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -131,7 +132,7 @@ class Batch:
         self._jobs[self._count] = job
         self._change()
         log = self._journal.log_path(job)
-        open(log, "wb").close()  # it holds this run of the batch only
+        _empty(log)  # it holds this run of the batch only
         return Task(
             number=self._count,
             argv=shell_argv(job.text),
@@ -217,6 +218,12 @@ class Batch:
     def _name(self, number: int) -> str:
         job = self._jobs[number]
         return job.name or os.fsdecode(job.text)
+
+
+def _empty(path: str) -> None:
+    """Make a file empty, if it exists; a job's shim makes it, when the job starts."""
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, 0)
 
 
 def _unreadable(line: int, trouble: str) -> Entry:

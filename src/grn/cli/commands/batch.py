@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 
 import click
@@ -237,7 +236,7 @@ def _report(running: Batch, passed_s: float) -> dict[str, object]:
         "stopped_by": running.stopped_by or None,
         "passed_s": round(passed_s, 3),
         "counts": counts,
-        "jobs": [asdict(entry) for entry in sorted(running.entries, key=lambda one: one.line)],
+        "jobs": [entry.row() for entry in sorted(running.entries, key=lambda one: one.line)],
     }
 
 
