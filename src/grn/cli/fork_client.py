@@ -53,9 +53,10 @@ def run(path: str, argv: list[str]) -> int | None:
     """Run a command by the fork server; return its status, None if it has not been started."""
     if None in (sys.stdin, sys.stdout, sys.stderr):  # closed by the caller
         return None
-    import socket
+    import _socket  # `socket` makes enumerations of all constants, which takes as long as the rest
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
         try:
             if os.lstat(path).st_uid != os.getuid():  # the environment may hold secrets
                 return None
@@ -64,7 +65,9 @@ def run(path: str, argv: list[str]) -> int | None:
                 return None
             order = pack(argv)
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-            sent = socket.send_fds(sock, [order], [0, 1, 2, folder])
+            files = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2, folder))
+            rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)]
+            sent = sock.sendmsg([order], rights)
             sock.sendall(order[sent:])
             if sock.recv(1) != b"+":
                 return None
@@ -78,3 +81,5 @@ def run(path: str, argv: list[str]) -> int | None:
             print("error: the process that ran the command was ended.", file=sys.stderr)
             return LOST
         return status[0]
+    finally:
+        sock.close()
