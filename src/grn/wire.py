@@ -44,7 +44,7 @@ def decode(body: bytes) -> Message:
     return message
 
 
-def decode_reply(body: bytes) -> Message:
+def decode_reply(body: bytes, decode: Callable[[bytes], Message] = decode) -> Message:
     """Read a reply of a negotiator, which may be any user's: no text in it can drive a terminal."""
     message = decode(body)
     text = body.decode()

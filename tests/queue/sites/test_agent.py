@@ -142,3 +142,19 @@ def test_an_agent_does_not_wait_for_a_queue_that_does_not_know_an_attempt(tmp_pa
         agent.close()
 
     asyncio.run(story())
+
+
+def test_of_a_job_that_is_over_in_a_moment_only_the_end_is_told(tmp_path: Path) -> None:
+    """Each message of a short job wakes every relay on its way."""
+
+    async def story() -> None:
+        agent = _agent(tmp_path)
+        _end_on_disk(tmp_path, b"")
+        async with _connected(agent) as queue:
+            agent.attempt_started(ONE)
+            queue.say({"op": "find", "job": 1, "attempt": 1, "epoch": epoch(), "have": {}})
+            await queue.hears("ended")
+            assert "started" not in queue.heard()
+        agent.close()
+
+    asyncio.run(story())

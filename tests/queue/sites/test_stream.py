@@ -111,6 +111,12 @@ def test_home_believes_no_text_that_could_drive_a_terminal() -> None:
     assert "\\x1b" in found["text"]
 
 
+def test_a_text_that_is_not_unicode_does_not_break_the_stream() -> None:
+    sent = encode({"ev": "unsent", "text": "no such file: a\udcffb"})
+
+    assert FrameReader().feed(sent) == [{"ev": "unsent", "text": "no such file: a?b"}]
+
+
 @pytest.mark.parametrize("message", [{}, {"job": 1}, {"job": "1", "attempt": 1}, {"job": True}])
 def test_a_message_that_names_no_attempt_is_refused(message: stream.Message) -> None:
     with pytest.raises(ProtocolError):

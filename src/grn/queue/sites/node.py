@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from grn import __version__
@@ -453,7 +453,7 @@ class Node(asyncio.Protocol):
             **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
             "environment": number, "extra": command.extra, "umask": command.umask,
             "time_limit_s": command.time_limit_s, "has_own_log": bool(command.log),
-            "ending": asdict(command.ending),
+            "ending": command.ending,
             "lease": lease.lease, "visible": visible, **self._folders.order(command),
         }  # fmt: skip
         if number not in self._known:

@@ -60,6 +60,7 @@ class Reconnection:
         self._heard_at = 0.0
         self._is_closed = False
         self._was_greeted = False
+        self._pid = 0  # of the command that makes the stream
         self.fault = ""  # why the present stream was ended here
 
     def want(self) -> None:
@@ -79,7 +80,10 @@ class Reconnection:
     def heard(self) -> None:
         """Note that something came through the stream."""
         self._heard_at = time.monotonic()
-        self._was_greeted = self._was_greeted or self._owner.is_heard
+        if not self._was_greeted and self._owner.is_heard:
+            self._was_greeted = True
+            if self._pid:  # all relays of the stream are connected now
+                asyncio.get_running_loop().run_in_executor(None, _let_hurry, self._pid)
 
     def lost(self) -> None:
         """Note that the stream has ended."""
@@ -128,10 +132,12 @@ class Reconnection:
                 self._owner.away(f"{pipe[0]}: {error.strerror}")
                 return
             try:
+                self._pid = process.pid
                 ours.setblocking(False)
                 await loop.create_connection(self._owner.protocol, sock=ours)
                 await self._until_gone()
             finally:
+                self._pid = 0
                 self._owner.abort()
                 await loop.run_in_executor(None, terminate.end_child, process, 1.0)
             if not self._is_closed:
@@ -148,6 +154,12 @@ class Reconnection:
             self._owner.ping()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), PING_S)
+
+
+def _let_hurry(pid: int) -> None:
+    from grn.proc import nodelay  # not at the top: ctypes is slow to import
+
+    nodelay.below(pid)
 
 
 def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:

@@ -199,6 +199,10 @@ class JobFolders:
                 sent = message.get("send") is not None
                 json.dump({"folder": folder, "patterns": patterns, "is_sent": sent}, file)
 
+    def has_note(self, attempt: Attempt) -> bool:
+        """True when home wants files of an attempt at its end."""
+        return os.path.exists(os.path.join(self._folder(attempt), _NOTE))
+
     async def files_for_home(self, attempt: Attempt) -> Message:
         """Return the files of an attempt that home wants, as a part of the message of its end."""
         try:
@@ -248,7 +252,7 @@ class JobFolders:
 
     def remove(self, attempt: Attempt) -> None:
         """Delete the folder of an attempt."""
-        shutil.rmtree(self._folder(attempt), ignore_errors=True)
+        remove_tree(self._folder(attempt))
 
     def _folder(self, attempt: Attempt) -> str:
         return os.path.join(self._work, f"{attempt.job}.{attempt.number}")
@@ -263,6 +267,16 @@ class JobFolders:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def remove_tree(folder: str) -> None:
+    """Delete a folder, which nearly always is not there: few short jobs print anything."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _told(error: Exception) -> str:

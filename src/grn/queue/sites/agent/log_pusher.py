@@ -59,6 +59,14 @@ class LogPusher:
         """Send no more of any attempt."""
         self._followed.clear()
 
+    def finish_silent(self, attempt: Attempt) -> bool:
+        """Send no more of an attempt that has printed nothing; False if it may have."""
+        one = self._followed.get(attempt)
+        if one is not None and (one.is_busy or _files(self._folder_of(attempt))):
+            return False
+        self.forget(attempt)
+        return True
+
     async def finish(self, attempt: Attempt) -> None:
         """Send the rest of an attempt's output."""
         one = self._followed.get(attempt)

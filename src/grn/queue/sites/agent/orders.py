@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.agent.connection import AgentStream
-from grn.queue.sites.agent.job_folders import JobFolders
+from grn.queue.sites.agent.job_folders import JobFolders, remove_tree
 from grn.queue.sites.agent.log_pusher import LogPusher
 from grn.queue.sites.agent.negotiator_link import NegotiatorLink
 from grn.queue.sites.agent.node_environment import environment_here, epoch, is_allocated
@@ -33,6 +32,7 @@ from grn.queue.sites.stream import FilePiece, Frame, LeaseBytes, Message
 log = logging.getLogger("grn.agent")
 SILENT_S = 60.0  # the queue pings every ten seconds
 HOLD_S = 1.0
+STARTED_S = 0.02
 MAX_ALONE_S = 24 * 3600.0
 _BORN = time.time_ns()  # with the pid: which agent this is
 
@@ -51,6 +51,7 @@ class Agent:
         self._unwritten: set[Attempt] = set()  # ended, and the queue has not written it yet
         self._unasked: set[Attempt] = set()  # of those: not asked for over the present stream
         self._stopped: set[Attempt] = set()  # by the queue
+        self._untold: list[Attempt] = []  # have a shim, and the queue is not told yet
         self._has_earlier = is_allocated() and os.path.isdir(launch.root)  # of an agent before
         self._is_draining = False
         self._is_closed = False
@@ -259,7 +260,7 @@ class Agent:
         self._stopped.discard(attempt)
         self._launcher.written(attempt)
         if not message.get("keep"):
-            shutil.rmtree(self._launcher.folder(attempt), ignore_errors=True)
+            remove_tree(self._launcher.folder(attempt))
             self._folders.remove(attempt)
 
     def _remove(self, _source: AgentStream, message: Message) -> None:
@@ -282,8 +283,19 @@ class Agent:
     # --- reports of the launcher ---------------------------------------------------------
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """Tell the queue that an attempt has a shim."""
-        self._send({"ev": "started", "job": attempt.job, "attempt": attempt.number})
+        """Tell the queue a moment later that an attempt has a shim, unless it has ended by then.
+
+        Most of what a short job costs is the way of its messages through the relays.
+        """
+        if not self._untold:
+            asyncio.get_running_loop().call_later(STARTED_S, self._tell_started)
+        self._untold.append(attempt)
+
+    def _tell_started(self) -> None:
+        untold, self._untold = self._untold, []
+        for attempt in untold:
+            if self._launcher.runs(attempt):
+                self._send({"ev": "started", "job": attempt.job, "attempt": attempt.number})
 
     def attempt_ended(self, attempt: Attempt, exit: Exit | None) -> None:
         """Tell the queue how an attempt ended, behind all of its output.
@@ -316,7 +328,11 @@ class Agent:
 
     def _send_behind_output(self, attempt: Attempt, message: Message, hold_s: float = 0.0) -> None:
         """Send the rest of an attempt's output, then a message; without a stream the next asks."""
-        if self._stream is not None:
+        if self._stream is None:
+            return
+        if not hold_s and self._logs.finish_silent(attempt) and not self._folders.has_note(attempt):
+            self._stream.send(message)
+        else:
             sending = self._finish(self._stream, attempt, message, hold_s)
             task = asyncio.get_running_loop().create_task(sending)
             self._ending.add(task)
