@@ -27,6 +27,7 @@ from grn.errors import GrnError
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.lease_window import WindowLimits
+from grn.queue.sites.agent.pipe import GREETING
 from grn.queue.sites.choice import MAX_ASKED
 from grn.queue.sites.router import Router
 from tests.harness import Story, hang_up
@@ -48,6 +49,7 @@ KINDS = {"lab": "one ssh host", "uni": "a Slurm pilot", "cloud": "a Ray pilot"}
 AGENT_MB = 40.0
 ROUND_TRIP_S, ROUND_TRIPS, SINGLE_JOBS = 0.2, 3.0, 11
 NODES, DECISIONS, DECISION_MS = 50, 2000, 1.0
+LINE, IDLE_S, IDLE_PERCENT = 100_000, 20.0, 1.0
 TASKS = f"""
 import subprocess, time
 @ray.remote(num_gpus=1, num_cpus=0, max_calls=0)
@@ -87,9 +89,36 @@ back.join()
 """
 
 
+# A node that greets and answers pings, and has no negotiator, in the place of `ssh`.
+STAND_IN = f"""#!{sys.executable} -SE
+import json, os, struct
+def say(message):
+    body = json.dumps(message).encode()
+    os.write(1, struct.pack(">IB", len(body), 0) + body + bytes([10]))
+def read(size):
+    data = b""
+    while len(data) < size:
+        more = os.read(0, size - len(data))
+        if not more:
+            raise SystemExit
+        data += more
+    return data
+os.write(1, {GREETING!r})
+while True:
+    length, _ = struct.unpack(">IB", read(5))
+    message = json.loads(read(length + 1))
+    if message["op"] == "ping":
+        say({{"ev": "pong"}})
+    elif message["op"] == "hello":
+        about = {{"version": message["version"], "epoch": "1", "agent": str(os.getpid())}}
+        say({{"ev": "hello", **about}})
+        say({{"ev": "negotiator", "up": False, "text": "none here"}})
+"""
+
+
 def measure() -> list[rig.Figure]:
     """Measure each kind of site that can be had here."""
-    figures = asyncio.run(_decisions())
+    figures = [*asyncio.run(_decisions()), _idle()]
     try:
         figures.append(_round_trips())
     except pytest.skip.Exception as missing:
@@ -131,6 +160,38 @@ async def _decisions() -> list[rig.Figure]:
         rig.Figure(f"decision with {NODES} nodes, p99", p99_ms, DECISION_MS, "ms"),
         rig.Figure(f"nodes asked for a job, of {NODES}", most, MAX_ASKED, ""),
     ]
+
+
+def _idle() -> rig.Figure:
+    """Measure a queue with many nodes and a long line while nothing happens."""
+    story = Story.begin()
+    try:
+        ssh = story.folder / "bin" / "ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(STAND_IN)
+        ssh.chmod(0o755)
+        story.env["PATH"] = f"{ssh.parent}:{os.environ['PATH']}"
+        hosts = json.dumps([f"n{number}" for number in range(NODES)])
+        _write_settings(story, "lab", f"ssh = {hosts}\n")
+        with _home(story):
+            submit_many([["true"]] * LINE, hold=True, at="lab")
+            while not all(row["heard_at"] for row in queue.ask({"op": "sites"})["nodes"]):
+                time.sleep(0.1)
+            pid = queue.ask({"op": "ping"})["pid"]
+            time.sleep(IDLE_S / 4)
+            before_s = _cpu_s(pid)
+            time.sleep(IDLE_S)
+            spent = (_cpu_s(pid) - before_s) / IDLE_S
+    finally:
+        story.end()
+    what = f"queue with {NODES} nodes and {LINE:,} jobs, nothing to do: of a core"
+    return rig.Figure(what, 100 * spent, IDLE_PERCENT, "%")
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time of all threads of a process."""
+    runs = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(run.read_text().split()[0]) for run in runs) / 1e9
 
 
 def _round_trips() -> rig.Figure:
@@ -225,7 +286,8 @@ def _home(story: Story) -> Iterator[None]:
     finally:
         with contextlib.suppress(GrnError):
             queue.ask({"op": "stop"}, may_start=False)
-        _grn(story, "stop")
+        with contextlib.suppress(subprocess.CalledProcessError):  # nobody needed a negotiator
+            _grn(story, "stop")
         hang_up()
         os.environ.clear()
         os.environ.update(before)

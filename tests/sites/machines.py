@@ -6,6 +6,7 @@ a process table and a boot id of its own: its cable can be pulled, and it can lo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -27,6 +28,7 @@ GPUS = "virtual:2x512MiB"
 MARK = "NO SSHD"
 _SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
 _MARK = b"XDG_TEST_MACHINE="  # of a kind that jobs get from their machine
+LISTENS = "0A"  # in /proc/net/tcp
 _numbers = itertools.count(1)
 
 
@@ -325,6 +327,23 @@ def machine_of(pid: int) -> str | None:
         if word.startswith(_MARK):
             return word.removeprefix(_MARK).decode()
     return "" if words else None
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Return the TCP ports that a process listens on."""
+    sockets = set()
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(one))
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [
+        int(row[1].rpartition(":")[2], 16)
+        for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in sockets
+    ]  # fmt: skip
 
 
 def _free_port() -> int:

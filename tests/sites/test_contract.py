@@ -6,6 +6,9 @@ something breaks is in `test_contract_faults.py`.
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import is_running, wait_for
+from tests.sites.machines import listening_ports
 from tests.sites.site_under_test import SITE, Home, leases_at, profiles_at
 
 MiB = 1 << 20
@@ -342,6 +346,54 @@ def test_what_the_first_run_needed_is_known_to_the_second(lab: Home) -> None:
     assert second["reserved_bytes"] < 250 * MiB
     learned = [row["type"] for row in profiles_at(lab.machine)]
     assert "learner" in learned
+
+
+# --- what others can see and do ---------------------------------------------------------------
+
+
+def test_values_of_the_environment_lie_nowhere_on_the_node_for_others_to_read(
+    lab: Home, go: Path
+) -> None:
+    secret = "a-token-that-is-nobody-elses"
+    job = lab.sh(UNTIL, str(go), env={**lab.story.environment(), "TOKEN": secret})
+    lab.rig.running(job)
+    machine = lab.machine
+    for root in (machine.runtime, machine.state):
+        for path in root.rglob("*"):
+            if path.is_file() and secret.encode() in path.read_bytes():
+                assert path.stat().st_mode & 0o077 == 0, path
+    (socket,) = machine.runtime.parent.rglob("*-agent-*/agent.sock")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (socket.parent, socket)] == [0o700, 0o600]
+
+
+def test_no_process_of_grn_listens_on_a_port(lab: Home) -> None:
+    lab.ran("true")
+    machine = lab.machine
+    ours = [*machine.agents(), *machine.pipes(), *machine.negotiators()]
+    ours += lab.rig.services()["queue"]
+    assert len(ours) >= 3
+
+    assert not set(ours) & {pid for pid in ours if listening_ports(pid)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: nobody played another user")
+def test_an_agent_does_not_talk_to_another_user(lab: Home) -> None:
+    """Its folder keeps others out; if somebody opens that, the agent looks who is there."""
+    lab.ran("true")
+    (socket,) = lab.machine.runtime.parent.rglob("*-agent-*/agent.sock")
+    script = (
+        "import os, socket\nos.setuid(65534)\ns = socket.socket(socket.AF_UNIX)\n"
+        "s.connect('agent.sock')\nprint(s.recv(100))"
+    )
+    socket.parent.chmod(0o755), socket.chmod(0o666)
+    try:
+        done = subprocess.run([sys.executable, "-c", script], cwd=socket.parent, text=True,
+                              capture_output=True, check=False)  # fmt: skip
+    finally:
+        socket.parent.chmod(0o700), socket.chmod(0o600)
+
+    assert done.stdout == "b''\n" or "ConnectionResetError" in done.stderr, done
+    assert lab.ran("exit 3")["status"] == 3
 
 
 def test_no_lease_is_left_when_all_is_done(lab: Home) -> None:

@@ -40,6 +40,17 @@ def test_lines_of_a_batch_run_where_they_should(home: Home) -> None:
     home.fine("batch", "doors.txt", *NEEDS)
 
     assert where(home, "doors.txt") == ["gpu2", ""]
+    report = json.loads((home.story.folder / "doors.txt.grn" / "report.json").read_text())
+    assert [job["gpu"].rpartition(":")[0] for job in report["jobs"]] == ["gpu2", ""]
+
+
+def test_a_job_may_name_a_folder_that_only_its_machine_has(home: Home) -> None:
+    away = home.submit("--at", "gpu2", "--cwd", "/only/there", "--mem", "16MiB", "--", "pwd")
+    here = home("submit", "--cwd", "/only/there", "--", "true")
+
+    assert "/only/there cannot be used on gpu2" in home.ended(away)["text"]  # nor is it there
+    assert here.code == 2
+    assert here.err.startswith("error: the folder /only/there does not exist.")
 
 
 def test_runs_of_a_sweep_run_where_they_should(home: Home) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import is_running, wait_for
+import grn
+from tests.harness import PYTHON_PATH, SOURCES, is_running, wait_for
 from tests.queue.daemon import Queue, being_here
 from tests.sites.slurm_rig import MEMORY_S, PARTITION, Slurm
 
@@ -365,6 +368,49 @@ def test_an_interpreter_that_is_not_on_the_nodes_is_shown(homes: Homes, slurm: S
     wait_for(lambda: "is not on its node" in home.job(job)["why"], lambda: home.job(job)["why"])
 
     assert len(slurm.jobs("FAILED")) == 1  # the next try comes later
+
+
+def test_an_interpreter_without_grn_is_shown(homes: Homes, slurm: Slurm) -> None:
+    python = f"{sys.base_prefix}/bin/python3"
+    home = homes(f'python = "{python}"', 'env = { PYTHONPATH = "" }')
+    job = home.at_uni("true")
+    said = f"{python} on its node has no grn of this kind: install grn, or name another"
+    home.has_trouble(said)
+    wait_for(lambda: said in home.job(job)["why"], lambda: home.job(job)["why"])
+
+    assert home.job(job)["state"] == "queued"
+
+
+def test_another_version_on_the_nodes_is_told_with_both(homes: Homes, slurm: Slurm) -> None:
+    home = homes()
+    other = home.story.folder / "other"
+    shutil.copytree(SOURCES / "grn", other / "grn", ignore=shutil.ignore_patterns("__pycache__"))
+    init = other / "grn" / "__init__.py"
+    init.write_text(init.read_text().replace(grn.__version__, "0.0.1"))
+    path = f"{other}:{PYTHON_PATH}"
+    home.write_site(f'python = "{sys.executable}"',
+                    ENV.replace(" }", f', PYTHONPATH = "{path}" }}'))  # fmt: skip
+    job = home.at_uni("true")
+    said = f"grn 0.0.1 is there and {grn.__version__} here: install this one on its nodes"
+    home.has_trouble(said)
+
+    assert home.job(job)["state"] == "queued"
+
+
+def test_the_agent_of_an_older_version_is_replaced_and_its_jobs_go_on(
+    home: Home, slurm: Slurm
+) -> None:
+    home.gate("end")
+    job = home.runs("gate end; exit 5")
+    (agent,) = home.processes(AGENT)
+    (version,) = Path("/tmp").glob(f"grn-{os.getuid()}-*-{slurm.running()}/run*/**/version")
+    assert version.read_text() == grn.__version__
+    version.write_text("0.0.1")
+    home.kill_all("grn.queue.sites.agent.pipe")
+    wait_for(lambda: home.processes(AGENT) not in ([], [agent]), "another agent")
+    home.gate("end").open()
+
+    assert home.ended(job)["status"] == 5
 
 
 # --- the command line ------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def request(**options: Any) -> Message:
     mask = os.umask(0)
     os.umask(mask)
     message: Message = {
-        "cwd": wire.spelled(_folder(options.pop("cwd", None))),
+        "cwd": wire.spelled(_folder(options.pop("cwd", None), options.get("at") or "")),
         "env": {wire.spelled(name): wire.spelled(value) for name, value in env.items()},
         "umask": mask,
         "after": _all_after(options.pop("after", ())),
@@ -333,12 +333,14 @@ def is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0
 
 
-def _folder(path: str | None) -> str:
+def _folder(path: str | None, at: str) -> str:
+    """Return the folder of a job; one that is named for another machine need not be here."""
     try:
         folder = os.path.abspath(path or os.getcwd())
     except OSError as error:  # the current folder was removed
         raise UsageError("this folder is gone.", "Name another with --cwd.") from error
-    if not os.path.isdir(folder):
+    is_here = path is None or at in ("", "local")
+    if is_here and not os.path.isdir(folder):
         raise UsageError(f"the folder {folder} does not exist.", "Name another with --cwd.")
     return folder
 

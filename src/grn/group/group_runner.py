@@ -387,7 +387,7 @@ class GroupRunner:
 
     def _begun(self, sent: SentTask, row: ProgressRow) -> None:
         sent.attempt = row.attempt
-        sent.slot = Slot(row.gpus or "", {})
+        sent.slot = Slot(f"{row.where}:{row.gpus or ''}" if row.where else row.gpus or "", {})
         if not sent.is_running:
             sent.is_running = True
             self._running += 1

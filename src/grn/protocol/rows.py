@@ -387,6 +387,7 @@ class ProgressRow(Record):
     status: int | None = None
     signal: int | None = None
     gpus: str | None = None  # as CUDA_VISIBLE_DEVICES lists them
+    where: str = ""  # the node that they are of; empty for this machine
     began_at: float | None = None
     ran_s: float | None = None
     peak_bytes: int | None = None

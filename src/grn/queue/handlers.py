@@ -33,6 +33,7 @@ from grn.queue.sites.remote_lease import node_of
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
+FIRST_CONTACT_S, LOOK_S = 2.0, 0.1
 MAX_QUEUED = 1_000_000
 _STATES = {
     "queued": "(state = 'queued' AND NOT is_held)",
@@ -267,7 +268,18 @@ def sites(peer: QueuePeer, message: queue_requests.SitesRequest) -> None:
     if message.reload:
         peer.server.load_sites()
     peer.loop.leases.retry()
-    peer.when_fresh(message.id, lambda: peer.send(message.id, {"nodes": peer.server.nodes()}))
+    until = peer.loop.now() + FIRST_CONTACT_S
+
+    def answer() -> None:
+        """Give nodes that were never reached a moment: somebody has just added them."""
+        nodes = peer.server.nodes()
+        is_soon = any(node["state"] == "connecting" for node in nodes)
+        if is_soon and peer.loop.now() < until:
+            asyncio.get_running_loop().call_later(LOOK_S, peer.when_fresh, message.id, answer)
+        else:
+            peer.send(message.id, {"nodes": nodes})
+
+    peer.when_fresh(message.id, answer)
 
 
 VERBS: Verbs = {

@@ -20,6 +20,7 @@ from grn.model.job import tag_of
 from grn.proc import pidfd
 from grn.protocol import queue_requests
 from grn.queue.job import JobState, JobView
+from grn.queue.journal.journal import Journal
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
 from grn.queue.sites.remote_lease import node_of
@@ -262,11 +263,18 @@ class Changes:
         for job in due:
             del self._untold[job]
         if due:
-            rows = [journal.progress_of(job) or {"id": job, "state": "unknown"} for job in due]
+            rows = [_progress(journal, job) for job in due]
             self._peer.talk.send_all(self._message_id, [{"progress": row} for row in rows])
         if self._untold:
             next_s = max(0.0, min(self._untold.values()) - now)
             asyncio.get_running_loop().call_later(next_s, self._tell_what_is_due)
+
+
+def _progress(journal: Journal, job: int) -> dict[str, Any]:
+    row = journal.progress_of(job)
+    if row is None:
+        return {"id": job, "state": "unknown"}
+    return {**row, "where": node_of(row.pop("lease"))}
 
 
 def _unknown(job: int) -> NoReturn:

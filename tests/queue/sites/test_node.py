@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,70 @@ def test_nonsense_ends_the_stream_and_no_attempt(folder: Path, frame: Message) -
         assert world.wire.is_aborted
         assert world.listener.ended == world.listener.found == []
         assert world.node.attempts == 1
+
+    _in_a_loop(story)
+
+
+def _mutated(chance: random.Random, value: Any) -> Any:
+    """Return nonsense in the place of some values of a message."""
+    if chance.random() < 0.15:
+        nonsense = [None, True, -1, 1 << 70, 1.5, "", "\x1b[2J", "../../x", [], {}, [{}], {"a": []}]
+        return chance.choice(nonsense)
+    if isinstance(value, dict):
+        return {key: _mutated(chance, one) for key, one in value.items() if chance.random() < 0.95}
+    return [_mutated(chance, one) for one in value] if isinstance(value, list) else value
+
+
+MESSAGES: list[Message] = [
+    {"ev": "hello", "version": __version__, "epoch": "life-1", "agent": "77-1", "at": 1.0,
+     "stream": 2, "draining": False},
+    {"ev": "started", "job": 1, "attempt": 1},
+    {"ev": "ended", "job": 1, "attempt": 1, "exit": stream.exit_to_json(Exit(0, ran_s=1.0)),
+     "files": {"rows": [["out/a", 3, 1, False]], "note": ""}, "folder": "/there"},
+    {"ev": "found", "job": 1, "attempt": 1, "fate": "interrupted", "files": {"rows": []}},
+    {"ev": "negotiator", "up": True, "text": "none"},
+    {"ev": "need", "digest": "0" * 64, "offset": 0},
+    {"ev": "unsent", "job": 1, "attempt": 1, "text": "full"},
+    {"ev": "got", "job": 1, "attempt": 1, "file": 0, "digest": "0" * 64, "text": ""},
+    {"ev": "draining"}, {"ev": "pong"},
+]  # fmt: skip
+ANSWERS: list[Message] = [
+    {"id": 1, "status": {"gpus": [{"total_bytes": 1}], "leases": [{"id": "L9", "pid": 77}]}},
+    {"id": 2, "ev": "granted", "lease": "L2", "visible": "0", "indices": "0", "gpus": [],
+     "reserved": 1, "probe": False, "nested": False},
+    {"ev": "yield", "lease": "L1"},
+    {"id": 2, "reasons": {"k": {"why": "w"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_a_node_sends_only_its_own_stream_ends(folder: Path, seed: int) -> None:
+    """Frames of a node are as untrusted as those of any client."""
+
+    async def story() -> None:
+        chance, ended = random.Random(seed), 0
+        world = World(folder)
+        loop = asyncio.get_running_loop()
+        trouble: list[object] = []
+        loop.set_exception_handler(lambda _, context: trouble.append(context))
+        for _ in range(400):
+            if not world.node.is_heard or world.wire.is_aborted:
+                world.connect()
+                world.hold()
+                world.node.start(ONE, COMMAND, LEASE, "0")
+            kind = chance.randrange(4)
+            if kind == 0:
+                answer = _mutated(chance, chance.choice(ANSWERS))
+                world.say(LeaseBytes(wire.encode(answer if isinstance(answer, dict) else {})))
+            elif kind == 1:
+                world.node.data_received(chance.randbytes(chance.randrange(1, 40)))
+            else:
+                message = _mutated(chance, chance.choice(MESSAGES))
+                world.say(message if isinstance(message, dict) else {})
+            await asyncio.sleep(0)
+            ended += world.wire.is_aborted
+        assert not trouble
+        assert ended  # some of it was noticed
 
     _in_a_loop(story)
 

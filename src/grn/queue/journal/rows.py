@@ -71,8 +71,8 @@ SHOWN = (
 )
 PROGRESS = (
     "jobs.id, state, is_held, jobs.attempt, tries_left, memory_attempt, jobs.reason,"
-    " jobs.text AS text, jobs.status, jobs.signal, attempts.gpus AS gpus, began_at, ran_s,"
-    " peak_bytes, attempts.reason AS attempt_reason, attempts.text AS attempt_text,"
+    " jobs.text AS text, jobs.status, jobs.signal, attempts.lease, attempts.gpus AS gpus, began_at,"
+    " ran_s, peak_bytes, attempts.reason AS attempt_reason, attempts.text AS attempt_text,"
     " attempts.status AS attempt_status, attempts.signal AS attempt_signal"
 )
 

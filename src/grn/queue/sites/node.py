@@ -266,8 +266,7 @@ class Node(asyncio.Protocol):
         version, epoch = message.get("version"), message.get("epoch")
         if version != __version__:
             raise ProtocolError(
-                f"grn {version} is there and {__version__} here:"
-                f" `grn site update {self.address.site}`"
+                f"grn {version} is there and {__version__} here: {self.address.remedy}"
             )
         if type(epoch) is not str or "/" in epoch or not epoch:
             raise ProtocolError("the agent does not say which life of the node this is.")
@@ -469,8 +468,8 @@ class Node(asyncio.Protocol):
         if not is_kept(command.send):
             return NOT_KEPT
         is_old = (command.send is not None or command.fetch) and self._stream_version < 2
-        update = f"`grn site update {self.address.site}`"
-        return f"the agent on {self.name} knows no --send and --fetch: {update}" if is_old else ""
+        fault = f"the agent on {self.name} knows no --send and --fetch: {self.address.remedy}"
+        return fault if is_old else ""
 
     def note_granted(self, lease: str) -> None:
         """Note a lease that the agent holds until an attempt takes it over."""

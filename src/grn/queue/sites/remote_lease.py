@@ -13,6 +13,12 @@ class NodeAddress:
     site: str
     pipe: tuple[str, ...]
 
+    @property
+    def remedy(self) -> str:
+        """Return what to do about another version of grn there."""
+        is_host = self.pipe[0] == "ssh"
+        return f"`grn site update {self.site}`" if is_host else "install this one on its nodes"
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteLease:

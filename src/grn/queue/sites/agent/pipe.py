@@ -119,6 +119,7 @@ def _reach(queue_id: str, wait_s: float) -> socket.socket:
             raise DaemonNotRunning(socket_of(queue_id)) from error
         return sock
 
+    has_ended_one = False
     while True:
         try:
             agent = connect()
@@ -127,10 +128,12 @@ def _reach(queue_id: str, wait_s: float) -> socket.socket:
                 break
             time.sleep(CONNECT_AGAIN_S)
             continue
-        if wait_s or _version(queue_id) == __version__:
+        if has_ended_one or _version(queue_id) == __version__:
             return agent
         _end(agent)
-        break
+        has_ended_one = True  # one that is kept here is started again, once for each stream
+        if not wait_s:
+            break
     if wait_s:
         raise MachineError(f"no agent has answered on this node within {wait_s:.0f} s.")
     try:

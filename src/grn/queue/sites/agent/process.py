@@ -75,8 +75,8 @@ async def _serve(chosen: settings.Settings, lock: DaemonLock, arguments: argpars
     ))  # fmt: skip
     stopped = process.stop_event()
     agent.open()
+    _write_version(version_file(arguments.queue))  # before anybody can ask for it
     await lock.serve(agent.new_stream)
-    _write_version(version_file(arguments.queue))
     idle_s = None if arguments.stay else arguments.idle_s
     leaving = asyncio.create_task(_until_done(agent, idle_s))
     leaving.add_done_callback(lambda _: stopped.set())

@@ -43,6 +43,7 @@ KILL_WAIT_S, SETTLE_S = 30.0, 5.0
 _NEEDED = ("sbatch", "squeue", "scancel", "srun", "scontrol")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OURS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "GRN_", "CUDA_")
+_PILOT = "grn.queue.sites.pilots.pilot"
 PIPE_WAIT_S = 30
 STEP_WAIT_S = 5  # a controller that has just started keeps a step waiting for a minute
 # On the node: hand the bytes of home to the pipe of the agent, which makes the fifo.
@@ -111,14 +112,17 @@ def options(site: SiteConfig, queue_id: str) -> list[str]:
 
 def script(site: SiteConfig, queue_id: str) -> str:
     """Return the batch script of a pilot."""
-    words = [*module(site, "grn.queue.sites.pilots.pilot"), "--queue", queue_id]
+    words = [*module(site, _PILOT), "--queue", queue_id]
     words += ["--idle-s", f"{site.idle_s:.0f}"]
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in site.env.items()]
-    missing = shlex.quote(f"{words[0]} is not on its node: name another with --python")
+    python = _word(words[0])
+    missing = f"{words[0]} is not on its node: name another with --python"
+    without = f"{words[0]} on its node has no grn of this kind: install grn, or name another"
     return (
         "#!/bin/sh\n# A pilot of grn: see docs/sites-slurm.md.\n"
-        f"{''.join(exports)}if ! command -v {_word(words[0])} >/dev/null; then\n"
-        f"  scontrol update JobId=$SLURM_JOB_ID Comment={missing}\n  exit 127\nfi\n"
+        'say() { scontrol update "JobId=$SLURM_JOB_ID" "Comment=$1"; exit 127; }\n'
+        f"{''.join(exports)}command -v {python} >/dev/null || say {shlex.quote(missing)}\n"
+        f"{python} -c 'import {_PILOT}' || say {shlex.quote(f'{without} with --python')}\n"
         f"exec {_line(words)}\n"
     )
 
