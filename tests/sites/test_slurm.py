@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import grn
-from tests.harness import PYTHON_PATH, SOURCES, is_running, wait_for
+from tests.harness import PYTHON_PATH, ROOT, SOURCES, is_running, wait_for
 from tests.queue.daemon import Queue, being_here
 from tests.sites.slurm_rig import MEMORY_S, PARTITION, Slurm
 
@@ -435,3 +436,31 @@ def test_a_site_is_checked_before_it_is_added(homes: Homes, slurm: Slurm) -> Non
     assert bare.err.splitlines()[0] == (
         "hpc: there is no sbatch here: run this where you submit to Slurm."
     )
+
+
+# --- without a site --------------------------------------------------------------------------
+
+
+def test_the_recipe_for_one_allocation_packs_its_gpus(slurm: Slurm, tmp_path: Path) -> None:
+    """The script of the page, word for word; only `train.py` is ours."""
+    page = (ROOT / "docs" / "sites-slurm.md").read_text()
+    (script,) = re.findall(r"^```sh\n(#!/bin/sh\n#SBATCH .*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "pack.sh").write_text(script)
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "print('ran', sys.argv[2], 'on', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "time.sleep(0.3)\n"
+        "sys.exit(sys.argv[2] == '0.3')\n"
+    )
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    exports = f"--export=ALL,{path},GRN_GPUS=virtual:2x512MiB,GRN_SAMPLE_S=0.1"
+    said = slurm.try_run("sbatch", "--wait", "--chdir", str(tmp_path), exports,
+                         str(tmp_path / "pack.sh"))  # fmt: skip
+    (job,) = re.findall(r"Submitted batch job (\d+)", said)
+    text = (tmp_path / f"pack-{job}.log").read_text()
+
+    ran = sorted(re.findall(r"ran (\S+) on ([01])$", text, re.MULTILINE))
+    assert [rate for rate, _ in ran] == ["0.1", "0.3", "1.0"], text
+    assert {gpu for _, gpu in ran} == {"0", "1"}  # first runs have a GPU each
+    assert slurm.state_of(int(job)) == "FAILED"  # as the second command did
+    assert not list(Path("/tmp").glob(f"grn-{job}-*"))

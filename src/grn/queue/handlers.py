@@ -33,7 +33,7 @@ from grn.queue.sites.remote_lease import node_of
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
-FIRST_CONTACT_S, LOOK_S = 2.0, 0.1
+FIRST_CONTACT_S, LOOK_S = 3.0, 0.1
 MAX_QUEUED = 1_000_000
 _STATES = {
     "queued": "(state = 'queued' AND NOT is_held)",
