@@ -19,10 +19,10 @@ GiB = 1 << 30
 
 
 def _place(
-    name: str, busy: int = 0, gpus: int = 1, is_up: bool = True, size: int = GiB
+    name: str, busy: int = 0, gpus: int = 1, is_up: bool = True, size: int = GiB, work_s: float = 0
 ) -> CandidateNode:
     site = LOCAL if name == LOCAL else "lab"
-    return CandidateNode(name, site, is_up, (size,) * gpus, busy)
+    return CandidateNode(name, site, is_up, (size,) * gpus, busy, work_s=work_s)
 
 
 FOUR = ["a", "b", "c", "d"]
@@ -49,6 +49,17 @@ FOUR = ["a", "b", "c", "d"]
             FOUR, [], Choice(("e",), ("b",)),
         ),
         ([*(_place(one, 1, gpus=2) for one in FOUR), _place("e")], FOUR, [], Choice()),
+        # Without a free GPU the one whose jobs end sooner comes first, and the latest is replaced.
+        (
+            [_place("a", 2, work_s=90), _place("b", 3, work_s=20), _place("c", 2, 2, work_s=60)],
+            [], [], Choice(("b", "c", "a")),
+        ),
+        ([_place("a", 1), _place("b", 1, work_s=5), _place("c", 2, gpus=4, work_s=900)],
+         [], [], Choice(("c", "a", "b"))),
+        (
+            [_place("a", 1, work_s=9), _place("b", 5), _place("c", 2), _place("d", 1), _place("e")],
+            FOUR, [], Choice(("e",), ("a",)),
+        ),
         # A place that is too small comes last, and replaces none.
         ([_place("a", size=1), _place("b", 9)], [], [], Choice(("b", "a"))),
         ([*(_place(one, 4) for one in FOUR), _place("e", size=1)], FOUR, [], Choice()),

@@ -87,6 +87,26 @@ def test_the_first_grant_wins_and_the_others_are_withdrawn() -> None:
     _in_a_loop(story)
 
 
+def test_among_busy_nodes_those_are_asked_where_a_job_is_expected_to_start_first() -> None:
+    async def story() -> None:
+        names = "abcde"
+        world = World(*map(FakeNode, names))
+        world.router.leases.usual_s = {"long": 900.0, "short": 5.0}.get
+        for job, name in enumerate(names, start=1):
+            world.ask(job, at=name, job_type="long" if name == "b" else "short")
+            world.grant(name, job, f"L{job}")
+            world.starts(name, Attempt(job, 1))
+        world.ask(9, job_type="short")
+        assert world.asked(9) == {"a", "c", "d", "e"}
+        world.router.leases.drop(9)
+        world.router.leases.done("b/epoch-b/L2", {"outcome": "ok"}, lambda _: None)
+        world.router.written(Attempt(2, 1))
+        world.ask(10, job_type="short")
+        assert "b" in world.asked(10)
+
+    _in_a_loop(story)
+
+
 def test_a_job_that_all_refuse_is_refused_in_the_words_of_all() -> None:
     async def story() -> None:
         world = World(FakeNode("a"), FakeNode("b"))

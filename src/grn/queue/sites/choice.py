@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from grn.queue.job import JobSpec
 
 LOCAL = "local"
+UNKNOWN_S = 600.0  # of a job of which no run is known
+Rank = tuple[float, float, float]
 MAX_ASKED = 4  # each request costs the queue and a negotiator about half a millisecond
 
 
@@ -22,29 +24,39 @@ class CandidateNode:
     gpu_bytes: tuple[int, ...]  # memory of each GPU, largest first; empty if not known
     busy: int  # attempts there, and requests that wait there
     left_s: float | None = None  # until its engine takes it back; None: it stays
+    work_s: float = 0.0  # how long one GPU would take for what runs and waits there
 
     @property
-    def crowd(self) -> float:
-        """Return how many jobs there are for each GPU."""
-        return self.busy / max(1, len(self.gpu_bytes))
+    def rank(self) -> Rank:
+        """Return how soon a job could start: 1 without a GPU for itself, and then the wait."""
+        gpus = max(1, len(self.gpu_bytes))
+        crowd = self.busy / gpus
+        return min(1.0, crowd), self.work_s / gpus if crowd >= 1 else 0.0, crowd
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateNodes:
-    """All places at one moment, least crowded first; sorted once for many requests."""
+    """All places at one moment, the soonest start first; sorted once for many requests."""
 
-    by_crowd: tuple[CandidateNode, ...]
-    crowds: dict[str, float]
+    in_order: tuple[CandidateNode, ...]
+    ranks: dict[str, Rank]
+
+    def has_free_gpu(self, name: str) -> bool:
+        """True where there are fewer jobs than GPUs, and for a place that is not there any more."""
+        return self.ranks.get(name, _FIRST)[0] < 1
 
     @classmethod
     def of(cls, places: Iterable[CandidateNode]) -> CandidateNodes:
-        """Sort places; this machine comes before others that are as crowded."""
-        ranked = sorted((place.crowd, place.name != LOCAL, at, place)
+        """Sort places; this machine comes before others that are as good."""
+        ranked = sorted((place.rank, place.name != LOCAL, at, place)
                         for at, place in enumerate(places))  # fmt: skip
         return cls(
             tuple(place for *_, place in ranked),
-            {place.name: crowd for crowd, *_, place in ranked},
+            {place.name: rank for rank, *_, place in ranked},
         )
+
+
+_FIRST: Rank = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +112,19 @@ def choose(
     refused: Collection[str],
     usual_s: float | None = None,
 ) -> Choice:
-    """Choose the places to ask next: up, there for long enough, large enough, least crowded first.
+    """Choose the places to ask next: up, there for long enough, large enough, soonest start first.
 
-    At most `MAX_ASKED` have a request at once. One that has a free GPU then replaces the most
-    crowded of them.
+    At most `MAX_ASKED` have a request at once. One that has a free GPU then replaces the one of
+    them with the latest start.
     """
     room = MAX_ASKED - len(asked)
-    crowded = max(asked, key=lambda name: places.crowds.get(name, 0.0)) if room <= 0 else ""
-    if crowded and places.crowds.get(crowded, 0.0) < 1:
+    latest = max(asked, key=lambda name: places.ranks.get(name, _FIRST)) if room <= 0 else ""
+    if latest and places.has_free_gpu(latest):
         return Choice()
     large: list[str] = []
     small: list[str] = []  # such a place refuses in its own words, if no other takes the job
-    for place in places.by_crowd:
-        if len(large) == max(1, room) or (crowded and places.crowds[place.name] >= 1):
+    for place in places.in_order:
+        if len(large) == max(1, room) or (latest and not places.has_free_gpu(place.name)):
             break
         if (
             place.is_up
@@ -122,8 +134,8 @@ def choose(
             and ends_within(usual_s, place.left_s)
         ):
             (large if _is_large_enough(spec, place) else small).append(place.name)
-    if crowded:
-        return Choice(tuple(large), (crowded,)) if large else Choice()
+    if latest:
+        return Choice(tuple(large), (latest,)) if large else Choice()
     return Choice(tuple((large + small)[:room]))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from grn.queue.events import AskLease
 from grn.queue.job import Settlement
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
 from grn.queue.sites import choice, wait_reasons
-from grn.queue.sites.choice import LOCAL, CandidateNode, CandidateNodes, PilotSite
+from grn.queue.sites.choice import LOCAL, UNKNOWN_S, CandidateNode, CandidateNodes, PilotSite
 from grn.queue.sites.remote_lease import RemoteLease, remote
 from grn.queue.sites.teaching import Teacher
 
@@ -47,6 +48,14 @@ class _Request:
     said: dict[str, str] = field(default_factory=dict)  # why it waits, by place
 
 
+@dataclass(frozen=True, slots=True)
+class _ExpectedEnd:
+    """When a job that was granted a lease will probably end, and how long such jobs took."""
+
+    ends_at: float  # of the monotonic clock
+    usual_s: float
+
+
 class LeaseRouter:
     """The open requests, and the places that can be asked. With no site all go to this machine."""
 
@@ -61,6 +70,7 @@ class LeaseRouter:
         self._pilot_sites: dict[str, PilotSite] = {}
         self._requests: dict[int, _Request] = {}
         self._open: Counter[str] = Counter()  # requests that wait at each place
+        self._expected: dict[str, dict[str, _ExpectedEnd]] = {}  # by place and lease
         self._was_connected = False
         self._teacher = Teacher()
         self._ran: dict[str, set[str]] = {}  # types granted at a place since it was asked for runs
@@ -88,6 +98,7 @@ class LeaseRouter:
 
     def forget(self, name: str) -> None:
         """Drop what was said about a place that does not exist any more."""
+        self._expected.pop(name, None)
         for request in self._requests.values():
             self._left(request, name)
             request.said.pop(name, None)
@@ -239,15 +250,27 @@ class LeaseRouter:
     def _places(self) -> CandidateNodes:
         opened, leases = self._open, self._local
         busy = opened[LOCAL] + self.attempts_here()
-        places = [CandidateNode(LOCAL, LOCAL, leases.is_connected, tuple(leases.gpu_bytes), busy)]
-        places += (
-            CandidateNode(
-                node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes),
-                opened[node.name] + node.attempts, node.left_s,
-            )
-            for node in self._nodes.values() if node.name not in self._leaving
-        )  # fmt: skip
+        places = [CandidateNode(LOCAL, LOCAL, leases.is_connected, tuple(leases.gpu_bytes), busy,
+                                work_s=self._work_s(LOCAL, busy))]  # fmt: skip
+        for node in self._nodes.values():
+            if node.name not in self._leaving:
+                busy = opened[node.name] + node.attempts
+                places.append(CandidateNode(
+                    node.name, node.address.site, node.is_open, tuple(node.leases.gpu_bytes), busy,
+                    node.left_s, self._work_s(node.name, busy),
+                ))  # fmt: skip
         return CandidateNodes.of(places)
+
+    def _work_s(self, name: str, busy: int) -> float:
+        """Return how long one GPU would take for the jobs at a place; those that wait count as the
+        ones that run."""
+        known = self._expected.get(name)
+        if not known:
+            return busy * UNKNOWN_S
+        now = time.monotonic()
+        left_s = sum(max(0.0, one.ends_at - now) for one in known.values())
+        usual_s = sum(one.usual_s for one in known.values()) / len(known)
+        return left_s + (busy - len(known)) * usual_s
 
     def drop(self, job: int) -> None:
         """Withdraw the requests of a job."""
@@ -299,6 +322,7 @@ class LeaseRouter:
     def done(self, lease: str, ending: dict[str, Any], then: Callable[[Settlement], None]) -> None:
         """Report how a lease ended; `then` gets the negotiator's view of it, if there is one."""
         found = remote(lease)
+        self._expected.get(LOCAL if found is None else found.node, {}).pop(lease, None)
         if found is None:
             self._local.done(lease, ending, then)
             self._ask_runs_soon(LOCAL)
@@ -348,7 +372,12 @@ class LeaseRouter:
         request = self._close(job)
         for other in request.places - {name} if request else ():
             self._at(other).drop(job)
-        self._listener.granted(job, grant if node is None else _of_node(grant, node))
+        of_node = grant if node is None else _of_node(grant, node)
+        if request is not None and request.usual_s is not None:
+            ends_at = time.monotonic() + request.usual_s
+            kept = self._expected.setdefault(name, {})
+            kept[of_node.lease] = _ExpectedEnd(ends_at, request.usual_s)
+        self._listener.granted(job, of_node)
         if request is not None and self.has_sites:
             self._ran.setdefault(name, set()).add(request.asked.spec.job_type)
             self._ask_more(self._requests.values())  # the withdrawn requests made room
@@ -409,7 +438,7 @@ class LeaseRouter:
             site.name: wait_reasons.too_small(spec, site) for site in sites if spec.gpus > site.gpus
         }
         may_come = any(site.name not in small.keys() | request.refused_by for site in sites)
-        meant = [one for one in self._places().by_crowd if choice.is_meant(spec.at, one)]
+        meant = [one for one in self._places().in_order if choice.is_meant(spec.at, one)]
         is_open = any(one.name not in request.refusals and one.site not in small for one in meant)
         if may_come or is_open:
             return ""
