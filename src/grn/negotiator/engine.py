@@ -414,6 +414,8 @@ class Engine:
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
             yield action
+        for job_type in self._memory.woken:  # it may be measured now: its turn changes
+            self._waitlist.learned(job_type, _MAX_MOVED)
         yield from self._account(event.at)
         if event.at >= self._grace_until:
             for key in self._returning.give_up():

@@ -92,6 +92,10 @@ class SimulatedAnswer(TypeProfiles):
         need = Need(self._jobs[request.job_type].peak_bytes, False, "told")
         return dict.fromkeys(sizes, need)
 
+    def knows(self, job_type: str, model: str) -> bool:
+        """Return True: every need is told."""
+        return True
+
     def usual_s(self, job_type: str, model: str) -> float | None:
         """Return the truth."""
         return self._jobs[job_type].solo_s

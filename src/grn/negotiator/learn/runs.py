@@ -272,13 +272,16 @@ class Runs:
         self._holdings.watches[lease.id] = watch
         if watch.is_settled:
             return
+        if self._settles(lease, watch, at):
+            yield from self._keep(lease, watch)
+            return
         if not watch.is_flat(at, self._rules.flat_s):
             yield from self._follow(lease, watch, at)
             return
         self._holdings.watches[lease.id] = replace(watch, is_settled=True)
         if lease.request.is_exclusive:
             return
-        if lease.is_probe:
+        if lease.is_probe or self._is_unmeasured(lease, books[0].gpu.model):
             yield from self._settle(lease, watch, at)
         elif lease.request.mem_bytes is None and not lease.request.attempt:
             yield from self._trim(lease, watch, at)
@@ -327,22 +330,51 @@ class Runs:
         self._memory.running.settled(lease.request, model, keep, watch.peak_bytes)
         yield SaveLease(settled)
 
+    def _settles(self, lease: Lease, watch: profiling.RunWatch, at: float) -> bool:
+        """True when a run has reached its memory, judged by when runs before it had theirs."""
+        request = lease.request
+        if lease.is_probe or request.is_exclusive or request.mem_bytes is not None:
+            return False
+        model = self._model_of(lease)
+        settling = self._memory.settling(request, model) if model is not None else None
+        return settling is not None and settling.has_settled(watch, at)
+
+    def _keep(self, lease: Lease, watch: profiling.RunWatch) -> Iterator[Action]:
+        """Shrink the reservation of a run that has reached its memory to what it uses."""
+        self._holdings.watches[lease.id] = replace(watch, is_settled=True)
+        model = self._holdings.books[lease.gpus[0]].gpu.model
+        keep = profiling.settled_bytes(watch, self._holdings.sizes()[model].capacity_bytes)
+        kept = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
+        if kept != lease:
+            self._holdings.replace(kept)
+            yield SaveLease(kept)
+
     def _follow(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
         """Stop a first run that keeps growing from blocking its siblings and the whole GPU."""
-        is_long = at - watch.began_at >= profiling.GROWS_ON_S
-        if not (lease.is_probe and is_long and watch.peak_bytes) or lease.request.is_exclusive:
+        request, books = lease.request, self._holdings.books_of(lease)
+        model, is_long = books[0].gpu.model, at - watch.began_at >= profiling.GROWS_ON_S
+        if not (is_long and watch.peak_bytes) or request.is_exclusive:
             return
-        books = self._holdings.books_of(lease)
-        self._memory.running.grows_on(lease.request, books[0].gpu.model, watch.peak_bytes)
+        if not lease.is_probe and not self._is_unmeasured(lease, model):
+            return
+        self._memory.running.grows_on(request, model, watch.peak_bytes)
         self._holdings.end_first_run(lease)
         reserved = tuple(
             profiling.growing_bytes(watch.peak_bytes, before, book.free_bytes)
             for before, book in zip(lease.reserved, books, strict=True)
         )
-        if reserved != lease.reserved:
-            grown = replace(lease, reserved=reserved)
+        is_probe = lease.is_probe and not watch.is_slow(at)
+        grown = replace(lease, reserved=reserved, is_probe=is_probe)
+        if grown != lease:
             self._holdings.replace(grown)
             yield SaveLease(grown)
+
+    def _is_unmeasured(self, lease: Lease, model: str) -> bool:
+        """True for a run of a type of which no run has shown the need, in its first try."""
+        request = lease.request
+        if request.mem_bytes is not None or request.attempt:
+            return False
+        return not self._memory.knows(request.job_type, model)
 
     def _trim(self, lease: Lease, watch: profiling.RunWatch, at: float) -> Iterator[Action]:
         """Shrink the reservation of a run that is flat, near the peak of runs like it if any."""

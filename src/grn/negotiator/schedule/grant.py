@@ -118,12 +118,25 @@ class Granter:
         return self._least_guess[1]
 
     def is_short(self, request: Request) -> bool:
-        """True when runs of this type and arguments are known to be short."""
+        """True when such runs are known to be short, or no run has shown what they need.
+
+        A first run goes first: until it is measured, it and its siblings need more room than they
+        use.
+        """
+        if self._is_unmeasured(request):
+            return True
         for model in self.models(request):
             alone_s = self.alone_s(request, model)
             if alone_s is not None and alone_s <= self._short_s:
                 return True
         return False
+
+    def _is_unmeasured(self, request: Request) -> bool:
+        if request.mem_bytes is not None or request.is_exclusive or not request.gpus:
+            return False
+        return not any(
+            self._memory.shows(request.job_type, model) for model in self._holdings.sizes()
+        )
 
     def models(self, request: Request) -> Collection[str]:
         """Return the GPU models a request may be placed on; the host for one without GPUs."""

@@ -23,7 +23,13 @@ from grn.negotiator.learn.arguments import (
 from grn.negotiator.learn.durations import Times
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.margin import FIRST_MARGIN, MIN_SPREAD, Margin, are_spread
-from grn.negotiator.learn.memory.profiling import Peaks, counts_in_full, pad_bytes, show_runs
+from grn.negotiator.learn.memory.profiling import (
+    Peaks,
+    Settling,
+    counts_in_full,
+    pad_bytes,
+    show_runs,
+)  # fmt: skip
 
 _FITTED_EVERY = 10  # runs close to their prediction: fitting a hundred runs is slow
 _COUNTED_EVERY = 5  # runs of sizes seen before: fewer cannot show a drift
@@ -36,9 +42,9 @@ class Known:
     """All remembered runs, with results cached until a new run changes them."""
 
     __slots__ = (  # there are thousands of these, and the garbage collector visits each
-        "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_telling",
-        "_times", "_times_age", "_uncounted", "_unfitted", "_untimed", "_usual_s", "profile",
-        "unweighed",
+        "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_settling",
+        "_telling", "_times", "_times_age", "_uncounted", "_unfitted", "_untimed", "_usual_s",
+        "profile", "unweighed",
     )  # fmt: skip
 
     def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
@@ -56,6 +62,7 @@ class Known:
         self._times: Times | None = None
         self._times_age = 0  # runs since then
         self._other_codes: dict[str, Known] | None = None
+        self._settling: Settling | bool | None = False  # False: not computed
 
     @property
     def telling(self) -> Profile:
@@ -106,6 +113,12 @@ class Known:
         """Return the lower bound by failed runs, plus a step."""
         return profiling.lower_bound_bytes(self.telling, capacity_bytes)
 
+    def settling(self) -> Settling | None:
+        """Return when runs have nearly their peak, None when that is unknown or late."""
+        if isinstance(self._settling, bool):
+            self._settling = profiling.settling(self.telling)
+        return self._settling
+
     def usual_s(self) -> float | None:
         """Return how long runs usually take, None without a successful run."""
         if not self._is_timed:
@@ -142,6 +155,7 @@ class Known:
             self._times = None
         if self._untimed > len(after.runs) // _STEADY:  # a few of many hardly move the median
             self._is_timed = False
+        self._settling = False
         self.outdate()
         if is_expected and self._unfitted < _FITTED_EVERY:
             self._by_arguments, self._unfitted = drawn, self._unfitted + 1

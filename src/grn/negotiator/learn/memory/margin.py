@@ -9,14 +9,18 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from statistics import NormalDist
 
-PRIOR_WEIGHT = 2.0  # the runs of all types count as this many of a type's own
 MIN_HEADROOM = 0.05
 FIRST_SPREAD, MIN_SPREAD, MAX_SPREAD = 0.15, 0.03, 0.6
 FIRST_CHANCE, MIN_CHANCE, MAX_CHANCE = 0.02, 0.005, 0.1
 ENOUGH_RUNS = 5  # of a type, to compute the spread of its peaks
 LAST_RUNS = 20  # the latest runs, for the same
+_PRIOR_GAPS = 3.0  # the runs of all types count as so many distances between peaks of a type
+_TOP = 4  # one in so many of the peaks, the largest, show how far the next may lie above them
+_SPARE = 0.1  # added to the span: nobody has seen the largest yet
+_ENOUGH_TYPES = 3  # with ENOUGH_RUNS each, before their spans count for others
 _IMAGINED = 2  # imagined types with the prior spread, so that one type does not set the rule
 _AIMED_AT = 0.005  # the share of runs that may run out of memory
 _STEP = 0.3  # how much one such run changes the logarithm of the chance
@@ -32,24 +36,44 @@ class Margin:
 
     spread: float = FIRST_SPREAD  # standard deviation of the logarithms of a type's peaks
     chance: float = FIRST_CHANCE  # of a need above the estimate
+    span: float = 0.0  # logarithm of largest over smallest peak of the middle type,
+    max_span: float = math.inf  # and of the type where it is largest
 
     def headroom(self, logs: Sequence[float]) -> float:
-        """Return the share to add: wide after one run, narrow after many like ones."""
-        count = len(logs)
-        mean = sum(logs) / count
-        squares = PRIOR_WEIGHT * self.spread**2 + math.dist(logs, [mean] * count) ** 2
-        return self.for_spread(math.sqrt(squares / (PRIOR_WEIGHT + count - 1)), count)
+        """Return the share to add to the largest peak, given the logarithms of all.
+
+        The next peak lies above the largest with a chance of one in `count + 1`, and then about as
+        far above it as the largest ones lie apart.
+        """
+        count, own_span = len(logs), max(logs) - min(logs)
+        if count == 1:
+            over = self._quantile() * self.spread
+        else:
+            top = nlargest(1 + max(1, count // _TOP), logs)
+            prior = self.spread / max(1.0, math.sqrt(2 * math.log(count)))
+            gaps = sum(top[0] - each for each in top[1:])
+            step = (_PRIOR_GAPS * prior + gaps) / (_PRIOR_GAPS + len(top) - 1)
+            over = step * max(0.0, -math.log((count + 1) * self.chance))
+        if count < ENOUGH_RUNS:
+            over = max(over, self.span - own_span)
+        return _share(min(over, self.max_span + _SPARE - own_span))
 
     def for_spread(self, spread: float, count: int) -> float:
         """Return the share to add to the largest of `count` peaks with this spread."""
-        shrink = min(1.0, 1 / (5 * self.chance * count))
-        over = NormalDist().inv_cdf(1 - self.chance) * spread * shrink
-        return max(MIN_HEADROOM, math.exp(over) - 1)
+        return _share(self._quantile() * spread * min(1.0, 1 / (5 * self.chance * count)))
+
+    def _quantile(self) -> float:
+        return NormalDist().inv_cdf(1 - self.chance)
 
     def is_near(self, other: Margin) -> bool:
         """True when another margin leads to nearly the same estimates."""
-        apart = abs(math.log(self.spread / other.spread)), abs(math.log(self.chance / other.chance))
-        return max(apart) < math.log(_MOVED)
+        pairs = (
+            (math.log(self.spread), math.log(other.spread)),
+            (math.log(self.chance), math.log(other.chance)),
+            (self.span, other.span),
+            (self.max_span, other.max_span),
+        )
+        return all(mine == its or abs(mine - its) < math.log(_MOVED) for mine, its in pairs)
 
     def sentences(self, runs: int) -> list[str]:
         """Explain the headroom after a number of runs, for people."""
@@ -74,6 +98,7 @@ class Experience:
         self._saved_chance = FIRST_CHANCE
         self._spreads: dict[Hashable, float] = {}
         self._ranked: list[float] = [FIRST_SPREAD] * _IMAGINED
+        self._spans: dict[Hashable, float] = {}
 
     def resume(self, chance: float) -> None:
         """Continue with a saved chance."""
@@ -88,8 +113,11 @@ class Experience:
         self._saved_chance = chance
         return chance
 
-    def shown(self, key: Hashable, spread: float | None) -> None:
+    def shown(self, key: Hashable, spread: float | None, span: float = 0.0) -> None:
         """Note the spread of one type's peaks, None when it is not known any more."""
+        self._spans.pop(key, None)
+        if spread is not None:
+            self._spans[key] = span
         before = self._spreads.pop(key, None)
         if before is not None:
             del self._ranked[bisect_left(self._ranked, before)]
@@ -97,7 +125,14 @@ class Experience:
             self._spreads[key] = spread
             insort(self._ranked, spread)
         middle = self._ranked[len(self._ranked) // 2]
-        self.margin = replace(self.margin, spread=_clip(middle, MIN_SPREAD, MAX_SPREAD))
+        spans = sorted(self._spans.values())
+        has_spans = len(spans) >= _ENOUGH_TYPES
+        self.margin = replace(
+            self.margin,
+            spread=_clip(middle, MIN_SPREAD, MAX_SPREAD),
+            span=spans[(len(spans) - 1) // 2] if has_spans else 0.0,
+            max_span=spans[-1] if has_spans else math.inf,
+        )
 
     def ended(self, is_short: bool) -> None:
         """Note the end of a run under an estimate: one that was too small widens all others.
@@ -108,7 +143,7 @@ class Experience:
         step = _AFTER_SHORT if is_short else _AFTER_GOOD
         chance = _clip(before.chance * step, MIN_CHANCE, MAX_CHANCE)
         if chance != before.chance:
-            self.margin = Margin(before.spread, chance)
+            self.margin = replace(before, chance=chance)
 
 
 def spread_within(groups: Sequence[Sequence[float]]) -> float | None:
@@ -125,6 +160,10 @@ def spread_within(groups: Sequence[Sequence[float]]) -> float | None:
 def are_spread(peaks: Sequence[int]) -> bool:
     """True when peaks differ by more than chance."""
     return max(peaks) > _ALIKE * max(1, min(peaks))
+
+
+def _share(over: float) -> float:
+    return max(MIN_HEADROOM, math.exp(over) - 1)
 
 
 def _clip(value: float, least: float, most: float) -> float:

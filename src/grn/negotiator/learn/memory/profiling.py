@@ -24,8 +24,13 @@ RUNS_KEPT = 100
 TRIMMED_HEADROOM = 0.08  # of a run that is flat where runs like it were,
 ALIKE_HEADROOM = 0.05  # over the largest of those
 GROWS_ON_S = 110.0  # a first run that still grows keeps its siblings waiting no longer
+SLOW_S = 30.0  # to grow by a twentieth: one that is slower lets other first runs beside it
 GROWN = 0.95  # of its peak: counts as nearly all
 LATE = 0.3  # of its run: a job that has nearly all only then is a grower
+SETTLED_HEADROOM = 0.05  # of a run that is as old as any run was when it had nearly its peak
+QUIET_S = 15.0  # such a run has not risen for this long,
+SLOWER = 1.5  # and is this many times as old: runs beside others take longer
+_LOW = 0.8  # of the smallest peak so far: a run with less may have loaded only a part
 ENOUGH_BLANKS = 10  # this many samples without memory show that a job uses none
 DRIFT_RUNS = 5  # runs of an older code that still count, and runs that show a changed peak
 _APART = 1.1  # how many times larger all peaks on one side of a change are
@@ -70,6 +75,11 @@ class RunWatch:
             return None
         return (grown[0] - self.began_at) / ran_s
 
+    def is_slow(self, at: float) -> bool:
+        """True when the memory has not risen by more than a twentieth for `SLOW_S`."""
+        near = [since for since, size in self.rises if size >= GROWN * self.peak_bytes]
+        return bool(near) and at - near[0] >= SLOW_S
+
     def is_flat(self, at: float, flat_s: float) -> bool:
         """True when the memory has not risen for `flat_s`."""
         if self.rose_at is None:
@@ -108,6 +118,38 @@ def trimmed_bytes(watch: RunWatch, most_bytes: int, capacity_bytes: int) -> int:
     """Return the reservation of a flat run, given the largest peak of runs like it."""
     need = max(watch.peak_bytes * (1 + TRIMMED_HEADROOM), most_bytes * (1 + ALIKE_HEADROOM))
     return min(capacity_bytes, int(need) + pad_bytes(capacity_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """When runs of a type have nearly their peak: the latest age, and the smallest of the peaks."""
+
+    grown_s: float
+    least_bytes: int
+
+    def has_settled(self, watch: RunWatch, at: float) -> bool:
+        """True when a run will hardly rise any more, judged by the runs before it."""
+        if watch.rose_at is None or watch.peak_bytes < _LOW * self.least_bytes:
+            return False
+        age_s, quiet_s = at - watch.began_at, at - watch.rose_at
+        return quiet_s >= QUIET_S and age_s >= SLOWER * self.grown_s + QUIET_S
+
+
+def settling(profile: Profile) -> Settling | None:
+    """Return when runs of a type have nearly their peak, None for growers and unknown ones."""
+    if is_grower(profile):
+        return None
+    full = [run for run in profile.runs[-LAST_RUNS:] if counts_in_full(run) and run.peak_bytes]
+    grown_s = [run.grown * run.duration_s for run in full if run.grown is not None]
+    if not grown_s:
+        return None
+    return Settling(max(grown_s), min(run.peak_bytes for run in full))
+
+
+def settled_bytes(watch: RunWatch, capacity_bytes: int) -> int:
+    """Return the reservation of a run whose memory will hardly rise any more."""
+    need = int(watch.peak_bytes * (1 + SETTLED_HEADROOM)) + pad_bytes(capacity_bytes)
+    return min(capacity_bytes, need)
 
 
 def counts_in_full(run: Run) -> bool:
@@ -199,23 +241,27 @@ def estimate(
     return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
 
 
-def spread(profile: Profile) -> float | None:
-    """Return the spread of the latest peaks among runs with the same arguments."""
+def spread(profile: Profile) -> tuple[float | None, float]:
+    """Return the spread and the span of the latest peaks among runs with the same arguments."""
     alike: dict[tuple[Argument, ...], list[float]] = {}
     full = [run for run in profile.runs[-LAST_RUNS:] if counts_in_full(run) and run.peak_bytes]
     for run in full:
         alike.setdefault(mattering(run.arguments), []).append(math.log(run.peak_bytes))
-    return spread_within(list(alike.values()))
+    span = max((max(logs) - min(logs) for logs in alike.values()), default=0.0)
+    return spread_within(list(alike.values())), span
 
 
 def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:
     """Return what failed runs prove to be too little, plus a step up; 0 when there is none."""
-    floor = 0
-    for run in profile.runs:
+    floor = largest = 0
+    for run in reversed(profile.runs):
         if counts_in_full(run):
+            largest = max(largest, run.peak_bytes)
             continue
         if run.outcome is Outcome.OUT_OF_MEMORY:
             short = max(run.peak_bytes, run.reserved_bytes)
+            if short <= largest:
+                continue  # a later run has shown what the type needs at most
             floor = max(floor, short + max(short // 10, growth_bytes(capacity_bytes)))
         else:
             floor = max(floor, run.peak_bytes + pad_bytes(capacity_bytes))

@@ -98,6 +98,10 @@ class TypeProfiles:
         is_measured = profiling.is_known(self.profile(job_type, model))
         return is_measured or (job_type, model) in self.running
 
+    def shows(self, job_type: str, model: str) -> bool:
+        """True when a run of this type is measured on this model, or grows for long."""
+        return self.knows(job_type, model) or self.running.grown_bytes((job_type, model)) > 0
+
     def owners(self, job_type: str) -> set[int]:
         """Return the users from whose jobs a type was learned."""
         keys = ((job_type, model) for model in self._models.get(job_type, ()))
@@ -142,7 +146,7 @@ class TypeProfiles:
         if known.unweighed < max(ENOUGH_RUNS, len(known.profile.runs) // 5):
             return
         known.unweighed = 0
-        self._experience.shown(key, profiling.spread(known.telling))
+        self._experience.shown(key, *profiling.spread(known.telling))
         if not self._told.is_near(self._experience.margin):
             self._told = self._experience.margin
             self._outdated = deque(self._types)
@@ -224,6 +228,11 @@ class TypeProfiles:
         if known is None or not profiling.is_known(known.profile):
             return None
         return profiling.most_of_alike(known.of_code(request.code).telling, request.arguments)
+
+    def settling(self, request: Request, model: str) -> profiling.Settling | None:
+        """Return when runs of a type have nearly their peak, None when unknown or late."""
+        known = self._types.get((request.job_type, model))
+        return known.of_code(request.code).settling() if known else None
 
     def refresh(self) -> None:
         """Compute what new runs have changed, before a request needs it."""
