@@ -26,7 +26,7 @@ from grn.negotiator.schedule.ledger import Rules
 from grn.simulate.policies import POLICIES, lower_bound_s, play
 from grn.simulate.replay import Stay, World
 from grn.simulate.schedulers import OfEngine
-from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
+from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus, parse_host
 
 BETAS = (1.0, 0.6)
 BASE, OURS, BEST = "exclusive", "grn", "clairvoyant"
@@ -36,6 +36,7 @@ MAX_WASTE = 0.23
 MAX_FIRST_S = 120.0  # until the first sibling of an unknown type may start
 MAX_UNCERTAIN_JOBS = 120  # in a world of uncertain memory: enough, and fast
 MAX_UNCERTAIN = 1.15  # makespan against the same one, where memory is uncertain
+MAX_HOST = 1.1  # makespan against the same one, where host memory and cores are short
 MAX_UNCERTAIN_DEATHS = 0.5  # of known types in 200 jobs, there
 
 
@@ -88,6 +89,7 @@ def main() -> None:
         for case in () if options.uncertain else _cases(options):
             met += _report(replace(case, clashing=options.clashing), names, workers)
         met += _uncertain(options, workers)
+        met += _on_small_host()
     if not options.uncertain:
         _giving_way()
     print(f"\n{sum(met)} of {len(met)} targets met, in {time.monotonic() - began:.0f} s")
@@ -123,6 +125,39 @@ def _uncertain(options: argparse.Namespace, workers: ProcessPoolExecutor) -> lis
         verdict = "met" if is_met else "MISSED"
         print(f"| {' | '.join(cells)} | {deaths:.1f} | {known:.1f} | {verdict} |", flush=True)
         met.append(is_met)
+    return met
+
+
+def _host_cases() -> Iterator[tuple[str, list[SimulatedJob]]]:
+    """Yield jobs that fill the memory and the cores of a host long before their GPUs."""
+
+    def jobs(count: int, types: int, gap_s: float = 0.0) -> list[SimulatedJob]:
+        return [
+            SimulatedJob(
+                f"job{number}", f"type{number % types}.py", number * gap_s, 1800.0, 2 * GiB,
+                load=0.2, ram_bytes=16 * 10**9, cpus=6.0,
+            )
+            for number in range(count)
+        ]  # fmt: skip
+
+    yield "8 jobs of one type, at once", jobs(8, 1)
+    yield "8 jobs of one type, one each 20 s", jobs(8, 1, 20.0)
+    yield "8 jobs of 8 types, at once", jobs(8, 8)
+    yield "24 jobs of 3 types, one a minute", jobs(24, 3, 60.0)
+
+
+def _on_small_host() -> list[bool]:
+    """Print how the engine does where host memory and cores are short."""
+    assumed = Assumptions(host=parse_host("16x64GB"))
+    print("\n## 16 GB and 6 cores each, on a host of 64 GB and 16 cores with 4 x 40 GB, β=1\n")
+    print(f"| jobs | makespan over {BEST} | killed for host memory | |\n|---|---|---|---|")
+    met = []
+    for name, jobs in _host_cases():
+        ours, best = (play(who, jobs, parse_gpus(LARGE), assumed) for who in (OURS, BEST))
+        span = ours.makespan_s / best.makespan_s
+        met.append(span <= MAX_HOST and not ours.ram_deaths)
+        verdict = "met" if met[-1] else "MISSED"
+        print(f"| {name} | {span:.2f} | {ours.ram_deaths} | {verdict} |", flush=True)
     return met
 
 

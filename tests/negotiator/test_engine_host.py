@@ -126,13 +126,24 @@ def test_a_running_job_shows_the_need_of_its_siblings() -> None:
     assert "a run that is still going uses" in story.text("b")
 
 
-def test_an_unknown_type_gets_at_most_a_fair_slice_of_what_is_free() -> None:
+def test_first_runs_of_unknown_types_get_a_third_of_the_host_until_one_has_shown_its_need() -> None:
     story = a_story()
-    story.foreign_ram = 60 * GiB
+    story.foreign_ram = 40 * GiB
     story.looks()
     granted = [key for key in "abcdefgh" if story.asks(key, job_type=key, **SMALL)]
+    assert granted == list("abc")
+    assert story.why("d") is WaitReason.NO_RAM
 
-    assert granted == list("abcdefgh")  # guesses alone keep no job waiting
+    story.ram = dict.fromkeys("abcdefgh", GiB)
+    assert sorted(story.passes(200)) == list("defgh")
+
+
+def test_a_host_that_does_not_tell_the_memory_of_jobs_delays_first_runs_for_two_minutes() -> None:
+    story = a_story()
+    granted = [key for key in "abcd" if story.asks(key, job_type=key, **SMALL)]
+
+    assert granted == list("abc")
+    assert story.passes(130) == ["d"]
 
 
 def test_an_unknown_type_is_guessed_from_other_types() -> None:

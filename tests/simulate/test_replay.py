@@ -12,7 +12,7 @@ from grn.simulate.generate import generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
 from grn.simulate.replay import World
 from grn.simulate.schedulers import OfEngine
-from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus
+from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus, parse_host
 
 ASSUMED = Assumptions(beta=1.0, tick_s=5.0)
 
@@ -211,3 +211,44 @@ def test_most_starts_of_a_replay_fall_into_the_range_that_was_told() -> None:
 
     assert len(found.starts) > 60
     assert inside(found.starts) >= 0.65 * len(found.starts)
+
+
+# --- the host ------------------------------------------------------------------------------
+
+
+def on_host(policy: str, jobs: list[SimulatedJob]) -> PolicyFigures:
+    assumed = Assumptions(host=parse_host("16x64GB"))
+    return play(policy, jobs, parse_gpus("4x40GB"), assumed)
+
+
+def test_jobs_that_want_more_cores_than_there_are_are_all_slowed() -> None:
+    jobs = [a_job(name, load=0.1, cpus=8.0) for name in "abc"]
+
+    assert on_host("fifo-gate", jobs).makespan_s == pytest.approx(1500)
+
+
+def test_when_the_host_is_full_the_job_with_the_most_is_killed_and_runs_again() -> None:
+    jobs = [a_job("small", load=0.1, ram_bytes=20 * 10**9)]
+    jobs += [a_job("large", load=0.1, ram_bytes=50 * 10**9)]
+    figures = on_host("fifo-gate", jobs)
+
+    assert figures.ram_deaths == figures.deaths > 0
+    assert len(figures.replayed.ends) == 2
+    assert {stay.job.name for stay in figures.replayed.stays if stay.died} == {"large"}
+
+
+@pytest.mark.parametrize("types", [1, 8])
+def test_eight_loaders_of_16_gb_and_6_cores_share_a_host_of_64_gb_and_16_cores(types: int) -> None:
+    jobs = [
+        a_job(f"j{n}", job_type=f"{n % types}.py", load=0.2, ram_bytes=16 * 10**9, cpus=6.0)
+        for n in range(8)
+    ]
+    ours, best = on_host("grn", jobs), on_host("clairvoyant", jobs)
+
+    assert (ours.ram_deaths, best.ram_deaths) == (0, 0)
+    assert ours.makespan_s <= 1.1 * best.makespan_s
+
+
+def test_a_host_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(BadSetting, match="16x64GB"):
+        parse_host("64GB")

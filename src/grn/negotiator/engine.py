@@ -49,6 +49,7 @@ from grn.negotiator.events import (
     WaitReason,
     Withdrawn,
 )
+from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.runs import Runs
@@ -71,6 +72,7 @@ class Engine:
         rules: Rules | None = None,
         memory: TypeProfiles | None = None,
         loads: Loads | None = None,
+        host: HostProfiles | None = None,
     ) -> None:
         self._rules = rules or Rules()
         self._memory = memory or TypeProfiles()
@@ -78,7 +80,7 @@ class Engine:
         self._usage = Usage(self._rules.share_half_life_s, self._rules.weights)
         self._shares = Shares(self._rules, self._usage)
         self._waitlist = Waitlist(self._shares.turn, self._judged, self._shares.turns)
-        self._holdings = Holdings(self._rules, self._memory, self._loads)
+        self._holdings = Holdings(self._rules, self._memory, self._loads, host)
         self._runs = Runs(self._rules, self._memory, self._loads, self._holdings)
         self._granter = Granter(
             self._rules,

@@ -14,7 +14,7 @@ from grn.simulate.workload import SimulatedJob
 
 COLUMNS = (
     *("job", "type", "user", "arrival_s", "duration_s", "memory", "gpus", "load", "args"),
-    *("starts_with", "grown_at", "jumps"),
+    *("starts_with", "grown_at", "jumps", "ram", "cpus"),
 )
 _NEEDED = ("type", "duration_s", "memory")
 _HINT = "See docs/packing.md for the columns."
@@ -62,7 +62,7 @@ def write_jobs(jobs: Iterable[SimulatedJob]) -> str:
         times = (f"{job.arrival_s:.1f}", f"{job.solo_s:.1f}")
         growth = (f"{job.starts_with:g}", f"{job.grown_at:g}", int(job.is_jump))
         row = (job.name, job.job_type, job.user, *times, job.peak_bytes, job.gpus, f"{job.load:g}")
-        writer.writerow((*row, args, *growth))
+        writer.writerow((*row, args, *growth, job.ram_bytes, f"{job.cpus:g}"))
     return out.getvalue()
 
 
@@ -103,6 +103,8 @@ def _job(row: Mapping[str, str], place: int, users: dict[str, int]) -> Simulated
         starts_with=_number(row.get("starts_with") or "1", 0.0, 1.0),
         grown_at=_number(row.get("grown_at") or "0", 0.0, 1.0),
         is_jump=(row.get("jumps") or "0") not in ("0", "no", "false"),
+        ram_bytes=0 if row.get("ram", "") in ("", "0") else parse_size(row["ram"]),
+        cpus=_number(row.get("cpus") or "0", 0.0, 4096),
     )
 
 

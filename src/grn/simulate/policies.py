@@ -43,6 +43,7 @@ class PolicyFigures:
     fairness: float  # Jain's index over users of their mean stretch
     probe_s: float | None  # the longest that a first run kept its siblings waiting
     replayed: Replayed
+    ram_deaths: int = 0  # of all deaths, those by the host's memory
     starts: tuple[SaveStart, ...] = ()  # the last starts and the ranges that were told for them
 
 
@@ -89,20 +90,32 @@ def _scheduler(
     models = {gpu.model for gpu in gpus}
     if policy in _TOLD:
         truth = Truth([_by_name(job) for job in jobs], assumed)
-        return OfEngine(gpus, chosen, told=(truth, _TOLD[policy](truth)))
+        return OfEngine(gpus, chosen, told=(truth, _TOLD[policy](truth)), host=assumed.host)
     if policy == "grn-warm":
         by_type: dict[str, list[SimulatedJob]] = {}
         for job in jobs:
             by_type.setdefault(job.job_type, []).append(job)
         some = [seen[:3] for seen in by_type.values()]
-        return OfEngine(gpus, chosen, [_profile(seen, model) for seen in some for model in models])
-    return OfEngine(gpus, chosen)
+        profiles = [_profile(seen, model) for seen in some for model in models]
+        return OfEngine(gpus, chosen, profiles, host=assumed.host)
+    return OfEngine(gpus, chosen, host=assumed.host)
 
 
 def _profile(jobs: Sequence[SimulatedJob], model: str) -> Profile:
     good = Outcome.OK
     runs = tuple(
-        Run(good, job.peak_bytes, job.solo_s, 0.0, 0, job.arguments, load=job.load, crowd=0.0)
+        Run(
+            good,
+            job.peak_bytes,
+            job.solo_s,
+            0.0,
+            0,
+            job.arguments,
+            load=job.load,
+            crowd=0.0,
+            ram_bytes=job.ram_bytes or None,
+            cpus=job.cpus or None,
+        )
         for job in jobs
     )
     return Profile(jobs[0].job_type, model, jobs[0].job_type, jobs[0].user, runs)
@@ -129,6 +142,7 @@ def _figures(
         sum(means) ** 2 / squares if squares else 1.0,
         max(probes, default=None),
         replayed,
+        replayed.ram_deaths,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from grn.errors import UsageError
 from grn.model.gpu import Gpu, ProcessUse, Reading
+from grn.model.host import HostReading, HostShare
 from grn.model.job import Outcome
 from grn.simulate.schedulers import Scheduler, SimulatedEnd, SimulatedGrant, pid_of
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of
@@ -33,6 +34,7 @@ class Replayed:
     ends: dict[int, float] = field(default_factory=dict)  # place of the job -> its end
     stays: list[Stay] = field(default_factory=list)
     deaths: int = 0
+    ram_deaths: int = 0  # of them, those killed since the host's memory was full
     known_deaths: int = 0  # of types with an earlier successful run
     used_byte_s: float = 0.0
     wasted_byte_s: float = 0.0
@@ -50,6 +52,7 @@ class _Running:
     began_at: float
     done_s: float = 0.0
     held_bytes: int = 0
+    resident_bytes: int = 0  # on the host
 
 
 class World:
@@ -113,9 +116,16 @@ class World:
         for run in self._running.values():
             for gpu in run.gpus:
                 loads[gpu] += run.job.load
+        of_host = self._host_speed()
         return [
-            self._assumed.speed(load) * fast for load, fast in zip(loads, self._fast, strict=True)
+            self._assumed.speed(load) * fast * of_host
+            for load, fast in zip(loads, self._fast, strict=True)
         ]
+
+    def _host_speed(self) -> float:
+        if self._assumed.host is None:
+            return 1.0
+        return self._assumed.host_speed(sum(run.job.cpus for run in self._running.values()))
 
     def _speed(self, run: _Running, speeds: Sequence[float]) -> float:
         """Return the speed of a job: that of its slowest GPU, less the effect of clashing types."""
@@ -173,7 +183,8 @@ class World:
 
     def _look(self) -> None:
         self._grow()
-        self._start(self._scheduler.looks(self._now, self._readings()))
+        self._fill_host()
+        self._start(self._scheduler.looks(self._now, self._readings(), self._host_reading()))
 
     def _grow(self) -> None:
         """Grow the memory of jobs; a job that needs more than is left runs out of memory."""
@@ -186,6 +197,27 @@ class World:
             else:
                 self._end(run, Outcome.OUT_OF_MEMORY, want - run.held_bytes)
 
+    def _fill_host(self) -> None:
+        """Grow the memory of jobs on the host; when it is full the largest job is killed."""
+        host = self._assumed.host
+        if host is None:
+            return
+        for run in self._running.values():
+            run.resident_bytes = run.job.resident_bytes(self._now - run.began_at)
+        while sum(run.resident_bytes for run in self._running.values()) > host.ram_bytes:
+            runs = self._running.values()
+            self._end(max(runs, key=lambda run: run.resident_bytes), Outcome.OUT_OF_RAM)
+
+    def _host_reading(self) -> HostReading | None:
+        if self._assumed.host is None:
+            return None
+        runs, share = self._running.values(), self._host_speed()
+        return HostReading(
+            sum(run.resident_bytes for run in runs),
+            sum(run.job.cpus for run in runs) * share,
+            tuple(HostShare(run.lease, run.resident_bytes, run.job.cpus * share) for run in runs),
+        )
+
     def _end(self, run: _Running, outcome: Outcome, asked_bytes: int | None = None) -> None:
         del self._running[run.lease], self._asked[run.lease]
         gave_way = outcome is Outcome.YIELDED
@@ -193,6 +225,7 @@ class World:
         self.result.stays.append(Stay(run.job, run.gpus, run.began_at, self._now, died))
         if died:
             self.result.deaths += 1
+            self.result.ram_deaths += outcome is Outcome.OUT_OF_RAM
             self.result.known_deaths += run.job.job_type in self._good
         elif gave_way:
             self.result.yielded += 1
@@ -200,10 +233,12 @@ class World:
             self._good.add(run.job.job_type)
             self.result.ends[run.place] = self._now
             run.held_bytes = max(run.held_bytes, run.job.peak_bytes)  # shorter than a tick
-        ended = SimulatedEnd(run.lease, outcome, run.held_bytes, asked_bytes)
-        self._start(self._scheduler.ends(self._now, ended, self._readings()))
+        ended = SimulatedEnd(
+            run.lease, outcome, run.held_bytes, asked_bytes, run.resident_bytes or None
+        )
+        self._start(self._scheduler.ends(self._now, ended, self._readings(), self._host_reading()))
         if died or gave_way:
-            self._come(run.place, run.attempt + died)
+            self._come(run.place, run.attempt + (outcome is Outcome.OUT_OF_MEMORY))
 
     def _used(self, gpu: int) -> int:
         return sum(run.held_bytes for run in self._running.values() if gpu in run.gpus)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from grn.model.gpu import Gpu, Reading
+from grn.model.host import HostReading, HostSize
 from grn.model.job import Argument, Holder, Outcome, Profile, Request, Run
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
@@ -22,10 +23,13 @@ from grn.negotiator.events import (
     Requested,
     Sampled,
 )
+from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.memory.margin import Margin
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.queries.forecast import Forecasts, at_once
+from grn.negotiator.schedule.host_ledger import HostNeed
 from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import Need, Size
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of_model
@@ -47,6 +51,7 @@ class SimulatedEnd:
     outcome: Outcome
     peak_bytes: int
     asked_bytes: int | None = None
+    resident_bytes: int | None = None  # on the host
 
 
 class Scheduler(Protocol):
@@ -59,10 +64,16 @@ class Scheduler(Protocol):
     ) -> list[SimulatedGrant]: ...
 
     def ends(
-        self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
+        self,
+        at: float,
+        ended: SimulatedEnd,
+        readings: Sequence[Reading],
+        host: HostReading | None = None,
     ) -> list[SimulatedGrant]: ...
 
-    def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]: ...
+    def looks(
+        self, at: float, readings: Sequence[Reading], host: HostReading | None = None
+    ) -> list[SimulatedGrant]: ...
 
     def reserved_bytes(self, lease: str) -> int: ...
 
@@ -155,6 +166,24 @@ class ToldSharing(ToldLoads):
         return self._beside[job_type]
 
 
+class ToldHost(HostProfiles):
+    """The exact host memory and cores of every job."""
+
+    def __init__(self, woken: set[str], truth: Truth) -> None:
+        super().__init__(woken)
+        self._jobs = {job.name: job for job in truth.jobs}
+
+    def need(self, request: Request, capacity_bytes: int, margin: Margin) -> HostNeed:
+        """Return the truth."""
+        job = self._jobs[request.job_type]
+        return HostNeed(job.ram_bytes, job.cpus, "told", "told")
+
+
+def _told_engine(rules: Rules, truth: Truth, loads: Loads) -> Engine:
+    memory = SimulatedAnswer(truth)
+    return Engine(rules, memory, loads, ToldHost(memory.woken, truth))
+
+
 class OfEngine:
     """The real engine, with the events of a negotiator in virtual time."""
 
@@ -164,8 +193,9 @@ class OfEngine:
         rules: Rules,
         profiles: Sequence[Profile] = (),
         told: tuple[Truth, Loads] | None = None,
+        host: HostSize | None = None,
     ) -> None:
-        self.engine = Engine(rules, SimulatedAnswer(told[0]), told[1]) if told else Engine(rules)
+        self.engine = _told_engine(rules, *told) if told else Engine(rules)
         self.forecasts: Forecasts | None = None  # where each job is told when it starts
         self.refused: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
@@ -173,7 +203,7 @@ class OfEngine:
         self._asked: list[str] = []
         self._index = {gpu.uuid: place for place, gpu in enumerate(gpus)}
         empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
-        self.engine.handle(JobStarted(0.0, tuple(gpus), empty, profiles=tuple(profiles)))
+        self.engine.handle(JobStarted(0.0, tuple(gpus), empty, profiles=tuple(profiles), host=host))
 
     def comes(self, at: float, lease: str, job: SimulatedJob, attempt: int) -> list[SimulatedGrant]:
         """Handle a job's request."""
@@ -197,16 +227,29 @@ class OfEngine:
         return granted
 
     def ends(
-        self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
+        self,
+        at: float,
+        ended: SimulatedEnd,
+        readings: Sequence[Reading],
+        host: HostReading | None = None,
     ) -> list[SimulatedGrant]:
         """Handle a job's end; the GPUs are read again at once, as by a negotiator."""
-        event = Released(at, ended.lease, ended.outcome, ended.peak_bytes, ended.asked_bytes)
+        event = Released(
+            at,
+            ended.lease,
+            ended.outcome,
+            ended.peak_bytes,
+            ended.asked_bytes,
+            resident_bytes=ended.resident_bytes,
+        )
         granted = self._told(at, self.engine.handle(event))
-        return granted + self.looks(at, readings)
+        return granted + self.looks(at, readings, host)
 
-    def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]:
-        """Handle a reading of the GPUs."""
-        return self._told(at, self.engine.handle(Sampled(at, tuple(readings))))
+    def looks(
+        self, at: float, readings: Sequence[Reading], host: HostReading | None = None
+    ) -> list[SimulatedGrant]:
+        """Handle a reading of the GPUs and of the host."""
+        return self._told(at, self.engine.handle(Sampled(at, tuple(readings), host=host)))
 
     def reserved_bytes(self, lease: str) -> int:
         """Return what a running job has reserved on each of its GPUs."""
@@ -272,7 +315,11 @@ class Simple:
         return self._round()
 
     def ends(
-        self, at: float, ended: SimulatedEnd, readings: Sequence[Reading]
+        self,
+        at: float,
+        ended: SimulatedEnd,
+        readings: Sequence[Reading],
+        host: HostReading | None = None,
     ) -> list[SimulatedGrant]:
         """Handle a job's end; its peak is known from now on."""
         job = self._held.pop(ended.lease).job
@@ -280,7 +327,9 @@ class Simple:
         self._peaks[job.job_type] = max(self._peaks.get(job.job_type, 0), asked)
         return self._round()
 
-    def looks(self, at: float, readings: Sequence[Reading]) -> list[SimulatedGrant]:
+    def looks(
+        self, at: float, readings: Sequence[Reading], host: HostReading | None = None
+    ) -> list[SimulatedGrant]:
         """Do nothing: readings do not matter here."""
         return []
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from grn.model.gpu import Gpu
+from grn.model.host import HostSize
 from grn.model.job import Argument
-from grn.model.units import parse_memory
+from grn.model.units import parse_memory, show_size
 
 LOADS_S = 20.0  # a job has a third of its memory at once and what it starts with after this
 _AT_ONCE = 0.3
@@ -36,6 +37,8 @@ class SimulatedJob:
     yields: bool = False  # it gives way and runs again
     is_urgent: bool = False
     saves_work: bool = False  # what it has done before it gave way is not lost
+    ram_bytes: int = 0  # of the host's memory, which it has once it has loaded
+    cpus: float = 0.0  # cores that it keeps busy
     kind: str = ""  # decides which types it clashes with: its original type
 
     def memory_bytes(self, age_s: float, done: float) -> int:
@@ -49,6 +52,10 @@ class SimulatedJob:
             return int(start)
         return int(start + (self.peak_bytes - start) * done / self.grown_at)
 
+    def resident_bytes(self, age_s: float) -> int:
+        """Return its memory on the host, by its age."""
+        return int(self.ram_bytes * _AT_ONCE) if age_s < LOADS_S else self.ram_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
@@ -61,10 +68,15 @@ class Assumptions:
     cap: float = 1.4  # up to this summed load the simple policies share a GPU
     clashing: float = 0.0  # the share of pairs of types that slow each other beyond that
     clash: float = 1.6  # and how many times as long they then take
+    host: HostSize | None = None  # None: host memory and cores are not limited
 
     def speed(self, load: float) -> float:
         """Return the speed of each job on a GPU, relative to its speed alone."""
         return 1.0 if load <= 1.0 else float(load**-self.beta)
+
+    def host_speed(self, cpus: float) -> float:
+        """Return the speed of all jobs when they want so many cores together."""
+        return 1.0 if self.host is None or cpus <= self.host.cpus else self.host.cpus / cpus
 
     def slower_beside(self, one: SimulatedJob, other: SimulatedJob) -> float:
         """Return how many times as long a job takes beside another, whatever their loads."""
@@ -85,6 +97,7 @@ class Assumptions:
             f"{self.new_s:g} s, else every {self.calm_s:g} s; it sees the load of a whole GPU, "
             "up to 100 %",
             *self._clashes(),
+            *self._of_host(),
         ]
 
     def _clashes(self) -> list[str]:
@@ -92,6 +105,25 @@ class Assumptions:
             return []
         text = f"{self.clashing:.0%} of the pairs of types, drawn by their names, slow each other"
         return [f"{text} {self.clash:g} times beyond that"]
+
+    def _of_host(self) -> list[str]:
+        if self.host is None:
+            return []
+        size = f"{self.host.cpus:g} cores and {show_size(self.host.ram_bytes)} of memory"
+        return [
+            f"the host has {size}: jobs that want more cores are all slowed alike; when its "
+            "memory is full the job with the most of it is killed, and starts over"
+        ]
+
+
+def parse_host(text: str) -> HostSize:
+    """Read `16x64GB`: the cores and the memory of a host."""
+    from grn.errors import BadSetting
+
+    cores, _, size = text.strip().partition("x")
+    if not cores.isdigit() or not 1 <= int(cores) <= 4096 or not size:
+        raise BadSetting(f"'{text}' does not describe a host.", "Write it like 16x64GB.")
+    return HostSize(float(cores), parse_memory(size))
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:

@@ -20,18 +20,20 @@ from grn.client import negotiator
 from grn.client.job_request import command_arguments
 from grn.errors import GrnError, MachineError, UsageError
 from grn.model.gpu import Gpu
+from grn.model.host import HostSize
 from grn.model.text import counted
 from grn.protocol.rows import JobRow, ProfileRow, read_all
 from grn.simulate import files
 from grn.simulate.generate import PER_MINUTE, arriving, generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play, rules
-from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus
+from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus, parse_host
 
 _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "waste")
 
 
 @command()
 @flag("--gpus", "gpus_text", required=True, metavar="NxSIZE", help="Such as 4x40GB.")
+@flag("--host", "host_text", metavar="CORESxSIZE", help="Such as 16x64GB; else not limited.")
 @flag("--jobs", "jobs_file", metavar="FILE", help="The workload, as CSV.")
 @flag("--generate", "count", type=click.IntRange(1, 100_000), metavar="N",
               help="N jobs of our own making instead (300 without --jobs).")  # fmt: skip
@@ -51,6 +53,7 @@ _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "
 @json_flag
 def simulate(
     gpus_text: str,
+    host_text: str | None,
     jobs_file: str | None,
     count: int | None,
     arrivals: str | None,
@@ -68,8 +71,9 @@ def simulate(
         raise UsageError(f"'{picture}' is no picture.", "Name a file that ends in .svg or .html.")
     gpus = parse_gpus(gpus_text)
     jobs = _jobs(jobs_file, count, arrivals, seed)
-    _check(jobs, gpus)
-    assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing)
+    host = parse_host(host_text) if host_text is not None else None
+    _check(jobs, gpus, host)
+    assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing, host=host)
     chosen = settings.load()
     guard = (chosen.guard_fraction, chosen.guard_bytes)
     names = ("flat_s", "patience_s", "load_cap", "short_s", "share_half_life_s")
@@ -99,7 +103,7 @@ def simulate(
     return 0
 
 
-def _check(jobs: Sequence[SimulatedJob], gpus: Sequence[Gpu]) -> None:
+def _check(jobs: Sequence[SimulatedJob], gpus: Sequence[Gpu], host: HostSize | None) -> None:
     """Refuse a workload that could never run."""
     if max(job.gpus for job in jobs) > len(gpus):
         raise UsageError(
@@ -108,6 +112,9 @@ def _check(jobs: Sequence[SimulatedJob], gpus: Sequence[Gpu]) -> None:
     if max(job.peak_bytes for job in jobs) > max(gpu.total_bytes for gpu in gpus):
         text = "a job needs more memory than any of the GPUs has."
         raise UsageError(text, "Name larger ones with --gpus.")
+    if host is not None and max(job.ram_bytes for job in jobs) > host.ram_bytes:
+        text = "a job needs more host memory than the host has."
+        raise UsageError(text, "Name a larger one with --host.")
 
 
 def _jobs(
@@ -135,7 +142,8 @@ def _jobs(
 
 def _plain(figures: PolicyFigures) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(figures, name) for name in _PLAIN}
-    return row | {"fairness": figures.fairness, "first_run_s": figures.probe_s}
+    return row | {"fairness": figures.fairness, "first_run_s": figures.probe_s,
+                  "ram_deaths": figures.ram_deaths}  # fmt: skip
 
 
 def _read(path: str) -> str:

@@ -2,7 +2,7 @@
 
 Memory is estimated as GPU memory is, from the peaks of all runs of a type on any GPU; cores are the
 median of what runs used on average. A type without runs gets the median of other types, at most a
-fair slice, which the caller knows.
+share of the host, which the caller knows.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class HostProfiles:
         self._drawn: dict[str, dict[tuple[object, ...], HostNeed | None]] = {}
         self._going: dict[_Alike, int] = {}  # what running jobs show that they need
         self._going_cpus: dict[_Alike, float] = {}
+        self._flat: dict[str, int] = {}  # the memory of running types without runs that are flat
         self._guess: tuple[int | None, float | None] | None = None
         self.watches: dict[str, HostWatch] = {}
         self._changed: dict[str, int] = {}  # job type -> how often its need has changed
@@ -131,22 +132,26 @@ class HostProfiles:
             if watch is not None:
                 watch.seen(at, use)
         going: dict[_Alike, int] = {}
+        flat: dict[str, int] = {}
         cpus: dict[_Alike, float] = {}
         for lease in leases:
             watch = self.watches[lease.id]
             alike = (lease.request.job_type, mattering(lease.request.arguments))
-            peak = watch.ram.peak_bytes
-            if peak:
-                is_new = lease.request.job_type not in self._types
-                if is_new or peak > lease.ram_bytes:
-                    shown = profiling.shrunk_bytes(watch.ram, at, 1 << 60) if is_new else peak
-                    going[alike] = max(going.get(alike, 0), max(shown, peak + peak // 10))
+            peak, is_new = watch.ram.peak_bytes, lease.request.job_type not in self._types
+            is_old = at - watch.ram.began_at >= profiling.GROWS_ON_S
+            if is_new and (watch.ram.is_settled or is_old):
+                flat[alike[0]] = max(flat.get(alike[0], 0), peak)
+            if peak and (is_new or peak > lease.ram_bytes):
+                shown = profiling.shrunk_bytes(watch.ram, at, 1 << 60) if is_new else peak
+                going[alike] = max(going.get(alike, 0), max(shown, peak + peak // 10))
             if watch.cpus is not None and lease.request.job_type not in self._cpus:
                 cpus[alike] = max(cpus.get(alike, 0.0), watch.cpus)
         for alike in going.keys() | self._going.keys():
             now, before = going.get(alike, 0), self._going.get(alike, 0)
             if now > before * _WORTH or before > now * _WORTH:
                 self._outdate(alike[0])
+        if flat != self._flat:
+            self._flat, self._guess = flat, None
         self._going, self._going_cpus = going, cpus
 
     def ended(self, lease_id: str) -> HostWatch | None:
@@ -253,9 +258,13 @@ class HostProfiles:
         return self._changed.get(job_type, 0)
 
     def guess(self) -> tuple[int | None, float | None]:
-        """Return the median memory and cores of known types, None while there are none."""
+        """Return the median memory and cores of known types, None while there are none.
+
+        While no run has ended, running ones count, as far as they have shown their memory.
+        """
         if self._guess is None:
             sizes = [max(known.peaks.sizes) for known in self._types.values() if known.peaks.sizes]
+            sizes = sizes or list(self._flat.values())
             cores = [median(one[1] for one in runs) for runs in self._cpus.values()]
             ram = int(_stepped(median(sizes))) if sizes else None
             self._guess = (ram, _stepped(median(cores)) if cores else None)

@@ -150,7 +150,9 @@ class Shelf:
 class Holdings:
     """All GPUs and all leases."""
 
-    def __init__(self, rules: Rules, memory: TypeProfiles, loads: Loads) -> None:
+    def __init__(
+        self, rules: Rules, memory: TypeProfiles, loads: Loads, host: HostProfiles | None = None
+    ) -> None:
         self._rules = rules
         self._memory = memory
         self._loads = loads
@@ -166,7 +168,7 @@ class Holdings:
         self._by_key: dict[str, str] = {}  # key of a request -> its lease
         self._sizes: dict[str, Size] = {}
         self.host = HostLedger()
-        self.host_profiles = HostProfiles(memory.woken)
+        self.host_profiles = host or HostProfiles(memory.woken)
         self.capacity_bytes = 0  # of all GPUs together
 
     def open(self, gpu: Gpu, reading: Reading) -> None:

@@ -41,7 +41,8 @@ from grn.negotiator.schedule.turns.wait_queue import Waitlist
 USUAL_S = 600.0  # of a type without timed runs
 MAX_WORK = 512  # per event: the rest of a round follows at the next events
 _ASK_WORK = 8  # placing a request costs this many times as much as checking its refusal
-_MOST_GUESSED = 0.5  # of the host, for a type that no run has shown
+_MOST_GUESSED = 0.5  # of the host, for a type that no run has shown,
+_LEAST_GUESSED = 1 / 3  # and so much of its memory if no other type has shown less
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -384,8 +385,9 @@ class Granter:
     def host_need(self, request: Request, gpu_bytes: int) -> HostNeed:
         """Return the need of a request on the host, given what it reserves on GPUs.
 
-        What no run has shown is the median of other types, at most a fair slice: its part of the
-        memory of all GPUs. Where no type is known either, it takes that slice of what is free.
+        What no run has shown is the median of other types, running ones included. Memory is at most
+        a third of the host, or the part that the request has of all GPUs where that is more, and as
+        much while no type is known: few first runs start at once until one has shown its need.
         """
         host, known = self._holdings.host, self._holdings.host_profiles
         need = known.need(request, host.capacity_bytes, self._memory.margin)
@@ -398,13 +400,10 @@ class Granter:
             share = min(1.0, (request.cpus or 1.0) / size.cpus)
         ram, cpus = known.guess()
         if need.ram_bytes < 0:
-            most = int((host.capacity_bytes - host.strangers_bytes) * share)
-            room = max(0, min(most, host.free_bytes()))
-            need = replace(
-                need,
-                ram_bytes=max(0, room if ram is None else min(ram, most)),
-                because="guessed from other types",
-            )
+            part = max(share, _LEAST_GUESSED) if request.gpus else share
+            most = max(0, int((host.capacity_bytes - host.strangers_bytes) * part))
+            guess = most if ram is None else min(ram, most)
+            need = replace(need, ram_bytes=guess, because="guessed from other types")
         if need.cpus < 0:
             most_cpus = size.cpus * share if request.gpus else 1.0
             room_cpus = max(0.0, min(most_cpus, 1.0, host.free_cpus()))
