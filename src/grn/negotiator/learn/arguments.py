@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
+from statistics import fmean, median
 
 from grn.model.job import Argument, Run
 from grn.negotiator.learn.least_squares import fit, rank_correlation
@@ -25,6 +26,7 @@ MIN_RANK = 0.8  # of the rank correlation of a number that matters
 MIN_FIT = 0.5  # R² of a line, and the share of variance that groups must explain
 MAX_MISS = 0.15  # relative error of nine in ten runs, each predicted by all others
 HEADROOM = 0.05
+_ENOUGH_WORDS = 3  # seen, to guess by how much a new one differs
 
 _UNITS_OF_WORK = r"epochs?|steps?|iters?|iterations"
 _TIME_ONLY = rf"{_UNITS_OF_WORK}|patience|debug|resume|workers"
@@ -111,6 +113,34 @@ def exceeds(
         elif value > max(numbers):
             return Beyond(name, value / max(numbers) if max(numbers) > 0 else math.inf)
     return None
+
+
+def less_beyond(beyond: Beyond, runs: Sequence[Run]) -> Beyond:
+    """Return how many times as much memory such a run may need, by the values seen before.
+
+    Memory grows at most in proportion to a number, and less where larger values seen before took
+    less than that; a word may need as much more as words seen before differ, if they are three.
+    """
+    logs: dict[float | str, list[float]] = {}
+    for run in runs:
+        value = dict(run.arguments).get(beyond.name)
+        if value is not None and run.peak_bytes > 0:
+            logs.setdefault(value, []).append(math.log(run.peak_bytes))
+    numbers = sorted(value for value in logs if not isinstance(value, str) and value > 0)
+    if math.isinf(beyond.times):
+        if len(logs) < _ENOUGH_WORDS:
+            return beyond
+        middles = [median(each) for each in logs.values()]
+        return replace(beyond, times=math.exp(max(middles) - min(middles)))
+    if len(numbers) < 2 or min(len(logs[numbers[0]]), len(logs[numbers[-1]])) < 2:
+        return beyond
+    least, most = logs[numbers[0]], logs[numbers[-1]]
+    freedom = len(least) + len(most) - 2
+    squares = sum((each - fmean(some)) ** 2 for some in (least, most) for each in some)
+    doubt = math.sqrt(squares / freedom * (1 / len(least) + 1 / len(most)))
+    apart = math.log(numbers[-1] / numbers[0])
+    power = min(1.0, max(0.0, (median(most) - median(least) + doubt) / apart))
+    return replace(beyond, times=beyond.times**power)
 
 
 @dataclass(frozen=True, slots=True)

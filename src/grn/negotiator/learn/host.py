@@ -209,7 +209,7 @@ class HostProfiles:
             said = told.bound(request.arguments, capacity_bytes, margin)
             beyond = told.beyond(request.arguments)
             if beyond is not None:
-                need = int(min(float(capacity_bytes), need * beyond.times))
+                need = int(min(float(capacity_bytes), need * told.times_beyond(beyond)))
                 because = f"guessed: no run had such a {beyond.name}"
             elif said is not None:
                 floor = known.floor_bytes(capacity_bytes) if told.has_failed else 0

@@ -272,13 +272,14 @@ class Runs:
         self._holdings.watches[lease.id] = watch
         if watch.is_settled:
             return
-        if self._settles(lease, watch, at):
+        settling = self._settling(lease)
+        if settling is not None and settling.has_settled(watch, at):
             yield from self._keep(lease, watch)
             return
         if not watch.is_flat(at, self._rules.flat_s):
             yield from self._follow(lease, watch, at)
             return
-        self._holdings.watches[lease.id] = replace(watch, is_settled=True)
+        self._holdings.watches[lease.id] = replace(watch, is_settled=settling is None)
         if lease.request.is_exclusive:
             return
         if lease.is_probe or self._is_unmeasured(lease, books[0].gpu.model):
@@ -332,20 +333,20 @@ class Runs:
         self._memory.running.settled(lease.request, model, keep, watch.peak_bytes)
         yield SaveLease(settled)
 
-    def _settles(self, lease: Lease, watch: profiling.RunWatch, at: float) -> bool:
-        """True when a run has reached its memory, judged by when runs before it had theirs."""
+    def _settling(self, lease: Lease) -> profiling.Settling | None:
+        """Return when runs of a lease's type have their memory, None where that does not count."""
         request = lease.request
         if lease.is_probe or request.is_exclusive or request.mem_bytes is not None:
-            return False
+            return None
         model = self._model_of(lease)
-        settling = self._memory.settling(request, model) if model is not None else None
-        return settling is not None and settling.has_settled(watch, at)
+        return self._memory.settling(request, model) if model is not None else None
 
     def _keep(self, lease: Lease, watch: profiling.RunWatch) -> Iterator[Action]:
         """Shrink the reservation of a run that has reached its memory to what it uses."""
         self._holdings.watches[lease.id] = replace(watch, is_settled=True)
         model = self._holdings.books[lease.gpus[0]].gpu.model
-        keep = profiling.settled_bytes(watch, self._holdings.sizes()[model].capacity_bytes)
+        capacity = self._holdings.sizes()[model].capacity_bytes
+        keep = profiling.settled_bytes(watch, capacity)
         kept = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
         if kept != lease:
             self._holdings.replace(kept)

@@ -17,6 +17,7 @@ from grn.negotiator.learn.arguments import (
     exceeds,
     groups,
     is_open,
+    less_beyond,
     line,
     mattering,
 )  # fmt: skip
@@ -202,6 +203,7 @@ class ByArguments:
     seen: tuple[dict[str, float | str], ...]
     has_failed: bool
     same: dict[tuple[Argument, ...], Peaks]  # runs by all arguments that may matter
+    runs: tuple[Run, ...] = ()  # all that count in full
 
     @staticmethod
     def of(profile: Profile) -> ByArguments:
@@ -214,7 +216,7 @@ class ByArguments:
         if grouped is not None or is_open(full):
             for run in full:
                 same.setdefault(mattering(run.arguments), Peaks()).add(run)
-        return ByArguments(fitted, grouped, seen, has_failed, same)
+        return ByArguments(fitted, grouped, seen, has_failed, same, tuple(full))
 
     def stays(self, run: Run, dropped: Run | None, peaks: Peaks) -> bool:
         """True when one more run, and one fewer, change no fit.
@@ -254,6 +256,10 @@ class ByArguments:
             values = self.line.values(dict(given))  # each was seen, but not together
             found = None if values is None else self.line.beyond(values)
         return found
+
+    def times_beyond(self, beyond: Beyond) -> float:
+        """Return how many times as much a run with such an argument may need, by other values."""
+        return less_beyond(beyond, self.runs).times
 
     def _on_line(self, given: dict[str, float | str]) -> tuple[int, str] | None:
         values = None if self.line is None else self.line.values(given)

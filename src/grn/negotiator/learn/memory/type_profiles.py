@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from grn.model.host import HOST_MODEL
 from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run
@@ -32,6 +33,8 @@ from grn.negotiator.schedule.placement import Need, Size
 
 CHANCE = "miss_chance"  # its name in the state file
 _ANY_CAPACITY = 1 << 60
+_OF_GUARD = 0.5  # of a GPU, that headroom may reach into
+_SURE = 0.95  # of a need by arguments, that runs have used
 _MAX_DRAWN = 1000  # estimates of one type,
 _MAX_DRAWN_IN_ALL = 20_000  # and of all together
 _What = tuple[str, int, tuple[Argument, ...], str]  # GPU model, capacity, arguments, code
@@ -302,6 +305,8 @@ class TypeProfiles:
         key, capacity_bytes = (request.job_type, model), sizes[model].capacity_bytes
         measured = self._measured(request, model, capacity_bytes)
         if measured is not None:
+            if not measured.is_probe:
+                return self._into_guard(request, model, sizes[model], measured)
             return self._as_elsewhere(request, model, sizes, measured)
         running = self.running.sibling_bytes(request, model)
         if running is not None:
@@ -318,6 +323,23 @@ class TypeProfiles:
         if least > guess:
             return Need(least, True, f"a run on {other} used {show_size(least)}")
         return Need(guess, True, f"never measured, guessed {show_size(guess)}")
+
+    def _into_guard(self, request: Request, model: str, size: Size, need: Need) -> Need:
+        """Let headroom reach into the guard if runs of this type soon have all their memory.
+
+        It is room for less than a minute, then the run keeps what it uses. Only what no run has
+        used yet may lie there.
+        """
+        known = self._types[(request.job_type, model)].of_code(request.code)
+        if known.settling() is None:
+            return need
+        least = int(need.need_bytes * _SURE)
+        if not request.arguments:
+            estimate = known.estimate(size.capacity_bytes, self.margin)
+            least = estimate.largest_bytes if estimate else need.need_bytes
+        part = int((size.total_bytes - size.capacity_bytes) * _OF_GUARD)
+        lower = max(least, need.need_bytes - part)
+        return replace(need, need_bytes=lower) if lower < need.need_bytes else need
 
     def _as_elsewhere(
         self, request: Request, model: str, sizes: Mapping[str, Size], guessed: Need
@@ -369,7 +391,7 @@ class TypeProfiles:
             return Need(shown, False, "a run that is still going is flat at that")
         if told.line is None or beyond.name not in (told.line.text, *told.line.names):
             # Memory grows at most in proportion to the argument, and there may be a fixed part.
-            need = int(min(float(capacity_bytes), need * beyond.times))
+            need = int(min(float(capacity_bytes), need * told.times_beyond(beyond)))
         need = min(capacity_bytes, max(need, estimate.need_bytes, floor))
         because = f"guessed {show_size(need)}: no run had such a {beyond.name}"
         return Need(need, True, because)
