@@ -20,14 +20,19 @@ DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it
     "journal of the queue": (journal_file.SCHEMA_VERSION, 10, "queue-3260378"),
     "record of an attempt": (attempt_files.FORMAT, 4, "queue-f6b5903"),
-    "state of the negotiator": (schema.SCHEMA_VERSION, 9, "negotiator-330f68c"),
+    "state of the negotiator": (schema.SCHEMA_VERSION, 10, "negotiator-148b250"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),
     "manifests of a sweep": (manifest.VERSION, 1, None),  # the first
     "ways to nodes": (fleet.MEMORY_VERSION, 1, None),  # nodes-1.json is of this form
 }
 
 
-NEGOTIATORS = ["negotiator-b8da9a9", "negotiator-2f3c940", "negotiator-330f68c"]
+NEGOTIATORS = [
+    "negotiator-b8da9a9",
+    "negotiator-2f3c940",
+    "negotiator-330f68c",
+    "negotiator-148b250",
+]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -33,6 +33,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_half_life_s: float = 86400.0  # the half-life of a user's usage
     yield_after_s: float = 30.0  # a job without room waits so long before others give way to it
     urgent_per_user: int = 1  # urgent jobs of a user that others give way to at once
+    bookings_per_user: int = 3
+    booking_share: float = 1.0  # the part of the GPUs that one user may have booked at a time
+    booking_lapse_s: float = 900.0  # a booking that is not used for so long after its start ends
+    booking_unknown_s: float = 172800.0  # jobs of unknown duration are taken to end within this
     shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
     requeue_s: float = 30.0  # without effect; files of earlier versions may set it
     guard_fraction: float = 0.05
@@ -73,6 +77,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "share_half_life_s": (60, 365 * 86400),
     "yield_after_s": (0, 30 * 86400),
     "urgent_per_user": (0, 1000),
+    "bookings_per_user": (0, 1000),
+    "booking_share": (0, 1),
+    "booking_lapse_s": (1, 30 * 86400),
+    "booking_unknown_s": (0, 30 * 86400),
     "shares": (0.01, 100),
     "requeue_s": (0, 3600),
     "guard_fraction": (0, 0.9),

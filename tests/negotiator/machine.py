@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from grn.errors import UsageError
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.host import HostReading, HostShare, HostSize
 from grn.model.job import Outcome, Policy, Profile, Request
@@ -21,6 +22,10 @@ from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
     AskYield,
+    Booking,
+    BookingMade,
+    BookingRemoved,
+    DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
@@ -37,6 +42,7 @@ from grn.negotiator.events import (
     ReporterLost,
     Requested,
     Sampled,
+    SaveBooking,
     SaveLease,
     SaveNumber,
     SaveRun,
@@ -52,7 +58,9 @@ from grn.negotiator.learn.memory.type_profiles import CHANCE
 from grn.negotiator.schedule.ledger import Guard, Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
-QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0, "yield_after_s": 5.0}
+QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0, "yield_after_s": 5.0,
+         "booking_lapse_s": 60.0}  # fmt: skip
+WALL_S = 1_000_000.0  # the wall clock at first
 RULES = [Rules(Guard(), **QUICK), Rules(NO_GUARD, **QUICK)]
 MACHINES = [
     some_gpus(1),
@@ -189,6 +197,8 @@ class Negotiation(RuleBasedStateMachine):
         self.saved_waiting: dict[str, int] = {}
         self.saved_profiles: dict[tuple[str, str], Profile] = {}
         self.saved_numbers: dict[str, float] = {}
+        self.saved_bookings: dict[int, Booking] = {}
+        self.wall_offset_s = WALL_S
         self.places: dict[str, tuple[str, ...]] = {}  # lease -> its GPUs, for all there ever were
         self.is_sound = True
         self._start()
@@ -204,7 +214,8 @@ class Negotiation(RuleBasedStateMachine):
             JobStarted(self.now, tuple(self.world.gpus.values()), self.world.readings(),
                     tuple(self.saved_leases.values()), tuple(waiting),
                     tuple(self.saved_profiles.values()), numbers=tuple(self.saved_numbers.items()),
-                    host=self.host)
+                    host=self.host, wall_offset_s=self.wall_offset_s,
+                    bookings=tuple(self.saved_bookings.values()))
         )  # fmt: skip
 
     def tell(self, event: Event) -> None:
@@ -225,6 +236,7 @@ class Negotiation(RuleBasedStateMachine):
         kept = [lease for lease in before.values() if lease.id in self.saved_leases]
         for number, lease in enumerate(granted):
             self._check_grant(lease, [*kept, *granted[:number]])
+            self._check_booked(lease)
             self._check_host(lease)
         for uuid in {uuid for lease in granted for uuid in lease.gpus}:
             assert uuid not in growing, "let a newcomer in beside one that grows"
@@ -250,6 +262,10 @@ class Negotiation(RuleBasedStateMachine):
             self.saved_profiles[key] = profiling.add_run(profile, action.run)
         elif isinstance(action, SaveNumber):
             self.saved_numbers[action.name] = action.value
+        elif isinstance(action, SaveBooking):
+            self.saved_bookings[action.booking.id] = action.booking
+        elif isinstance(action, DropBooking):
+            assert self.saved_bookings.pop(action.booking, None), "dropped what was not saved"
         elif isinstance(action, DropProfile):
             for key in [key for key in self.saved_profiles if key[0] == action.job_type]:
                 del self.saved_profiles[key]
@@ -271,11 +287,37 @@ class Negotiation(RuleBasedStateMachine):
         lease = self.saved_leases[action.lease.id]
         assert lease.state is LeaseState.HELD
         assert lease.request.yields
-        assert not self.asked[action.key].yields
         assert self.now - lease.granted_at >= lease.request.at_least_s
-        assert action.key in self.waiting, "asked for a request that does not wait"
+        if action.key:
+            assert not self.asked[action.key].yields
+            assert action.key in self.waiting, "asked for a request that does not wait"
+        else:
+            booked = [self._is_active(one) for one in self._booked_by_others(lease)]
+            assert any(booked), "asked for no booking"
         assert lease.id not in self.gives_way, "asked twice"
         self.gives_way.add(lease.id)
+
+    def _is_active(self, booking: Booking) -> bool:
+        return booking.start_at <= self.now + self.wall_offset_s < booking.end_at
+
+    def _booked_by_others(self, lease: Lease) -> list[Booking]:
+        """Return the bookings of other users for GPUs of a lease."""
+        return [
+            one
+            for one in self.saved_bookings.values()
+            if one.user != lease.request.user and set(one.gpus) & set(lease.gpus)
+        ]
+
+    def _check_booked(self, lease: Lease) -> None:
+        """No job is granted on GPUs that others have booked, unless it is to end before."""
+        request, now = lease.request, self.now + self.wall_offset_s
+        models = {self.world.gpus[uuid].model for uuid in lease.gpus}
+        is_known = all((request.job_type, model) in self.saved_profiles for model in models)
+        for one in self._booked_by_others(lease):
+            assert not self._is_active(one), "granted on a booked GPU"
+            if now < one.start_at < now + self.rules.booking_unknown_s:
+                gives_way = request.yields and now + request.at_least_s <= one.start_at
+                assert gives_way or is_known, "granted though it may run into a booking"
 
     def _outgrown(self, uuid: str) -> dict[str, int]:
         """Return what leases have on a GPU that have more there than they reserved."""
@@ -438,6 +480,7 @@ class Negotiation(RuleBasedStateMachine):
     @invariant()
     def what_is_saved_is_what_is_so(self) -> None:
         assert self.saved_leases == self.engine.view.leases
+        assert self.saved_bookings == self.engine.view.bookings
         profiles = {(p.job_type, p.model): p for p in self.engine.view.memory.profiles()}
         assert self.saved_profiles == profiles
         assert set(self.saved_waiting) == set(self.waiting) | set(self.away)
@@ -552,7 +595,8 @@ class Negotiation(RuleBasedStateMachine):
         self.now += step_s
         since = min((waiting.since for waiting in self.engine.view.waitlist), default=self.now)
         host = self.world.host_reading()
-        self.tell(Sampled(self.now, self.world.readings(), host=host))
+        self.tell(Sampled(self.now, self.world.readings(), host=host,
+                          wall_offset_s=self.wall_offset_s))  # fmt: skip
         if self.now - since < self.rules.patience_s and not self.engine.view.claims:
             self._check_nobody_is_overlooked()
 
@@ -600,6 +644,34 @@ class Negotiation(RuleBasedStateMachine):
             process = world.processes[data.draw(st.sampled_from(alive), "pid")]
             process.ram, process.cpus = gib * GiB, cpus
         self.look(5.0)
+
+    @rule(
+        user=st.sampled_from([1000, 1001, 1001]),
+        count=st.sampled_from([1, 1, 2]),
+        from_s=st.sampled_from([0.0, 0.0, 10.0, 40.0, 200.0, 3e5]),
+        for_s=st.sampled_from([20.0, 100.0, 400.0]),
+        able=st.sampled_from([(), (), ("GPU-0",), ("GPU-0", "GPU-1")]),
+    )
+    def book(self, user, count, from_s, for_s, able) -> None:
+        """A user books GPUs: one who has no jobs here, or the one of all jobs."""
+        start_at = self.now + self.wall_offset_s + from_s
+        wish = Booking(0, user, f"user {user}", count, start_at, start_at + for_s, able)
+        try:
+            made = self.engine.view.admitted(wish, self.now)
+        except UsageError:
+            return
+        self.tell(BookingMade(self.now, made))
+
+    @precondition(lambda self: self.saved_bookings)
+    @rule(data=st.data(), jump_s=st.sampled_from([0.0, 0.0, -100.0, 100.0]))
+    def unbook(self, data, jump_s: float) -> None:
+        """A booking is removed, or the wall clock is set."""
+        if jump_s:
+            self.wall_offset_s += jump_s
+            self.look(0.0)
+            return
+        number = data.draw(st.sampled_from(sorted(self.saved_bookings)), "booking")
+        self.tell(BookingRemoved(self.now, number))
 
     def _held(self) -> list[str]:
         return sorted(
@@ -704,6 +776,8 @@ class Negotiation(RuleBasedStateMachine):
         """Once all faults have ended, everybody is granted or refused."""
         if not getattr(self, "is_sound", False):
             return  # a check has failed already
+        for number in sorted(self.saved_bookings):
+            self.tell(BookingRemoved(self.now, number))
         rounds = 5 + 2 * len(self.waiting)
         for _ in range(rounds):
             for lease_id in self._held():

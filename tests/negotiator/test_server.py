@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -769,6 +770,9 @@ MAY = {
     "samples": EVERYBODY,
     "why": EVERYBODY,
     "when": EVERYBODY,
+    "book": EVERYBODY,
+    "bookings": EVERYBODY,
+    "unbook": {"owner", "root"},
     "reasons": EVERYBODY,  # of its own requests
     "profiles": EVERYBODY,
     "runs": EVERYBODY,  # of its own types
@@ -830,6 +834,10 @@ def _try(verb: str, client: Client, owner: Client) -> dict[str, Any]:
             more["key"] = wish["key"]
         if verb == "why":
             more["name"] = lease
+        if verb in ("book", "unbook"):
+            begin = time.time() + 10 * 86400.0  # far: it keeps off no job
+            wished = {"from_at": begin, "until_at": begin + 60.0}
+            more = wished if verb == "book" else {"booking": _booked(owner, wished)}
         if verb == "reasons":
             more["keys"] = [wish["key"]]
         if verb in ("forget", "learn"):
@@ -840,7 +848,14 @@ def _try(verb: str, client: Client, owner: Client) -> dict[str, Any]:
         answer = client.ask(verb, **more)
     for row in owner.ask("status")["status"]["leases"]:
         owner.ask("done", lease=row["id"], outcome="failed")
+    for row in owner.ask("bookings")["bookings"]:
+        assert any(one.ask("unbook", booking=row["id"]).get("ok") for one in (owner, client))
     return answer
+
+
+def _booked(owner: Client, wished: dict[str, Any]) -> int:
+    """Book a GPU, and return the number of the booking."""
+    return int(owner.ask("book", **wished)["booking"]["id"])
 
 
 @needs_root
@@ -932,7 +947,8 @@ anything = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=3)),
     max_leaves=6,
 )
-OPS = ["lease", "hold", "done", "cancel", "status", "why", "profiles", "forget", "ping", "stop"]
+OPS = ["lease", "hold", "done", "cancel", "status", "why", "profiles", "forget", "ping", "stop",
+       "book", "unbook", "bookings"]  # fmt: skip
 OPTIONS = {
     "gpus": st.integers(-1, 4),
     "mem": st.one_of(st.none(), st.integers(-1, 1 << 51)),
@@ -956,6 +972,8 @@ NEEDED = {
     "cancel": {"key": st.sampled_from(KEYS)},
     "why": {"name": words},
     "forget": {"type": words},
+    "book": {"from_at": st.floats(), "until_at": st.floats(), "gpus": st.integers(-1, 4)},
+    "unbook": {"booking": st.integers(-1, 4)},
 }
 
 

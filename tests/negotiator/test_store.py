@@ -22,9 +22,12 @@ from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import (
     Action,
+    Booking,
+    DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
+    SaveBooking,
     SaveLease,
     SaveNumber,
     SaveRun,
@@ -99,6 +102,26 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
         store.write(some_actions())
 
     all_is_there(saved(tmp_path))
+
+
+def test_bookings_are_kept_over_reboots_until_they_are_dropped(tmp_path: Path) -> None:
+    first, second = (
+        Booking(number, 1000, "ada", 2, 1e9, 1e9 + 60.0, ("GPU-1", "GPU-2"), ("GPU-1", "GPU-2"))
+        for number in (1, 2)
+    )
+    with a_store(tmp_path) as store:
+        store.write([SaveBooking(first), SaveBooking(second), DropBooking(2)])
+
+    assert saved(tmp_path, "another boot").bookings == (first,)
+
+
+def test_a_damaged_booking_is_set_aside(tmp_path: Path) -> None:
+    with a_store(tmp_path) as store:
+        store.write([SaveBooking(Booking(1, 1000, "ada", 1, 1e9, 1e9 + 60.0))])
+    changed(tmp_path, "UPDATE bookings SET body = replace(body, '1000', '1001')")
+
+    assert saved(tmp_path).bookings == ()
+    assert saved(tmp_path) == saved(tmp_path)
 
 
 def killed_while_writing(folder: Path) -> None:

@@ -110,6 +110,13 @@ def show_moment(at: float, now: float, zone: tzinfo | None = None) -> str:
     return f"{clock} tomorrow" if days == 1 else f"{clock} on {there:%a} {there:%Y-%m-%d}"
 
 
+def show_span(start: float, end: float, now: float, zone: tzinfo | None = None) -> str:
+    """Spell a time as `from 09:00 to 13:00 tomorrow`, with both days where they differ."""
+    first, last = show_moment(start, now, zone), show_moment(end, now, zone)
+    is_one_day = first[5:] == last[5:]
+    return f"from {first[:5] if is_one_day else first} to {last}"
+
+
 def _minutes(clock: str) -> int:
     """Return the minutes after midnight; raise ValueError for no time of day."""
     if not _CLOCK.fullmatch(clock):

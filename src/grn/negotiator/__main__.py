@@ -96,6 +96,10 @@ async def _serve_gpus(
         share_weights(chosen.shares),
         chosen.yield_after_s,
         chosen.urgent_per_user,
+        chosen.bookings_per_user,
+        chosen.booking_share,
+        chosen.booking_lapse_s,
+        chosen.booking_unknown_s,
     )
     size = host_size(chosen.host)
     loop = Loop(Engine(rules), store, probe, chosen.sample_s, size)

@@ -16,6 +16,8 @@ from grn.negotiator.endings import Endings
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import (
     Action,
+    BookingMade,
+    BookingRemoved,
     Defer,
     DropLease,
     DropProfile,
@@ -113,9 +115,12 @@ class Engine:
             Sampled: self._sampled,
             ProfileForgotten: self._profile_forgotten,
             RunsImported: self._runs_imported,
+            BookingMade: self._booking_made,
+            BookingRemoved: self._booking_removed,
             Stopping: lambda event: self._usage.to_save(event.at, is_last=True),
         }
         self.view = EngineView(
+            self._rules,
             self._holdings,
             self._waitlist,
             self._memory,
@@ -125,9 +130,9 @@ class Engine:
             self._granter.needs,
             self._why,
             self._memory.quota.dropped,
-            self._rules.patience_s,
             self._granter.preemption.asked,
             self._granter.preemption.claims,
+            bookings=self._granter.bookings,
         )
 
     # --- entry ------------------------------------------------------------------------
@@ -154,7 +159,7 @@ class Engine:
         if text := self._granter.preemption.text(key):
             return Wait(WaitReason.PREEMPTING, text)
         waiting = group.members[key]
-        answer = self._granter.answer(waiting.request, (), waiting.sequence)
+        answer = self._granter.answer(waiting.request, at, waiting.sequence)
         if isinstance(answer, Wait):
             return answer
         return Wait(
@@ -166,6 +171,7 @@ class Engine:
         self._holdings.check()
         self._endings.check()
         self._granter.preemption.check()
+        self._granter.bookings.check()
         for lease in self._leases.values():
             is_held = lease.state is LeaseState.HELD
             assert not (is_held and lease.request.key in self._waitlist), "granted and waiting"
@@ -207,6 +213,7 @@ class Engine:
                 yield DropLease(lease.id)  # it is on a GPU that is not managed any more
         for book in self._books.values():
             book.read(book.reading)  # again, now that its memory can be attributed
+        self._granter.bookings.open(event.bookings, event.wall_offset_s)
         self._returning.expect(event.waiting)
         self._sequence = max((place + 1 for _, place in event.waiting), default=0)
         self._saved = {key for key, _ in event.waiting}
@@ -419,6 +426,9 @@ class Engine:
         for job_type in self._memory.woken:  # it may be measured now: its turn changes
             self._waitlist.learned(job_type, _MAX_MOVED)
         yield from self._account(event.at)
+        if event.wall_offset_s is not None:
+            self._granter.bookings.offset_s = event.wall_offset_s
+        yield from self._keep_bookings(event.at)
         if event.at >= self._grace_until:
             for key in self._returning.give_up():
                 yield from self._unsave(key)
@@ -446,6 +456,22 @@ class Engine:
             yield from self._drop_types()
             self._waitlist.learned(event.job_type, _MAX_MOVED)
             yield from self._schedule(event.at)
+
+    def _booking_made(self, event: BookingMade) -> Iterator[Action]:
+        yield from self._granter.bookings.put(event.bookings, event.at)
+        yield from self._schedule(event.at)
+        yield LookSoon()  # which asks leases to give way, where it has begun
+
+    def _booking_removed(self, event: BookingRemoved) -> Iterator[Action]:
+        yield from self._granter.bookings.remove(event.booking, "removed")
+        yield from self._schedule(event.at)
+
+    def _keep_bookings(self, at: float) -> Iterator[Action]:
+        """Choose the GPUs of bookings, end what is over, and clear the GPUs of those that begin."""
+        bookings = self._granter.bookings
+        if bookings:
+            yield from bookings.advance(at)
+            yield from self._granter.preemption.ask_for_booking(bookings.in_the_way(at), at)
 
     def _drop_types(self) -> Iterator[Action]:
         """Evict types above the quota, but none that runs or waits."""

@@ -5,22 +5,24 @@ The protocols name the reading methods of the parts, so that mypy refuses the ch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
-from grn.negotiator.events import Lease, Wait
+from grn.negotiator.events import Booking, Lease, Wait
 from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.learn.memory.margin import Margin
 from grn.negotiator.learn.memory.profiling import RunWatch
 from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.booking_plan import admitted
+from grn.negotiator.schedule.bookings import Bookings
 from grn.negotiator.schedule.host_ledger import HostLedger
-from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need
 from grn.negotiator.schedule.preemption import Claim
 from grn.negotiator.schedule.turns.fair_share import Shares
@@ -81,6 +83,7 @@ class EngineView:
 
     def __init__(
         self,
+        rules: Rules,
         holdings: Holdings,
         waitlist: Waitlist,
         memory: KnownTypes,
@@ -90,11 +93,14 @@ class EngineView:
         needs: Callable[[Request], dict[str, Need]],
         why: Callable[[str, float], Wait | None],
         types_dropped: Mapping[int, int],
-        patience_s: float = math.inf,
-        asked_to_yield: Mapping[str, float] = MappingProxyType({}),
-        claims: Mapping[str, Claim] = MappingProxyType({}),
+        asked_to_yield: Mapping[str, float],
+        claims: Mapping[str, Claim],
+        *,
+        bookings: Bookings,
     ) -> None:
+        self._rules = rules
         self._holdings = holdings
+        self._bookings = bookings
         self._waitlist = waitlist
         self._shares = shares
         self.books: Mapping[str, Book] = MappingProxyType(holdings.books)
@@ -109,10 +115,21 @@ class EngineView:
         self.host_profiles: HostProfiles = holdings.host_profiles
         self.needs = needs  # of a request on each GPU model
         self.why = why  # a request waits, at a time; None when it does not wait
-        self.patience_s = patience_s  # after this long GPUs are reserved for a request
+        self.patience_s = rules.patience_s  # after this long GPUs are reserved for a request
         self.claims = MappingProxyType(claims)  # by key: room that others were asked to make
         self.asked_to_yield = MappingProxyType(asked_to_yield)  # lease -> when
         self.types_dropped = MappingProxyType(types_dropped)  # user -> types over the quota
+        self.bookings: Mapping[int, Booking] = MappingProxyType(bookings.by_id)
+
+    def booking_clock(self, at: float) -> float:
+        """Return the time of the wall clock by which bookings begin and end."""
+        return at + self._bookings.offset_s
+
+    def admitted(self, wish: Booking, at: float) -> tuple[Booking, ...]:
+        """Return a new booking with its id and GPUs, then those that move for it; or raise."""
+        wish = replace(wish, id=self._bookings.new_id())
+        now, gpus = self.booking_clock(at), tuple(self.books)
+        return admitted(wish, list(self.bookings.values()), gpus, now, self._rules)
 
     def held_by_key(self, key: str) -> Lease | None:
         """Return the lease that was granted to a request and is held."""

@@ -36,6 +36,7 @@ class WaitReason(Enum):
     NO_RAM = "no-ram"
     CPUS_BUSY = "cpus-busy"
     YIELDS_TO_OLDER = "yields-to-older"
+    BOOKED = "booked"
     PREEMPTING = "preempting"
     RESTARTING = "restarting"
 
@@ -78,6 +79,25 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Booking:
+    """GPUs kept for one user for a while, as it is saved and shown. Times are of the wall clock."""
+
+    id: int
+    user: int
+    user_name: str
+    count: int  # of GPUs
+    start_at: float
+    end_at: float
+    able: tuple[str, ...] = ()  # the GPUs that it may be given, by uuid; empty: any
+    gpus: tuple[str, ...] = ()  # those chosen at present
+    is_used: bool = False  # a job of its user has been on them since its start
+
+    def overlaps(self, start_at: float, end_at: float) -> bool:
+        """True when part of a time is booked."""
+        return self.start_at < end_at and start_at < self.end_at
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseSettled:
     """How a lease ended; without an outcome there is no such lease."""
 
@@ -106,6 +126,7 @@ class JobStarted:
     uses: tuple[SaveUse, ...] = ()  # saved usage of users
     numbers: tuple[tuple[str, float], ...] = ()  # learned from all jobs together, by name
     host: HostSize | None = None  # None: host memory and cores are not limited
+    bookings: tuple[Booking, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +210,7 @@ class Sampled:
     readings: tuple[Reading, ...]
     survived: frozenset[str] = frozenset()  # leases whose holder is gone and left processes behind
     host: HostReading | None = None  # None: not read this time
+    wall_offset_s: float | None = None  # as of `JobStarted`; None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +229,20 @@ class RunsImported:
     label: str
     model: str
     runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BookingMade:
+    """A user has booked GPUs: the booking, and others that have other GPUs since."""
+
+    at: float
+    bookings: tuple[Booking, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BookingRemoved:
+    at: float
+    booking: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +266,8 @@ Event = (
     | Sampled
     | ProfileForgotten
     | RunsImported
+    | BookingMade
+    | BookingRemoved
     | Stopping
 )
 
@@ -303,6 +341,17 @@ class SaveGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveBooking:
+    booking: Booking
+
+
+@dataclass(frozen=True, slots=True)
+class DropBooking:
+    booking: int
+    because: str = ""  # for the log
+
+
+@dataclass(frozen=True, slots=True)
 class DropProfile:
     job_type: str
 
@@ -348,7 +397,7 @@ class AskYield:
     """Ask the holder of a lease to end its job soon and to run it again later."""
 
     lease: Lease
-    key: str  # of the request that needs the room
+    key: str = ""  # of the request that needs the room; empty where a booking does
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +436,8 @@ Action = (
     | SaveNumber
     | SaveStart
     | SaveGpu
+    | SaveBooking
+    | DropBooking
     | DropProfile
     | Grant
     | Refuse

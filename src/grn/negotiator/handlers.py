@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from grn import paths
 from grn.daemon.connection import Pieces, Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError, from_code
 from grn.model import MAX_CPUS
@@ -17,6 +18,9 @@ from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
 from grn.model.units import show_expected
 from grn.negotiator.events import (
+    Booking,
+    BookingMade,
+    BookingRemoved,
     Grant,
     HolderChanged,
     LeaseSettled,
@@ -197,6 +201,39 @@ def when(peer: Peer, message: negotiator_requests.WhenRequest) -> Pieces:
     peer.send(message.id, {"starts_in_s": None if found is None else found.seen_from(0.0)})
 
 
+def book(peer: Peer, message: negotiator_requests.BookRequest) -> None:
+    """Book GPUs, and answer with the booking."""
+    view, loop = peer.loop.view, peer.loop
+    able: tuple[str, ...] = ()
+    if message.on or message.without:
+        gpus = [book.gpu for book in view.books.values()]
+        found = selected(gpus, message.gpus, message.on, message.without)
+        able = tuple(gpu.uuid for gpu in found)
+    at, name = loop.now(), paths.user_name(peer.uid)
+    wish = Booking(0, peer.uid, name, message.gpus, message.from_at, message.until_at, able)
+    made, *moved = view.admitted(wish, at)
+    loop.tell(BookingMade(at, (made, *moved)))
+    peer.send(message.id, {"booking": views.booking(view, view.bookings[made.id], at)})
+
+
+def bookings(peer: Peer, message: negotiator_requests.BookingsRequest) -> None:
+    """Show all bookings."""
+    peer.send(message.id, {"bookings": views.bookings(peer.loop.view, peer.loop.now())})
+
+
+def unbook(peer: Peer, message: negotiator_requests.UnbookRequest) -> None:
+    """Remove a booking."""
+    booking = peer.loop.view.bookings.get(message.booking)
+    if booking is None:
+        raise UnknownJob(f"there is no booking {message.booking}.", "See `grn book ls`.")
+    if booking.user != peer.uid:
+        if not peer.is_root:
+            raise NotAllowed(f"booking {booking.id} belongs to {harmless(booking.user_name)}.")
+        peer.note("unbook", str(booking.id))
+    peer.loop.tell(BookingRemoved(peer.loop.now(), booking.id))
+    peer.send(message.id, {"ok": True})
+
+
 def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> Pieces:
     """Return why requests of this user wait; requests that do not wait are left out."""
     at = peer.loop.now()
@@ -308,6 +345,9 @@ VERBS: Verbs = {
     negotiator_requests.SamplesRequest: samples,
     negotiator_requests.WhyRequest: why,
     negotiator_requests.WhenRequest: when,
+    negotiator_requests.BookRequest: book,
+    negotiator_requests.BookingsRequest: bookings,
+    negotiator_requests.UnbookRequest: unbook,
     negotiator_requests.ReasonsRequest: reasons,
     negotiator_requests.ProfilesRequest: profiles,
     negotiator_requests.RunsRequest: runs,

@@ -22,6 +22,7 @@ from grn.negotiator.events import (
     Action,
     AskYield,
     Defer,
+    DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
@@ -117,7 +118,7 @@ class Loop:
         self.tell(
             JobStarted(
                 now, inventory.gpus, inventory.readings, saved.leases, waiting, saved.profiles,
-                offset_s, saved.uses, saved.numbers, self._host,
+                offset_s, saved.uses, saved.numbers, self._host, saved.bookings,
             )
         )  # fmt: skip
         for lease in list(self.view.leases.values()):
@@ -247,7 +248,8 @@ class Loop:
         readings = tuple(reading for reading in seen if reading.uuid in self.view.books)
         self._note_health(readings)
         host = await self._look_at_host(placements)
-        self.tell(Sampled(self.now(), readings, self._survived(), host))
+        now = self.now()
+        self.tell(Sampled(now, readings, self._survived(), host, time.time() - now))
         self.history.sampled(self.view, self.now())
         # Memory that is still in use will not be free in an instant. The end of a process is
         # sampled at once, but at a limited rate, or the loop does nothing else.
@@ -325,6 +327,8 @@ class Loop:
             self._kill(action)
         elif isinstance(action, DropProfile):
             self._note_dropped_types()
+        elif isinstance(action, DropBooking):
+            log.info("action=end-booking booking=%d reason=%s", action.booking, action.because)
 
     def _fire(self, at: float) -> None:
         self.tell(TimerFired(max(at, self.now())))  # timers may fire a little early

@@ -261,9 +261,9 @@ class Peer:
         if isinstance(error, NotAllowed) and refusals[self.uid] < MAX_REFUSALS_NOTED:
             refusals[self.uid] += 1  # a flood must not displace other users' lines
             verb = message.__struct_config__.tag
-            names = (getattr(message, name, "") for name in ("lease", "key", "type"))
+            names = (getattr(message, name, "") for name in ("lease", "key", "type", "booking"))
             thing = next(filter(None, names), "")
-            self.note(verb, thing, "refused")
+            self.note(verb, str(thing), "refused")
 
     def note(self, verb: str, thing: str, result: str = "done") -> None:
         """Log an action of this client that concerns others."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from grn.model import MAX_CHOICE
+from grn.model import MAX_CHOICE, MAX_GPUS
 from grn.model.job import Run
 from grn.protocol import schemas
 from grn.protocol.schemas import Cpus, GpuCount, Key, Priority, Reader
@@ -119,6 +119,26 @@ class WhenRequest(schemas.Message, frozen=True, tag="when", kw_only=True):
     lasts_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
 
 
+class BookRequest(schemas.Message, frozen=True, tag="book", kw_only=True):
+    """Book GPUs for this user."""
+
+    gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 1
+    from_at: Annotated[float, Meta(ge=0, le=1e11)]  # of the wall clock, as is the end
+    until_at: Annotated[float, Meta(ge=0, le=1e11)]
+    on: GpuChoice = ""
+    without: GpuNames = field(default_factory=list)
+
+
+class BookingsRequest(schemas.Message, frozen=True, tag="bookings", kw_only=True):
+    """Show all bookings."""
+
+
+class UnbookRequest(schemas.Message, frozen=True, tag="unbook", kw_only=True):
+    """Remove a booking."""
+
+    booking: Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
 class ReasonsRequest(schemas.Message, frozen=True, tag="reasons", kw_only=True):
     """Return why requests of this user wait, by their keys."""
 
@@ -178,6 +198,9 @@ Message = (
     | SamplesRequest
     | WhyRequest
     | WhenRequest
+    | BookRequest
+    | BookingsRequest
+    | UnbookRequest
     | ReasonsRequest
     | ProfilesRequest
     | RunsRequest

@@ -266,6 +266,20 @@ class Status(Record):
     host: HostRow | None = None
 
 
+class BookingRow(Record):
+    """GPUs that are kept for one user for a while."""
+
+    id: int
+    user: int
+    user_name: str
+    gpus_asked: int
+    gpus: tuple[int, ...]  # those chosen at present
+    from_at: float
+    until_at: float
+    state: str  # "ahead" or "active"
+    used: bool = False
+
+
 class When(Record):
     """The expected start of a request that is not made."""
 

@@ -14,11 +14,11 @@ from grn.model.gpu import ComputeMode, GpuKind
 from grn.model.job import Profile, Request, Run
 from grn.model.text import harmless
 from grn.negotiator.engine_view import EngineView
-from grn.negotiator.events import Grant, Lease, LeaseState
+from grn.negotiator.events import Booking, Grant, Lease, LeaseState
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.turns.order import Turn, WaitingRequest
-from grn.protocol.rows import ShareRow
+from grn.protocol.rows import BookingRow, ShareRow
 
 Row = dict[str, Any]
 
@@ -47,6 +47,28 @@ def shares(view: EngineView, at: float) -> list[ShareRow]:
         )
         for user in users
     ]
+
+
+def bookings(view: EngineView, at: float) -> list[BookingRow]:
+    """Return all bookings, the first to begin first."""
+    found = sorted(view.bookings.values(), key=lambda one: (one.start_at, one.id))
+    return [booking(view, one, at) for one in found]
+
+
+def booking(view: EngineView, booking: Booking, at: float) -> BookingRow:
+    """Return one booking."""
+    is_active = booking.start_at <= view.booking_clock(at)
+    return BookingRow(
+        booking.id,
+        booking.user,
+        harmless(booking.user_name),
+        booking.count,
+        tuple(sorted(view.books[uuid].gpu.index for uuid in booking.gpus)),
+        booking.start_at,
+        booking.end_at,
+        "active" if is_active else "ahead",
+        booking.is_used,
+    )
 
 
 def profiles(view: EngineView, job_type: str | None) -> list[Row]:

@@ -13,6 +13,7 @@ from grn.negotiator.events import Lease, Wait, WaitReason
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.allocations import MANY, Holdings, Shelf
+from grn.negotiator.schedule.bookings import NOT_BOOKED, Booked, Bookings
 from grn.negotiator.schedule.host_ledger import HostNeed
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import (
@@ -66,8 +67,11 @@ class Granter:
         self._waitlist = waitlist
         self._shares = shares
         self._usage = usage
-        self._keeper = Keeper(rules, holdings, waitlist, self.needs, self.alone_s, self.host_need)
-        costs = Costs(self.needs, self.alone_s, loads.of_lease)
+        self.bookings = Bookings(rules, holdings, waitlist, self.alone_s)
+        self._keeper = Keeper(
+            rules, holdings, waitlist, self.needs, self.alone_s, self.host_need, self._booked_closed
+        )
+        costs = Costs(self.needs, self.alone_s, loads.of_lease, self._booked_closed)
         self.preemption = Preemption(rules, holdings, waitlist, costs)
         self._least_guess = (-1, 0)  # the version of all profiles, and the guess they lead to
         self._resume = _BEFORE_ALL  # the turn after which the next round begins
@@ -161,10 +165,20 @@ class Granter:
         self._wake()
         rooms = _Rooms(self._holdings.shelf, closed)
         left_s = self._keeper.left_s(at)
+        booked = self.bookings.room(at)
 
         def rooms_on(reach: Reach) -> Rooms:
             host = self._holdings.host.room()
-            return Rooms(rooms.on(reach, False), rooms.on(reach, left_s > 0), left_s, host)
+            found = Rooms(rooms.on(reach, False), rooms.on(reach, left_s > 0), left_s, host)
+            if booked is None:
+                return found
+            return Rooms(
+                rooms.on(reach, False, booked.closed),
+                rooms.on(reach, left_s > 0, booked.active),
+                max(left_s, booked.left_s),
+                host,
+                found,
+            )
 
         last, self._resume, work = self._resume, _BEFORE_ALL, 0
         for group in self._waitlist.candidates(last, rooms_on, self.guess()):
@@ -199,7 +213,7 @@ class Granter:
 
     def at_once(self, request: Request, at: float) -> Lease | None:
         """Grant a request that fits, while no other waits."""
-        answer = self.answer(request)
+        answer = self.answer(request, at)
         return None if isinstance(answer, Wait) else self._grant(request, answer, at)
 
     def follow_processes(self) -> None:
@@ -236,11 +250,14 @@ class Granter:
             shut = [uuid for uuid in shut if uuid in self.preemption.reserved()]
         request = head.request
         needs = self.needs(request)
+        booked = self._booked(request, at)
+        if booked.closed:
+            shut = list(dict.fromkeys([*shut, *booked.closed]))
         refused = self._without_room(request, needs, shut) if request.gpus else None
         if refused is not None:
             self._waitlist.refuse(group, refused)
             return None
-        answer = self._answer(request, needs, shut, head.sequence)
+        answer = self._answer(request, needs, shut, head.sequence, booked, at)
         if isinstance(answer, Place):
             self._waitlist.pop(request.key)
             self._shares.given(head)
@@ -271,6 +288,8 @@ class Granter:
         self._holdings.put(lease, at)
         usual_s = self._memory.usual_s(request.job_type, self._holdings.model_of(lease))
         expected_s = USUAL_S if usual_s is None else usual_s
+        if self.bookings:
+            self.bookings.note_grant(lease, at)
         share = self._holdings.share_of(lease)
         self._usage.began(lease.id, request.user, share, expected_s, at)
         return lease
@@ -313,6 +332,7 @@ class Granter:
             not reach.is_pinned and all(need.load is not None for need in here),
             reach,
             self._keeper.lasts_s(request),
+            may_use_booked=request.yields or self.bookings.has_user(request.user),
         )
 
     def _needs_on(self, reach: Reach, needs: Mapping[str, Need]) -> list[Need]:
@@ -338,7 +358,8 @@ class Granter:
         if refused.host_reason is not None:
             is_same = refused.version == self._version_of(refused.job_type)
             return is_same and not self._holdings.host.could(refused.host_reason, refused.lacks)
-        room = rooms.on(refused.reach, self._keeper.may_pass(group, at))
+        booked = self._booked(group.head.request, at).closed
+        room = rooms.on(refused.reach, self._keeper.may_pass(group, at), booked)
         is_kept = bool(closed) and group.head.sequence in closed.values()
         if refused.is_alone and not is_kept and self._has_no_room(refused, room):
             return True  # whatever the need: too few GPUs are empty
@@ -359,11 +380,22 @@ class Granter:
 
     # --- where ---------------------------------------------------------------------------
 
-    def answer(
-        self, request: Request, closed: Collection[str] = (), sequence: int | None = None
-    ) -> Place | Wait:
+    def answer(self, request: Request, at: float, sequence: int | None = None) -> Place | Wait:
         """Return where a request would be placed now, or why it has to wait."""
-        return self._answer(request, self.needs(request), closed, sequence)
+        booked = self._booked(request, at)
+        return self._answer(request, self.needs(request), booked.closed, sequence, booked, at)
+
+    def _booked(self, request: Request, at: float) -> Booked:
+        """Return what the bookings mean for a request: which GPUs are closed to it."""
+        if not self.bookings or not request.gpus:
+            return NOT_BOOKED
+        runs_s = self._keeper.lasts_s(request)
+        if request.yields:
+            runs_s = min(runs_s, request.at_least_s)
+        return self.bookings.of(request.user, runs_s, at)
+
+    def _booked_closed(self, request: Request, at: float) -> Collection[str]:
+        return self._booked(request, at).closed
 
     def _answer(
         self,
@@ -371,9 +403,14 @@ class Granter:
         needs: dict[str, Need],
         closed: Collection[str],
         sequence: int | None,
+        booked: Booked,
+        at: float,
     ) -> Place | Wait:
+        """Answer a request; the GPUs that are closed include those that are booked."""
         if request.gpus:
-            answer = self._on_gpus(request, needs, closed)
+            answer = self._on_gpus(request, needs, closed, booked)
+            if booked.closed and isinstance(answer, Wait):
+                answer = self._because_booked(request, needs, closed, booked, at) or answer
         else:
             answer = self._on_host(request)
         if isinstance(answer, Wait) or self._holdings.host.size is None:
@@ -428,11 +465,29 @@ class Granter:
         host = self._holdings.host_profiles
         return self._memory.version_of(job_type) + host.version_of(job_type)
 
+    def _because_booked(
+        self,
+        request: Request,
+        needs: dict[str, Need],
+        closed: Collection[str],
+        booked: Booked,
+        at: float,
+    ) -> Wait | None:
+        """Return the booking that a request waits for; None when it waits for something else."""
+        others = [uuid for uuid in closed if uuid not in booked.closed]
+        found = self._on_gpus(request, needs, others, NOT_BOOKED)
+        if isinstance(found, Wait):
+            return None
+        return self.bookings.wait(request.user, found.gpus, booked.closed, at)
+
     def _on_gpus(
-        self, request: Request, needs: dict[str, Need], closed: Collection[str]
+        self, request: Request, needs: dict[str, Need], closed: Collection[str], booked: Booked
     ) -> Place | Wait:
         books = allowed(request, list(self._holdings.books.values()))
-        answer = self._place(request, needs, books, closed)
+        own = [book for book in books if book.gpu.uuid in booked.own] if booked.own else []
+        answer = self._place(request, needs, own, closed) if len(own) >= request.gpus else None
+        if not isinstance(answer, Place):
+            answer = self._place(request, needs, books, closed)
         is_first = (
             answer.is_probe
             if isinstance(answer, Place)
@@ -484,13 +539,19 @@ class _Rooms:
     def __init__(self, shelf: Shelf, closed: Collection[str]) -> None:
         self._shelf = shelf
         self._closed = closed
-        self._found: dict[tuple[Reach, bool], FreeSpace] = {}
+        self._found: dict[tuple[Reach, bool, frozenset[str]], FreeSpace] = {}
 
-    def on(self, reach: Reach, with_closed: bool) -> FreeSpace:
-        """Return the room on the GPUs of a reach, with or without those that are reserved."""
-        name = (reach, with_closed or not self._closed)
+    def on(
+        self, reach: Reach, with_closed: bool, booked: frozenset[str] = frozenset()
+    ) -> FreeSpace:
+        """Return the room on the GPUs of a reach, with or without those that are reserved.
+
+        GPUs that are booked are left out.
+        """
+        name = (reach, with_closed or not self._closed, booked)
         if name not in self._found:
-            self._found[name] = self._shelf.room(() if name[1] else self._closed, reach)
+            closed = () if name[1] else self._closed
+            self._found[name] = self._shelf.room({*closed, *booked} if booked else closed, reach)
         return self._found[name]
 
     def clear(self) -> None:

@@ -42,6 +42,10 @@ class Rules:
     weights: Mapping[int, float] = field(default_factory=dict)  # by user; others have 1
     yield_after_s: float = 30.0  # a request without room waits so long before others give way
     urgent_per_user: int = 1  # how many urgent jobs of a user may ask at once
+    bookings_per_user: int = 3
+    booking_share: float = 1.0  # the part of the GPUs that one user may have booked at a time
+    booking_lapse_s: float = 900.0  # after so long without a job of its user a booking ends
+    booking_unknown_s: float = 172800.0  # before a booking: how long jobs of unknown duration run
 
 
 @dataclass(slots=True)

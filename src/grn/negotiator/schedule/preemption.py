@@ -8,7 +8,7 @@ those whose end makes the difference are asked. Who asks for the end, and how, i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -30,6 +30,7 @@ _MAX_LEASES = 64  # that are tried, the cheapest
 ROOM = frozenset({
     WaitReason.NO_ROOM, WaitReason.NO_ROOM_FOR_FIRST_RUN, WaitReason.NO_EMPTY_GPU,
     WaitReason.GPUS_BUSY, WaitReason.NOT_ENOUGH_GPUS, WaitReason.YIELDS_TO_OLDER,
+    WaitReason.BOOKED,
 })  # fmt: skip
 
 
@@ -51,6 +52,7 @@ class Costs:
     needs: Callable[[Request], dict[str, Need]]
     alone_s: Callable[[Request, str], float | None]
     load_of: Callable[[Lease, str], float | None]
+    booked: Callable[[Request, float], Collection[str]]  # GPUs that bookings close to a request
 
 
 class Preemption:
@@ -79,13 +81,15 @@ class Preemption:
         """Yield the keys of the requests that GPUs are reserved for."""
         return iter(self.claims)
 
-    def ask(self, at: float, answer: Callable[[Request], Place | Wait]) -> Iterator[AskYield]:
+    def ask(
+        self, at: float, answer: Callable[[Request, float], Place | Wait]
+    ) -> Iterator[AskYield]:
         """Choose leases for the first requests in turn that wait for room."""
         self._prune(at)
         if not self._holdings.yielding:
             return
         for waiting in islice(self._candidates(at), _MAX_REQUESTS):
-            said = answer(waiting.request)
+            said = answer(waiting.request, at)
             if not isinstance(said, Wait) or said.reason not in ROOM:
                 continue
             claim = self._claim(waiting, at)
@@ -95,6 +99,13 @@ class Preemption:
             for lease_id in claim.victims:
                 self.asked[lease_id] = at
                 yield AskYield(self._holdings.leases[lease_id], claim.key)
+
+    def ask_for_booking(self, leases: Iterable[Lease], at: float) -> Iterator[AskYield]:
+        """Ask leases on GPUs that are booked now, each once."""
+        for lease in leases:
+            if lease.id not in self.asked:
+                self.asked[lease.id] = at
+                yield AskYield(lease)
 
     def text(self, key: str) -> str:
         """Say which jobs were asked to give way to a request; empty when none was."""
@@ -120,12 +131,20 @@ class Preemption:
         for key, claim in list(self.claims.items()):
             are_gone = not any(one in leases for one in claim.victims)
             patience_s = HOLD_S if are_gone else GIVE_UP_S
-            if key not in self._waitlist or at - claim.asked_at > patience_s + HOLD_S:
+            is_over = at - claim.asked_at > patience_s + HOLD_S
+            if key not in self._waitlist or is_over or self._is_booked(claim, at):
                 del self.claims[key]
         for lease_id in [one for one in self.asked if one not in leases]:
             del self.asked[lease_id]
         for key in [one for one in self._urgent if one not in self._waitlist]:
             del self._urgent[key]
+
+    def _is_booked(self, claim: Claim, at: float) -> bool:
+        """True when a booking has come between a request and the GPUs that are reserved for it."""
+        waiting = self._waitlist.find(claim.key)
+        if waiting is None:
+            return True
+        return not set(claim.gpus).isdisjoint(self._costs.booked(waiting.request, at))
 
     def _candidates(self, at: float) -> Iterator[WaitingRequest]:
         """Yield requests that may ask others to give way: urgent ones, then in turn."""
@@ -160,6 +179,7 @@ class Preemption:
         closed = {
             uuid for uuid, sequence in self.reserved().items() if sequence != waiting.sequence
         }
+        closed.update(self._costs.booked(request, at))
         books = [
             book
             for book in allowed(request, list(self._holdings.books.values()))

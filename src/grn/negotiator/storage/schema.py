@@ -15,9 +15,11 @@ import msgspec
 from grn.daemon.database import Schema, checksum, is_intact
 from grn.model.job import Argument, Run
 from grn.negotiator.events import (
+    DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
+    SaveBooking,
     SaveGpu,
     SaveLease,
     SaveNumber,
@@ -28,7 +30,7 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn.memory import profiling
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 STARTS_KEPT = 200
 _PRUNED_SHARE = 1 / 16  # of saved runs: each costs a search, and a few rows too many cost nothing
 
@@ -39,11 +41,14 @@ _decode_beside = msgspec.json.Decoder(tuple[tuple[str, float], ...]).decode
 _SET_ASIDE = "CREATE TABLE set_aside (source TEXT, body TEXT, at REAL);"  # for people to inspect
 _USES = "CREATE TABLE uses (user INTEGER PRIMARY KEY, used_h REAL NOT NULL, at REAL NOT NULL);"
 _GPUS = "CREATE TABLE gpus (uuid TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;"
+_BOOKINGS = (
+    "CREATE TABLE bookings (id INTEGER PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER NOT NULL);"
+)
 _STARTS = (
     "CREATE TABLE starts (id INTEGER PRIMARY KEY, earliest_s REAL NOT NULL, latest_s REAL NOT NULL,"
     " low_s REAL NOT NULL, high_s REAL NOT NULL, waited_s REAL NOT NULL);"
 )
-_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS} {_STARTS}
+_SCHEMA = f"""{_USES} {_SET_ASIDE} {_GPUS} {_STARTS} {_BOOKINGS}
 CREATE TABLE leases (
   id TEXT PRIMARY KEY, boot TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER
 ) WITHOUT ROWID;
@@ -78,6 +83,7 @@ _CHANGES = {  # migrations from one version to the next
     7: _STARTS,
     8: "ALTER TABLE runs ADD COLUMN ram_bytes INTEGER; ALTER TABLE runs ADD COLUMN cpus REAL;"
     " ALTER TABLE runs ADD COLUMN peak_cpus REAL;",
+    9: _BOOKINGS,
 }
 
 _RUN_TO_8 = (  # the columns up to version 8
@@ -90,7 +96,7 @@ START = "earliest_s, latest_s, low_s, high_s, waited_s"
 
 
 def is_good(row: Sequence[Any]) -> bool:
-    """True when the columns of a lease or a run match the checksum behind them."""
+    """True when the columns of a lease, a run or a booking match the checksum behind them."""
     *values, stored = row
     return is_intact(stored, tuple(values))
 
@@ -215,6 +221,15 @@ def _save_gpu(db: sqlite3.Connection, boot: str, action: SaveGpu) -> None:
     db.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?)", (action.uuid, boot))
 
 
+def _save_booking(db: sqlite3.Connection, _boot: str, action: SaveBooking) -> None:
+    row = (action.booking.id, _encode(action.booking))
+    db.execute("INSERT OR REPLACE INTO bookings VALUES (?, ?, ?)", (*row, checksum(*row)))
+
+
+def _drop_booking(db: sqlite3.Connection, _boot: str, action: DropBooking) -> None:
+    db.execute("DELETE FROM bookings WHERE id = ?", (action.booking,))
+
+
 def _drop_profile(db: sqlite3.Connection, _boot: str, action: DropProfile) -> None:
     db.execute("DELETE FROM runs WHERE job_type = ?", (action.job_type,))
 
@@ -229,5 +244,7 @@ WRITERS: dict[type, Callable[[sqlite3.Connection, str, Any], None]] = {
     SaveNumber: _save_number,
     SaveStart: _save_start,
     SaveGpu: _save_gpu,
+    SaveBooking: _save_booking,
+    DropBooking: _drop_booking,
     DropProfile: _drop_profile,
 }

@@ -1,4 +1,4 @@
-"""SQLite store of leases, waiting requests and remembered runs.
+"""SQLite store of leases, waiting requests, bookings and remembered runs.
 
 Writes the engine's actions before the loop carries them out. WAL without a sync per commit is
 enough: a crash of the negotiator loses nothing, and a power cut ends the holders as well
@@ -24,10 +24,13 @@ from grn.errors import MachineError
 from grn.model.job import Holder, Profile
 from grn.negotiator.events import (
     Action,
+    Booking,
+    DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
     Lease,
+    SaveBooking,
     SaveLease,
     SaveNumber,
     SaveRun,
@@ -46,6 +49,7 @@ LOCK_PATIENCE_S = 2.0
 Row = tuple[str, str]  # table, key
 
 _decode_lease = msgspec.json.Decoder(Lease).decode
+_decode_booking = msgspec.json.Decoder(Booking).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class Remembered:
     numbers: tuple[tuple[str, float], ...] = ()  # learned from all jobs together
     starts: tuple[SaveStart, ...] = ()  # the last ones, oldest first
     gpus: frozenset[str] = frozenset()  # UUIDs that were enumerated in this boot
+    bookings: tuple[Booking, ...] = ()
 
 
 class Store:
@@ -143,6 +148,7 @@ class Store:
             self._numbers(),
             self._starts(),
             frozenset(uuid for (uuid,) in seen),
+            self._bookings(),
         )
 
     def write(self, actions: Iterable[Action]) -> None:
@@ -196,9 +202,9 @@ class Store:
                 self._on_disk.add(("leases", action.lease.id))
             elif isinstance(action, DropLease):
                 self._on_disk.discard(("leases", action.lease))
-            elif isinstance(action, SaveWaiting):
+            elif isinstance(action, (SaveWaiting, SaveBooking)):
                 self._on_disk.add(_row_of(action))
-            elif isinstance(action, DropWaiting):
+            elif isinstance(action, (DropWaiting, DropBooking)):
                 self._on_disk.discard(_row_of(action))
 
     def _tidy(self, sql: str, value: object) -> None:
@@ -217,6 +223,19 @@ class Store:
             log.warning("action=set-aside result=failed reason=%r", str(error))
         else:
             self._tidy(f"DELETE FROM {table} WHERE id = ?", key)
+
+    def _bookings(self) -> tuple[Booking, ...]:
+        found = []
+        for row in self._db.execute("SELECT id, body, checksum FROM bookings ORDER BY id"):
+            self._on_disk.add(("bookings", str(row[0])))
+            try:
+                if not is_good(row):
+                    raise msgspec.DecodeError("its checksum is another")
+                found.append(_decode_booking(row[1]))
+            except (msgspec.DecodeError, TypeError):
+                log.error("action=set-aside booking=%s reason=unreadable", row[0])
+                self._set_aside("bookings", row[0], row)
+        return tuple(found)
 
     def _uses(self) -> tuple[SaveUse, ...]:
         rows = self._db.execute("SELECT user, used_h, at FROM uses").fetchall()
@@ -283,9 +302,9 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
             if ("numbers", action.name) in settled:
                 continue
             settled.add(("numbers", action.name))
-        elif isinstance(action, (SaveLease, DropLease, SaveWaiting, DropWaiting)):
+        elif isinstance(action, _ROWS):
             row = _row_of(action)
-            is_gone = isinstance(action, (DropLease, DropWaiting)) and row not in on_disk
+            is_gone = isinstance(action, _DROPS) and row not in on_disk
             if row in settled or is_gone:
                 settled.add(row)
                 continue
@@ -294,9 +313,19 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
     return kept[::-1]
 
 
-def _row_of(action: SaveLease | DropLease | SaveWaiting | DropWaiting) -> Row:
+_DROPS = (DropLease, DropWaiting, DropBooking)
+_ROWS = (SaveLease, SaveWaiting, SaveBooking, *_DROPS)
+
+
+def _row_of(
+    action: SaveLease | DropLease | SaveWaiting | DropWaiting | SaveBooking | DropBooking,
+) -> Row:
     if isinstance(action, SaveLease):
         return "leases", action.lease.id
+    if isinstance(action, SaveBooking):
+        return "bookings", str(action.booking.id)
+    if isinstance(action, DropBooking):
+        return "bookings", str(action.booking)
     return ("leases", action.lease) if isinstance(action, DropLease) else ("waiting", action.key)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from grn.model.host import HOST_MODEL
@@ -33,6 +33,7 @@ class Keeper:
         needs: Callable[[Request], dict[str, Need]],
         alone_s: Callable[[Request, str], float | None],
         host_need: Callable[[Request, int], HostNeed],
+        booked: Callable[[Request, float], Collection[str]],
     ) -> None:
         self._rules = rules
         self._holdings = holdings
@@ -40,6 +41,7 @@ class Keeper:
         self._needs = needs
         self._alone_s = alone_s
         self._host_need = host_need
+        self._booked = booked  # GPUs that bookings close to a request
         self._kept: dict[str, int] = {}  # GPU -> sequence of the request it was last reserved for
         self._until = _NEVER  # when the reserved GPUs will have room for their request
         self.group: Group | None = None  # its head is the request that the GPUs are reserved for
@@ -62,7 +64,8 @@ class Keeper:
             is_first = any(need.is_probe for need in needs.values())
             if is_first and head.request.job_type in self._holdings.first_runs:
                 continue  # it does not wait for room
-            kept = self._still_kept(head, needs) or self._to_keep(head, needs, at)
+            booked = self._booked(head.request, at)
+            kept = self._still_kept(head, needs, booked) or self._to_keep(head, needs, at, booked)
             if kept:
                 if at - head.since < _PASSED * patience_s:
                     waits = [self._drained_s(book, needs[book.gpu.model], at) for book in kept]
@@ -72,15 +75,19 @@ class Keeper:
                 return self._kept
         return {}
 
-    def _to_keep(self, head: WaitingRequest, needs: Mapping[str, Need], at: float) -> list[Book]:
+    def _to_keep(
+        self, head: WaitingRequest, needs: Mapping[str, Need], at: float, booked: Collection[str]
+    ) -> list[Book]:
         """Choose the GPUs to reserve; of very many, among the roomiest."""
         request, ready_s = head.request, partial(self._ready_s, at, head.sequence)
         if len(self._holdings.books) > MANY and is_anywhere(request):
-            few = self._holdings.shelf.roomiest(FEW + request.gpus)
+            few = self._holdings.shelf.roomiest(FEW + request.gpus, booked)
             kept = to_keep(request, needs, few, ready_s)
             if kept:
                 return kept
         books = allowed(request, list(self._holdings.books.values()))
+        if booked:
+            books = [book for book in books if book.gpu.uuid not in booked]
         return to_keep(request, needs, books, ready_s)
 
     def _keeps_host(self, group: Group) -> bool:
@@ -91,7 +98,9 @@ class Keeper:
         self._holdings.host.kept = (head.sequence, self._host_need(head.request, 0))
         return True
 
-    def _still_kept(self, head: WaitingRequest, needs: Mapping[str, Need]) -> list[Book]:
+    def _still_kept(
+        self, head: WaitingRequest, needs: Mapping[str, Need], booked: Collection[str]
+    ) -> list[Book]:
         """Return the GPUs that a request has reserved already, none when it needs others.
 
         They precede all others, so the others need not be tried.
@@ -100,7 +109,9 @@ class Keeper:
         if request.holder is not None and not request.is_command:
             return []  # its process may have come to other GPUs
         kept = [
-            self._holdings.books[uuid] for uuid in self._kept if self._kept[uuid] == head.sequence
+            self._holdings.books[uuid]
+            for uuid in self._kept
+            if self._kept[uuid] == head.sequence and uuid not in booked
         ]
         return to_keep(request, needs, kept) if len(kept) == request.gpus else []
 
@@ -156,9 +167,7 @@ class Keeper:
             return 0.0
         for lease in book.leases.values():
             usual_s = self._alone_s(lease.request, book.gpu.model)
-            passed_s = at - lease.granted_at
-            late = usual_s is None or passed_s > usual_s
-            left_s = math.inf if usual_s is None else passed_s / 4 if late else usual_s - passed_s
+            left_s = remaining_s(usual_s, at - lease.granted_at)
             ends.append((left_s, lease.reserved_on(book.gpu.uuid)))
         waits_s = 0.0
         for left_s, size in sorted(ends):
@@ -166,3 +175,10 @@ class Keeper:
                 break
             free, waits_s = free + size, left_s
         return waits_s
+
+
+def remaining_s(usual_s: float | None, passed_s: float) -> float:
+    """Return how long a job runs on: what is left of its usual time, a share of it when late."""
+    if usual_s is None:
+        return math.inf
+    return passed_s / 4 if passed_s > usual_s else usual_s - passed_s

@@ -60,6 +60,7 @@ class Refusal:
     lasts_s: float = 0.0  # how long such a job may take: reserved GPUs count if it ends in time
     host_reason: WaitReason | None = None  # GPUs have room, and the host lacks memory or cores:
     lacks: float = 0.0  # bytes, or cores
+    may_use_booked: bool = False  # bookings close other GPUs to it than to most requests
 
 
 @dataclass(slots=True)
@@ -118,6 +119,7 @@ class _Room(NamedTuple):
     what: str  # "need", "guess" or "alone"; of the host "ram" or "cpus"
     gpus: int
     is_load_known: bool = False
+    may_use_booked: bool = False
 
 
 class _Buckets(NamedTuple):
@@ -150,6 +152,11 @@ class Rooms(NamedTuple):
     backfill: FreeSpace  # with the GPUs that are reserved for a starving request,
     left_s: float  # for jobs that take no longer than this
     host: HostRoom = HostRoom()
+    booked: Rooms | None = None  # the same for groups that may use booked GPUs, where there are any
+
+    def of(self, room: _Room) -> Rooms:
+        """Return the rooms that count for the groups of a line."""
+        return self.booked if room.may_use_booked and self.booked is not None else self
 
 
 class WaitIndex:
@@ -199,8 +206,10 @@ class WaitIndex:
         self, after: Turn, reach: Reach, rooms: Rooms, guess_bytes: float
     ) -> Iterator[tuple[Turn, LineName]]:
         """Yield the lines of which some group may fit, each with the first turn after a turn."""
-        last = _last_bucket(rooms)
+        all_rooms = rooms
         for room, lines in self._lines.get(reach, {}).items():
+            rooms = all_rooms.of(room)
+            last = _last_bucket(rooms)
             in_time, late = _mosts(room, rooms, guess_bytes)
             if in_time < 0:
                 continue  # the room for all other jobs is part of this room
@@ -221,6 +230,7 @@ class WaitIndex:
         line = self._lines.get(name.reach, {}).get(name.room, {}).get(name.buckets)
         if line is None:
             return None
+        rooms = rooms.of(name.room)
         in_time, late = _mosts(name.room, rooms, guess_bytes)
         last = _last_bucket(rooms)
         most = late if name.buckets.lasts > last else in_time
@@ -262,15 +272,16 @@ def _names(refused: Refusal) -> Iterator[tuple[_Room, _Buckets, float]]:
         amount = _amount(refused, what)
         yield _Room(what, 0), _Buckets(_bucket(amount)), amount
         return
+    kind = (refused.gpus, refused.is_load_known, refused.may_use_booked)
     if refused.is_alone:
-        yield _Room("alone", refused.gpus), _Buckets(0, lasts), 0.0
+        room = _Room("alone", refused.gpus, may_use_booked=refused.may_use_booked)
+        yield room, _Buckets(0, lasts), 0.0
         return
     need = refused.need_bytes
     if need < math.inf:
-        room = _Room("need", refused.gpus, refused.is_load_known)
-        yield room, _Buckets(_bucket(need), lasts), need
+        yield _Room("need", *kind), _Buckets(_bucket(need), lasts), need
     if refused.is_guess:
-        yield _Room("guess", refused.gpus, refused.is_load_known), _Buckets(0, lasts), 0.0
+        yield _Room("guess", *kind), _Buckets(0, lasts), 0.0
 
 
 def _amount(refused: Refusal, what: str) -> float:

@@ -170,6 +170,11 @@ class Waitlist:
         """Retry all groups of a type: its profile or first run has changed."""
         self._fresh.update(self._of_type.get(job_type, {}))
 
+    def renew_user(self, user: int) -> None:
+        """Answer all groups of a user anew: the user has made or lost a booking."""
+        for group in list(self._of_user.get(user, {}).values()):
+            self.refuse(group, None)
+
     def wake_group(self, group: Group) -> None:
         """Retry one group."""
         if group.members:
