@@ -8,7 +8,7 @@ import pytest
 
 from grn.model.job import Outcome, Profile, Run
 from grn.model.units import GiB
-from grn.negotiator.events import SaveStart
+from grn.negotiator.events import Booking, BookingMade, SaveStart
 from grn.negotiator.queries.forecast import (
     MAX_WAITING,
     Asked,
@@ -154,3 +154,41 @@ def test_random_histories_give_ranges_in_order(seed: int) -> None:
         ranges = [*found.ends.values(), *found.starts.values()]
         assert all(0 <= one.low_s <= one.high_s for one in ranges), f"seed {seed}"
         assert found.starts.keys() <= {one.request.key for one in story.engine.view.waitlist}
+
+
+def booked(story: Story, from_s: float, for_s: float) -> None:
+    wish = Booking(0, 2000, "ada", 1, story.at + from_s, story.at + from_s + for_s)
+    story.tell(BookingMade(story.at, story.engine.view.admitted(wish, story.at)))
+
+
+def test_a_job_that_would_run_into_a_booking_starts_behind_it() -> None:
+    story = a_story()
+    booked(story, 1000.0, 500.0)
+    story.asks("a", job_type="train")
+
+    assert at_once(forecast(story.engine.view, story.at)).starts == {"a": Range(1500.0, 1500.0)}
+
+
+def test_a_job_that_ends_before_a_booking_is_expected_before_it() -> None:
+    story = a_story()
+    booked(story, 5000.0, 500.0)
+    for key in "abcdef":
+        story.asks(key, job_type="train")
+
+    found = at_once(forecast(story.engine.view, story.at)).starts
+
+    assert found["b"].high_s < 2000.0
+    assert found["f"].low_s >= 5500.0
+
+
+def test_a_request_that_is_not_made_is_expected_around_bookings() -> None:
+    story = a_story()
+    booked(story, 1000.0, 500.0)
+    request = a_request("", mem_bytes=GiB)
+
+    found = [
+        at_once(forecast(story.engine.view, story.at, Asked(request, lasts_s))).starts[""]
+        for lasts_s in (100.0, 1000.0)
+    ]
+
+    assert found == [Range(0.0, 0.0), Range(1500.0, 1500.0)]

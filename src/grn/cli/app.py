@@ -62,6 +62,7 @@ COMMANDS = {
     "gpus": ("grn.cli.commands.machine:gpus", "Show the GPUs: memory used, reserved, free."),
     "ps": ("grn.cli.commands.machine:ps", "Show what runs and what waits, and why."),
     "when": ("grn.cli.commands.status:when", "Tell when a job would start if submitted now."),
+    "book": ("grn.cli.commands.book:book", "Book GPUs for a time, list and remove bookings."),
     "why": ("grn.cli.commands.status:why", "Explain why a job waits, or where it runs."),
     "shares": ("grn.cli.commands.status:shares", "Show what users have had of the GPUs lately."),
     "events": ("grn.cli.commands.events:events", "Print what happens, as JSON lines."),
@@ -89,7 +90,7 @@ SECTIONS = {
     "Submit and walk away": "submit ls show logs wait cancel retry hold release move edit drain "
     "history clean queue service site sites",
     "Look": "top web gpus ps why when profiles shares report events metrics",
-    "The negotiator": "start stop audit",
+    "The negotiator": "start stop book audit",
     "Try and set up": "demo simulate doctor completion help",
 }
 
@@ -175,6 +176,12 @@ EXAMPLES = {
     "metrics": ("grn metrics",),
     "shares": ("grn shares", "grn shares --json"),
     "when": ("grn when --gpus 2 --mem 20GiB --for 6h", "grn when --type train.py --json"),
+    "book": (
+        "grn book -n 2 --from 'tomorrow 9:00' --for 4h",
+        "grn book --from 22:00 --for 8h --on a100",
+        "grn book ls",
+        "grn book rm 3",
+    ),
     "why": ("grn why 41", "grn why 264f", "grn why train.py::fit"),
     "audit": ("grn audit", "grn audit -n 500 --json"),
     "profiles": ("grn profiles", "grn profiles show train.py", "grn profiles forget train.py"),

@@ -119,6 +119,7 @@ class EngineView:
         self.claims = MappingProxyType(claims)  # by key: room that others were asked to make
         self.asked_to_yield = MappingProxyType(asked_to_yield)  # lease -> when
         self.types_dropped = MappingProxyType(types_dropped)  # user -> types over the quota
+        self.booking_unknown_s = rules.booking_unknown_s  # how long jobs of unknown duration run
         self.bookings: Mapping[int, Booking] = MappingProxyType(bookings.by_id)
 
     def booking_clock(self, at: float) -> float:

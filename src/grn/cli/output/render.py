@@ -9,7 +9,9 @@ from grn.cli.output.style import paint, plain, state_style
 from grn.cli.output.table import labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
 from grn.model.units import show_expected, show_size, show_time
+from grn.model.windows import show_moment
 from grn.protocol.rows import (
+    BookingRow,
     GpuRow,
     JobRow,
     LeaseRow,
@@ -142,6 +144,27 @@ def shares(rows: Sequence[ShareRow], user_name: UserName, width: int = 0) -> str
         for row in rows
     ]
     return table(("USER", "WEIGHT", "GPU HOURS", "SHARE", "GPUS NOW", "WAITS"), lines, width)
+
+
+def bookings(rows: Sequence[BookingRow], user_name: UserName, now: float, width: int = 0) -> str:
+    """List bookings."""
+    if not rows:
+        return "nothing is booked"
+    lines = [
+        (
+            str(row.id),
+            user_name(row.user),
+            str(row.gpus_asked),
+            ", ".join(map(str, row.gpus)),
+            show_moment(row.from_at, now),
+            show_moment(row.until_at, now),
+            show_time(row.until_at - row.from_at),
+            "unused" if row.state == "active" and not row.used else row.state,
+        )
+        for row in rows
+    ]
+    headers = ("ID", "USER", "GPUS", "WHICH", "BEGINS", "ENDS", "LASTS", "STATE")
+    return table(headers, lines, width, spare=("LASTS", "WHICH"))
 
 
 def profiles(rows: Sequence[ProfileRow], width: int = 0) -> str:

@@ -80,6 +80,8 @@ class Page:
             Route("/api/forget", self._closed(self.forget), methods=write),
             Route("/api/history", self._closed(self.history), methods=read),
             Route("/api/timeline", self._closed(self.timeline), methods=read),
+            Route("/api/bookings", self._closed(self.bookings), methods=read),
+            Route("/api/unbook", self._closed(self.unbook), methods=write),
             Route("/api/profiles", self._closed(self.profiles), methods=read),
             Route("/api/sweeps", self._closed(self.sweeps), methods=read),
             Route("/api/sweep", self._closed(self.sweep), methods=read),
@@ -179,6 +181,9 @@ class Page:
         is_partial = len(past) == queries.MAX_PAST
         return JSONResponse({"spans": [span.row() for span in spans], "is_partial": is_partial})
 
+    async def bookings(self, request: Request) -> Response:
+        return JSONResponse({"bookings": await asyncio.to_thread(queries.bookings)})
+
     async def profiles(self, request: Request) -> Response:
         return JSONResponse({"profiles": await asyncio.to_thread(queries.profiles)})
 
@@ -271,6 +276,14 @@ class Page:
         if not isinstance(job_type, str):
             raise _BadBody("say which type")
         await asyncio.to_thread(ask_once, {"op": "forget", "type": job_type})
+        return JSONResponse({"ok": True})
+
+    async def unbook(self, request: Request) -> Response:
+        """Remove a booking of the user."""
+        booking = (await _body(request)).get("booking")
+        if type(booking) is not int or booking < 0:
+            raise _BadBody("say which booking")
+        await asyncio.to_thread(ask_once, {"op": "unbook", "booking": booking})
         return JSONResponse({"ok": True})
 
 

@@ -20,6 +20,7 @@ from grn.model.outcome import Outcome, OutcomeKind, kind_of
 from grn.model.text import cut
 from grn.paths import user_name
 from grn.protocol.rows import (
+    BookingRow,
     CurveRow,
     EndRow,
     JobRow,
@@ -229,6 +230,12 @@ def _ended(row: JobRow) -> Row:
         "is_bad": _is_bad(row),
         "text": "" if row.text == row.reason else row.text,
     }
+
+
+def bookings() -> list[Row]:
+    """Return all bookings, with the names that their users have here."""
+    rows = read_all(BookingRow, ask_once({"op": "bookings"})["bookings"])
+    return [{**as_json(row), "user_name": user_name(row.user)} for row in rows]
 
 
 def profiles() -> list[Row]:

@@ -131,7 +131,7 @@ class Runs:
         peak = max(self._holdings.watches[lease.id].peak_bytes, event.peak_bytes or 0) or None
         was_sharing = self._holdings.is_sharing(lease)
         settled, verdict = LeaseSettled(event.outcome, not was_sharing, peak), None
-        if event.outcome is Outcome.OUT_OF_MEMORY:
+        if event.outcome is Outcome.OUT_OF_MEMORY and lease.gpus:
             verdict = self._verdict(lease, peak or 0, event.asked_bytes)
             self._note_guilt(lease, verdict)
             settled = replace(

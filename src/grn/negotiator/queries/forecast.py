@@ -21,7 +21,14 @@ from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease, LeaseState, SaveStart
 from grn.negotiator.queries.views import in_turn
 from grn.negotiator.schedule.placement import Need, allowed, pinned
-from grn.negotiator.schedule.timeline import GpuNeed, GpuState, PlannedRequest, PlannedRun, Timeline
+from grn.negotiator.schedule.timeline import (
+    BookedTime,
+    GpuNeed,
+    GpuState,
+    PlannedRequest,
+    PlannedRun,
+    Timeline,
+)
 from grn.negotiator.schedule.turns.order import WaitingRequest
 
 MAX_WAITING = 100  # the first requests in turn; the others are unknown
@@ -90,11 +97,12 @@ def forecast(
     if len(view.books) > MAX_GPUS or len(view.leases) > MAX_LEASES:
         return Forecast(at)
     index = {uuid: place for place, uuid in enumerate(view.books)}
+    booked = _booked(view, at)
     gpus = [
         GpuState(
             book.free_bytes, book.once_empty_bytes, book.load_cap,
             view.loads.power(book.gpu.model), book.is_usable and not book.is_closed,
-            book.is_exclusive,
+            book.is_exclusive, tuple(booked.get(book.gpu.uuid, ())),
         )
         for book in view.books.values()
     ]  # fmt: skip
@@ -215,6 +223,17 @@ def inside(starts: Iterable[SaveStart]) -> int:
     return sum(one.low_s <= one.waited_s <= one.high_s for one in starts)
 
 
+def _booked(view: EngineView, at: float) -> dict[str, list[BookedTime]]:
+    """Return the times for which GPUs are booked."""
+    found: dict[str, list[BookedTime]] = {}
+    now = view.booking_clock(at)
+    for one in view.bookings.values():
+        time = BookedTime(one.user, one.start_at - now, one.end_at - now)
+        for uuid in one.gpus:
+            found.setdefault(uuid, []).append(time)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _RunningLease:
     run: PlannedRun
@@ -320,7 +339,9 @@ def _candidate(
         PlannedRequest(
             request.key, group, request.job_type, request.gpus, demands, 0.0,
             is_exclusive=request.is_exclusive, is_probe=is_probe,
-            packs=request.policy is Policy.PACK,
+            packs=request.policy is Policy.PACK, user=request.user,
+            gives_way_s=request.at_least_s if request.yields else math.inf,
+            unknown_s=view.booking_unknown_s,
         ),
         spread,
     )  # fmt: skip

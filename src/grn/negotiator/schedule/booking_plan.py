@@ -94,7 +94,9 @@ def _check_time(wish: Booking, now: float) -> None:
         raise UsageError(f"{text} you asked for {length_s / 86400:.3g}.", "Book a shorter time.")
     if wish.start_at - now > MAX_AHEAD_S:
         text = f"GPUs are booked at most {MAX_AHEAD_S / 86400:.0f} days ahead;"
-        raise UsageError(f"{text} you asked for {show_moment(wish.start_at, now)}.", "Book later.")
+        raise UsageError(
+            f"{text} you asked for {show_moment(wish.start_at, now)}.", "Ask nearer to that day."
+        )
 
 
 def _check_user(wish: Booking, bookings: Collection[Booking], gpus: int, rules: Rules) -> None:

@@ -484,9 +484,8 @@ class Granter:
         self, request: Request, needs: dict[str, Need], closed: Collection[str], booked: Booked
     ) -> Place | Wait:
         books = allowed(request, list(self._holdings.books.values()))
-        own = [book for book in books if book.gpu.uuid in booked.own] if booked.own else []
-        answer = self._place(request, needs, own, closed) if len(own) >= request.gpus else None
-        if not isinstance(answer, Place):
+        answer = self._on_own_booking(request, needs, books, closed, booked)
+        if answer is None:
             answer = self._place(request, needs, books, closed)
         is_first = (
             answer.is_probe
@@ -503,6 +502,22 @@ class Granter:
             if isinstance(answer, Place):
                 return answer
         return self._wait_for_sibling(running)
+
+    def _on_own_booking(
+        self,
+        request: Request,
+        needs: dict[str, Need],
+        books: list[Book],
+        closed: Collection[str],
+        booked: Booked,
+    ) -> Place | None:
+        """Place a request on GPUs that its user has booked; None where it does not fit."""
+        if not booked.own:
+            return None
+        homes = pinned(request, books) or books
+        own = [book for book in homes if book.gpu.uuid in booked.own]
+        answer = self._place(request, needs, own, closed) if len(own) >= request.gpus else None
+        return answer if isinstance(answer, Place) else None
 
     def _place(
         self,

@@ -1,7 +1,8 @@
 """Play the schedule forward: when running jobs end and waiting ones start, for given durations.
 
-A rough copy of the engine's rules on plain values: order, room, load, reservations, backfill. It
-knows neither interference nor links between GPUs. A job of unknown duration never ends.
+A rough copy of the engine's rules on plain values: order, room, load, reservations, backfill,
+bookings. It knows neither interference nor links between GPUs. A job of unknown duration never
+ends. The user of a booking is not expected to use it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 PASSED = 4  # after this many times the patience reserved GPUs are not backfilled any more
 _TINY = 1e-9
+_LATE = 1.2  # a job may take this many times its usual time
+
+
+@dataclass(frozen=True, slots=True)
+class BookedTime:
+    """A time, in seconds from now, during which a GPU is kept for a user."""
+
+    user: int
+    from_s: float
+    until_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,7 @@ class GpuState:
     power: float  # how fast time grows with load
     is_usable: bool = True
     is_exclusive: bool = False  # the driver lets one process in
+    booked: tuple[BookedTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,9 @@ class PlannedRequest:
     is_exclusive: bool = False
     is_probe: bool = False
     packs: bool = False  # prefers full GPUs
+    user: int = 0
+    gives_way_s: float = math.inf  # after so long it can be asked to end
+    unknown_s: float = math.inf  # how long it runs into a booking at most, if its time is unknown
 
 
 @dataclass(slots=True)
@@ -99,14 +115,23 @@ class Timeline:
             self.work += len(speeds)
             ends_in = {one: self.left_s[one] * slow for one, slow in speeds.items()}
             first = min(ends_in, key=ends_in.__getitem__, default=None)
-            if first is None or ends_in[first] == math.inf:
+            passed_s = math.inf if first is None else ends_in[first]
+            opens_in = self._next_opening_s() - self.now_s if rest else math.inf
+            is_end = passed_s <= opens_in
+            passed_s = min(passed_s, opens_in)
+            if passed_s == math.inf:
                 return
-            passed_s = ends_in[first]
             self.now_s += passed_s
             for one, slow in speeds.items():
                 self.left_s[one] -= passed_s / slow
-            self._leave(first)
+            if is_end and first is not None:
+                self._leave(first)
             yield
+
+    def _next_opening_s(self) -> float:
+        """Return when a booking ends next."""
+        booked = chain.from_iterable(gpu.booked for gpu in self.gpus)
+        return min((one.until_s for one in booked if one.until_s > self.now_s), default=math.inf)
 
     def _enter(self, run: PlannedRun) -> None:
         self.running[run.id] = run
@@ -141,7 +166,7 @@ class Timeline:
                 rest.append(one)
                 continue
             closed = set() if kept is None or kept[0] == one.id else kept[1]
-            lasts_s = 1.2 * max(demand.alone_s for demand in one.demands.values())
+            lasts_s = _LATE * max(demand.alone_s for demand in one.demands.values())
             if closed and self.now_s + lasts_s <= ready_s:
                 closed = set()
             chosen = self._place(one, closed)
@@ -169,7 +194,7 @@ class Timeline:
 
     def _fits(self, one: PlannedRequest, gpu: int) -> bool:
         demand, state = one.demands[gpu], self.gpus[gpu]
-        if not state.is_usable:
+        if not state.is_usable or (state.booked and self._is_booked(one, gpu)):
             return False
         here = self.here[gpu].values()
         if not here:
@@ -179,6 +204,17 @@ class Timeline:
         if any(run.is_exclusive or (one.is_probe and run.is_probe) for run in here):
             return False
         return demand.load is None or self.load[gpu] + demand.load <= state.load_cap + _TINY
+
+    def _is_booked(self, one: PlannedRequest, gpu: int) -> bool:
+        """True when a request would run into another user's booking of a GPU."""
+        alone_s = one.demands[gpu].alone_s
+        lasts_s = min(one.gives_way_s, one.unknown_s if alone_s == math.inf else _LATE * alone_s)
+        return any(
+            booked.user != one.user
+            and self.now_s < booked.until_s
+            and (booked.from_s <= self.now_s or booked.from_s < self.now_s + lasts_s)
+            for booked in self.gpus[gpu].booked
+        )
 
     def _start(self, one: PlannedRequest, gpus: list[int]) -> None:
         self.starts[one.id] = self.now_s
