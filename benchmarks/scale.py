@@ -3,7 +3,8 @@
 The engine alone. Each event is timed: a job ends and what it used is learned, the next ones start;
 a newcomer asks; somebody gives up; all GPUs are sampled. First while nobody has waited long, then
 after time has passed and GPUs are reserved for starving requests, and again when they may not be
-backfilled any more. The garbage collector runs as it does in a negotiator.
+backfilled any more; at last while users have booked GPUs for now and for later. The garbage
+collector runs as it does in a negotiator.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ from grn.model.gpu import Gpu, GpuHealth, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB, MiB
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Event, Grant, JobStarted, Released, Requested, Sampled, Withdrawn
+from grn.negotiator.events import (
+    Booking,
+    BookingMade,
+    Event,
+    Grant,
+    JobStarted,
+    Released,
+    Requested,
+    Sampled,
+    Withdrawn,
+)
 from grn.negotiator.schedule.ledger import Rules
 
 USERS, EVENTS, SAMPLES = 20, 1_000, 20
 TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 20.0
 CHANGING = 0.02  # of the GPUs: their memory differs from one sample to the next
 PASSING_S = 5.0  # between two samples while time passes
+BOOKED_FROM_S = (0.0, 0.0, 100.0, 500.0, 1_500.0, 5_000.0)  # for an hour, by two users
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,17 @@ class Crowd:
             readings.append(Reading(uuid, GpuHealth.OK, used, self._draw.randrange(100), uses))
         return tuple(readings)
 
+    def book(self) -> None:
+        """Users who wait, and others, book GPUs for now and for later."""
+        view = self.engine.view
+        for number, from_s in enumerate(BOOKED_FROM_S):
+            for user in (1000 + number, 5000 + number):
+                start_at = self._at + from_s
+                wish = Booking(
+                    0, user, str(user), max(1, self.size.gpus // 20), start_at, start_at + 3600.0
+                )
+                self._timed(BookingMade(self._later(), view.admitted(wish, self._at)))
+
     def pass_time(self, seconds: float) -> None:
         """Let time pass, with samples, while all jobs go on."""
         until = self._at + seconds
@@ -160,6 +183,9 @@ def measure() -> list[rig.Figure]:
                                 (" long after", 4 * patience_s)):  # fmt: skip
             crowd.pass_time(passes_s)
             figures += _state(crowd, state)
+        if size.gpus > len(BOOKED_FROM_S) * 2:
+            crowd.book()
+            figures += _state(crowd, " with bookings")
         crowd.engine.check()
         stall = rig.Figure(
             f"{size}: longest garbage collection", max(stalls, default=0), STALL_MS, "ms"

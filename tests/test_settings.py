@@ -67,6 +67,7 @@ def test_every_setting_can_be_set_by_its_variable(
     value = {
         "gpus": "virtual:7x7GiB",
         "guard_fraction": "0.7",
+        "booking_share": "0.7",
         "shares": "7=7",
         "policy": "pack",
         "host": "7x7GiB",

@@ -160,6 +160,23 @@ def test_a_job_of_the_user_is_placed_on_booked_gpus_first() -> None:
     assert story.gpus("a") == [2]
 
 
+def test_a_job_that_waits_for_a_first_run_is_told_so_and_not_of_the_booking() -> None:
+    story = a_story(2)
+    story.asks("first", slots=("0",))
+    books(story, from_s=0.0, able=("GPU-1",))
+
+    assert story.asks("second") == []
+    assert story.why("second") is WaitReason.FIRST_RUN_ELSEWHERE
+
+
+def test_a_process_that_stays_on_its_gpu_is_not_moved_to_a_booked_one() -> None:
+    story = a_story(2)
+    books(story, from_s=0.0, able=("GPU-1",))
+
+    assert story.asks("a", user=ADA, stay=("GPU-0",), **WHOLE) == ["a"]
+    assert story.gpus("a") == [0]
+
+
 def test_what_waits_is_granted_when_the_booking_ends() -> None:
     story = a_story()
     books(story, from_s=0.0, for_s=100.0)

@@ -24,7 +24,7 @@ from grn.negotiator.events import (
     Wait,
     WaitReason,
 )
-from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.allocations import MANY, Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.turns.backfill import remaining_s
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
@@ -291,6 +291,11 @@ class Bookings:
             if uuid not in taken and (not booking.able or uuid in booking.able)
         ]
 
+        if len(free) > MANY:  # consider those with the fewest jobs of others
+            most = max(MANY, 2 * booking.count)
+            free.sort(key=lambda book: len(_in_the_way(book, booking.user)))
+            free = free[:most] + [book for book in free[most:] if book.gpu.uuid in booking.gpus]
+
         def rank(book: Book) -> tuple[bool, float, bool, int]:
             is_new = book.gpu.uuid not in booking.gpus
             drained_s = self._drained_s(book, booking.user, at)
@@ -305,10 +310,18 @@ class Bookings:
         return max(
             (
                 remaining_s(self._alone_s(lease.request, model), at - lease.granted_at)
-                for lease in book.leases.values()
-                if lease.request.user != user
-                and not lease.request.yields
-                and lease.state is LeaseState.HELD
+                for lease in _in_the_way(book, user)
             ),
             default=0.0,
         )
+
+
+def _in_the_way(book: Book, user: int) -> list[Lease]:
+    """Return the leases on a GPU that a booking of a user has to wait for."""
+    return [
+        lease
+        for lease in book.leases.values()
+        if lease.request.user != user
+        and not lease.request.yields
+        and lease.state is LeaseState.HELD
+    ]

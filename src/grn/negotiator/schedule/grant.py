@@ -410,7 +410,7 @@ class Granter:
         if request.gpus:
             answer = self._on_gpus(request, needs, closed, booked)
             if booked.closed and isinstance(answer, Wait):
-                answer = self._because_booked(request, needs, closed, booked, at) or answer
+                answer = self._because_booked(request, needs, closed, booked, at)
         else:
             answer = self._on_host(request)
         if isinstance(answer, Wait) or self._holdings.host.size is None:
@@ -472,12 +472,12 @@ class Granter:
         closed: Collection[str],
         booked: Booked,
         at: float,
-    ) -> Wait | None:
-        """Return the booking that a request waits for; None when it waits for something else."""
+    ) -> Wait:
+        """Return the booking that a refused request waits for, or why it would wait without one."""
         others = [uuid for uuid in closed if uuid not in booked.closed]
         found = self._on_gpus(request, needs, others, NOT_BOOKED)
         if isinstance(found, Wait):
-            return None
+            return found
         return self.bookings.wait(request.user, found.gpus, booked.closed, at)
 
     def _on_gpus(
