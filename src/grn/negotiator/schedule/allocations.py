@@ -67,7 +67,14 @@ class Shelf:
         if not closed:
             return FreeSpace(self._free, len(self._empty), self._calm)
         out = {self._places[uuid] for uuid in closed}
-        return FreeSpace(self._free, len(self._empty.difference(closed)), self._calm, out)
+        empty = len(self._empty.difference(closed))
+        if len(out) <= FEW:
+            return FreeSpace(self._free, empty, self._calm, out)
+        free, calm = (
+            [entry for entry in entries if entry[1] not in out]
+            for entries in (self._free, self._calm)
+        )
+        return FreeSpace(free, empty, calm)
 
     def _room_on(self, uuids: Sequence[str], reach: Reach) -> FreeSpace:
         if not reach.is_pinned:

@@ -41,7 +41,7 @@ class Booked(NamedTuple):
 
 
 class BookedRoom(NamedTuple):
-    """What they mean for requests without a booking, for quick refusals."""
+    """What they mean for all requests of a kind, for quick refusals: never too strict."""
 
     closed: frozenset[str]  # GPUs that are closed to jobs of unknown duration
     active: frozenset[str]  # those of them that are booked now
@@ -97,18 +97,19 @@ class Bookings:
         closed = self._gpus_of(others)
         return Booked(closed, self._gpus_of(own) - closed)
 
-    def room(self, at: float) -> BookedRoom | None:
-        """Return what the bookings mean for requests without one; None without bookings."""
-        if not self.by_id:
-            return None
+    def room(self, at: float, user: int, yields: bool) -> BookedRoom:
+        """Return what the bookings mean for requests of a user, of which all yield or none does."""
         now, left_s = at + self.offset_s, 0.0
+        ahead_s = 0.0 if yields else self._rules.booking_unknown_s
         near, active = [], []
         for one in self.by_id.values():
-            if now < one.end_at and one.start_at - now < self._rules.booking_unknown_s:
+            is_other = one.user != user and now < one.end_at
+            if is_other and one.start_at <= now:
+                active.append(one.id)
+            elif is_other and one.start_at - now < ahead_s:
                 near.append(one.id)
                 left_s = max(left_s, one.start_at - now)
-                active += [one.id] if one.start_at <= now else []
-        return BookedRoom(self._gpus_of(near), self._gpus_of(active), left_s)
+        return BookedRoom(self._gpus_of(near + active), self._gpus_of(active), left_s)
 
     def has_user(self, user: int) -> bool:
         """True when a user has a booking."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 
 from grn.model.host import HOST_MODEL
 from grn.model.job import Request
@@ -30,6 +31,8 @@ from grn.negotiator.schedule.turns.backfill import Keeper
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
 from grn.negotiator.schedule.turns.order import (
     ANYWHERE,
+    FOR_ANYBODY,
+    BookedFor,
     Group,
     Reach,
     Refusal,
@@ -165,19 +168,26 @@ class Granter:
         self._wake()
         rooms = _Rooms(self._holdings.shelf, closed)
         left_s = self._keeper.left_s(at)
-        booked = self.bookings.room(at)
+        booked_room = cache(partial(self.bookings.room, at))
 
         def rooms_on(reach: Reach) -> Rooms:
             host = self._holdings.host.room()
-            found = Rooms(rooms.on(reach, False), rooms.on(reach, left_s > 0), left_s, host)
-            if booked is None:
-                return found
+
+            def beside_bookings(who: BookedFor) -> Rooms:
+                booked = booked_room(who.user, who.yields)
+                return Rooms(
+                    rooms.on(reach, False, booked.closed),
+                    rooms.on(reach, left_s > 0, booked.active),
+                    max(left_s, booked.left_s),
+                    host,
+                )
+
             return Rooms(
-                rooms.on(reach, False, booked.closed),
-                rooms.on(reach, left_s > 0, booked.active),
-                max(left_s, booked.left_s),
+                rooms.on(reach, False),
+                rooms.on(reach, left_s > 0),
+                left_s,
                 host,
-                found,
+                beside_bookings if self.bookings else None,
             )
 
         last, self._resume, work = self._resume, _BEFORE_ALL, 0
@@ -332,7 +342,7 @@ class Granter:
             not reach.is_pinned and all(need.load is not None for need in here),
             reach,
             self._keeper.lasts_s(request),
-            may_use_booked=request.yields or self.bookings.has_user(request.user),
+            bookings=self._booked_for(request),
         )
 
     def _needs_on(self, reach: Reach, needs: Mapping[str, Need]) -> list[Need]:
@@ -393,6 +403,12 @@ class Granter:
         if request.yields:
             runs_s = min(runs_s, request.at_least_s)
         return self.bookings.of(request.user, runs_s, at)
+
+    def _booked_for(self, request: Request) -> BookedFor:
+        if not self.bookings:
+            return BookedFor(yields=True) if request.yields else FOR_ANYBODY
+        user = request.user if self.bookings.has_user(request.user) else -1
+        return BookedFor(user, request.yields)
 
     def _booked_closed(self, request: Request, at: float) -> Collection[str]:
         return self._booked(request, at).closed
@@ -484,9 +500,8 @@ class Granter:
         self, request: Request, needs: dict[str, Need], closed: Collection[str], booked: Booked
     ) -> Place | Wait:
         books = allowed(request, list(self._holdings.books.values()))
-        answer = self._on_own_booking(request, needs, books, closed, booked)
-        if answer is None:
-            answer = self._place(request, needs, books, closed)
+        own = self._on_own_booking(request, needs, books, closed, booked)
+        answer = own or self._place(request, needs, books, closed)
         is_first = (
             answer.is_probe
             if isinstance(answer, Place)
@@ -516,8 +531,10 @@ class Granter:
             return None
         homes = pinned(request, books) or books
         own = [book for book in homes if book.gpu.uuid in booked.own]
-        answer = self._place(request, needs, own, closed) if len(own) >= request.gpus else None
-        return answer if isinstance(answer, Place) else None
+        if len(own) < request.gpus:
+            return None
+        found = self._place(request, needs, own, closed)
+        return found if isinstance(found, Place) else None
 
     def _place(
         self,

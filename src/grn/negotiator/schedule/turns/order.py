@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,16 @@ class WaitingRequest:
     is_short: bool = False  # its type is known to be short
     cost_h: float = 0.0  # its expected use in hours of a whole GPU
     place_h: float = 0.0  # the summed cost of its user's earlier requests
+
+
+class BookedFor(NamedTuple):
+    """The bookings that matter to requests: not those of their user, nor later ones to some."""
+
+    user: int = -1  # who has bookings; other users are all alike
+    yields: bool = False
+
+
+FOR_ANYBODY = BookedFor()
 
 
 class Reach(NamedTuple):
@@ -60,7 +70,7 @@ class Refusal:
     lasts_s: float = 0.0  # how long such a job may take: reserved GPUs count if it ends in time
     host_reason: WaitReason | None = None  # GPUs have room, and the host lacks memory or cores:
     lacks: float = 0.0  # bytes, or cores
-    may_use_booked: bool = False  # bookings close other GPUs to it than to most requests
+    bookings: BookedFor = FOR_ANYBODY  # whose bookings do not matter to it
 
 
 @dataclass(slots=True)
@@ -119,7 +129,7 @@ class _Room(NamedTuple):
     what: str  # "need", "guess" or "alone"; of the host "ram" or "cpus"
     gpus: int
     is_load_known: bool = False
-    may_use_booked: bool = False
+    bookings: BookedFor = FOR_ANYBODY
 
 
 class _Buckets(NamedTuple):
@@ -152,11 +162,11 @@ class Rooms(NamedTuple):
     backfill: FreeSpace  # with the GPUs that are reserved for a starving request,
     left_s: float  # for jobs that take no longer than this
     host: HostRoom = HostRoom()
-    booked: Rooms | None = None  # the same for groups that may use booked GPUs, where there are any
+    booked: Callable[[BookedFor], Rooms] | None = None  # where GPUs are booked
 
     def of(self, room: _Room) -> Rooms:
         """Return the rooms that count for the groups of a line."""
-        return self.booked if room.may_use_booked and self.booked is not None else self
+        return self if self.booked is None else self.booked(room.bookings)
 
 
 class WaitIndex:
@@ -272,9 +282,9 @@ def _names(refused: Refusal) -> Iterator[tuple[_Room, _Buckets, float]]:
         amount = _amount(refused, what)
         yield _Room(what, 0), _Buckets(_bucket(amount)), amount
         return
-    kind = (refused.gpus, refused.is_load_known, refused.may_use_booked)
+    kind = (refused.gpus, refused.is_load_known, refused.bookings)
     if refused.is_alone:
-        room = _Room("alone", refused.gpus, may_use_booked=refused.may_use_booked)
+        room = _Room("alone", refused.gpus, bookings=refused.bookings)
         yield room, _Buckets(0, lasts), 0.0
         return
     need = refused.need_bytes
