@@ -152,7 +152,6 @@ class Story:
         self.ram: dict[str, int] = {}  # key -> host memory of its processes
         self.cores: dict[str, float] = {}
         self.foreign_ram, self.foreign_cores = 0, 0.0
-        self.oom_kills = 0
         for lease in self.engine.view.leases.values():
             self.leases[lease.request.key] = lease
 
@@ -227,7 +226,6 @@ class Story:
             sum(use.ram_bytes or 0 for use in uses) + self.foreign_ram,
             sum(use.cpus or 0.0 for use in uses) + self.foreign_cores,
             uses,
-            self.oom_kills,
         )
 
     def _own_uses(self, gpu: Gpu) -> list[ProcessUse]:

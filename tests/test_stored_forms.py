@@ -19,7 +19,7 @@ from grn.sweep import manifest
 DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it
     "journal of the queue": (journal_file.SCHEMA_VERSION, 10, "queue-3260378"),
-    "record of an attempt": (attempt_files.FORMAT, 4, "queue-f6b5903"),
+    "record of an attempt": (attempt_files.FORMAT, 5, "queue-3260378"),
     "state of the negotiator": (schema.SCHEMA_VERSION, 10, "negotiator-148b250"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),
     "manifests of a sweep": (manifest.VERSION, 1, None),  # the first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.model.oom_retry import MAX_SPARED, Had, again
+from grn.model.oom_retry import MAX_SPARED, Had, again, again_on_host
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,22 @@ def test_a_larger_gpu_is_tried_however_often_room_was_given_before_if_tries_were
 def test_the_negotiator_is_told_whether_it_needs_more_room_or_was_wronged() -> None:
     assert Had().told() == {}
     assert Had(300, 2).told() == {"attempt": 100, "spared": True}
+
+
+@pytest.mark.parametrize(
+    ("had", "is_victim", "most", "then"),
+    [
+        (Had(), False, 2, (0, 1)),
+        (Had(1, 2), False, 2, None),
+        (Had(1, 2), True, 1, (1, 3)),  # others took its room: up to three times, uncounted
+        (Had(1, MAX_SPARED), True, 9, None),
+        (Had(), True, 0, None),  # nobody asked for another try
+        (Had(), False, 0, None),
+    ],
+)
+def test_after_host_memory_the_request_stays_as_it_is(
+    had: Had, is_victim: bool, most: int, then: tuple[int, int] | None
+) -> None:
+    following = again_on_host(had, is_victim, most)
+
+    assert (following and (following.more, following.spared)) == then

@@ -34,6 +34,7 @@ from grn.negotiator.events import (
     HolderChanged,
     HolderGone,
     JobStarted,
+    KernelKilled,
     Lease,
     LeaseState,
     ProfileForgotten,
@@ -704,6 +705,11 @@ class Negotiation(RuleBasedStateMachine):
             for key, profile in self.saved_profiles.items():
                 if profile.runs != runs.get(key):
                     assert profile.runs[-1].outcome is not outcome, "blamed one who kept its word"
+
+    @rule(count=st.integers(1, 3))
+    def kernel_kills(self, count: int) -> None:
+        """The kernel ends processes for the host's memory; which, nobody tells."""
+        self.tell(KernelKilled(self.now, count))
 
     @precondition(lambda self: self._held())
     @rule(data=st.data())

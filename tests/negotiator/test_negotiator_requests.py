@@ -142,7 +142,7 @@ def test_an_id_is_a_whole_number_that_every_json_reader_keeps(number: object) ->
         LEASE | {"slots": [0]},
         LEASE | {"slots": "0"},
         LEASE | {"within": "x"},
-        DONE | {"outcome": "killed"},  # only the negotiator sees that
+        DONE | {"outcome": "not-started"},  # only the negotiator sees that
         DONE | {"outcome": "OK"},
         DONE | {"peak": -1},
         DONE | {"peak": 0},

@@ -38,3 +38,15 @@ def test_this_machine_has_memory_in_use() -> None:
     assert use.used_bytes is not None
     assert use.total_bytes is not None
     assert 0 < use.used_bytes < use.total_bytes
+
+
+def test_kills_of_the_kernel_are_those_of_the_machine_and_in_a_container_its_own(
+    tmp_path: Path,
+) -> None:
+    vmstat, missing = tmp_path / "vmstat", str(tmp_path / "missing")
+    vmstat.write_text("oom_kill_of_another_kind 9\noom_kill 3\n")
+
+    assert host.oom_kills(str(vmstat), str(tmp_path)) == 3
+    assert host.oom_kills(missing, str(tmp_path)) is None
+    (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
+    assert host.oom_kills(str(vmstat), str(tmp_path)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ from grn.queue.job import (
     Settlement,
 )
 
-OOM = EndReason.OUT_OF_MEMORY
+OOM, OUT_OF_RAM = EndReason.OUT_OF_MEMORY, EndReason.OUT_OF_RAM
 SHARED = Settlement("oom", was_alone=False)
 ALONE = Settlement("oom", was_alone=True)
 LARGER = Settlement("oom", was_alone=True, has_larger=True)
@@ -217,3 +218,39 @@ def test_the_negotiator_hears_that_a_job_was_cancelled() -> None:
 def test_the_negotiator_gets_the_peak_that_a_command_reported() -> None:
     assert told_to_negotiator(Exit(0, gpu_peak_bytes=5)) == {"outcome": "ok", "peak": 5}
     assert told_to_negotiator(Exit(0, gpu_peak_bytes=0)) == {"outcome": "ok"}
+
+
+def test_the_negotiator_hears_of_a_kill_that_none_of_ours_sent_and_of_a_limit_that_was_hit() -> (
+    None
+):
+    killed = Exit(None, 9, is_killed=True)
+    assert told_to_negotiator(killed) == {"outcome": "killed"}
+    assert told_to_negotiator(replace(killed, because=OUT_OF_RAM)) == {"outcome": "out-of-ram"}
+    cancelled = replace(killed, because=EndReason.CANCELLED)
+    assert told_to_negotiator(cancelled) == {"outcome": "cancelled"}
+
+
+BESIDE = Settlement("out-of-ram", was_alone=False, because="ran out of host memory")
+
+
+def test_a_job_that_the_kernel_killed_gets_more_room_by_what_the_negotiator_has_learned() -> None:
+    killed = Exit(None, 9, is_killed=True)
+    again = after_exit(killed, BESIDE, RetryBudget(), False)
+    assert again == RunAgain(OUT_OF_RAM, is_counted=False, is_spared=True)
+    spent = RetryBudget(spared=MAX_SPARED)
+    assert after_exit(killed, BESIDE, spent, False) == AttemptEnd(
+        OUT_OF_RAM, "ran out of host memory"
+    )
+
+
+@pytest.mark.parametrize("exit", [Exit(None, 9, OUT_OF_RAM), Exit(None, 9, is_killed=True)])
+def test_alone_or_at_its_own_limit_a_job_gets_only_the_retries_it_asked_for(exit: Exit) -> None:
+    alone = Settlement("out-of-ram", because="reached its own limit")
+    end = AttemptEnd(OUT_OF_RAM, "reached its own limit")
+    assert after_exit(exit, alone, RetryBudget(), False) == end
+    assert after_exit(exit, alone, RetryBudget(left=1), False) == RunAgain(OUT_OF_RAM, True)
+
+
+def test_a_kill_without_evidence_is_a_failure() -> None:
+    end = after_exit(Exit(None, 9, is_killed=True), Settlement("failed"), RetryBudget(), False)
+    assert end == AttemptEnd(EndReason.FAILED, "ended by signal 9")

@@ -28,6 +28,10 @@ _ASKED = re.compile(
     r"(?:[Tt]ried to allocate|trying to allocate|[Ff]ailed to allocate|allocating)"
     r" ([\d.,]+)\s?(bytes|[KMGT]i?B)"
 )
+_KILLED, _KILLED_IN_SHELL = -9, 137
+_KILLED_TEXT = re.compile(
+    r"killed by signal: Killed|^Killed$|: line \d+: +\d+ Killed ", re.MULTILINE
+)
 _UNITS = {"bytes": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -45,6 +49,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_out_of_memory_text(text: str) -> bool:
     """True when a program's output says that a GPU had no more memory."""
     return _OOM_TEXT.search(text) is not None
+
+
+def is_killed(status: int, text: str) -> bool:
+    """True when a command that failed, or a process that it waited for, was ended by SIGKILL.
+
+    A shell reports it by its status, PyTorch's data loader and a shell's script in words.
+    """
+    if status in (0, _KILLED, _KILLED_IN_SHELL):
+        return status != 0
+    return _KILLED_TEXT.search(text) is not None
 
 
 def asked_bytes(text: str) -> int | None:

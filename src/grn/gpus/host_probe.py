@@ -51,7 +51,7 @@ class HostProbe:
             uses.append(HostShare(placement.lease, ram.get(placement.lease, 0), cpus))
         self._cpu_s = {one.lease: cpu_s.get(one.lease, 0.0) for one in placements}
         busy = None if machine.cpu_pct is None else machine.cpu_pct / 100 * machine.cpus
-        return HostReading(machine.used_bytes, busy, tuple(uses), host.oom_kills())
+        return HostReading(machine.used_bytes, busy, tuple(uses))
 
     def _sums(
         self,

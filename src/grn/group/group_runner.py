@@ -472,7 +472,7 @@ def _attempt_end(sent: SentTask, row: ProgressRow) -> CommandEnd:
     return CommandEnd(
         sent.task, sent.slot, status, row.began_at or time.time(), row.ran_s or 0.0,
         is_out_of_memory=is_oom, peak_bytes=row.peak_bytes, trouble=trouble,
-        is_cancelled=is_cancelled, because=text if is_oom else "",
+        is_cancelled=is_cancelled, because=text if is_oom or reason == "out-of-ram" else "",
         reason=row.reason or reason or "", text=row.text or text,
     )  # fmt: skip
 

@@ -171,6 +171,8 @@ class CommandEnd(_Value):
     def past(self, attempt: int, before: str = "") -> str:
         """Describe why this attempt failed, after the text about the attempts before it."""
         reason = "out-of-memory" if self.is_out_of_memory else "not-started"
+        if self.reason == "out-of-ram":
+            reason = self.reason
         text = f"attempt {attempt}: {reason}" + (f", {self.because}" if self.because else "")
         return f"{before}; {text}" if before else text
 

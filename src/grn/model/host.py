@@ -31,4 +31,3 @@ class HostReading:
     used_bytes: int | None = None
     busy_cpus: float | None = None
     uses: tuple[HostShare, ...] = ()
-    oom_kills: int | None = None  # by the kernel since the machine started

@@ -22,7 +22,7 @@ class Had:
 
     def __init__(self, more: int = 0, spared: int = 0) -> None:
         self.more: Final = more
-        self.spared: Final = spared  # as a victim: others took its room
+        self.spared: Final = spared  # as a victim: others took its room; or for host memory
 
     def told(self) -> dict[str, int | bool]:
         """Return the fields of the next lease request that differ from those of a first try."""
@@ -45,3 +45,12 @@ def again(
     if is_victim and had.spared < MAX_SPARED:
         return Had(had.more, had.spared + 1)
     return Had(had.more + 1, had.spared) if has_larger or had.more < most else None
+
+
+def again_on_host(had: Had, is_victim: bool, most: int = MAX_SPARED) -> Had | None:
+    """Count one more attempt of a job that the host's memory was not enough for, or none.
+
+    Its request stays as it is: the negotiator has learned what it needs, unless others took it.
+    """
+    limit = MAX_SPARED if is_victim and most else min(most, MAX_SPARED)
+    return Had(had.more, had.spared + 1) if had.spared < limit else None

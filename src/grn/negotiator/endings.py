@@ -15,6 +15,8 @@ from grn.negotiator.schedule.allocations import Holdings
 
 REPORT_S = 0.5  # the reporter learns of the end at the same moment and knows the exit status
 COMMAND_S = 2.0  # the command may be about to bind the lease
+KERNEL_S = 30.0  # a kill by the kernel explains a death that is told within this time
+_MAX_KILLS = 1000
 
 
 class Endings:
@@ -25,6 +27,7 @@ class Endings:
         self._reported: set[str] = set()  # leases whose end a connected process will report
         self._overflowed: set[str] = set()
         self._gone: dict[str, float] = {}  # lease without a process -> when it is concluded
+        self._kernel_kills: list[float] = []  # times of kills by the kernel that explain no death
 
     def expect_report(self, lease_id: str) -> None:
         """Note that a connected process will report the end of a lease."""
@@ -40,10 +43,24 @@ class Endings:
         self._overflowed.discard(lease_id)
         self._gone.pop(lease_id, None)
 
-    def outcome_of(self, lease: Lease, said: Outcome) -> Outcome:
-        """Return the outcome of a lease: a job killed for its memory ran out of memory."""
+    def killed_by_kernel(self, at: float, count: int) -> None:
+        """Note that the kernel has ended processes since the host's memory was full."""
+        self._kernel_kills = [*self._kernel_kills, *[at] * min(count, _MAX_KILLS)][-_MAX_KILLS:]
+
+    def outcome_of(self, lease: Lease, said: Outcome, at: float) -> Outcome:
+        """Return the outcome of a lease: a job killed for its memory ran out of memory.
+
+        Each kill by the kernel explains one death, whose victim is not known.
+        """
         is_vague = said in (Outcome.FAILED, Outcome.KILLED)
-        return Outcome.OUT_OF_MEMORY if is_vague and lease.id in self._overflowed else said
+        if is_vague and lease.id in self._overflowed:
+            return Outcome.OUT_OF_MEMORY
+        if said is Outcome.KILLED:
+            self._kernel_kills = [when for when in self._kernel_kills if when >= at - KERNEL_S]
+            if self._kernel_kills:
+                self._kernel_kills.pop(0)
+                return Outcome.OUT_OF_RAM
+        return said
 
     def holder_gone(self, lease: Lease, at: float) -> Iterator[Lease | SetTimer]:
         """Return the lease if it ends now, or the timer that ends it later."""

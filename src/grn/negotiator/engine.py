@@ -27,6 +27,7 @@ from grn.negotiator.events import (
     HolderChanged,
     HolderGone,
     JobStarted,
+    KernelKilled,
     Lease,
     LeaseState,
     LookSoon,
@@ -109,6 +110,7 @@ class Engine:
             ReporterJoined: self._reporter_joined,
             ReporterLost: self._reporter_lost,
             Released: self._released,
+            KernelKilled: self._kernel_killed,
             HolderGone: self._holder_gone,
             TimerFired: self._timer_fired,
             Resumed: self._resumed,
@@ -353,7 +355,9 @@ class Engine:
             reported = event.resident_bytes
         if reported is not None:
             peak = max(peak or 0, reported)
-        outcome = self._endings.outcome_of(lease, event.outcome)
+        outcome = self._endings.outcome_of(lease, event.outcome, event.at)
+        if outcome is Outcome.KILLED:  # it was told of: this word is for holders that vanish
+            outcome = Outcome.FAILED
         if outcome is Outcome.OUT_OF_MEMORY and not lease.gpus:
             outcome = Outcome.FAILED  # it has used a GPU that it was not given
         shown = outcome
@@ -374,6 +378,10 @@ class Engine:
             yield LookSoon()
         yield Defer()
 
+    def _kernel_killed(self, event: KernelKilled) -> Iterable[Action]:
+        self._endings.killed_by_kernel(event.at, event.count)
+        return ()
+
     def _holder_gone(self, event: HolderGone) -> Iterator[Action]:
         lease = self._leases.get(event.lease)
         if lease is not None and lease.state is LeaseState.HELD:
@@ -385,7 +393,7 @@ class Engine:
             if isinstance(lease, SetTimer):
                 yield lease
                 continue
-            outcome = self._endings.outcome_of(lease, Outcome.KILLED)
+            outcome = self._endings.outcome_of(lease, Outcome.KILLED, at)
             yield from self._ended(lease, Released(at, lease.id, outcome), outcome, is_lost=True)
             yield from self._drop_types()
             draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=outcome)

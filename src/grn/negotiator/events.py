@@ -180,6 +180,15 @@ class Released:
     asked_bytes: int | None = None  # the allocation that failed, where a message names it
     gpu_peak_bytes: int | None = None  # reported by a framework
     resident_bytes: int | None = None  # of the command in main memory: the peak on a virtual GPU
+    is_limit: bool = False  # out of host memory at a limit of its own, not of the whole machine
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKilled:
+    """The kernel ended processes, of jobs or others, since the host's memory was full."""
+
+    at: float
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +269,7 @@ Event = (
     | ReporterJoined
     | ReporterLost
     | Released
+    | KernelKilled
     | HolderGone
     | TimerFired
     | Resumed

@@ -112,7 +112,7 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     loop.release(
         Released(
             loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
-            message.resident,
+            message.resident, message.outcome == Outcome.OUT_OF_RAM.value,
         )
     )  # fmt: skip
     if not is_command:

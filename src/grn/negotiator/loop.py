@@ -16,7 +16,7 @@ from grn.gpus.host_probe import HostProbe
 from grn.gpus.probe import GpuProbe, Inventory, Placement
 from grn.model.gpu import GpuHealth, Reading, no_process_list
 from grn.model.host import HostReading, HostSize
-from grn.model.job import Holder
+from grn.model.job import Holder, Outcome
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
@@ -30,6 +30,7 @@ from grn.negotiator.events import (
     Grant,
     HolderGone,
     JobStarted,
+    KernelKilled,
     KillProcesses,
     Lease,
     LeaseState,
@@ -48,7 +49,7 @@ from grn.negotiator.events import (
 from grn.negotiator.queries.forecast import Forecasts
 from grn.negotiator.queries.history import History
 from grn.negotiator.storage.store import Store
-from grn.proc import terminate
+from grn.proc import host, terminate
 from grn.proc.identity import holder_of, is_alive, tagged
 from grn.proc.watch import Holders
 
@@ -70,7 +71,7 @@ class Loop:
         store: Store,
         probe: GpuProbe,
         sample_s: float,
-        host: HostSize | None = None,
+        host_size: HostSize | None = None,
     ) -> None:
         self._engine = engine
         self.view = engine.view
@@ -81,10 +82,11 @@ class Loop:
         self.deliver: Callable[[ClientAction], None] = _undelivered  # to clients; set by the server
         self._probe = probe
         self._sample_s = sample_s
-        self._host = host
+        self._host = host_size
         self._host_probe = HostProbe()
         self._host_read_at = float("-inf")
         self._is_reading_host = False
+        self._kernel_kills = host.oom_kills()  # since the machine started
         self._absent: frozenset[str] = frozenset()  # GPUs enumerated in this boot, but not now
         self._told_of_dropped: set[int] = set()  # users
         self._not_ours: dict[str, int] = {}  # leases that we may not kill, and their GPU
@@ -170,6 +172,8 @@ class Loop:
 
     def release(self, event: Released) -> None:
         """End a lease: at once where its peak is known, else after a last sample of its GPUs."""
+        if event.outcome is Outcome.KILLED:
+            self._count_kernel_kills()
         lease = self.view.leases[event.lease]
         if lease.id in self._releasing:
             return
@@ -247,9 +251,9 @@ class Loop:
         seen = await self._probe.sample(placements)
         readings = tuple(reading for reading in seen if reading.uuid in self.view.books)
         self._note_health(readings)
-        host = await self._look_at_host(placements)
+        of_host = await self._look_at_host(placements)
         now = self.now()
-        self.tell(Sampled(now, readings, self._survived(), host, time.time() - now))
+        self.tell(Sampled(now, readings, self._survived(), of_host, time.time() - now))
         self.history.sampled(self.view, self.now())
         # Memory that is still in use will not be free in an instant. The end of a process is
         # sampled at once, but at a limited rate, or the loop does nothing else.
@@ -266,14 +270,26 @@ class Loop:
     async def _look_at_host(self, placements: list[Placement]) -> HostReading | None:
         """Read memory and cores of the host in a thread, less often than the GPUs."""
         now = self.now()
-        if self._host is None or now - self._host_read_at < _HOST_EVERY * self._sample_s:
+        if now - self._host_read_at < _HOST_EVERY * self._sample_s:
             return None
-        self._host_read_at, self._is_reading_host = now, True
+        self._host_read_at = now
+        self._count_kernel_kills()
+        if self._host is None:
+            return None
+        self._is_reading_host = True
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(None, self._host_probe.read, placements)
         finally:
             self._is_reading_host = False
+
+    def _count_kernel_kills(self) -> None:
+        """Tell the engine how many more processes the kernel has ended for memory."""
+        before, now = self._kernel_kills, host.oom_kills()
+        self._kernel_kills = now
+        if before is not None and now is not None and now > before:
+            log.warning("action=note-kernel-kills count=%d", now - before)
+            self.tell(KernelKilled(self.now(), now - before))
 
     def _survived(self) -> frozenset[str]:
         """Return the leases whose holder is gone while processes that it started are alive.
@@ -368,6 +384,7 @@ class Loop:
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.view.leases.values()):
             if lease.request.holder == holder and lease.state is LeaseState.HELD:
+                self._count_kernel_kills()
                 self.tell(HolderGone(self.now(), lease.id))
         if any(holder in survivors for survivors in self._survivors.values()):
             self._look.set()

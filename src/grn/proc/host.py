@@ -91,16 +91,13 @@ def total_bytes(path: str = _MEMINFO) -> int | None:
     return use(None, None, path).total_bytes
 
 
-def oom_kills(path: str = _VMSTAT) -> int | None:
-    """Return how many processes the kernel has killed for memory, None on an old kernel."""
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                if line.startswith(b"oom_kill "):
-                    return int(line.split()[1])
-    except OSError:
-        return None
-    return None
+def oom_kills(path: str = _VMSTAT, folder: str = _GROUPS) -> int | None:
+    """Return how many processes the kernel has killed for memory, None on an old kernel.
+
+    In a container these are its own, where the kernel counts them.
+    """
+    of_container = _counted(f"{folder}/memory.events")
+    return _counted(path) if of_container is None else of_container
 
 
 def proportional_bytes(pid: int) -> int | None:
@@ -131,6 +128,18 @@ def _number(path: str) -> int | None:
             return int(file.read())
     except (OSError, ValueError):  # it says "max"
         return None
+
+
+def _counted(path: str) -> int | None:
+    """Return the number of kills in a file of counters, None where it has none."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.startswith(b"oom_kill "):
+                    return int(line.split()[1])
+    except OSError:
+        return None
+    return None
 
 
 def _field(path: str, name: bytes) -> int:

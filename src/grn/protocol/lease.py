@@ -72,6 +72,7 @@ class LeaseRequest:
         return changed
 
 
+_NEW_OUTCOMES = ("cancelled", "yielded", "killed", "out-of-ram")
 _DEFAULTS: Message = {
     "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
     "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
@@ -439,7 +440,7 @@ class LeaseConversation:
             return None
         if error is None:
             return Settled.from_json(lease, message)
-        if isinstance(error, ProtocolError) and said["outcome"] in ("cancelled", "yielded"):
+        if isinstance(error, ProtocolError) and said["outcome"] in _NEW_OUTCOMES:
             self._insist({**said, "outcome": "failed"})  # an older negotiator lacks that word
             return None
         return Settled(lease)

@@ -66,7 +66,11 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
     """End a lease."""
 
     lease: Key
-    outcome: Literal["ok", "failed", "oom", "profiled", "cancelled", "yielded"]
+    outcome: Literal[
+        "ok", "failed", "oom", "profiled", "cancelled", "yielded",
+        "killed",  # by SIGKILL, which none of ours sent: perhaps by the kernel
+        "out-of-ram",  # at a limit of its own
+    ]  # fmt: skip
     peak: Bytes | None = None  # GPU memory, by the framework
     resident: Bytes | None = None  # host memory, by the system
     asked: Bytes | None = None

@@ -8,16 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grn.model.oom_retry import Had, again
+from grn.model.oom_retry import Had, again, again_on_host
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
 _TOLD = {
     EndReason.OK: "ok",
     EndReason.OUT_OF_MEMORY: "oom",
+    EndReason.OUT_OF_RAM: "out-of-ram",
     EndReason.CANCELLED: "cancelled",
     EndReason.YIELDED: "yielded",
 }
+_RAN_OUT = (EndReason.OUT_OF_MEMORY, EndReason.OUT_OF_RAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +64,26 @@ def after_exit(
         return RunAgain(reason, is_counted=False, goes_first=True)
     if reason in (EndReason.NOT_STARTED, EndReason.REQUEUED):
         return RunAgain(reason, is_counted=False)
-    has_larger, had = settled.has_larger, Had(tries.memory, tries.spared)
-    has_room = reason is EndReason.OUT_OF_MEMORY and (has_larger or not settled.was_alone)
-    room = again(had, settled.is_victim, has_larger=has_larger) if has_room else None
+    room = _more_room(reason, settled, tries)
     if room is not None:
         is_spared = room.spared > tries.spared
         return RunAgain(reason, False, needs_more_memory=not is_spared, is_spared=is_spared)
-    may_retry = reason in (EndReason.FAILED, EndReason.OUT_OF_MEMORY)
+    may_retry = reason in (EndReason.FAILED, EndReason.OUT_OF_MEMORY, EndReason.OUT_OF_RAM)
     if may_retry and tries.left > 0:
         return RunAgain(reason, is_counted=True)
     return AttemptEnd(reason, exit.text or settled.because or describe(exit, reason))
+
+
+def _more_room(reason: EndReason, settled: Settlement, tries: RetryBudget) -> Had | None:
+    """Count the attempt after one that ran out of memory; None where no more room is possible."""
+    has_larger, had = settled.has_larger, Had(tries.memory, tries.spared)
+    if settled.was_alone and not has_larger:
+        return None
+    if reason is EndReason.OUT_OF_RAM:
+        return again_on_host(had, settled.is_victim)
+    if reason is EndReason.OUT_OF_MEMORY:
+        return again(had, settled.is_victim, has_larger=has_larger)
+    return None
 
 
 def as_yielded(exit: Exit) -> Exit:
@@ -84,10 +96,12 @@ def as_yielded(exit: Exit) -> Exit:
 
 def reason_of(exit: Exit, settled: Settlement) -> EndReason:
     """Name how an attempt ended."""
-    if exit.because is not None and exit.because is not EndReason.OUT_OF_MEMORY:
+    if exit.because is not None and exit.because not in _RAN_OUT:
         return exit.because
     if exit.status == 0:
         return EndReason.OK
+    if exit.because is EndReason.OUT_OF_RAM or settled.outcome == "out-of-ram":
+        return EndReason.OUT_OF_RAM
     if exit.because is EndReason.OUT_OF_MEMORY or settled.outcome == "oom":
         return EndReason.OUT_OF_MEMORY
     return EndReason.FAILED
@@ -102,13 +116,15 @@ def past(reason: EndReason, settled: Settlement, text: str = "") -> str:
     """Explain a failed attempt where the job is not to blame; empty where it is."""
     if reason is EndReason.NOT_STARTED:
         return text
-    return settled.because if reason is EndReason.OUT_OF_MEMORY else ""
+    return settled.because if reason in _RAN_OUT else ""
 
 
 def describe(exit: Exit, reason: EndReason) -> str:
     """Describe in a few words how an attempt ended."""
     if reason is EndReason.OUT_OF_MEMORY:
         return "ran out of GPU memory although it was alone on its GPU"
+    if reason is EndReason.OUT_OF_RAM:
+        return "was killed by the kernel: host memory ran out"
     if exit.signal is not None:
         return f"ended by signal {exit.signal}"
     return f"exit status {exit.status}"
@@ -147,7 +163,8 @@ def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
     """Return the report to the negotiator at the end of a lease; None: no attempt ended."""
     if exit is None:
         return {"outcome": "failed"}
-    said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settlement()), "failed")}
+    unnamed = "killed" if exit.is_killed else "failed"
+    said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settlement()), unnamed)}
     if exit.resident_bytes:
         said["resident"] = exit.resident_bytes
     if exit.gpu_peak_bytes:

@@ -106,6 +106,8 @@ def _trouble(folder: str, ended: CommandEnd) -> str:
         return ended.trouble
     if ended.is_out_of_memory:
         return f"it {ended.because}" if ended.because else "it ran out of GPU memory"
+    if ended.because:
+        return f"it {ended.because}"
     if ended.status < 0:
         return f"it was ended by signal {-ended.status}"
     said = last_line(os.path.join(folder, LOG_FILE))

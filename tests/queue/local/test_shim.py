@@ -470,6 +470,22 @@ def test_a_command_that_says_so_has_run_out_of_memory(
     assert record.get("asked") == asked
 
 
+@pytest.mark.parametrize(
+    ("line", "is_killed"),
+    [
+        ("kill -9 $$", True),
+        ("sh -c 'kill -9 $$'", True),
+        ("echo 'DataLoader worker (pid 7) is killed by signal: Killed.' >&2; exit 1", True),
+        ("kill -15 $$", False),
+        ("echo killed; exit 1", False),
+        ("sh -c 'kill -9 $$'; exit 0", False),
+    ],
+)
+def test_a_command_that_was_killed_is_told_apart(shims: Shims, line: str, is_killed: bool) -> None:
+    _, record = shims.ran(line)
+    assert record.get("killed", False) is is_killed
+
+
 def test_where_standard_error_is_apart_only_that_tells_of_memory(shims: Shims) -> None:
     env = PLAIN | {"GRN_SEPARATE_STDERR": "1"}
     _, record = shims.ran("echo 'CUDA out of memory'; exit 1", env=env)

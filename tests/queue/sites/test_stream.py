@@ -127,7 +127,15 @@ def test_a_message_that_names_no_attempt_is_refused(message: stream.Message) -> 
     "exit",
     [
         Exit(0),
-        Exit(3, text="as it is", ran_s=1.5, ended_at=2.5, resident_bytes=7, gpu_peak_bytes=9),
+        Exit(
+            3,
+            text="as it is",
+            ran_s=1.5,
+            ended_at=2.5,
+            resident_bytes=7,
+            gpu_peak_bytes=9,
+            is_killed=True,
+        ),
         Exit(None, signal=9),
         Exit(1, because=EndReason.OUT_OF_MEMORY, asked_bytes=5),
         None,

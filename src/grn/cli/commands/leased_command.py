@@ -24,7 +24,7 @@ from grn.client.job_request import (
 from grn.client.lease import ClientLease, bind
 from grn.client.wait_line import is_quiet, is_seen
 from grn.errors import GrnError
-from grn.model.oom_retry import Had, again
+from grn.model.oom_retry import Had, again, again_on_host
 from grn.model.text import harmless
 from grn.proc import pidfd, spawn, terminate
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from grn.protocol.lease import LeaseRequest
+    from grn.protocol.lease import LeaseRequest, Settled
 
 OWN_TROUBLE = 125
 TAIL_BYTES = 64 << 10
@@ -74,16 +74,23 @@ def _repeat(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, qui
         lease = ClientLease(request.but(**had.told()), _how_to_say_why(quiet))
         status = _run_once(command, lease)
         settled = lease.settled
-        if settled is None or settled.outcome != "oom":
+        if settled is None or settled.outcome not in ("oom", "out-of-ram"):
             return status
-        said = f"grn: the command {harmless(settled.because or 'ran out of GPU memory')}"
-        following = again(had, settled.is_victim, retry_oom, settled.has_larger)
+        said = f"grn: the command {harmless(settled.because or 'ran out of memory')}"
+        following = _following(had, settled, retry_oom)
         if following is None:
             _say(said)
             return status
-        room = "with more room" if following.more > had.more else "as it is"
+        room = "as it is" if settled.is_victim and following.more == had.more else "with more room"
         _say(f"{said}; it runs again {room}")
         had = following
+
+
+def _following(had: Had, settled: Settled, most: int) -> Had | None:
+    """Count the run after one that ran out of memory, None when there is none."""
+    if settled.outcome == "out-of-ram":
+        return None if settled.was_alone else again_on_host(had, settled.is_victim, most)
+    return again(had, settled.is_victim, most, settled.has_larger)
 
 
 def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
@@ -107,7 +114,8 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     status = os.waitstatus_to_exitcode(raw)
     text = tail.decode(errors="replace")
     is_oom = status != 0 and frameworks.is_out_of_memory_text(text)
-    unfinished = "cancelled" if stopped_by else "failed"
+    unnamed = "killed" if frameworks.is_killed(status, text) else "failed"
+    unfinished = "cancelled" if stopped_by else unnamed
     outcome = "ok" if status == 0 else "oom" if is_oom else unfinished
     said: dict[str, Any] = {"outcome": outcome, "resident": max(1, usage.ru_maxrss * 1024)}
     if is_oom and (asked := frameworks.asked_bytes(text)):

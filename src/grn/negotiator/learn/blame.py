@@ -19,6 +19,7 @@ class Fault(Enum):
     ABOVE = "above"  # the job used, or requested, more than its reservation
     NEIGHBOUR = "neighbour"  # a job beside it used more than its reservation
     STRANGER = "stranger"  # processes without a lease used more than the guard
+    LIMIT = "limit"  # the job reached a limit of its own
     NOBODY = "nobody"  # all kept within their reservations
 
 
@@ -38,7 +39,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A GPU, or all GPUs of a job together, at the moment it ran out of memory."""
+    """A GPU, all GPUs of a job together, or the host at the moment a job ran out of memory."""
 
     job: Participant
     asked_bytes: int | None  # the allocation that failed, None where no message names it
@@ -46,6 +47,8 @@ class Scene:
     strangers_bytes: int = 0
     guard_bytes: int = 0
     where: str = "its GPU"
+    is_host: bool = False
+    spare_bytes: int = 0  # memory that no job had reserved: strangers may have as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +80,32 @@ def judge(scene: Scene) -> Verdict:
     job, has_strangers = scene.job, scene.strangers_bytes > scene.guard_bytes
     offenders = tuple(part for part in scene.neighbours if part.is_above)
     if not scene.neighbours and not has_strangers:
-        text = f"ran out of GPU memory although it was alone on {scene.where}"
+        memory = "host memory" if scene.is_host else "GPU memory"
+        text = f"ran out of {memory} although it was alone on {scene.where}"
         return Verdict(Fault.OWN, text=text)
     wanted = job.used_bytes + (scene.asked_bytes or 0)
-    is_explained = bool(offenders) or has_strangers
+    is_taken = has_strangers and scene.strangers_bytes > scene.spare_bytes
+    is_explained = bool(offenders) or is_taken
+    ran_out = "ran out of host memory" if scene.is_host else "ran out of memory"
     if wanted > job.reserved_bytes or (scene.asked_bytes is None and not is_explained):
-        return Verdict(Fault.ABOVE, offenders, _above(job, wanted))
+        return Verdict(Fault.ABOVE, offenders, f"{ran_out}: {_above(job, wanted)}")
     if offenders:
-        return Verdict(Fault.NEIGHBOUR, offenders, _beside(offenders))
-    if has_strangers:
-        text = "ran out of memory because processes without a lease had "
-        return Verdict(Fault.STRANGER, (), f"{text}{show_size(scene.strangers_bytes)} of its GPU")
-    text = f"ran out of memory with {show_size(wanted)} of {show_size(job.reserved_bytes)}"
-    return Verdict(Fault.NOBODY, (), f"{text} reserved, and no job beside it had too much")
+        return Verdict(Fault.NEIGHBOUR, offenders, f"{ran_out} because {_beside(offenders)}")
+    if is_taken:
+        had = f"{show_size(scene.strangers_bytes)} of {'it' if scene.is_host else 'its GPU'}"
+        return Verdict(Fault.STRANGER, (), f"{ran_out} because processes without a lease had {had}")
+    text = f"{ran_out} with {show_size(wanted)} of {show_size(job.reserved_bytes)} reserved"
+    return Verdict(Fault.NOBODY, (), f"{text}, and no job beside it had too much")
 
 
 def _above(job: Participant, wanted: int) -> str:
     if wanted <= job.reserved_bytes:
-        return f"ran out of memory: {show_size(job.reserved_bytes)} were not enough"
-    had = f"{show_size(wanted)} where {show_size(job.reserved_bytes)} were reserved"
-    return f"ran out of memory: it needed {had}"
+        return f"{show_size(job.reserved_bytes)} were not enough"
+    return f"it needed {show_size(wanted)} where {show_size(job.reserved_bytes)} were reserved"
 
 
 def _beside(offenders: Sequence[Participant]) -> str:
     worst = max(offenders, key=lambda part: part.used_bytes - part.reserved_bytes)
     more = f" and {len(offenders) - 1} more" if len(offenders) > 1 else ""
     had = f"{show_size(worst.used_bytes)} of {show_size(worst.reserved_bytes)}"
-    return (
-        f"ran out of memory because {worst.label} (lease {worst.lease}){more} beside it grew "
-        f"beyond what it had ({had})"
-    )
+    return f"{worst.label} (lease {worst.lease}){more} beside it grew beyond what it had ({had})"

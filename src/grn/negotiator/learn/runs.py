@@ -29,6 +29,7 @@ from grn.negotiator.schedule.placement import allowed
 
 _LOADS_AT_ONCE = 128  # GPUs whose loads are split in one sample
 _SOON_S = 2.0  # after the sample before
+_WITHIN = 1.05  # times its reservation of host memory: sizes of processes are samples
 
 
 class Runs:
@@ -131,8 +132,12 @@ class Runs:
         peak = max(self._holdings.watches[lease.id].peak_bytes, event.peak_bytes or 0) or None
         was_sharing = self._holdings.is_sharing(lease)
         settled, verdict = LeaseSettled(event.outcome, not was_sharing, peak), None
-        if event.outcome is Outcome.OUT_OF_MEMORY and lease.gpus:
+        if event.outcome is Outcome.OUT_OF_RAM:
+            verdict = self._host_verdict(lease, event)
+            settled = replace(settled, was_alone=verdict.fault in (Fault.OWN, Fault.LIMIT))
+        elif event.outcome is Outcome.OUT_OF_MEMORY and lease.gpus:
             verdict = self._verdict(lease, peak or 0, event.asked_bytes)
+        if verdict is not None:
             self._note_guilt(lease, verdict)
             settled = replace(
                 settled,
@@ -152,7 +157,8 @@ class Runs:
         ran_out_alone = False
         if verdict is not None:
             note = verdict.text
-            ran_out_alone = verdict.fault is Fault.OWN and self._model_of(lease) is not None
+            is_gpu = outcome is Outcome.OUT_OF_MEMORY and self._model_of(lease) is not None
+            ran_out_alone = verdict.fault is Fault.OWN and is_gpu
             if verdict.is_innocent:  # the peak counts, and the estimate of its type does not grow
                 outcome, asked = Outcome.FAILED, None
         end = profiling.RunEnd(
@@ -218,6 +224,23 @@ class Runs:
             text = f"ran out of memory with all of {where}; a larger GPU is managed here"
             return replace(verdict, text=text, has_larger=True)
         return verdict
+
+    def _host_verdict(self, lease: Lease, event: Released) -> Verdict:
+        """Find the cause of a kill by the kernel, or of reaching a limit that was stated."""
+        if event.is_limit:
+            stated = lease.request.ram_bytes
+            size = f" of {show_size(stated)}" if stated else ""
+            return Verdict(Fault.LIMIT, text=f"reached its own limit{size} of host memory")
+        host, watches = self._holdings.host, self._holdings.host_profiles.watches
+        if host.size is None:
+            return Verdict(Fault.NOBODY, text="was killed by the kernel: host memory ran out")
+        peak = max(watches[lease.id].ram.peak_bytes, event.resident_bytes or 0)
+        held = [one for one in self._holdings.leases.values() if one.state is LeaseState.HELD]
+        beside = [_host_part(one, host.ram_of(one.id) or 0) for one in held if one.id != lease.id]
+        spare = host.capacity_bytes - sum(one.ram_bytes for one in held)
+        job, where = _host_part(lease, peak), "this machine"
+        scene = Scene(job, None, beside, host.strangers_bytes, host.guard_bytes, where, True, spare)
+        return judge(scene)
 
     def _has_larger(self, lease: Lease, used_bytes: int, asked_bytes: int | None) -> bool:
         """True when a job that ran out of memory alone can use a larger GPU."""
@@ -394,6 +417,13 @@ class Runs:
         if trimmed != lease:
             self._holdings.replace(trimmed)
             yield SaveLease(trimmed)
+
+
+def _host_part(lease: Lease, used_bytes: int) -> Participant:
+    """Return a job's reservation and use of host memory; a little more than that is within it."""
+    reserved = lease.ram_bytes
+    used = reserved if reserved < used_bytes <= reserved * _WITHIN else used_bytes
+    return Participant(lease.id, lease.request.label, reserved, used)
 
 
 def _part(lease: Lease, book: Book) -> Participant:

@@ -19,7 +19,8 @@ are read:
     claim that forbids a shim of this form to begin
 2   as now, but some records do not name their attempt (`of`), and a forbidden one is empty
 3   as now, but no end has `gpu_peak`
-4   as now
+4   as now, but no end has `killed`
+5   as now
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import json
 import os
 import shutil
 
-FORMAT = 4
+FORMAT = 5
 MAX_PEAK, MAX_PEAK_FILE = 1 << 50, 1 << 20
 FORBIDDEN = "forbidden"  # the claim of a queue
 _FORBIDDEN_1 = "queue"  # the same in form 1

@@ -324,6 +324,7 @@ def _exit(record: dict[str, Any]) -> Exit:
         resident_bytes=record.get("resident"),
         asked_bytes=record.get("asked"),
         gpu_peak_bytes=record.get("gpu_peak"),
+        is_killed=record.get("killed", False),
         ran_s=record.get("ran_s", 0.0),
         ended_at=record.get("ended_at", 0.0),
     )

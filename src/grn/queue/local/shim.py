@@ -253,6 +253,8 @@ class Shim:
         elif code != 0 and frameworks.is_out_of_memory_text(text):
             record["because"] = "out-of-memory"
             record["asked"] = frameworks.asked_bytes(text)
+        elif frameworks.is_killed(code, text):
+            record["killed"] = True
         return record
 
     def _write_exit(self, record: dict[str, Any], began: float, usage: Any) -> bytes:

@@ -318,7 +318,8 @@ def finished_run(end: RunEnd, watch: RunWatch, usual_s: float | None, flat_s: fl
         if not end.was_sharing:
             outcome = Outcome.FAILED  # it had the GPU to itself: the job's own fault
     uses_none = outcome is Outcome.OK and watch.blanks >= ENOUGH_BLANKS
-    is_telling = outcome is Outcome.OUT_OF_MEMORY or uses_none or end.ran_out_alone
+    is_out = outcome in (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_RAM)
+    is_telling = is_out or uses_none or end.ran_out_alone
     if peak <= 0 and not is_telling:
         return None
     ran_s = max(0.0, end.at - watch.began_at)

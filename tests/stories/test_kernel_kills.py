@@ -1,0 +1,92 @@
+"""Jobs that the kernel's OOM killer ends: real kills, in a control group with little memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Negotiators, Scripts
+from tests.harness import TWO_SMALL, Story
+from tests.memory_group import a_memory_group
+from tests.queue.daemon import Queue, a_queue
+
+MiB = 1 << 20
+# Takes 400 MiB in a group that has 64, which ends it by SIGKILL; `once` in its first attempt only.
+HOG = """
+import os, sys
+group, once = sys.argv[1:]
+if once == "always" or os.environ["GRN_ATTEMPT"] == "1":
+    with open(group + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+    held = b"x" * (400 << 20)
+print("fine")
+"""
+# The same in a child, as in a worker of PyTorch's data loader.
+IN_A_CHILD = f"""
+import os, subprocess, sys
+if os.environ["GRN_ATTEMPT"] == "1":
+    child = subprocess.run([sys.executable, "-c", {HOG!r}, sys.argv[1], "always"])
+    sys.exit(f"RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. {{child}}")
+print("fine")
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    with a_memory_group(64 * MiB) as made:
+        yield made
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with a_queue("virtual:1x2GiB") as begun:
+        yield begun
+
+
+@pytest.mark.parametrize("code", [HOG, IN_A_CHILD])
+def test_a_job_that_the_kernel_kills_beside_others_runs_again_with_more_room(
+    queue: Queue, group: Path, code: str
+) -> None:
+    queue.gate("shares")
+    sharer = queue.sh("echo up; gate shares")
+    queue.says(sharer, "up")
+    job = queue.submit("--mem", "1GiB", "--", sys.executable, "-c", code, str(group), "once")
+    row = queue.ended(job)
+    first, second = row["attempts"]
+
+    assert (first["reason"], second["reason"]) == ("out-of-ram", "ok")
+    assert "ran out of host memory" in first["text"]
+    shown = queue.fine("show", str(job))
+    assert "out-of-ram" in shown
+    queue.gate("shares").open()
+    queue.ended(sharer)
+
+
+def test_alone_on_the_machine_it_is_not_run_again(queue: Queue, group: Path) -> None:
+    job = queue.submit("--mem", "1GiB", "--", sys.executable, "-c", HOG, str(group), "always")
+    row = queue.ended(job)
+
+    assert (row["reason"], row["signal"], row["attempt"]) == ("out-of-ram", 9, 1)
+    assert row["text"] == "ran out of host memory although it was alone on this machine"
+    assert "out-of-ram" in queue.fine("ls", "--all")
+    assert queue("wait", str(job)).code == 137
+
+
+def test_a_kill_by_somebody_else_is_a_failure(queue: Queue) -> None:
+    job = queue.submit("--mem", "16MiB", "--shell", "--", "kill -9 $$")
+
+    assert queue.ended(job)["reason"] == "failed"
+
+
+def test_exec_says_that_the_kernel_killed_it(
+    story: Story, negotiator: Negotiators, script: Scripts, group: Path
+) -> None:
+    negotiator(TWO_SMALL)
+    words = ("exec", "--mem", "400MiB", "--", sys.executable, "-c", HOG, group, "always")
+    ended = story.start(script("grn"), *words).wait()
+
+    assert ended.code == 137
+    assert "grn: the command ran out of host memory although it was alone" in ended.err
