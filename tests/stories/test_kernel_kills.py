@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grn.proc import memory_limit
 from tests.conftest import Negotiators, Scripts
 from tests.harness import TWO_SMALL, Story
 from tests.memory_group import a_memory_group
@@ -90,3 +91,24 @@ def test_exec_says_that_the_kernel_killed_it(
 
     assert ended.code == 137
     assert "grn: the command ran out of host memory although it was alone" in ended.err
+
+
+def test_a_job_that_reaches_its_stated_memory_is_ended_and_not_run_again(queue: Queue) -> None:
+    way = memory_limit.here()
+    if way.why_not:
+        pytest.skip(f"`--ram` limits no job on this machine: {way.why_not}")
+    code = "held = b'x' * (400 << 20)"
+    words = ("--mem", "1GiB", "--ram", "64MiB")
+    row = queue.ended(queue.submit(*words, "--", sys.executable, "-c", code))
+
+    assert (row["reason"], row["attempt"]) == ("out-of-ram", 1)
+    assert row["text"] == "reached its own limit of 64.0 MiB of host memory"
+
+
+def test_a_job_within_its_stated_memory_runs_as_ever(queue: Queue) -> None:
+    words = ("--mem", "16MiB", "--ram", "512MiB", "--", "sh", "-c", "exit 7")
+
+    assert queue.ended(queue.submit(*words))["status"] == 7
+    assert queue("exec", *words).code == 7
+    missing = queue.submit("--mem", "16MiB", "--ram", "512MiB", "--", "no-such-program")
+    assert queue.ended(missing)["reason"] == "not-runnable"

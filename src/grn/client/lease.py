@@ -148,6 +148,7 @@ class ClientLease:
         self.gpus: tuple[int, ...] = ()
         self.visible_devices = ""
         self.stated_cpus: float | None = request.fields.get("cpus")
+        self.stated_ram: int | None = request.fields.get("ram")
         self.indices: str | None = None  # the same GPUs by index, while CUDA counts as NVML does
         self.reserved_bytes = 0
         self.is_first_run = False

@@ -95,6 +95,17 @@ def _examine() -> Iterator[Finding]:
         yield Finding(NOTE, text)
     yield from _negotiator()
     yield from _queue()
+    yield _memory_limit()
+
+
+def _memory_limit() -> Finding:
+    from grn.proc import memory_limit
+
+    way = memory_limit.here()
+    if way.why_not:
+        text = f"`--ram` is reserved but does not limit a job: {way.why_not}"
+        return Finding(NOTE, text)
+    return Finding(FINE, f"`--ram` limits a job, {way.describe()}")
 
 
 def _kernel() -> Finding:

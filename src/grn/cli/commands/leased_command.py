@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from grn.proc.memory_limit import JobLimit
     from grn.protocol.lease import LeaseRequest, Settled
 
 OWN_TROUBLE = 125
@@ -104,7 +105,8 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     reader, writer = os.pipe() if is_scanned else (-1, -1)
     sys.stdout.flush()
     sys.stderr.flush()
-    become = functools.partial(_become, command, lease, environment, writer)
+    limit = _limit_of(lease)
+    become = functools.partial(_become, command, lease, environment, writer, limit)
     pid = spawn.patiently(lambda: spawn.fork(become))
     if is_scanned:
         os.close(writer)
@@ -117,11 +119,23 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     unnamed = "killed" if frameworks.is_killed(status, text) else "failed"
     unfinished = "cancelled" if stopped_by else unnamed
     outcome = "ok" if status == 0 else "oom" if is_oom else unfinished
+    if limit is not None:
+        outcome = "out-of-ram" if outcome == "killed" and limit.was_hit() else outcome
+        limit.leave()
     said: dict[str, Any] = {"outcome": outcome, "resident": max(1, usage.ru_maxrss * 1024)}
     if is_oom and (asked := frameworks.asked_bytes(text)):
         said["asked"] = asked
     lease.release(None, **said)
     return status if status >= 0 else 128 - status
+
+
+def _limit_of(lease: ClientLease) -> JobLimit | None:
+    """Return the limit of the command's memory, None where it is not stated."""
+    if lease.stated_ram is None or lease.is_nested:
+        return None
+    from grn.proc import memory_limit  # few commands need it
+
+    return memory_limit.JobLimit(memory_limit.here(), lease.stated_ram, lease.id)
 
 
 def _how_to_say_why(quiet: bool) -> Callable[[str], None] | None:
@@ -136,7 +150,11 @@ def _say_why(text: str) -> None:
 
 
 def _become(
-    command: tuple[str, ...], lease: ClientLease, environment: dict[str, str], writer: int
+    command: tuple[str, ...],
+    lease: ClientLease,
+    environment: dict[str, str],
+    writer: int,
+    limit: JobLimit | None,
 ) -> int:
     """In the child: take the lease over, so that it outlives `grn exec`, and be the command."""
     try:
@@ -150,7 +168,10 @@ def _become(
         if not lease.is_nested:
             spawn.become_first_to_end()
         program = spawn.find_program(command[0], environment.get("PATH", os.defpath))
-        spawn.patiently(lambda: os.execve(program, list(command), environment))
+        argv = list(command)
+        if limit is not None and (limited := limit.enter(argv)) is not argv:
+            program, argv = limited[0], limited
+        spawn.patiently(lambda: os.execve(program, argv, environment))
     except GrnError as error:
         os.write(2, f"grn: {command[0]}: {error}\n".encode())
         return OWN_TROUBLE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grn import wire
 from grn.client import frameworks, remote_call
-from grn.proc import services, spawn, terminate
+from grn.proc import memory_limit, services, spawn, terminate
 from grn.proc.spawn import SERVICE
 from grn.queue.job import EndReason, Exit
 from grn.queue.journal.rows import Command
@@ -58,6 +58,7 @@ class Launcher:
 
     def open(self) -> None:
         """Start the forker."""
+        memory_limit.prepare()
         self._line, theirs = socket.socketpair()
         with theirs:
             self._forker = spawn.child(
@@ -139,6 +140,7 @@ class Launcher:
             begun=settings.begun,
             time_limit_s=command.time_limit_s,
             log=command.log,
+            ram=command.ram_bytes,
             spare=self._spares.take(),
         )
         if not worker.order(order):
@@ -293,7 +295,10 @@ class Launcher:
 
     def end_leftovers(self, attempt: Attempt) -> int:
         """Kill the processes that a killed shim left; return their number."""
-        return terminate.end_marked(self._settings.tag(attempt))
+        tag = self._settings.tag(attempt)
+        killed = terminate.end_marked(tag)
+        memory_limit.remove(tag)
+        return killed
 
     def remove(self, jobs: list[tuple[int, int]]) -> None:
         """Delete the folders of jobs, given their numbers of attempts."""

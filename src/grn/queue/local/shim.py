@@ -32,6 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from grn.proc.memory_limit import JobLimit
+
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
 TAIL_BYTES = 64 << 10
 NOT_BEGUN = "ended before its command began"
@@ -67,6 +69,7 @@ class Shim:
         self._stopping = Termination(order, wake, channel)
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
+        self._limit: JobLimit | None = None  # of its memory
         self._tail = bytearray()  # the end of its output, of standard error if that is apart
         self._file = -1  # the attempt's record, and our lock
 
@@ -86,6 +89,8 @@ class Shim:
         began = time.monotonic()
         started = self._start()
         if isinstance(started, dict):
+            if self._limit is not None:
+                self._limit.leave()
             return self._write_exit(started, began, None)
         self._main = started.pid
         self._hold_at = began + HOLD_AFTER_S
@@ -95,6 +100,10 @@ class Shim:
             self._tail[:] = logs.tail(log, TAIL_BYTES, started.log_start)
         self._stopping.end_leftovers(self._ended_main)
         record = self._record(status)
+        if self._limit is not None:
+            if record.get("killed") and self._limit.was_hit():
+                record["because"] = "out-of-ram"
+            self._limit.leave()
         if (peak_bytes := attempt_files.take_peak(self._folder)) is not None:
             record["gpu_peak"] = peak_bytes
         return self._write_exit(record, began, usage)
@@ -104,6 +113,12 @@ class Shim:
     def _start(self) -> StartedCommand | dict[str, Any]:
         """Start the command under its lease, or return the record of one that did not begin."""
         pauses = spawn.pauses()
+        if self._order.ram is not None:
+            from grn.proc import memory_limit  # few jobs need it
+
+            self._limit = memory_limit.JobLimit(
+                memory_limit.here(), self._order.ram, self._order.tag
+            )
         while True:
             is_leased = self._is_leased()
             if self._stopping.why:
@@ -111,7 +126,7 @@ class Shim:
             if not is_leased:
                 return _not_yet("its lease ended with its queue before it began")
             try:
-                return start_command(self._order, self._environment)
+                return start_command(self._order, self._environment, self._limit)
             except spawn.NotStarted as error:
                 if not error.is_passing:
                     return _not_runnable(error)
@@ -309,7 +324,9 @@ def run(order: StartOrder, environment: dict[str, str], wake: int, channel: Chan
         os._exit(1)
 
 
-def start_command(order: StartOrder, environment: dict[str, str]) -> StartedCommand:
+def start_command(
+    order: StartOrder, environment: dict[str, str], limit: JobLimit | None = None
+) -> StartedCommand:
     """Start the command of an order in this environment; raise NotStarted."""
     argv = [wire.meant(word) for word in order.argv]
     opened: list[int] = []
@@ -334,6 +351,9 @@ def start_command(order: StartOrder, environment: dict[str, str]) -> StartedComm
         environment = {**gpu_environment.LOGGED_UNLESS_SET, **environment}
         environment = gpu_environment.for_command(order.lease, order.visible, environment)
         files = (null, out_end, err_end)
+        if limit is not None:
+            spawn.find_program(argv[0], environment.get("PATH") or os.defpath)
+            argv = limit.enter(argv)
         pid = spawn.command(argv, environment, files, _SHIM_SIGNALS, setsid=True)
         opened = [fd for fd in opened if fd not in pipes]
     except OSError as error:

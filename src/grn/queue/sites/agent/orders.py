@@ -200,7 +200,7 @@ class Agent:
             tuple(map(str, message["argv"])), str(message["cwd"]), source.environments[number],
             int(message["umask"]), time_limit_s=None if limit is None else float(limit),
             extra={**dict(message["extra"])}, environment_id=number, log=log_path,
-            ending=StopRules(**message.get("ending", {})),
+            ending=StopRules(**message.get("ending", {})), ram_bytes=message.get("ram"),
         )  # fmt: skip
 
         def begin(folder: str) -> None:
