@@ -70,6 +70,7 @@ def test_every_setting_can_be_set_by_its_variable(
         "booking_share": "0.7",
         "shares": "7=7",
         "policy": "pack",
+        "memory_cap": "off",
         "host": "7x7GiB",
         "share_half_life_s": "77",
     }.get(name)

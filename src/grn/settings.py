@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     booking_share: float = 1.0  # the part of the GPUs that one user may have booked at a time
     booking_lapse_s: float = 900.0  # a booking that is not used for so long after its start ends
     booking_unknown_s: float = 172800.0  # jobs of unknown duration are taken to end within this
+    memory_cap: str = "on"  # PyTorch of a job may take what the job has reserved, where it can
     shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
     requeue_s: float = 30.0  # without effect; files of earlier versions may set it
     guard_fraction: float = 0.05
@@ -168,6 +169,8 @@ def _read(given: _Given) -> object:
         _read_host(given)
     elif given.name == "policy" and value not in _POLICIES:
         raise given.wrong(f"and must be one of {', '.join(_POLICIES)}")
+    elif given.name == "memory_cap" and value not in ("on", "off"):
+        raise given.wrong("and must be on or off")
     elif given.name == "gpus" and value != "nvml" and not str(value).startswith("virtual:"):
         raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
     return value

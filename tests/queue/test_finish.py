@@ -230,6 +230,12 @@ def test_the_negotiator_hears_of_a_kill_that_none_of_ours_sent_and_of_a_limit_th
     assert told_to_negotiator(cancelled) == {"outcome": "cancelled"}
 
 
+def test_the_negotiator_hears_of_a_cap_that_was_reached() -> None:
+    capped = Exit(1, because=OOM, asked_bytes=7, is_capped=True)
+    assert told_to_negotiator(capped) == {"outcome": "capped", "asked": 7}
+    assert told_to_negotiator(replace(capped, because=EndReason.TIMED_OUT))["outcome"] == "failed"
+
+
 BESIDE = Settlement("out-of-ram", was_alone=False, because="ran out of host memory")
 
 

@@ -28,6 +28,7 @@ _ASKED = re.compile(
     r"(?:[Tt]ried to allocate|trying to allocate|[Ff]ailed to allocate|allocating)"
     r" ([\d.,]+)\s?(bytes|[KMGT]i?B)"
 )
+_ALLOWED = re.compile(r"[\d.]+ (?:bytes|[KMG]iB) allowed;")
 _KILLED, _KILLED_IN_SHELL = -9, 137
 _KILLED_TEXT = re.compile(
     r"killed by signal: Killed|^Killed$|: line \d+: +\d+ Killed ", re.MULTILINE
@@ -49,6 +50,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_out_of_memory_text(text: str) -> bool:
     """True when a program's output says that a GPU had no more memory."""
     return _OOM_TEXT.search(text) is not None
+
+
+def has_reached_cap(text: str) -> bool:
+    """True when the output names what PyTorch was allowed: it does so only under a cap."""
+    return _ALLOWED.search(text) is not None
 
 
 def is_killed(status: int, text: str) -> bool:

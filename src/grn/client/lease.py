@@ -152,6 +152,7 @@ class ClientLease:
         self.indices: str | None = None  # the same GPUs by index, while CUDA counts as NVML does
         self.reserved_bytes = 0
         self.is_first_run = False
+        self.memory_cap: float | None = None
         self.is_nested = False
         self.outcome = "ok"  # what `release` reports unless an exception says otherwise
         self.settled: Settled | None = None  # after `release`: how the negotiator saw it end
@@ -369,6 +370,7 @@ class ClientLease:
         self.indices = grant.indices
         self.reserved_bytes = grant.reserved_bytes
         self.is_first_run = grant.is_first_run
+        self.memory_cap = grant.cap
         self.settled = None
         if self.is_nested:
             if self._connection is not None:

@@ -145,6 +145,7 @@ def _limits(chosen: settings.Settings) -> ServerLimits:
         chosen.context_bytes,
         most,
         None if chosen.policy == "asked" else Policy(chosen.policy),
+        chosen.memory_cap == "on",
     )
 
 

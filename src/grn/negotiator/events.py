@@ -180,7 +180,7 @@ class Released:
     asked_bytes: int | None = None  # the allocation that failed, where a message names it
     gpu_peak_bytes: int | None = None  # reported by a framework
     resident_bytes: int | None = None  # of the command in main memory: the peak on a virtual GPU
-    is_limit: bool = False  # out of host memory at a limit of its own, not of the whole machine
+    is_limit: bool = False  # out of memory at a limit of its own, not of the GPU or the machine
 
 
 @dataclass(frozen=True, slots=True)

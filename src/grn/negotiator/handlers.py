@@ -109,10 +109,12 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     gpu_peak = message.peak + context if message.peak is not None else None
     is_command = lease.request.is_command or lease.request.has_parent
     peer.server.ending.setdefault(lease.id, []).append((peer, message.id))
+    is_limit = message.outcome in ("out-of-ram", "capped")
+    said = "oom" if message.outcome == "capped" else message.outcome
     loop.release(
         Released(
-            loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
-            message.resident, message.outcome == Outcome.OUT_OF_RAM.value,
+            loop.now(), lease.id, Outcome(said), None, message.asked, gpu_peak, message.resident,
+            is_limit,
         )
     )  # fmt: skip
     if not is_command:

@@ -43,6 +43,7 @@ from grn.negotiator.loop import ClientAction, Loop
 from grn.negotiator.queries import views
 from grn.negotiator.queries.forecast import inside
 from grn.negotiator.queries.pages import Pages
+from grn.negotiator.schedule.memory_cap import memory_cap
 from grn.negotiator.storage.audit import Audit
 from grn.negotiator.subscribers import Subscribers
 from grn.proc.identity import peer_of
@@ -64,6 +65,7 @@ class ServerLimits:
     context_bytes: int = 512 << 20
     connections: int = 1 << 20  # of all users together
     policy: Policy | None = None  # for all jobs, overriding theirs
+    has_memory_caps: bool = True  # jobs are told what their framework may take
     deadline_s: float = 10.0  # to complete a frame, and to read answers
     kept_bytes_per_user: int = MAX_KEPT_BYTES_PER_USER  # of unfinished frames and unread answers,
     kept_bytes: int = MAX_KEPT_BYTES  # and of all users together
@@ -287,10 +289,17 @@ class Peer:
         self.granted.add(action.lease.id)
         if action.lease.request.yields:
             self.server.reporters[action.lease.id] = self
-        self.send(message_id, views.granted(action, self.indices_hold()))
+        self.send(message_id, views.granted(action, self.indices_hold(), self.cap(action)))
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
+
+    def cap(self, grant: Grant) -> float | None:
+        """Return the part of its GPUs that a job's framework may take, None without a cap."""
+        limits = self.server.limits
+        if not limits.has_memory_caps:
+            return None
+        return memory_cap(grant.lease, grant.gpus, limits.context_bytes)
 
     def ask_yield(self, lease_id: str) -> None:
         """Ask this client to end the job of a lease; clients of earlier versions ignore it."""

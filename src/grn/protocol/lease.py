@@ -72,7 +72,10 @@ class LeaseRequest:
         return changed
 
 
-_NEW_OUTCOMES = ("cancelled", "yielded", "killed", "out-of-ram")
+_NEW_OUTCOMES = {  # and what an older negotiator is told, which lacks the word
+    "cancelled": "failed", "yielded": "failed", "killed": "failed", "out-of-ram": "failed",
+    "capped": "oom",
+}  # fmt: skip
 _DEFAULTS: Message = {
     "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
     "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
@@ -85,7 +88,7 @@ class GrantedGpus:
     """The GPUs of a lease that was granted."""
 
     __slots__ = (
-        "gpus", "indices", "is_first_run", "is_nested", "lease", "reserved_bytes", "uuids",
+        "cap", "gpus", "indices", "is_first_run", "is_nested", "lease", "reserved_bytes", "uuids",
         "visible",
     )  # fmt: skip
 
@@ -99,6 +102,7 @@ class GrantedGpus:
         reserved_bytes: int = 0,
         is_first_run: bool = False,
         is_nested: bool = False,
+        cap: float | None = None,
     ) -> None:
         self.lease: Final = lease
         self.visible: Final = visible  # for CUDA_VISIBLE_DEVICES
@@ -108,6 +112,7 @@ class GrantedGpus:
         self.reserved_bytes: Final = reserved_bytes
         self.is_first_run: Final = is_first_run
         self.is_nested: Final = is_nested  # the lease of an outer job serves
+        self.cap: Final = cap  # the part of its GPUs that its framework may take
 
     @classmethod
     def from_json(cls, message: Message) -> GrantedGpus:
@@ -115,13 +120,14 @@ class GrantedGpus:
         get = message.get
         lease, visible, indices, gpus = get("lease"), get("visible"), get("indices"), get("gpus")
         reserved_bytes, is_first_run = get("reserved", 0), get("probe", False)
-        is_nested = get("nested")
+        is_nested, cap = get("nested"), get("cap")
         if not (
             type(lease) is type(visible) is str
             and (indices is None or type(indices) is str)
             and type(reserved_bytes) is int
             and type(is_first_run) is type(is_nested) is bool
             and type(gpus) is list
+            and (cap is None or (type(cap) is float and 0 < cap < 1))
         ):
             raise ProtocolError("the negotiator granted nothing in its reply.")
         numbers, uuids = [], []
@@ -134,7 +140,7 @@ class GrantedGpus:
             uuids.append(gpu["uuid"])
         return cls(
             lease, visible, indices, tuple(numbers), tuple(uuids), reserved_bytes, is_first_run,
-            is_nested,
+            is_nested, cap,
         )  # fmt: skip
 
 
@@ -441,7 +447,7 @@ class LeaseConversation:
         if error is None:
             return Settled.from_json(lease, message)
         if isinstance(error, ProtocolError) and said["outcome"] in _NEW_OUTCOMES:
-            self._insist({**said, "outcome": "failed"})  # an older negotiator lacks that word
+            self._insist({**said, "outcome": _NEW_OUTCOMES[said["outcome"]]})
             return None
         return Settled(lease)
 

@@ -70,6 +70,7 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
         "ok", "failed", "oom", "profiled", "cancelled", "yielded",
         "killed",  # by SIGKILL, which none of ours sent: perhaps by the kernel
         "out-of-ram",  # at a limit of its own
+        "capped",  # out of GPU memory at the cap that came with its lease
     ]  # fmt: skip
     peak: Bytes | None = None  # GPU memory, by the framework
     resident: Bytes | None = None  # host memory, by the system

@@ -39,6 +39,7 @@ class LeaseGranted:
     gpus: tuple[int, ...]
     reserved_bytes: int
     may_pass_on: bool = True  # False for the first run of a type: its end must be reported
+    memory_cap: float | None = None  # the part of its GPUs that a job's framework may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,7 @@ class Launch:
     attempt: int
     lease: str
     visible: str
+    memory_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

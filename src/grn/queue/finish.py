@@ -164,7 +164,9 @@ def told_to_negotiator(exit: Exit | None) -> dict[str, Any]:
     if exit is None:
         return {"outcome": "failed"}
     unnamed = "killed" if exit.is_killed else "failed"
-    said: dict[str, Any] = {"outcome": _TOLD.get(reason_of(exit, Settlement()), unnamed)}
+    reason = reason_of(exit, Settlement())
+    is_capped = reason is EndReason.OUT_OF_MEMORY and exit.is_capped
+    said: dict[str, Any] = {"outcome": "capped" if is_capped else _TOLD.get(reason, unnamed)}
     if exit.resident_bytes:
         said["resident"] = exit.resident_bytes
     if exit.gpu_peak_bytes:

@@ -116,6 +116,7 @@ class Exit:
     ran_s: float = 0.0
     ended_at: float = 0.0  # wall clock, for display
     note: str = ""  # what the queue itself has to tell of it: files that could not be fetched
+    is_capped: bool = False  # it ran out of GPU memory at the cap that came with its lease
     is_killed: bool = False  # by a SIGKILL that none of ours sent, or one of its processes was
 
 

@@ -86,7 +86,7 @@ class LeaseWindow:
         job_id = job.spec.id
         yield saved(job)
         yield SaveBegin(job_id, job.attempt, grant.lease, grant.gpus, grant.reserved_bytes)
-        yield Launch(job_id, job.attempt, grant.lease, grant.visible)
+        yield Launch(job_id, job.attempt, grant.lease, grant.visible, grant.memory_cap)
 
     def pass_on(self, job: QueuedJob, event: Exited) -> Iterator[Action]:
         """Start the next job under the lease of a short one, if it is of the same kind.

@@ -280,6 +280,8 @@ class QueueLoop:
         told = cores_told(command.cpus, command.environment)
         if told:
             command = replace(command, extra={**told, **command.extra})
+        if action.memory_cap is not None:
+            command = replace(command, memory_cap=action.memory_cap)
         attempt = Attempt(action.job, action.attempt)
         self.site.start(attempt, command, action.lease, action.visible)
 
@@ -365,7 +367,7 @@ class QueueLoop:
     def granted(self, job: int, grant: GrantedGpus) -> None:
         self.tell(LeaseGranted(
             self.now(), job, grant.lease, grant.visible, grant.gpus, grant.reserved_bytes,
-            not grant.is_first_run,
+            not grant.is_first_run, grant.cap,
         ))  # fmt: skip
 
     def awaited(self, job: int, text: str) -> None:

@@ -486,6 +486,38 @@ def test_a_command_that_was_killed_is_told_apart(shims: Shims, line: str, is_kil
     assert record.get("killed", False) is is_killed
 
 
+AT_THE_CAP = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of "
+    "which 20.00 GiB is free. 4.50 GiB allowed; Of the allocated memory 4.00 GiB is allocated"
+)
+
+
+@pytest.mark.parametrize(
+    ("cap", "text", "is_capped"),
+    [
+        (0.31, AT_THE_CAP, True),
+        (0.31, AT_THE_CAP.replace("4.50 GiB allowed; ", ""), False),
+        (None, AT_THE_CAP, False),  # a cap that the program has set itself
+    ],
+)
+def test_a_python_with_pytorch_is_told_its_cap(
+    shims: Shims, tmp_path: Path, cap: float | None, text: str, is_capped: bool
+) -> None:
+    venv = tmp_path / "venv"
+    (venv / "lib/python3.11/site-packages/torch-2.13.0.dist-info").mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / "bin/python").symlink_to(sys.executable)
+    (venv / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    code = f"import os, sys; print(os.environ.get('PYTORCH_CUDA_ALLOC_CONF')); sys.exit({text!r})"
+    run = shims.start(str(venv / "bin/python"), "-S", "-c", code, cap=cap)
+    record = run.ended()
+
+    told = (run.folder / "log").read_text().splitlines()[0]
+    assert told == ("None" if cap is None else "per_process_memory_fraction:0.31")
+    assert (record["because"], record["asked"]) == ("out-of-memory", 2 << 30)
+    assert record.get("capped", False) is is_capped
+
+
 def test_where_standard_error_is_apart_only_that_tells_of_memory(shims: Shims) -> None:
     env = PLAIN | {"GRN_SEPARATE_STDERR": "1"}
     _, record = shims.ran("echo 'CUDA out of memory'; exit 1", env=env)

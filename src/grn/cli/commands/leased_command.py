@@ -12,7 +12,7 @@ import signal
 import sys
 
 from grn.cli.guard import say_error
-from grn.client import frameworks
+from grn.client import frameworks, torch_cap
 from grn.client.daemons import ensure_negotiator
 from grn.client.gpu_environment import cores_told, for_command
 from grn.client.job_request import (
@@ -98,9 +98,12 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     """Run the command under one lease and return its status."""
     lease.acquire()
     environment = dict(os.environ)
+    capped: dict[str, str] = {}
     if not lease.is_nested:  # otherwise the outer job has set all of it
         environment.update(cores_told(lease.stated_cpus, environment))
         environment = for_command(lease.id, lease.visible_devices, environment)
+        capped = torch_cap.variables(command, environment, lease.memory_cap)
+        environment.update(capped)
     is_scanned = not _is_same_file(1, 2) and not os.isatty(2)
     reader, writer = os.pipe() if is_scanned else (-1, -1)
     sys.stdout.flush()
@@ -122,6 +125,8 @@ def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
     if limit is not None:
         outcome = "out-of-ram" if outcome == "killed" and limit.was_hit() else outcome
         limit.leave()
+    if is_oom and capped and frameworks.has_reached_cap(text):
+        outcome = "capped"
     said: dict[str, Any] = {"outcome": outcome, "resident": max(1, usage.ru_maxrss * 1024)}
     if is_oom and (asked := frameworks.asked_bytes(text)):
         said["asked"] = asked

@@ -135,6 +135,12 @@ class Runs:
         if event.outcome is Outcome.OUT_OF_RAM:
             verdict = self._host_verdict(lease, event)
             settled = replace(settled, was_alone=verdict.fault in (Fault.OWN, Fault.LIMIT))
+        elif event.outcome is Outcome.OUT_OF_MEMORY and event.is_limit:
+            # More room is a higher cap, also for a job that was alone on its GPU.
+            verdict = _at_its_cap(lease)
+            event = replace(event, peak_bytes=max(peak or 0, lease.reserved_bytes))
+            was_sharing = True
+            settled = replace(settled, was_alone=False)
         elif event.outcome is Outcome.OUT_OF_MEMORY and lease.gpus:
             verdict = self._verdict(lease, peak or 0, event.asked_bytes)
         if verdict is not None:
@@ -417,6 +423,11 @@ class Runs:
         if trimmed != lease:
             self._holdings.replace(trimmed)
             yield SaveLease(trimmed)
+
+
+def _at_its_cap(lease: Lease) -> Verdict:
+    text = f"reached its cap: {show_size(lease.reserved_bytes)} were reserved"
+    return Verdict(Fault.LIMIT, text=text)
 
 
 def _host_part(lease: Lease, used_bytes: int) -> Participant:

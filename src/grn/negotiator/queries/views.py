@@ -85,7 +85,7 @@ def profiles_of(view: EngineView, job_type: str | None) -> list[Profile]:
     ]
 
 
-def granted(grant: Grant, indices_hold: bool) -> Row:
+def granted(grant: Grant, indices_hold: bool, cap: float | None = None) -> Row:
     """Return a lease as its client needs it.
 
     CUDA_VISIBLE_DEVICES takes the UUIDs of physical GPUs: they name the same GPU whatever happens
@@ -104,6 +104,7 @@ def granted(grant: Grant, indices_hold: bool) -> Row:
         "gpus": [{"index": gpu.index, "uuid": gpu.uuid} for gpu in grant.gpus],
         "reserved": grant.lease.reserved_bytes,
         "probe": grant.lease.is_probe,
+        "cap": cap,
         "nested": False,
     }
 

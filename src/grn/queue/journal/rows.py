@@ -165,6 +165,7 @@ class Command:
     ending: StopRules = field(default_factory=StopRules)
     cpus: float | None = None  # as stated
     ram_bytes: int | None = None
+    memory_cap: float | None = None  # of this attempt: the part of its GPUs that it may take
 
 
 @dataclass(frozen=True, slots=True)

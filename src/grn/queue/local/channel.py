@@ -25,8 +25,8 @@ class StartOrder:
     """Everything that a shim must know of one attempt."""
 
     __slots__ = (
-        "again", "argv", "begun", "cwd", "environment_id", "extra", "folder", "grace_s", "lease",
-        "log", "log_bytes", "new_environment", "queue_lock", "ram", "spare", "stop_signal",
+        "again", "argv", "begun", "cap", "cwd", "environment_id", "extra", "folder", "grace_s",
+        "lease", "log", "log_bytes", "new_environment", "queue_lock", "ram", "spare", "stop_signal",
         "time_limit_s", "umask", "visible",
     )  # fmt: skip
 
@@ -52,6 +52,7 @@ class StartOrder:
         stop_signal: int = 0,
         again: bool = False,
         ram: int | None = None,
+        cap: float | None = None,
     ) -> None:
         self.folder: Final = folder  # of the attempt's files
         self.argv: Final = argv
@@ -70,6 +71,7 @@ class StartOrder:
         self.log: Final = log  # a file of the user for all output, instead of the attempt's log
         self.stop_signal: Final = stop_signal  # that asks it to end; 0: SIGTERM
         self.again: Final = again  # at its time limit it gives way and is run again
+        self.cap: Final = cap  # the part of its GPUs that its framework may take
         self.ram: Final = ram  # the stated host memory, in bytes: a limit where one is possible
         self.spare: Final = spare  # folder of an attempt whose record can be reused
 

@@ -141,6 +141,7 @@ class Launcher:
             time_limit_s=command.time_limit_s,
             log=command.log,
             ram=command.ram_bytes,
+            cap=command.memory_cap,
             spare=self._spares.take(),
         )
         if not worker.order(order):
@@ -330,6 +331,7 @@ def _exit(record: dict[str, Any]) -> Exit:
         asked_bytes=record.get("asked"),
         gpu_peak_bytes=record.get("gpu_peak"),
         is_killed=record.get("killed", False),
+        is_capped=record.get("capped", False),
         ran_s=record.get("ran_s", 0.0),
         ended_at=record.get("ended_at", 0.0),
     )

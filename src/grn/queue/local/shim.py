@@ -17,7 +17,7 @@ import signal
 import time
 
 from grn import wire
-from grn.client import frameworks, gpu_environment, logs
+from grn.client import frameworks, gpu_environment, logs, torch_cap
 from grn.client.connection import drive
 from grn.client.logs import SEPARATE_STDERR
 from grn.client.negotiator import connect
@@ -49,8 +49,11 @@ class StartedCommand:
     be kept apart; none if it has its own log.
     """
 
-    def __init__(self, pid: int, pipes: tuple[int, ...], log_start: int = 0) -> None:
+    def __init__(
+        self, pid: int, pipes: tuple[int, ...], log_start: int = 0, is_capped: bool = False
+    ) -> None:
         self.pid = pid
+        self.is_capped = is_capped  # its framework was told how much GPU memory it may take
         self.pipes = pipes
         self.log_start = log_start  # how long its log was before
 
@@ -69,6 +72,7 @@ class Shim:
         self._stopping = Termination(order, wake, channel)
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
+        self._is_capped = False
         self._limit: JobLimit | None = None  # of its memory
         self._tail = bytearray()  # the end of its output, of standard error if that is apart
         self._file = -1  # the attempt's record, and our lock
@@ -92,7 +96,7 @@ class Shim:
             if self._limit is not None:
                 self._limit.leave()
             return self._write_exit(started, began, None)
-        self._main = started.pid
+        self._main, self._is_capped = started.pid, started.is_capped
         self._hold_at = began + HOLD_AFTER_S
         status, usage = self._wait(started.pipes)
         if not started.pipes:
@@ -268,6 +272,8 @@ class Shim:
         elif code != 0 and frameworks.is_out_of_memory_text(text):
             record["because"] = "out-of-memory"
             record["asked"] = frameworks.asked_bytes(text)
+            if self._is_capped and frameworks.has_reached_cap(text):
+                record["capped"] = True
         elif frameworks.is_killed(code, text):
             record["killed"] = True
         return record
@@ -350,6 +356,8 @@ def start_command(
                 pipes = (out, err)
         environment = {**gpu_environment.LOGGED_UNLESS_SET, **environment}
         environment = gpu_environment.for_command(order.lease, order.visible, environment)
+        capped = torch_cap.variables(argv, environment, order.cap)
+        environment.update(capped)
         files = (null, out_end, err_end)
         if limit is not None:
             spawn.find_program(argv[0], environment.get("PATH") or os.defpath)
@@ -362,7 +370,7 @@ def start_command(
         os.umask(mask)
         for fd in opened:
             os.close(fd)
-    return StartedCommand(pid, pipes, log_start)
+    return StartedCommand(pid, pipes, log_start, bool(capped))
 
 
 def _meant(environment: dict[str, str]) -> dict[str, str]:

@@ -506,7 +506,7 @@ def _of_node(grant: GrantedGpus, node: Node) -> GrantedGpus:
     lease = str(RemoteLease(node.name, node.epoch, grant.lease))
     return GrantedGpus(
         lease, grant.visible, grant.indices, grant.gpus, grant.uuids, grant.reserved_bytes,
-        grant.is_first_run, grant.is_nested,
+        grant.is_first_run, grant.is_nested, grant.cap,
     )  # fmt: skip
 
 

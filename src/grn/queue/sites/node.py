@@ -452,7 +452,7 @@ class Node(asyncio.Protocol):
             **_about("start", attempt), "argv": command.argv, "cwd": command.cwd,
             "environment": number, "extra": command.extra, "umask": command.umask,
             "time_limit_s": command.time_limit_s, "has_own_log": bool(command.log),
-            "ending": command.ending, "ram": command.ram_bytes,
+            "ending": command.ending, "ram": command.ram_bytes, "cap": command.memory_cap,
             "lease": lease.lease, "visible": visible, **self._folders.order(command),
         }  # fmt: skip
         if number not in self._known:

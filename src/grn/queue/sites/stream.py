@@ -192,7 +192,7 @@ _EXIT_KINDS: dict[str, tuple[type, ...]] = {
     "status": (int, type(None)), "signal": (int, type(None)), "text": (str,),
     "resident_bytes": (int, type(None)), "asked_bytes": (int, type(None)),
     "gpu_peak_bytes": (int, type(None)), "ran_s": (int, float), "ended_at": (int, float),
-    "is_killed": (bool,),
+    "is_killed": (bool,), "is_capped": (bool,),
 }  # fmt: skip
 
 

@@ -201,6 +201,7 @@ class Agent:
             int(message["umask"]), time_limit_s=None if limit is None else float(limit),
             extra={**dict(message["extra"])}, environment_id=number, log=log_path,
             ending=StopRules(**message.get("ending", {})), ram_bytes=message.get("ram"),
+            memory_cap=message.get("cap"),
         )  # fmt: skip
 
         def begin(folder: str) -> None:
