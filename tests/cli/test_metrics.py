@@ -13,6 +13,7 @@ import pytest
 from grn.cli.output import metrics
 from grn.protocol.rows import (
     GpuRow,
+    HostRow,
     JobRow,
     LeaseRow,
     NegotiatorFacts,
@@ -42,9 +43,12 @@ def a_gpu(**changes: Any) -> GpuRow:
 def a_picture() -> Snapshot:
     """Return one in which everything there can be is there."""
     picture = Snapshot()
-    picture.negotiator = NegotiatorFacts("1", started_at=5.0, outcomes={"ok": 2, "oom": 1})
+    host = HostRow(cpus=16.0, ram_bytes=64, used_bytes=9, free_bytes=50, free_cpus=12.5)
+    outcomes = {"ok": 2, "oom": 1}
+    picture.negotiator = NegotiatorFacts("1", started_at=5.0, outcomes=outcomes, host=host)
     picture.gpus = {"GPU-0": a_gpu()}
-    lease = LeaseRow("a", "running", "x", 7, (0, 1), reserved_bytes=4, why="", used_bytes=2)
+    lease = LeaseRow("a", "running", "x", 7, (0, 1), reserved_bytes=4, why="", used_bytes=2,
+                     reserved_ram_bytes=3)  # fmt: skip
     picture.leases = {"a": lease, "b": replace(lease, id="b", user=8, used_bytes=None)}
     picture.waiting = {"c": WaitingRow("c", "waiting", "x", 7, "", "no-room", since_at=90.0)}
     counts = {"running": 1, "queued": 2, "ended": 3}
@@ -74,6 +78,9 @@ def test_prometheus_reads_the_numbers() -> None:
     assert found["grn_waiting_oldest_seconds"] == [({}, 10)]
     assert ({"outcome": "oom"}, 1) in found["grn_leases_ended_total"]
     assert ({"uid": "7"}, 8) in found["grn_user_reserved_bytes"]
+    assert found["grn_host_memory_free_bytes"] == [({}, 50)]
+    assert found["grn_host_cpus_free"] == [({}, 12.5)]
+    assert ({"uid": "7"}, 3) in found["grn_user_reserved_host_bytes"]
     assert found["grn_queue_held_jobs"] == [({}, 1)]
     places = [{"site": "lab", "node": "gpu2"}, {"site": "lab", "node": "gpu3"}]
     assert found["grn_node_up"] == list(zip(places, (1, 0), strict=True))
@@ -91,6 +98,13 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
     missing = {"grn_gpu_memory_used_bytes", "grn_gpu_load_ratio", "grn_gpu_memory_free_bytes"}
     assert not missing & found.keys()
     assert found["grn_gpu_healthy"][0][1] == 0
+
+
+def test_where_the_host_is_not_limited_nothing_is_told_of_it() -> None:
+    picture = a_picture()
+    picture.negotiator = replace(picture.negotiator, host=None)
+
+    assert "grn_host" not in metrics.text(picture, now=100.0)
 
 
 def test_a_hostile_name_stays_inside_its_label() -> None:

@@ -13,6 +13,7 @@ from grn.cli.output.style import plain
 from grn.model.units import GiB, MiB
 from grn.protocol.rows import (
     GpuRow,
+    HostRow,
     LeaseRow,
     NodeRow,
     ProfileRow,
@@ -274,6 +275,28 @@ def test_a_profile_is_explained_run_by_run() -> None:
     assert "█" * 24 + "   4.0 GiB in   9.0s bs=64 net=res" in text
     assert "(at least: it did not end well)" in text.splitlines()[-2]
     assert text.splitlines()[-1].split() == ["next", "▒" * 18, "3.0", "GiB", "as", "estimated"]
+
+
+def test_a_profile_tells_what_its_type_needs_of_the_host() -> None:
+    of_host = {"ram_bytes": 12 * GiB, "ram_because": "11.0 GiB at most in 3 runs", "cpus": 2.104,
+               "peak_cpus": 5.25}  # fmt: skip
+    text = plain(render.profile(a_profile_row(**of_host)))
+
+    assert "host RAM  12.0 GiB: 11.0 GiB at most in 3 runs" in text
+    assert "cores     2.1 usually, 5.25 at most" in text
+    assert "cores" not in plain(render.profile(a_profile_row()))
+
+
+def test_the_host_is_one_line_below_the_gpus() -> None:
+    row = HostRow(cpus=16.0, ram_bytes=64 * GiB, reserved_bytes=20 * GiB, free_bytes=40 * GiB,
+                  reserved_cpus=6.0, free_cpus=9.2, strangers_bytes=GiB)  # fmt: skip
+    text = plain(render.gpus([a_gpu_row()], of_host=row))
+
+    assert text.splitlines()[-1] == (
+        "host RAM: 40.0 GiB of 64.0 GiB free, 20.0 GiB reserved, 1.0 GiB of others; "
+        "9.2 of 16 cores free, 6 reserved"
+    )
+    assert "host RAM" not in plain(render.gpus([a_gpu_row()]))
 
 
 def test_runs_that_do_not_count_any_more_are_drawn_faintly_with_the_reason() -> None:

@@ -270,3 +270,15 @@ def test_a_selected_array_stays_selected_when_its_first_job_starts() -> None:
     row = view.row(after)
     assert row is not None
     assert row.what == "grid[1-4]"
+
+
+def test_a_running_job_tells_what_it_has_of_the_host() -> None:
+    of_host = {"used_ram_bytes": 3 * GiB, "reserved_ram_bytes": 8 * GiB, "used_cpus": 1.52,
+               "reserved_cpus": 4.0}  # fmt: skip
+    leases = [a_lease("aaaa0001", **of_host), a_lease("aaaa0002")]
+
+    rows = board(a_picture(leases=leases), UID).rows[Section.RUNNING]
+
+    assert {row.id: row.on_host for row in rows} == {
+        "aaaa0001": "host RAM 3.0G of 8.0G, 1.5 of 4 cores", "aaaa0002": ""
+    }  # fmt: skip

@@ -43,6 +43,20 @@ def test_a_request_that_is_taken_back_and_memory_that_is_gone_at_last_are_told()
     ]
 
 
+def test_the_host_is_kept_and_is_no_event_since_it_moves_with_every_sample() -> None:
+    picture = Snapshot()
+    picture.take(NEGOTIATOR, _whole() | {"host": {"cpus": 16.0, "ram_bytes": 64}})
+    changes = {
+        "ev": "changes",
+        "at": 2.0,
+        "host": {"cpus": 16.0, "ram_bytes": 64, "free_cpus": 2.0},
+    }
+
+    assert picture.take(NEGOTIATOR, changes) == []
+    assert picture.negotiator.host is not None
+    assert (picture.negotiator.host.cpus, picture.negotiator.host.free_cpus) == (16.0, 2.0)
+
+
 def test_a_large_snapshot_that_comes_in_parts_is_told_once_it_is_whole() -> None:
     picture = Snapshot()
     first = {**_whole(), "waiting": [a_request("a")], "more": True}

@@ -162,6 +162,9 @@ class RunRow(Record):
     reserved_bytes: int | None = None
     ended_at: float = 0.0
     load: float | None = None
+    ram_bytes: int | None = None
+    cpus: float | None = None
+    peak_cpus: float | None = None
     code: str | None = None
     outdated: bool = False
     note: str = ""
@@ -186,6 +189,10 @@ class ProfileRow(Record):
     load: float | None = None
     load_cap: float | None = None
     load_cap_because: str = ""
+    ram_bytes: int | None = None
+    ram_because: str = ""
+    cpus: float | None = None
+    peak_cpus: float | None = None
     slower_beside: dict[str, float] = {}  # noqa: RUF012 - made each time
 
 

@@ -149,7 +149,9 @@ class Snapshot:
         facts = _only(message, *_NEGOTIATOR_FACTS)
         if facts:
             self.negotiator = updated(self.negotiator, facts)
-            events.append(("negotiator", facts))
+            told = _without(facts, "host")  # which moves with every sample
+            if told:
+                events.append(("negotiator", told))
         return events
 
     def _sample(self, at: float) -> None:
@@ -249,7 +251,7 @@ class _Parts:
         return {**self._facts, **rows, "ends": list(self._ends)}
 
 
-_NEGOTIATOR_FACTS = ("version", "pid", "uid", "trouble", "started_at", "outcomes")
+_NEGOTIATOR_FACTS = ("version", "pid", "uid", "trouble", "started_at", "outcomes", "host")
 _QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts", "origin")
 
 

@@ -11,7 +11,17 @@ from grn.client import negotiator, queue
 from grn.client.negotiator import ask_once
 from grn.errors import DaemonNotRunning, GrnError, UsageError
 from grn.paths import user_name
-from grn.protocol.rows import GpuRow, JobRow, LeaseRow, NodeRow, Status, WaitingRow, read, read_all
+from grn.protocol.rows import (
+    GpuRow,
+    HostRow,
+    JobRow,
+    LeaseRow,
+    NodeRow,
+    Status,
+    WaitingRow,
+    read,
+    read_all,
+)  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,11 +51,13 @@ def gpus(is_watched: bool, as_json: bool) -> int:
         status = {"schema": 1, "version": __version__, "gpus": []}  # this machine need not have any
     if as_json:
         keys = ("schema", "version", "gpus")
-        shown = {key: status[key] for key in keys}
+        shown = {key: status[key] for key in keys} | {"host": status.get("host")}
         return print_json(shown if nodes is None else {**shown, "nodes": nodes})
     elsewhere = read_all(NodeRow, nodes or ())
     found = read_all(GpuRow, status["gpus"])
-    echo(render.gpus(found, width(), is_ascii(), elsewhere))
+    given = status.get("host")
+    of_host = read(HostRow, given) if given else None
+    echo(render.gpus(found, width(), is_ascii(), elsewhere, of_host))
     if status.get("trouble"):
         echo(f"warning: {status['trouble']}", err=True)
     return 0

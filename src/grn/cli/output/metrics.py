@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from grn.protocol.rows import GpuRow, LeaseRow, NodeRow
+from grn.protocol.rows import GpuRow, HostRow, LeaseRow, NodeRow
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 Labels = Mapping[str, object]
@@ -44,6 +44,8 @@ def _machine(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, lis
     trouble = float(bool(facts.trouble))
     yield "grn_trouble", "gauge", "1 while something keeps it from its work.", [({}, trouble)]
     yield from _gpus(list(picture.gpus.values()))
+    if facts.host is not None:
+        yield from _host(facts.host)
     yield from _leases(list(picture.leases.values()))
     waiting = list(picture.waiting.values())
     reasons = Counter(row.reason or "unknown" for row in waiting)
@@ -85,6 +87,25 @@ def _gpus(gpus: list[GpuRow]) -> Iterable[tuple[str, str, str, list[Sample]]]:
     yield "grn_gpu_leases", "gauge", "Leases on it.", counts
 
 
+def _host(row: HostRow) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    for name, (value, help_text) in {
+        "total": (row.ram_bytes, "Memory of the machine that jobs share."),
+        "used": (row.used_bytes, "Memory of the machine in use, by whomever."),
+        "reserved": (row.reserved_bytes, "Memory of the machine that leases reserve or use."),
+        "guard": (row.guard_bytes, "Memory of the machine that is never promised."),
+        "strangers": (row.strangers_bytes, "Memory of the machine used without a lease."),
+        "free": (row.free_bytes, "Memory of the machine that may still be promised."),
+    }.items():
+        yield f"grn_host_memory_{name}_bytes", "gauge", help_text, [({}, value)]
+    for name, (cores, help_text) in {
+        "total": (row.cpus, "Cores of the machine that jobs share."),
+        "reserved": (row.reserved_cpus, "Cores that leases reserve or use."),
+        "strangers": (row.strangers_cpus, "Cores used without a lease, averaged."),
+        "free": (row.free_cpus, "Cores that may still be promised."),
+    }.items():
+        yield f"grn_host_cpus_{name}", "gauge", help_text, [({}, cores)]
+
+
 def _leases(leases: list[LeaseRow]) -> Iterable[tuple[str, str, str, list[Sample]]]:
     states = Counter({"running": 0, "draining": 0})
     states.update(row.state for row in leases)
@@ -96,6 +117,12 @@ def _leases(leases: list[LeaseRow]) -> Iterable[tuple[str, str, str, list[Sample
     counts: list[Sample] = [({"uid": uid}, len(rows)) for uid, rows in users.items()]
     yield "grn_user_leases", "gauge", "Leases of a user.", counts
     for key in ("reserved", "used"):
+        ram: list[Sample] = [
+            ({"uid": uid}, sum(getattr(row, f"{key}_ram_bytes") or 0 for row in rows))
+            for uid, rows in users.items()
+        ]
+        text = f"Host memory {key} by a user's leases."
+        yield f"grn_user_{key}_host_bytes", "gauge", text, ram
         sums: list[Sample] = [
             ({"uid": uid}, sum((getattr(row, f"{key}_bytes") or 0) * len(row.gpus) for row in rows))
             for uid, rows in users.items()

@@ -13,6 +13,7 @@ from grn.model.windows import show_moment
 from grn.protocol.rows import (
     BookingRow,
     GpuRow,
+    HostRow,
     JobRow,
     LeaseRow,
     NodeRow,
@@ -32,8 +33,9 @@ _WIDE_FROM = 100  # columns of a terminal
 
 
 def gpus(
-    found: Sequence[GpuRow], width: int = 0, is_ascii: bool = False, nodes: Sequence[NodeRow] = ()
-) -> str:
+    found: Sequence[GpuRow], width: int = 0, is_ascii: bool = False, nodes: Sequence[NodeRow] = (),
+    of_host: HostRow | None = None,
+) -> str:  # fmt: skip
     """Draw one line for each GPU, those of nodes below those of this machine."""
     used, reserved, strangers, _ = ASCII_BLOCKS if is_ascii else BLOCKS
     kinds = ((used, "used by jobs"), (reserved, "reserved"), (strangers, "others and guard"))
@@ -51,7 +53,8 @@ def gpus(
     drawn = table(headers, rows, width, elastic=("MODEL",), spare=("TOTAL", "MEMORY", "LOAD"))
     legends = [legend] if "MEMORY" in drawn else []
     away = [node_line(node) for node in nodes if not node.gpus]
-    return "\n".join(filter(None, (drawn, *legends, *_links(found), *away)))
+    below = [host(of_host)] if of_host is not None else []
+    return "\n".join(filter(None, (drawn, *legends, *_links(found), *below, *away)))
 
 
 def node_line(node: NodeRow) -> str:
@@ -210,6 +213,7 @@ def profile(row: ProfileRow, is_ascii: bool = False, width: int = 0) -> str:
         ("estimate", f"{show_size(row.estimate_bytes)}: {row.because}"),
         *(("", text) for text in notes),
         *_load_lines(row),
+        *_host_lines(row),
         ("runs", f"{row.runs}, the last {len(row.history)}:"),
         *_run_lines(row, 12 if 0 < width < _WIDE_FROM else 24, is_ascii),
     ]
@@ -257,6 +261,25 @@ def _load_lines(row: ProfileRow) -> Iterator[tuple[str, str]]:
         yield "load", text
     for other, slower in row.slower_beside.items():
         yield "beside", f"{other}: {slower:.1f} times as long as load tells"
+
+
+def _host_lines(row: ProfileRow) -> Iterator[tuple[str, str]]:
+    """Say what a type needs of the machine beside its GPUs."""
+    if row.ram_bytes is not None:
+        yield "host RAM", f"{show_size(row.ram_bytes)}: {row.ram_because}"
+    if row.cpus is not None:
+        most = "" if row.peak_cpus is None else f", {row.peak_cpus:.3g} at most"
+        yield "cores", f"{row.cpus:.3g} usually{most}"
+
+
+def host(row: HostRow) -> str:
+    """Tell in one line what is left of the memory and the cores of this machine."""
+    ram = f"{show_size(row.free_bytes)} of {show_size(row.ram_bytes)} free"
+    ram += f", {show_size(row.reserved_bytes)} reserved"
+    if row.strangers_bytes:
+        ram += f", {show_size(row.strangers_bytes)} of others"
+    cores = f"{row.free_cpus:.3g} of {row.cpus:.3g} cores free, {row.reserved_cpus:.3g} reserved"
+    return paint(f"host RAM: {ram}; {cores}", "reason")
 
 
 def bar(gpu: GpuRow, size: int, is_ascii: bool = False) -> str:

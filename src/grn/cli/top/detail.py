@@ -89,6 +89,8 @@ def _head(row: Row, now: float, width: int, user: str) -> list[Line]:
         [(f" {text}", "bold")] for text in textwrap.wrap(row.what, max(8, width - 2))[:2]
     ]
     lines.append([(f" {_state(row, now)}, {user}", "plain")])
+    if row.on_host:
+        lines.append([(f" {row.on_host}", "plain")])
     style = "note" if row.state == "held" else "plain"
     is_known = row.why.startswith("runs on GPU ") or row.why == row.state  # the line above says so
     told = "" if is_known else row.why

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from grn.cli.output.job_text import shown_command
 from grn.model.text import harmless
+from grn.model.units import short_size
 from grn.protocol.rows import EndRow, GpuRow, JobRow, LeaseRow, WaitingRow
 from grn.protocol.snapshot import Snapshot
 
@@ -43,6 +44,7 @@ class Row(NamedTuple):
     seats: str = ""  # its GPUs and its letter on each: 0A,1C
     used_bytes: int | None = None
     reserved_bytes: int | None = None
+    on_host: str = ""  # its memory and cores there, used of reserved
     since_at: float = 0.0
     ended_at: float = 0.0
     why: str = ""
@@ -162,10 +164,20 @@ def _of_lease(lease: LeaseRow, job: JobRow | None, seats: Mapping[int, Mapping[s
         seats=",".join(places),
         used_bytes=lease.used_bytes,
         reserved_bytes=lease.reserved_bytes,
+        on_host=_on_host(lease),
         since_at=lease.since_at,
         why=lease.why,
         folder=job.folder if job is not None else None,
     )
+
+
+def _on_host(lease: LeaseRow) -> str:
+    """Tell a lease's memory and cores of the host, empty where they are not limited."""
+    if not lease.reserved_ram_bytes and lease.used_ram_bytes is None:
+        return ""
+    ram = f"{short_size(lease.used_ram_bytes)} of {short_size(lease.reserved_ram_bytes)}"
+    used = "?" if lease.used_cpus is None else f"{lease.used_cpus:.2g}"
+    return f"host RAM {ram}, {used} of {lease.reserved_cpus:.2g} cores"
 
 
 def _of_request(request: WaitingRow, job: JobRow | None) -> Row:

@@ -242,12 +242,23 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
         parts.append("mine")
     if picture.queue.drained:
         parts.append("DRAINED")
+    free_on_host = _free_on_host(picture)
+    if free_on_host and len("  ".join([*filter(None, parts), free_on_host])) <= look.width:
+        parts.append(free_on_host)
     if look.use and not has_pane(picture, look):
         parts += (
             [look.use] if len("  ".join([*filter(None, parts), look.use])) <= look.width else []
         )
     text = "  ".join(part for part in parts if part)
     return [(draw.cut(text, look.width, look.marks), "title")]
+
+
+def _free_on_host(picture: Snapshot) -> str:
+    """Tell the host memory and the cores that jobs may still have."""
+    host = picture.negotiator.host
+    if host is None or picture.trouble[NEGOTIATOR]:
+        return ""
+    return f"{short_size(host.free_bytes)} RAM, {host.free_cpus:.2g} cores free"
 
 
 def _troubles(picture: Snapshot, look: Look) -> list[Line]:

@@ -57,10 +57,12 @@ def now(picture: Snapshot) -> Row:
     trouble = picture.trouble[NEGOTIATOR] or picture.negotiator.trouble or ""
     if is_lost and any(node.gpus for node in picture.nodes.values()):
         trouble = ""  # with other machines this one need not have GPUs
+    host = picture.negotiator.host
     names = job_list.lease_names(picture)
     leases = picture.leases.values()
     return {
         "gpus": [] if is_lost else [as_json(gpu) for gpu in gpus],
+        "host": None if is_lost or host is None else as_json(host),
         "loads": [] if is_lost else recent_loads(picture, [gpu.index for gpu in gpus]),
         "leases": [] if is_lost else [_named(row) | {"name": names.get(row.id)} for row in leases],
         **jobs(picture),

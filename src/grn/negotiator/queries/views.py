@@ -317,6 +317,7 @@ def profile(view: EngineView, profile: Profile) -> Row:
         "load_cap": book.load_cap if book else None,
         "load_cap_because": book.cap_because if book else "",
         "slower_beside": _slower_beside(view, profile),
+        **_of_host(view, profile),
         "history": [_run(run, run in telling.runs) for run in profile.runs[-20:]],
     }
 
@@ -329,12 +330,32 @@ def _run(run: Run, is_telling: bool) -> Row:
         "duration_s": run.duration_s,
         "ended_at": run.ended_at,
         "load": run.load,
+        "ram_bytes": run.ram_bytes,
+        "cpus": _rounded(run.cpus),
+        "peak_cpus": _rounded(run.peak_cpus),
         "args": {harmless(name): _shown(value) for name, value in run.arguments},
         "code": run.code or None,
         "counts": profiling.counts_in_full(run),
         "outdated": not is_telling,
         "note": harmless(run.note),
     }
+
+
+def _of_host(view: EngineView, profile: Profile) -> Row:
+    """Return what the next run of a type is believed to need of the host."""
+    known, capacity = view.host_profiles, view.host.capacity_bytes
+    estimate = known.estimate(profile.job_type, capacity) if capacity else None
+    usual, most = known.usual(profile.job_type) or (None, None)
+    return {
+        "ram_bytes": estimate[0] if estimate else None,
+        "ram_because": estimate[1] if estimate else "",
+        "cpus": _rounded(usual),
+        "peak_cpus": _rounded(most),
+    }
+
+
+def _rounded(cpus: float | None) -> float | None:
+    return None if cpus is None else round(cpus, 2)
 
 
 def _slower_beside(view: EngineView, profile: Profile) -> Row:

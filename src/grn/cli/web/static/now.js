@@ -47,7 +47,7 @@ export function nowView(root) {
 
   function update() {
     if (!state.isKnown) return;
-    const picture = JSON.stringify([state.gpus, state.leases, state.nodes, state.trouble, state.queue_trouble, state.loads, state.running, state.waiting, state.next_start_at, state.is_drained]);
+    const picture = JSON.stringify([state.gpus, state.host, state.leases, state.nodes, state.trouble, state.queue_trouble, state.loads, state.running, state.waiting, state.next_start_at, state.is_drained]);
     if (picture !== drawnHead) { drawnHead = picture; head.replaceChildren(...machine()); }
     if (!isAsked()) drawList();
     else if (!timer) timer = setTimeout(() => { timer = 0; load(); }, 1000);
@@ -84,6 +84,7 @@ function headline() {
   const figure = (value, name, kind = "") => el("div", { class: `figure ${kind}` }, el("b", {}, value), el("span", {}, name));
   const parts = [figure(state.running.toLocaleString("en"), "running", state.running ? "good" : ""), figure(state.waiting.toLocaleString("en"), "waiting", state.waiting ? "warn" : "")];
   if (total) parts.push(figure(size(free), `free of ${size(total)}`));
+  if (state.host) parts.push(figure(size(state.host.free_bytes), `RAM free of ${size(state.host.ram_bytes)}`), figure((+state.host.free_cpus.toFixed(1)).toLocaleString("en"), `cores free of ${+state.host.cpus.toFixed(1)}`));
   if (state.next_start_at) parts.push(figure(soon(state.next_start_at), "next start"));
   if (state.is_drained) parts.push(figure("Paused", "the queue starts nothing", "warn"));
   const lines = state.loads.map((one) => { const chart = sparkline(one); return chart && el("div", { class: "spark" }, chart, el("small", {}, `GPU ${one.gpu}`)); });

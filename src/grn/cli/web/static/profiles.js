@@ -42,6 +42,14 @@ function sharing(row) {
   return parts;
 }
 
+// What the next run is believed to need of the machine beside its GPUs.
+function onHost(row) {
+  const parts = [];
+  if (row.ram_bytes != null) parts.push(`${size(row.ram_bytes)} of host memory`);
+  if (row.cpus != null) parts.push(`usually ${+row.cpus.toFixed(2)} cores, ${+(row.peak_cpus ?? row.cpus).toFixed(2)} at most`);
+  return parts.length ? el("p", { class: "small", title: prose(row.ram_because || "") }, `On the host: ${parts.join("; ")}.`) : "";
+}
+
 function card(row, load) {
   const names = [...new Set(row.history.flatMap((run) => Object.keys(run.args)))];
   const details = names.length ? el("details", {}, el("summary", {}, "Arguments and peaks"), table([
@@ -52,6 +60,7 @@ function card(row, load) {
   return el("section", { class: "card", "aria-label": plain(row.label) },
     el("div", { class: "top" }, el("b", {}, plain(row.label)), el("small", {}, plain(row.model))),
     el("p", {}, row.estimate_bytes === null ? "The need of the next run is not known yet. " : el("b", {}, `The next run needs ${size(row.estimate_bytes)}. `), el("span", { class: "soft" }, prose(row.because))),
+    onHost(row),
     peaksChart(row.history, row.estimate_bytes), legend(row.history), sharing(row),
     el("div", { class: "top" }, el("small", {}, runs), forgetButton(row, load)), details);
 }
