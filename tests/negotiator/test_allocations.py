@@ -110,6 +110,12 @@ def found(waitlist: Waitlist, most: float, empty: int = 0, guess: float = math.i
     return [group.head.request.key for group in groups]
 
 
+def test_every_room_holds_a_request_without_gpus() -> None:
+    closed = FreeSpace([(0, 0)], 0, [(0, 0)], {0})
+    assert closed.has(0, 1 * GiB)
+    assert FreeSpace([], 0, []).has(0, 0, is_load_known=True)
+
+
 def test_groups_that_fit_are_found_in_turn() -> None:
     draw = random.Random(1)
     needs = {f"k{n}": draw.randrange(1, 40) * GiB / 7 for n in range(200)}

@@ -7,6 +7,8 @@ from grn.model.host import HostSize
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB
 from grn.negotiator.events import (
+    Booking,
+    BookingMade,
     Defer,
     DropLease,
     DropProfile,
@@ -671,6 +673,12 @@ def reasons_seen():
     back = Story(waiting=("old",))
     back.asks("new")
     note(back, "new")
+
+    taken = Story()
+    wish = Booking(0, 2000, "ada", 1, 0.0, 3600.0)
+    taken.tell(BookingMade(taken.at, taken.engine.view.admitted(wish, taken.at)))
+    taken.asks("booked", **SMALL)
+    note(taken, "booked")
     return seen
 
 

@@ -70,6 +70,8 @@ class FreeSpace:
 
     def most(self, gpus: int, is_load_known: bool = False) -> float:
         """Return the largest need that a number of GPUs can take each."""
+        if not gpus:
+            return math.inf
         free = self.calm if is_load_known else self.free
         if not self.without:
             return free[-gpus][0] if len(free) >= gpus else -math.inf
