@@ -23,7 +23,10 @@ NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
 
 # What a test that starts processes has: one of these fixtures, or one of these modules.
 PROCESS_FIXTURES = {"story", "rigs", "libraries", "chromium", "script", "home", "lab"}
-PROCESS_MODULES = ("subprocess", "multiprocessing", "tests.harness", "tests.negotiator.live")
+PROCESS_MODULES = (
+    *("subprocess", "multiprocessing"),
+    *("tests.harness", "tests.negotiator.live", "tests.queue.daemon"),
+)
 SPAWNING = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "os.system")
 
 WITH_SOAK = bool(os.environ.get("GRN_SOAK"))  # read before the tests clear what is the user's

@@ -98,16 +98,22 @@ class Runs:
         if self._holdings.host.size is not None:
             seen = self._holdings.host_profiles.watches
             changed |= {one for one, watch in seen.items() if not watch.ram.is_settled}
+        leases = self._holdings.leases
         return [
-            self._holdings.leases[lease_id]
+            leases[lease_id]
             for lease_id, watch in self._holdings.watches.items()
-            if lease_id in changed or (not watch.is_settled and self._is_due(watch, at))
+            if lease_id in changed
+            or (not watch.is_settled and self._is_due(leases[lease_id], watch, at))
         ]
 
-    def _is_due(self, watch: profiling.RunWatch, at: float) -> bool:
+    def _is_due(self, lease: Lease, watch: profiling.RunWatch, at: float) -> bool:
         """True when time alone may have changed what is to be done about a run."""
         is_old = at - watch.began_at >= profiling.GROWS_ON_S
-        return watch.rose_at is None or is_old or watch.is_flat(at, self._rules.flat_s)
+        is_calm = watch.rose_at is None or is_old or watch.is_flat(at, self._rules.flat_s)
+        if is_calm or not lease.gpus:
+            return is_calm
+        settling = self._settling(lease)
+        return settling is not None and settling.has_settled(watch, at)
 
     def _is_growing(self, book: Book, at: float, outgrew: dict[str, int]) -> bool:
         """True while a job grows beyond its reservation; note such jobs in `outgrew`."""
