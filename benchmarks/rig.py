@@ -77,7 +77,8 @@ def negotiator(
     with tempfile.TemporaryDirectory(prefix="grn-bench-") as folder:
         for name in _FOREIGN:
             os.environ.pop(name, None)
-        os.environ["GRN_RUNTIME_DIR"] = os.environ["GRN_STATE_DIR"] = folder
+        os.environ["GRN_STATE_DIR"] = folder
+        os.environ["GRN_RUNTIME_DIR"] = os.path.join(folder, "run")  # the queue's is beside it
         os.environ["GRN_CONFIG"] = os.path.join(folder, "none.toml")
         os.environ.update(settings or {})
         process = _start(gpus, folder)
