@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 PEAK_FILE = "GRN_PEAK_FILE"  # names the file in which a job of the queue reports its peak
 _MODULES = ("torch", "jax", "tensorflow.python.eager.context")  # loaded when one is in use
 _OOM_NAMES = {"OutOfMemoryError", "ResourceExhaustedError"}
-_OOM_TEXT = re.compile(
+_OOM_TEXT = (
     r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
     r"|OOM when allocating tensor|RESOURCE_EXHAUSTED: Out of memory"
     r"|INTERNAL: Failed to allocate \d+ bytes|[Oo]ut of memory allocating"
     r"|Cuda failure '?(?:2 )?'?out of memory"
 )
-_ASKED = re.compile(
+_ASKED = (
     r"(?:[Tt]ried to allocate|trying to allocate|[Ff]ailed to allocate|allocating)"
     r" ([\d.,]+)\s?(bytes|[KMGT]i?B)"
 )
@@ -49,7 +49,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_out_of_memory_text(text: str) -> bool:
     """True when a program's output says that a GPU had no more memory."""
-    return _OOM_TEXT.search(text) is not None
+    return re.search(_OOM_TEXT, text) is not None
 
 
 def has_reached_cap(text: str) -> bool:
@@ -69,7 +69,7 @@ def is_killed(status: int, text: str) -> bool:
 
 def asked_bytes(text: str) -> int | None:
     """Return the size of the allocation that failed, where a message names it."""
-    found = _ASKED.search(text)
+    found = re.search(_ASKED, text)
     if not found:
         return None
     unit = _UNITS[found[2] if found[2] == "bytes" else found[2][0]]

@@ -13,23 +13,24 @@ _JOINER = "\u200d"
 _EMOJI_STYLE = "\ufe0f"  # the character before it is drawn as an emoji, in two columns
 _SKIN_TONES = frozenset(map(chr, range(0x1F3FB, 0x1F400)))
 # Latin letters, punctuation, arrows, boxes and blocks: one column each, so they need no table.
-_ONE_COLUMN = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2190-\u2319\u2500-\u25fc]*")
+_ONE_COLUMN = "[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2190-\u2319\u2500-\u25fc]*"
 # A joiner between two emoji: it makes one picture of them. Anywhere else it is only invisible.
-_JOINS_EMOJI = re.compile(
+_JOINS_EMOJI = (
     "(?<=[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])\u200d(?=[\u2190-\u2bff\U0001f000-\U0001faff])"
 )
+_pattern = functools.cache(re.compile)  # when it is used: most commands print plain text
 
 
 def harmless(text: str) -> str:
     """Escape characters that control a terminal or change the direction of text."""
     if text.isprintable():
         return text
-    return _JOINER.join(map(_escaped, _JOINS_EMOJI.split(text)))
+    return _JOINER.join(map(_escaped, _pattern(_JOINS_EMOJI).split(text)))
 
 
 def columns_of(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
-    if text.isascii() or _ONE_COLUMN.fullmatch(text):
+    if text.isascii() or _pattern(_ONE_COLUMN).fullmatch(text):
         return len(text)
     return sum(columns for _, columns in _clusters(text))
 
@@ -81,7 +82,7 @@ def _is_joined(cluster: str, columns: int, char: str) -> bool:
     """True for a character that is drawn as a part of the emoji before it."""
     if columns < 2:
         return False
-    return char in _SKIN_TONES or bool(_JOINS_EMOJI.match(cluster[-2:] + char, 1))
+    return char in _SKIN_TONES or bool(_pattern(_JOINS_EMOJI).match(cluster[-2:] + char, 1))
 
 
 @functools.lru_cache(maxsize=4096)
