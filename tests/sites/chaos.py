@@ -31,6 +31,7 @@ from tests.sites.site_under_test import SITE, Home, leases_at
 EARLIEST_S, LATEST_S = 0.1, 1.2
 MAX_OPEN = 24
 HEAL_S = 120.0
+MORE_S = 60.0
 LONG_LIFE_S = 12.0  # of an agent; more than a pilot counts as short
 WEIGHTS = {
     "power": 3, "network": 4, "agent": 3, "pipe": 3, "negotiator": 2, "queue": 4, "home": 2,
@@ -89,14 +90,19 @@ class Chaos:
             "home": self._home_power,
         }  # fmt: skip
 
-    def run(self, seconds: float) -> Result:
-        """Strike for so long, then let it heal and check everything."""
+    def run(self, seconds: float, least_faults: int = 0) -> Result:
+        """Strike for so long, then let it heal and check everything.
+
+        A busy machine may take several times as long for so many faults.
+        """
         began = time.monotonic()
         client = threading.Thread(target=self._client, args=(self._random.getrandbits(32),))
         client.start()
         try:
             pause(2.0)  # a first look at all machines
-            while time.monotonic() - began < seconds:
+            while (left_s := began + seconds - time.monotonic()) > 0 or (
+                self._result.faults.total() < least_faults and left_s > -MORE_S
+            ):
                 self._strike()
             self._is_over.set()
             self._repair()  # first: the client sends its last job until the queue answers
