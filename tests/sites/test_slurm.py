@@ -447,9 +447,10 @@ def test_the_recipe_for_one_allocation_packs_its_gpus(slurm: Slurm, tmp_path: Pa
     (script,) = re.findall(r"^```sh\n(#!/bin/sh\n#SBATCH .*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "pack.sh").write_text(script)
     (tmp_path / "train.py").write_text(
-        "import os, sys, time\n"
+        "import os, pathlib, sys, time\n"
         "print('ran', sys.argv[2], 'on', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
-        "time.sleep(0.3)\n"
+        "pathlib.Path(f'begun-{sys.argv[2]}').touch()\n"
+        "while len(list(pathlib.Path().glob('begun-*'))) < 2: time.sleep(0.02)\n"  # two at once
         "sys.exit(sys.argv[2] == '0.3')\n"
     )
     path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
