@@ -99,11 +99,13 @@ def test_no_type_is_believed_to_differ_more_than_any_has() -> None:
 def test_spans_count_once_three_types_have_shown_theirs() -> None:
     experience = Experience()
     for number, span in enumerate((0.2, 0.4)):
-        experience.shown(number, 0.1, span)
+        experience.shown(number, 0.1, span, 8)
     assert (experience.margin.span, experience.margin.max_span) == (0.0, math.inf)
 
-    experience.shown(2, 0.1, 1.0)
-    assert (experience.margin.span, experience.margin.max_span) == (0.4, 1.0)
+    experience.shown(2, None, 1.0, 2)  # of two runs: they tell how much runs may differ,
+    assert (experience.margin.span, experience.margin.max_span) == (0.4, math.inf)
+    experience.shown(2, 0.1, 1.2, 5)  # and not how much they differ at most
+    assert (experience.margin.span, experience.margin.max_span) == (0.4, 1.2)
 
 
 def test_headroom_may_lie_in_half_of_the_guard_and_what_runs_have_used_may_not() -> None:

@@ -20,7 +20,7 @@ LAST_RUNS = 20  # the latest runs, for the same
 _PRIOR_GAPS = 3.0  # the runs of all types count as so many distances between peaks of a type
 _TOP = 4  # one in so many of the peaks, the largest, show how far the next may lie above them
 _SPARE = 0.1  # added to the span: nobody has seen the largest yet
-_ENOUGH_TYPES = 3  # with ENOUGH_RUNS each, before their spans count for others
+_ENOUGH_TYPES = 3  # before their spans count for others
 _IMAGINED = 2  # imagined types with the prior spread, so that one type does not set the rule
 _AIMED_AT = 0.005  # the share of runs that may run out of memory
 _STEP = 0.3  # how much one such run changes the logarithm of the chance
@@ -90,15 +90,36 @@ class Margin:
 FIRST_MARGIN = Margin()
 
 
+class _Ranked:
+    """One number of each type, in order."""
+
+    def __init__(self, imagined: Sequence[float] = ()) -> None:
+        self.ranked = list(imagined)
+        self._of: dict[Hashable, float] = {}
+
+    def put(self, key: Hashable, number: float | None) -> None:
+        """Replace the number of a type, None when it has none."""
+        before = self._of.pop(key, None)
+        if before is not None:
+            del self.ranked[bisect_left(self.ranked, before)]
+        if number is not None:
+            self._of[key] = number
+            insort(self.ranked, number)
+
+    @property
+    def middle(self) -> float:
+        return self.ranked[len(self.ranked) // 2]
+
+
 class Experience:
     """Keeps the margin up to date, run by run."""
 
     def __init__(self) -> None:
         self.margin = FIRST_MARGIN
         self._saved_chance = FIRST_CHANCE
-        self._spreads: dict[Hashable, float] = {}
-        self._ranked: list[float] = [FIRST_SPREAD] * _IMAGINED
-        self._spans: dict[Hashable, float] = {}
+        self._spreads = _Ranked([FIRST_SPREAD] * _IMAGINED)
+        self._spans = _Ranked()  # of types with two runs or more,
+        self._full_spans = _Ranked()  # and of those with enough
 
     def resume(self, chance: float) -> None:
         """Continue with a saved chance."""
@@ -113,25 +134,18 @@ class Experience:
         self._saved_chance = chance
         return chance
 
-    def shown(self, key: Hashable, spread: float | None, span: float = 0.0) -> None:
-        """Note the spread of one type's peaks, None when it is not known any more."""
-        self._spans.pop(key, None)
-        if spread is not None:
-            self._spans[key] = span
-        before = self._spreads.pop(key, None)
-        if before is not None:
-            del self._ranked[bisect_left(self._ranked, before)]
-        if spread is not None:
-            self._spreads[key] = spread
-            insort(self._ranked, spread)
-        middle = self._ranked[len(self._ranked) // 2]
-        spans = sorted(self._spans.values())
-        has_spans = len(spans) >= _ENOUGH_TYPES
+    def shown(self, key: Hashable, spread: float | None, span: float = 0.0, runs: int = 0) -> None:
+        """Note how much the peaks of a type differ; it has no spread and no runs once forgotten."""
+        self._spreads.put(key, spread)
+        self._spans.put(key, span if runs > 1 else None)
+        self._full_spans.put(key, span if runs >= ENOUGH_RUNS else None)
+        are_many = len(self._spans.ranked) >= _ENOUGH_TYPES
+        are_full = len(self._full_spans.ranked) >= _ENOUGH_TYPES
         self.margin = replace(
             self.margin,
-            spread=_clip(middle, MIN_SPREAD, MAX_SPREAD),
-            span=spans[(len(spans) - 1) // 2] if has_spans else 0.0,
-            max_span=spans[-1] if has_spans else math.inf,
+            spread=_clip(self._spreads.middle, MIN_SPREAD, MAX_SPREAD),
+            span=self._spans.middle if are_many else 0.0,
+            max_span=self._full_spans.ranked[-1] if are_full else math.inf,
         )
 
     def ended(self, is_short: bool) -> None:

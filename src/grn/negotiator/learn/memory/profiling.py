@@ -244,14 +244,18 @@ def estimate(
     return Estimate(min(need, capacity_bytes), len(peaks), largest, because)
 
 
-def spread(profile: Profile) -> tuple[float | None, float]:
-    """Return the spread and the span of the latest peaks among runs with the same arguments."""
+def spread(profile: Profile) -> tuple[float | None, float, int]:
+    """Return the spread and the span of the latest peaks among runs with the same arguments.
+
+    Also how many of them were compared with others.
+    """
     alike: dict[tuple[Argument, ...], list[float]] = {}
     full = [run for run in profile.runs[-LAST_RUNS:] if counts_in_full(run) and run.peak_bytes]
     for run in full:
         alike.setdefault(mattering(run.arguments), []).append(math.log(run.peak_bytes))
-    span = max((max(logs) - min(logs) for logs in alike.values()), default=0.0)
-    return spread_within(list(alike.values())), span
+    several = [logs for logs in alike.values() if len(logs) > 1]
+    span = max((max(logs) - min(logs) for logs in several), default=0.0)
+    return spread_within(list(alike.values())), span, sum(map(len, several))
 
 
 def lower_bound_bytes(profile: Profile, capacity_bytes: int) -> int:

@@ -146,7 +146,8 @@ class TypeProfiles:
     def _weigh(self, key: Key) -> None:
         """Update the margin of all types by the spread of one type's peaks."""
         known = self._types[key]
-        if known.unweighed < max(ENOUGH_RUNS, len(known.profile.runs) // 5):
+        count = len(known.profile.runs)
+        if count > ENOUGH_RUNS and known.unweighed < max(ENOUGH_RUNS, count // 5):
             return
         known.unweighed = 0
         self._experience.shown(key, *profiling.spread(known.telling))
