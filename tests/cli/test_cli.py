@@ -167,6 +167,10 @@ def test_a_command_that_is_none_is_answered_with_the_nearest(
         ["profiles", "show"],
         ["profiles", "forget"],
         ["profiles", "burn", "x"],
+        ["book"],
+        ["book", "--for", "0"],
+        ["book", "--for", "1h", "--from", "teatime"],
+        ["book", "rm"],
         ["start", "--idle-exit", "soon"],
         ["submit", "--gpus", "many"],
         ["\x1b[31m"],
@@ -184,7 +188,7 @@ def test_a_mistake_is_two_lines_and_status_two(grn: Shell, words: list[str]) -> 
 @pytest.mark.parametrize(
     "words",
     [["gpus"], ["ps"], ["ps", "--json"], ["why", "x"], ["profiles"], ["profiles", "show", "x"],
-     ["profiles", "forget", "x"], ["stop"]],
+     ["profiles", "forget", "x"], ["stop"], ["book", "ls"], ["book", "--for", "1h"]],
     ids=" ".join,
 )  # fmt: skip
 def test_without_a_negotiator_the_way_to_start_one_is_named(grn: Shell, words: list[str]) -> None:

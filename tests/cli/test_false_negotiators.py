@@ -58,7 +58,13 @@ def replies(story: Story, negotiator: Negotiators) -> Replies:
     story.hear("runs runs")
     story.hold("waits", mem="400MiB")
     here.wait_for_waiting(1)
-    asked = ({"op": "status"}, {"op": "why", "name": "job"}, {"op": "profiles"}, {"op": "ping"})
+    asked = (
+        {"op": "bookings"},
+        {"op": "status"},
+        {"op": "why", "name": "job"},
+        {"op": "profiles"},
+        {"op": "ping"},
+    )
     found: Replies = {str(one["op"]): [ask_once(dict(one))] for one in asked}
     row = {"at": 0.0, "uid": 0, "pid": 1, "verb": "stop", "object": "", "result": "done"}
     found["audit"] = [{"audit": [row]}]
@@ -129,6 +135,7 @@ COMMANDS = [
     ("why", "job"),
     ("profiles",),
     ("profiles", "show", "job"),
+    ("book", "ls"),
     ("shares",),
     ("audit",),
     ("doctor",),

@@ -12,6 +12,7 @@ from grn.cli.output import render
 from grn.cli.output.style import plain
 from grn.model.units import GiB, MiB
 from grn.protocol.rows import (
+    BookingRow,
     GpuRow,
     HostRow,
     LeaseRow,
@@ -165,6 +166,19 @@ def test_gpus_that_are_linked_to_each_other_are_named_together() -> None:
     lines = plain(render.gpus(rows)).splitlines()
 
     assert lines[6:] == ["nvlink x4: 0,1,2  1,3", "socket: 0,3"]
+
+
+def test_bookings_are_listed_with_their_users_and_times() -> None:
+    row = {"id": 3, "user": 1000, "user_name": "", "gpus_asked": 2, "gpus": [0, 1],
+           "from_at": 3600.0, "until_at": 10800.0, "state": "active"}  # fmt: skip
+    rows = read_all(BookingRow, [row, {**row, "used": True}, {**row, "state": "ahead"}])
+
+    lines = [line.split() for line in plain(render.bookings(rows, name_of, 7200.0)).splitlines()]
+
+    assert lines[1][:5] == ["3", "ada", "2", "0,", "1"]
+    assert lines[1][-2:] == ["2h00m", "unused"]
+    assert [line[-1] for line in lines[2:]] == ["active", "ahead"]
+    assert plain(render.bookings([], name_of, 0.0)) == "nothing is booked"
 
 
 def test_users_are_listed_with_what_they_have_had() -> None:

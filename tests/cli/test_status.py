@@ -156,6 +156,29 @@ def test_what_was_learned_can_be_forgotten(grn: Shell, busy: Client) -> None:
     assert json.loads(grn("audit", "--json").out)["audit"][-1]["object"] == "measured.py"
 
 
+def test_gpus_are_booked_and_the_booking_is_removed(grn: Shell, busy: Client) -> None:
+    ended = grn("book", "--from", "tomorrow 9:00", "--for", "4h")
+    assert (ended.code, ended.out) == (0, "1\n")
+    assert ended.err == "booked 1 GPU from 09:00 to 13:00 tomorrow\n"
+    assert grn("book", "ls").out.splitlines()[1].split()[-2:] == ["4h00m", "ahead"]
+    (row,) = json.loads(grn("book", "ls", "--json").out)["bookings"]
+    assert (row["id"], row["user"], row["until_at"] - row["from_at"]) == (1, os.getuid(), 14400.0)
+
+    for words, said in (
+        (["-n", "99", "--for", "1h"], "this machine has"),
+        (["--from", "2020-01-01", "--for", "1h"], "is past"),
+        (["--for", "30d"], "at most 7 days"),
+        (["--for", "1h", "--on", "h100"], "no GPU here is 'h100'"),
+    ):
+        ended = grn("book", *words)
+        assert ended.code in (2, 4)
+        assert said in ended.err
+        assert len(ended.err.splitlines()) == 2
+    assert grn("book", "rm", "1").err == "removed: booking 1\n"
+    assert grn("book", "rm", "1").code == 2
+    assert grn("book", "ls").out == "nothing is booked\n"
+
+
 def test_a_profile_is_shown_with_its_arguments(grn: Shell, busy: Client) -> None:
     out = grn("profiles", "show", "measured.py").out
 

@@ -8,7 +8,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from grn.errors import UsageError
-from grn.model.windows import Hours, StartWindow, parse_hours, parse_moment, show_moment
+from grn.model.windows import (
+    Hours,
+    StartWindow,
+    parse_hours,
+    parse_moment,
+    show_moment,
+    show_span,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = Hours(20 * 60, 8 * 60)
@@ -118,3 +125,17 @@ def test_a_moment_is_shown_with_its_day_unless_it_is_today() -> None:
     assert show_moment(at("2026-11-18 22:00"), now, BERLIN) == "22:00"
     assert show_moment(at("2026-11-19 09:00"), now, BERLIN) == "09:00 tomorrow"
     assert show_moment(at("2026-12-01 09:00"), now, BERLIN) == "09:00 on Tue 2026-12-01"
+
+
+def test_a_time_is_shown_with_one_day_where_both_are_of_that_day() -> None:
+    now = at("2026-11-18 12:00")
+
+    assert show_span(at("2026-11-18 13:00"), at("2026-11-18 14:00"), now, BERLIN) == (
+        "from 13:00 to 14:00"
+    )
+    assert show_span(at("2026-11-19 09:00"), at("2026-11-19 13:00"), now, BERLIN) == (
+        "from 09:00 to 13:00 tomorrow"
+    )
+    assert show_span(at("2026-11-19 22:00"), at("2026-11-20 06:00"), now, BERLIN) == (
+        "from 22:00 tomorrow to 06:00 on Fri 2026-11-20"
+    )

@@ -25,6 +25,7 @@ from grn.negotiator.learn.blame import Verdict
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule import grant as grant_file
 from grn.negotiator.schedule import placement as place_file
+from grn.negotiator.schedule.bookings import NOT_BOOKED, Bookings
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.turns.order import Group
 from tests.negotiator.machine import Negotiation
@@ -210,6 +211,12 @@ def test_a_no_that_is_remembered_too_long_is_found_out(monkeypatch):
     monkeypatch.setattr(place_file.FreeSpace, "has", lambda room, *asked: False)
 
     finds_out()
+
+
+def test_a_booking_that_keeps_nobody_off_is_found_out(monkeypatch):
+    monkeypatch.setattr(Bookings, "of", lambda *_: NOT_BOOKED)
+
+    assert "booked" in finds_out()
 
 
 def test_an_unfair_turn_is_found_out(monkeypatch):

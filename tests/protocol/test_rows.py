@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -15,6 +16,7 @@ from grn.errors import ProtocolError, UnknownJob
 from grn.protocol.rows import (
     AttemptRow,
     AuditRow,
+    BookingRow,
     CurveRow,
     EndRow,
     GpuRow,
@@ -149,6 +151,9 @@ def test_definitions_have_the_fields_that_both_daemons_send() -> None:
         place = {"place", "had_gpu_h", "users_before"}
         check(WaitingRow, status["waiting"], OF_FEED | {"turn"})
         check(ShareRow, status["shares"], set())
+        later = time.time() + 1e6
+        ask_once({"op": "book", "from_at": later, "until_at": later + 60.0})
+        check(BookingRow, ask_once({"op": "bookings"})["bookings"], set())
         profiles = ask_once({"op": "profiles"})["profiles"]
         check(ProfileRow, profiles, set())
         check(RunRow, [run for row in profiles for run in row["history"]], set())

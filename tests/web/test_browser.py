@@ -138,6 +138,18 @@ def test_the_other_views_show_what_was(page, submit, server, story):
     page.wait_for_selector("text=No sweep here yet")
 
 
+def test_a_week_of_bookings_is_drawn_and_one_can_be_removed(page, server, story):
+    page.goto(f"{server.url}/#/bookings")
+    page.wait_for_selector("text=Nothing is booked in this week.")
+    story.start(*GRN, "book", "-n", "2", "--from", "now+1h", "--for", "20h").ended_well()
+    wait_for(lambda: page.locator("svg.week rect[tabindex]").count() == 2, "a bar on each GPU")
+    page.hover("svg.week rect[tabindex] >> nth=0")
+    page.wait_for_selector("#tip:has-text('booking 1')")
+    page.click("text=Remove")
+    page.click("dialog >> text=Remove >> nth=-1")
+    page.wait_for_selector("text=Nothing is booked. Book GPUs with")
+
+
 def test_a_used_link_says_what_to_do(page, server, chromium):
     page.wait_for_selector("section.card")
     other = chromium.new_context().new_page()

@@ -19,10 +19,11 @@ from tests.web.conftest import Server
 READS = [
     *("/api/jobs", "/api/failed"),
     *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
+    "/api/bookings",
     *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/job/1/output", "/api/lease/abcd1234"),
 ]
 WRITES = [f"/api/job/1/{act}" for act in ("cancel", "hold", "release", "retry", "priority")]
-WRITES += ["/api/jobs/cancel", "/api/jobs/retry", "/api/submit", "/api/forget"]
+WRITES += ["/api/jobs/cancel", "/api/jobs/retry", "/api/submit", "/api/forget", "/api/unbook"]
 FOREIGN = [
     {"Host": "evil.example"},
     {"Origin": "http://evil.example"},
@@ -421,3 +422,17 @@ def test_several_jobs_are_named_by_ranges(server, submit):
     assert server.request("POST", "/api/jobs/cancel", {})[0] == 400
     assert server.request("POST", "/api/jobs/eat", {"jobs": "1"})[0] == 404
     assert server.request("POST", "/api/jobs/cancel", {"jobs": "1,3"})[1]["cancelled"] == [1, 3]
+
+
+def test_bookings_are_shown_and_removed(server, story):
+    server.unlock()
+    story.start(*GRN, "book", "--from", "now+10h", "--for", "1h").ended_well()
+
+    _, answer, _ = server.request("GET", "/api/bookings")
+    (row,) = answer["bookings"]
+    assert (row["gpus_asked"], row["state"], len(row["gpus"])) == (1, "ahead", 1)
+    for wrong in (None, "1", -1, True):
+        assert server.request("POST", "/api/unbook", {"booking": wrong})[0] == 400
+    assert server.request("POST", "/api/unbook", {"booking": row["id"] + 1})[0] == 404
+    assert server.request("POST", "/api/unbook", {"booking": row["id"]})[0] == 200
+    assert server.request("GET", "/api/bookings")[1] == {"bookings": []}
