@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from grn.proc import host
 from grn.proc.host import CpuTicks
@@ -50,3 +53,46 @@ def test_kills_of_the_kernel_are_those_of_the_machine_and_in_a_container_its_own
     assert host.oom_kills(missing, str(tmp_path)) is None
     (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
     assert host.oom_kills(str(vmstat), str(tmp_path)) == 0
+
+
+def test_memory_is_the_proportional_size_and_without_it_what_is_not_shared(tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    folder.mkdir()
+    assert host.proportional_bytes(7, str(tmp_path)) is None  # it is gone
+    (folder / "statm").write_text("900 500 200 1 0 300 0\n")
+    assert host.proportional_bytes(7, str(tmp_path)) == 300 * os.sysconf("SC_PAGE_SIZE")
+    (folder / "smaps_rollup").write_text("a-b ---p 00 [rollup]\nRss: 9 kB\nPss:  4 kB\n")
+    assert host.proportional_bytes(7, str(tmp_path)) == 4 << 10
+    (folder / "smaps_rollup").write_text("")  # of another user, or a kernel that hides it
+    assert host.proportional_bytes(7, str(tmp_path)) == 300 * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"memory.max": "max", "memory.current": "5"}, None),
+        (
+            {"memory.max": "100", "memory.current": "50", "memory.stat": "inactive_file 20\n"},
+            (100, 30),
+        ),
+        (  # version 1
+            {"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "50",
+             "memory/memory.stat": "cache 9\ntotal_inactive_file 10\n"},
+            (100, 40),
+        ),
+        (  # version 1 without a limit
+            {"memory/memory.limit_in_bytes": str(1 << 63), "memory/memory.usage_in_bytes": "50"},
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_container_is_read_in_both_versions(
+    tmp_path: Path, files: dict[str, str], limit: tuple[int, int] | None
+) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = host.container_limit(str(tmp_path))
+
+    assert (found and (found.total_bytes, found.used_bytes)) == limit

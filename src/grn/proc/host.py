@@ -100,21 +100,21 @@ def oom_kills(path: str = _VMSTAT, folder: str = _GROUPS) -> int | None:
     return _counted(path) if of_container is None else of_container
 
 
-def proportional_bytes(pid: int) -> int | None:
+def proportional_bytes(pid: int, folder: str = "/proc") -> int | None:
     """Return the memory of a process, a page of n processes counted as 1/n of a page.
 
     Where the kernel does not show that, it is the resident memory without shared pages; None when
     the process is gone.
     """
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        with open(f"{folder}/{pid}/smaps_rollup", "rb") as file:
             for line in file:
                 if line.startswith(b"Pss:"):
                     return int(line.split()[1]) << 10
     except OSError:
         pass
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
+        with open(f"{folder}/{pid}/statm", "rb") as file:
             words = file.read().split()
         return (int(words[1]) - int(words[2])) * _PAGE_BYTES
     except (OSError, IndexError):
