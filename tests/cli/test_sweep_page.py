@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grn.cli.report.sweep_chart import MAX_DRAWN, ChartData, axis, draw
-from grn.cli.report.sweep_page import STYLE, page
+from grn.cli.report.sweep_chart import MAX_DRAWN, ChartData, axis, cell_text, draw
+from grn.cli.report.sweep_page import STYLE, body, page
 from grn.cli.report.sweep_png import write_png
 from grn.sweep.manifest import About, RunManifest, RunState
 from grn.sweep.results import Table, rank
@@ -132,7 +132,7 @@ def test_a_page_is_whole_and_needs_nothing_from_outside() -> None:
     text = page(a_picture([{"lr": 10.0**-n, "opt": o} for n in range(5) for o in ("sgd", "adam")]))
     seen = read(text)
     tags = [tag for tag, _ in seen.tags]
-    assert tags.count("svg") == 3
+    assert tags.count("svg") == 4  # the lines twice: for a wide page and for a phone
     assert tags.count("circle") == 20
     assert tags.count("path") == 10
     assert "prefers-color-scheme: dark" in text
@@ -140,7 +140,25 @@ def test_a_page_is_whole_and_needs_nothing_from_outside() -> None:
     assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
     assert not {"link", "img", "iframe"} & set(tags)
     for _, attributes in seen.tags:
-        assert not {"src", "href"} & set(attributes)
+        assert "src" not in attributes
+        assert (attributes.get("href") or "").startswith(("", "#", "./runs/"))
+
+
+def test_a_failed_run_leads_to_its_output_and_times_are_spelled() -> None:
+    picture = a_picture([{"x": 1}, {"x": 2}])
+    assert 'href="./runs/bad/log.txt">bad</a>' in page(picture)
+    assert 'href="../my%20sweep/runs/bad/log.txt"' in page(picture, "../my sweep")
+    assert 'href="#/history/bad"' in body(picture)
+    assert cell_text("duration_s", 186.4) == "3m06s"
+    assert cell_text("loss", None) == "–"
+    assert "time (s)" not in page(picture)
+
+
+def test_the_best_runs_can_be_sorted_by_pointer_and_keyboard() -> None:
+    text = page(a_picture([{"x": 1}, {"x": 2}]))
+    heads = [one for tag, one in read(text).tags if tag == "th" and "tabindex" in one]
+    assert len(heads) == 5  # place, loss, x, time, GPU
+    assert "sweepPage(document, document.body)" in text
 
 
 def test_text_of_users_cannot_become_part_of_the_page() -> None:
@@ -191,8 +209,25 @@ def test_a_sweep_of_many_parameters_is_still_drawn(tmp_path: Path) -> None:
     assert write_png(many, str(tmp_path / "m.png"))
 
 
-def test_parallel_coordinates_scroll_on_a_phone_instead_of_shrinking() -> None:
+def test_parallel_coordinates_are_drawn_closer_together_on_a_phone_not_smaller() -> None:
     narrow = STYLE.partition("@media (max-width: 720px)")[2]
-
-    assert "svg.lines { min-width" in narrow
+    assert "svg.lines { display: none; } svg.narrow { display: block; }" in narrow
     assert "section { overflow-x: auto; }" in narrow
+
+    drawn = page(a_picture([{"x": n, "y": -n} for n in range(3)]))
+    assert 'class="lines narrow" viewBox="0 0 340 340"' in drawn
+    many = page(a_picture([{f"p{k}": n for k in range(9)} for n in range(3)]))
+    assert 'class="lines narrow" viewBox="0 0 820 340"' in many  # scrolls
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("charts", [1, 2, 4])
+def test_no_row_of_a_png_ends_in_a_gap(tmp_path: Path, charts: int) -> None:
+    from matplotlib.image import imread
+
+    points = [{f"p{k}": n * (k + 1) for k in range(charts)} for n in range(6)]
+    assert write_png(a_picture(points), str(tmp_path / "p.png"))
+    pixels = imread(tmp_path / "p.png")
+    tall, wide = pixels.shape[:2]
+    last_column = pixels[int(tall * 0.5) : int(tall * 0.65), int(wide * 0.72) : int(wide * 0.95)]
+    assert last_column.min() < 0.95

@@ -254,6 +254,27 @@ def test_a_sweep_has_its_pictures_and_its_runs(page, server, story):
     page.wait_for_selector("path.best.here", state="attached")
     assert page.evaluate("document.scripts.length") == 1
 
+    page.click("th:has-text('loss')")
+    page.wait_for_selector("th[aria-sort='ascending']")
+    page.focus("th:has-text('loss')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("th[aria-sort='descending']")
+    assert page.locator("tbody tr td:nth-child(2)").all_inner_texts() == ["0.4", "0.2", "0.1"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_selector("svg.narrow")
+    assert page.locator("svg.narrow text").first.bounding_box()["height"] >= 11
+
+
+def test_a_failed_run_of_a_sweep_leads_to_its_job(page, server, story):
+    command = """python3 -c "assert {lr} < 1; print('{{\\"loss\\": {lr}}}')\""""
+    words = ("sweep", command, "-p", "lr", "0.1", "2", "--name", "mine", "-q")
+    story.start(*GRN, *words, cwd=story.folder).wait()
+    page.goto(f"{server.url}/#/sweep/mine")
+
+    page.click("a:has-text('lr=2')")
+    page.wait_for_selector(".pill.failed")
+    assert page.locator("tbody tr").count() == 1
+
 
 @pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.soak)])
 def test_thousands_of_hostile_commands_make_no_node_and_no_handler(

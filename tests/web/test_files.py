@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from importlib import resources
 
+from grn.cli.web.app import SWEEP_SCRIPT
+
 FILES = resources.files("grn.cli.web") / "static"
 
 
@@ -14,4 +16,4 @@ def test_every_script_is_loaded_at_once_and_not_one_after_the_other() -> None:
 
     loaded = re.findall(r'(?:modulepreload" href|type="module" src)="([^"]+)"', page)
 
-    assert sorted(loaded) == sorted(scripts)
+    assert sorted(loaded) == sorted({*scripts, SWEEP_SCRIPT})

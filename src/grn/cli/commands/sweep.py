@@ -337,7 +337,8 @@ def plot(
     made = sweep_chart.draw(about, table, ranking)
     echo(sweep_text.results(table, ranking, width(), MAX_SHOWN, is_ascii()))
     page = html or os.path.join(folder, "plot.html")
-    write_text(page, sweep_page.page(made))
+    seen_from = os.path.relpath(folder, os.path.dirname(page) or ".")
+    write_text(page, sweep_page.page(made, seen_from))
     click.echo(f"page     {page}", err=True)
     if not no_png:
         target = png or os.path.join(folder, "plot.png")

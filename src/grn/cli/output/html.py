@@ -21,12 +21,12 @@ STYLE = """
 :root {
   color-scheme: light dark;
   --paper: #f6f7f9; --card: #ffffff; --ink: #1a2230; --soft: #5d6878; --line: #dde2ea;
-  --track: #e9edf3; --accent: #d9480f; --bad: #c92a2a; --good: #1f8f6b;
+  --track: #e9edf3; --accent: #d9480f; --bad: #c92a2a; --good: #1f8f6b; --link: #2f6fde;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #11151c; --card: #1a202a; --ink: #e6ebf2; --soft: #97a3b4; --line: #2d3644;
-    --track: #252d39; --accent: #ffa94d; --bad: #ff8787; --good: #4cc79c;
+    --track: #252d39; --accent: #ffa94d; --bad: #ff8787; --good: #4cc79c; --link: #6ea0ff;
   }
 }
 * { box-sizing: border-box; }
@@ -52,6 +52,7 @@ section { padding: 20px 22px; margin-top: 20px; overflow-x: auto; }
 .tile.bad b { color: var(--bad); }
 svg { display: block; width: 100%; height: auto; }
 svg.wide { min-width: 960px; }
+a { color: var(--link); }
 svg text { fill: var(--soft); font-size: 11px; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin-top: 8px;
   font-variant-numeric: tabular-nums; }
@@ -65,6 +66,7 @@ tr:last-child td { border-bottom: 0; }
   main { padding: 20px 12px 40px; }
   section { padding: 16px 14px; }
   h1 { font-size: 22px; }
+  th, td { padding: 6px; min-width: 0; }
 }
 @media print { section { break-inside: avoid; } body { background: none; } }
 """
@@ -138,23 +140,33 @@ def table(
     *,
     numbers_from: int | None = None,
     attributes: Sequence[str] = (),
+    links: Sequence[str] = (),
+    is_sortable: bool = False,
 ) -> str:
-    """Return a table; columns from `numbers_from` on are numbers, `attributes` belong to rows."""
+    """Return a table; columns from `numbers_from` on are numbers, `attributes` belong to rows.
+
+    The first cell of a row leads to its link. A script of the page sorts a sortable table.
+    """
     if not rows:
         return note("None.")
+    first = len(names) if numbers_from is None else numbers_from
 
-    def line(cells: Sequence[str], kind: str, attribute: str = "") -> str:
-        first = len(cells) if numbers_from is None else numbers_from
-        marked = (
-            f"<{kind}{' class=n' if place >= first else ''}>{text(cell)}</{kind}>"
-            for place, cell in enumerate(cells)
-        )
+    def line(cells: Sequence[str], kind: str, attribute: str = "", link: str = "") -> str:
+        marked = []
+        for place, cell in enumerate(cells):
+            shown = text(cell)
+            if link and not place:
+                shown = f'<a href="{text(link)}">{shown}</a>'
+            marks = " class=n" if place >= first else ""
+            marks += " tabindex=0" if is_sortable and kind == "th" else ""
+            marked.append(f"<{kind}{marks}>{shown}</{kind}>")
         return f"<tr{attribute}>{''.join(marked)}</tr>"
 
-    own = attributes or [""] * len(rows)
-    body = (line(row, "td", attribute) for row, attribute in zip(rows, own, strict=True))
+    own, to = attributes or [""] * len(rows), links or [""] * len(rows)
+    body = (line(row, "td", *more) for row, *more in zip(rows, own, to, strict=True))
     head = f"<thead>{line(names, 'th')}</thead>" if any(names) else ""
-    return f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
+    kind = " class=sortable" if is_sortable else ""
+    return f"<table{kind}>{head}<tbody>{''.join(body)}</tbody></table>"
 
 
 def svg(wide: float, tall: float, inner: str, label: str, kind: str = "") -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from grn.model.units import show_time
 from grn.sweep.manifest import About, RunState
 from grn.sweep.results import Ranking, Table
 from grn.sweep.values import is_number, number_or_text, spelled
@@ -163,7 +164,16 @@ def number_text(value: float) -> str:
 
 def column_name(name: str) -> str:
     """Return the heading of a column of the table."""
-    return {"duration_s": "time (s)", "gpu": "GPU"}.get(name, name)
+    return {"duration_s": "time", "gpu": "GPU"}.get(name, name)
+
+
+def cell_text(name: str, value: Any) -> str:
+    """Return a value as the table of the best runs shows it."""
+    if value is None:
+        return "–"
+    if name == "duration_s":
+        return show_time(value)
+    return number_text(value) if isinstance(value, float) else spelled(value)
 
 
 def _is_finite(value: object) -> TypeGuard[float]:

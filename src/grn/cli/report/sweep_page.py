@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from grn.cli.output import html
 from grn.cli.output.html import Tile
 from grn.cli.output.html import text as _text
-from grn.cli.report.sweep_chart import Axis, ChartData, column_name, number_text
+from grn.cli.report.sweep_chart import Axis, ChartData, cell_text, column_name, number_text
+from grn.sweep.manifest import LOG_FILE
 from grn.sweep.values import spelled
 
 WIDE, TALL = 340, 240  # a small chart
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 LINES_TALL, LINES_TOP, LINES_BOTTOM, LINES_SIDE = 340, 44, 26, 92
+NARROW_WIDE, NARROW_SIDE, NARROW_GAP = 340, 50, 80  # of the parallel coordinates on a phone
+FEW = 2  # small charts that share a row are large
 
 STYLE = """
 :root {
@@ -39,7 +43,7 @@ svg .halo { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-
 .tick { stroke: var(--soft); stroke-width: 1; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .bests { fill: none; stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 4 4; }
-path.run { fill: none; stroke-width: 1.6; stroke-opacity: 0.75; }
+path.run { fill: none; stroke-width: 1.6; stroke-opacity: 0.75; vector-effect: non-scaling-stroke; }
 path.best { stroke: var(--accent); stroke-width: 3; stroke-opacity: 1; }
 circle.run { stroke: var(--card); stroke-width: 1; }
 circle.best { fill: var(--accent); r: 5.5px; }
@@ -57,51 +61,91 @@ tr.here td { background: var(--line); }
 tr[data-run] td { white-space: nowrap; max-width: 240px; }
 tr[data-run] td { overflow: hidden; text-overflow: ellipsis; }
 td:first-child { color: var(--soft); }
+tr[data-run] td:first-child { min-width: 2em; }
 tr.first td { font-weight: 600; }
-@media (max-width: 720px) { section { overflow-x: auto; } svg.lines { min-width: 760px; } }
+table.sortable th { cursor: pointer; }
+th[aria-sort=ascending]::after { content: " ▲"; } th[aria-sort=descending]::after { content: " ▼"; }
+svg.narrow { display: none; width: auto; height: 340px; }
+@media (max-width: 720px) {
+  section { overflow-x: auto; } svg.lines { display: none; } svg.narrow { display: block; }
+}
+@media (min-width: 900px) {
+  .few svg text { font-size: 7.5px; } .few svg .name { font-size: 8.5px; }
+  .few circle.run { r: 3px; } .few circle.best { r: 4px; }
+}
 tr.first td:nth-child(2) { color: var(--accent); }
 """
 SCRIPT = """
-(function () {
-  var runs = {};
-  document.querySelectorAll("[data-run]").forEach(function (one) {
-    (runs[one.dataset.run] = runs[one.dataset.run] || []).push(one);
-  });
-  function mark(event, is_on) {
-    var one = event.target.closest && event.target.closest("[data-run]");
-    if (!one) { return; }
-    document.body.classList.toggle("pointed", is_on);
-    runs[one.dataset.run].forEach(function (other) { other.classList.toggle("here", is_on); });
+function sweepPage(root, content) {
+  function mark(event, isOn) {
+    const run = event.target.closest?.("[data-run]")?.dataset.run;
+    if (run === undefined) return;
+    content.classList.toggle("pointed", isOn);
+    for (const one of root.querySelectorAll(`[data-run="${CSS.escape(run)}"]`))
+      one.classList.toggle("here", isOn);
   }
-  document.addEventListener("mouseover", function (event) { mark(event, true); });
-  document.addEventListener("mouseout", function (event) { mark(event, false); });
-})();
+  const SECONDS = { d: 86400, h: 3600, m: 60, s: 1 };
+  function worth(text) {
+    if (text.trim() !== "" && !Number.isNaN(Number(text))) return Number(text);
+    const parts = text.match(/[\\d.]+[dhms]/g);
+    if (!parts || parts.join("") !== text) return text === "–" ? null : text;
+    return parts.reduce((sum, part) => sum + parseFloat(part) * SECONDS[part.slice(-1)], 0);
+  }
+  function order(one, other) {
+    if (one === null || other === null) return (one === null) - (other === null);
+    if (typeof one !== typeof other) return typeof one === "number" ? -1 : 1;
+    return one < other ? -1 : one > other ? 1 : 0;
+  }
+  function sort(event) {
+    const head = event.target.closest?.("table.sortable th");
+    if (!head || (event.type === "keydown" && event.key !== "Enter")) return;
+    const place = head.cellIndex, isUp = head.getAttribute("aria-sort") !== "ascending";
+    const body = head.closest("table").tBodies[0];
+    const rows = [...body.rows].map((row) => [worth(row.cells[place].textContent), row]);
+    rows.sort(([one], [other]) => (isUp ? order(one, other) : order(other, one)));
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
+    body.append(...rows.map(([, row]) => row));
+  }
+  root.addEventListener("mouseover", (event) => mark(event, true));
+  root.addEventListener("mouseout", (event) => mark(event, false));
+  root.addEventListener("click", sort);
+  root.addEventListener("keydown", sort);
+}
 """
 
 
-def page(picture: ChartData) -> str:
-    """Return the page."""
+def page(picture: ChartData, folder: str = ".") -> str:
+    """Return the page; `folder` is the sweep's, seen from where the page is."""
     title = f"{picture.about.name}: {picture.metric}"
-    return html.page(title, list(_body(picture)), style=STYLE, script=SCRIPT)
+
+    def log(run: str) -> str:
+        return f"{quote(folder)}/runs/{quote(run, safe='')}/{LOG_FILE}"
+
+    script = f"{SCRIPT}sweepPage(document, document.body);\n"
+    return html.page(title, list(_body(picture, log)), style=STYLE, script=script)
 
 
 def body(picture: ChartData) -> str:
-    """Return the content of the page, for a page that has a frame of its own."""
-    return "\n".join(_body(picture))
+    """Return the content for `grn web`, which has a frame of its own and the jobs of the runs."""
+    return "\n".join(_body(picture, lambda run: f"#/history/{quote(run, safe='')}"))
 
 
-def _body(picture: ChartData) -> Iterator[str]:
+def _body(picture: ChartData, log: Callable[[str], str]) -> Iterator[str]:
     yield html.header(picture.about.name, f"<code>{_text(picture.about.command)}</code>")
     yield _figures(picture)
     if picture.axes:
         yield html.section("All runs at once", _lines(picture), _hint(picture))
         charts = "".join(_chart(picture, one) for one in picture.axes)
+        kind = "charts few" if len(picture.axes) <= FEW else "charts"
         note = f"Each dot is a run; the line joins the {_side(picture)} of each value."
         name = f"{picture.metric} by parameter"
-        yield html.section(name, f'<div class="charts">{charts}</div>', note)
+        yield html.section(name, f'<div class="{kind}">{charts}</div>', note)
     yield html.section("Best runs", _table(picture))
     if picture.failed:
-        yield html.section("Failed runs", html.table((), picture.failed))
+        links = [log(run) for run, _ in picture.failed]
+        failed = html.table(("Run", "Reason"), picture.failed, links=links)
+        yield html.section("Failed runs", failed, "A run leads to its output.")
 
 
 def _side(picture: ChartData) -> str:
@@ -140,8 +184,24 @@ def _lines(picture: ChartData) -> str:
         _run_line(picture, number, [(xs[upright], _down(place)) for upright, place in line])
         for number, line in enumerate(picture.lines())
     ]
-    parts += [_upright(one, x, one is picture.value_axis) for one, x in zip(axes, xs, strict=True)]
-    return html.svg(wide, LINES_TALL, "".join(parts), f"all runs, by {picture.metric}", "lines")
+    label = f"all runs, by {picture.metric}"
+    marks = "".join(_upright(one, x, picture, 18) for one, x in zip(axes, xs, strict=True))
+    runs = f'<g id="all-runs">{"".join(parts)}</g>'
+    drawn = html.svg(wide, LINES_TALL, runs + marks, label, "lines")
+    return drawn + _narrow_lines(picture, gap, label)
+
+
+def _narrow_lines(picture: ChartData, wide_gap: float, label: str) -> str:
+    """Draw the same closer together, for a phone: letters keep their size."""
+    axes = picture.uprights
+    gap = max(NARROW_GAP, (NARROW_WIDE - 2 * NARROW_SIDE) // max(1, len(axes) - 1))
+    by = gap / wide_gap
+    move = f"translate({NARROW_SIDE - LINES_SIDE * by:.2f} 0) scale({by:.4f} 1)"
+    runs = f'<use href="#all-runs" transform="{move}"/>'
+    xs = (NARROW_SIDE + gap * number for number in range(len(axes)))
+    marks = "".join(_upright(one, x, picture, 11) for one, x in zip(axes, xs, strict=False))
+    wide = 2 * NARROW_SIDE + gap * (len(axes) - 1)
+    return html.svg(wide, LINES_TALL, runs + marks, label, "lines narrow")
 
 
 def _down(place: float) -> float:
@@ -156,9 +216,9 @@ def _run_line(picture: ChartData, number: int, spots: Sequence[tuple[int, float]
     return f'<path class="{_colour(picture, number)}" d="{path}" {_named(picture, number)}</path>'
 
 
-def _upright(one: Axis, x: int, is_metric: bool) -> str:
+def _upright(one: Axis, x: float, picture: ChartData, letters: int) -> str:
     top, bottom = LINES_TOP, LINES_TALL - LINES_BOTTOM
-    name = one.name if len(one.name) <= 18 else one.name[:17] + "…"
+    name = one.name if len(one.name) <= letters else one.name[: letters - 1] + "…"
     marks = "".join(
         f'<line class="tick" x1="{x - 4}" x2="{x}" y1="{_down(tick.at):.1f}"'
         f' y2="{_down(tick.at):.1f}"/>'
@@ -166,7 +226,7 @@ def _upright(one: Axis, x: int, is_metric: bool) -> str:
         f"{_text(tick.text)}</text>"
         for tick in one.ticks
     )
-    kind = "name metric" if is_metric else "name"
+    kind = "name metric" if one is picture.value_axis else "name"
     return (
         f'<line class="axis" x1="{x}" x2="{x}" y1="{top - 8}" y2="{bottom + 8}"/>{marks}'
         f'<text class="{kind}" x="{x}" y="{top - 20}" text-anchor="middle">{_text(name)}</text>'
@@ -242,17 +302,15 @@ def _table(picture: ChartData) -> str:
     rows, attributes = [], []
     for place, row in enumerate(picture.best, 1):
         run = _text(spelled(row["run"]))
-        rows.append((str(place), *(_cell(row[name]) for name in picture.columns)))
+        rows.append((str(place), *(_cell(name, row[name]) for name in picture.columns)))
         attributes.append(
             f' class="{"first" if place == 1 else ""}" data-run="{run}" title="{run}"'
         )
-    return html.table(names, rows, attributes=attributes)
+    return html.table(names, rows, numbers_from=1, attributes=attributes, is_sortable=True)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    text = number_text(value) if isinstance(value, float) else spelled(value)
+def _cell(name: str, value: Any) -> str:
+    text = cell_text(name, value)
     return text if len(text) <= 60 else text[:59] + "…"
 
 

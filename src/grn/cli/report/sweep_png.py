@@ -6,16 +6,15 @@ import itertools
 import os
 from typing import Any
 
-from grn.cli.report.sweep_chart import LEVELS, Axis, ChartData, column_name, number_text
+from grn.cli.report.sweep_chart import LEVELS, Axis, ChartData, cell_text, column_name, number_text
 from grn.errors import MachineError, UsageError
-from grn.sweep.values import number_or_text, spelled
 
 HOW_TO_DRAW = "matplotlib is not installed; pip install matplotlib"
 COLOURS = (
     *("#ccd5e2", "#b4c5dd", "#97b3d9", "#769fd3", "#558ac9", "#3a74ba", "#245da4", "#134787"),
 )
 ACCENT, INK, SOFT, LINE = "#d9480f", "#1a2230", "#5d6878", "#dde2ea"
-ACROSS = 3  # small charts in a row
+ACROSS = 3  # small charts in a row at most
 TABLE_ROWS = 8
 assert len(COLOURS) == LEVELS
 
@@ -42,16 +41,17 @@ def write_png(picture: ChartData, path: str, *, is_needed: bool = False) -> bool
 
 
 def _figure(kind: Any, picture: ChartData) -> Any:
-    rows = -(-len(picture.axes) // ACROSS)
+    across = {1: 1, 2: 2, 4: 2}.get(len(picture.axes), ACROSS)  # no row ends in a gap
+    rows = -(-len(picture.axes) // across)
     heights = [0.75, *([3.4] if picture.axes else []), *[2.5] * rows, _table_inches(picture)]
     figure = kind(figsize=(12, sum(heights) + 0.4), facecolor="white", layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    grid = figure.add_gridspec(len(heights), ACROSS, height_ratios=heights)
+    grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
     _title(figure.add_subplot(grid[0, :]), picture)
     if picture.axes:
         _lines(figure.add_subplot(grid[1, :]), picture)
     for number, one in enumerate(picture.axes):
-        place = grid[2 + number // ACROSS, number % ACROSS]
+        place = grid[2 + number // across, number % across]
         _chart(figure.add_subplot(place), picture, one)
     _table(figure.add_subplot(grid[len(heights) - 1, :]), picture)
     return figure
@@ -73,11 +73,16 @@ def _title(axes: Any, picture: ChartData) -> None:
 
 def _lines(axes: Any, picture: ChartData) -> None:
     """Draw the parallel coordinates."""
-    from matplotlib.collections import LineCollection
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path
 
     uprights, curves = picture.uprights, [_curve(line) for line in picture.lines()]
-    colours, wide = _colours(picture), [1.1] * (len(curves) - 1) + [2.6]
-    axes.add_collection(LineCollection(curves, colors=colours, linewidths=wide, alpha=0.85))
+    paths = [Path(curve, [1] + [4] * (len(curve) - 1)) for curve in curves]  # move, then curves
+    look: dict[str, Any] = {
+        "edgecolors": _colours(picture),
+        "linewidths": [1.1] * (len(curves) - 1) + [2.6],
+    }
+    axes.add_collection(PathCollection(paths, facecolors="none", alpha=0.85, **look))
     for x, one in enumerate(uprights):
         axes.plot([x, x], [-0.02, 1.02], color=SOFT, linewidth=0.8, zorder=5000)
         is_metric = one is picture.value_axis
@@ -94,13 +99,11 @@ def _lines(axes: Any, picture: ChartData) -> None:
 
 
 def _curve(spots: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Join places by lines that leave and reach each axis level."""
+    """Join places by cubic curves that leave and reach each axis level."""
     curve = [(float(spots[0][0]), spots[0][1])]
     for (x, y), (next_x, next_y) in itertools.pairwise(spots):
-        for step in range(1, 13):
-            share = step / 12
-            ease = share * share * (3 - 2 * share)
-            curve.append((x + (next_x - x) * share, y + (next_y - y) * ease))
+        middle = (x + next_x) / 2
+        curve += [(middle, y), (middle, next_y), (next_x, next_y)]
     return curve
 
 
@@ -109,7 +112,8 @@ def _chart(axes: Any, picture: ChartData, one: Axis) -> None:
     dots = [(x, y, colours[n], 60 if n == best else 26) for n, x, y in picture.dots(one)]
     if dots:
         xs, ys, shown, sizes = zip(*dots, strict=True)
-        axes.scatter(xs, ys, s=sizes, c=shown, edgecolors="white", linewidths=0.6, zorder=3)
+        axes.scatter(xs, ys, s=sizes, c=shown, edgecolors="white", linewidths=0.6, zorder=3,
+                     clip_on=False)  # fmt: skip
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xticks([tick.at for tick in one.ticks], [_shown(tick.text, 14) for tick in one.ticks])
@@ -130,7 +134,7 @@ def _table_inches(picture: ChartData) -> float:
 def _table(axes: Any, picture: ChartData) -> None:
     axes.axis("off")
     columns = picture.columns[:9]
-    rows = [[_cell(row[name]) for name in columns] for row in picture.best[:TABLE_ROWS]]
+    rows = [[_cell(name, row[name]) for name in columns] for row in picture.best[:TABLE_ROWS]]
     heads = [_shown(column_name(one), 16) for one in columns]
     drawn = axes.table(cellText=rows, colLabels=heads, loc="upper center", cellLoc="left",
                        colLoc="left", edges="horizontal")  # fmt: skip
@@ -144,13 +148,8 @@ def _table(axes: Any, picture: ChartData) -> None:
         cell.set_text_props(color=colour, weight="bold" if row == 0 or is_best else "normal")
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return number_text(value)
-    read = number_or_text(value)
-    return _shown(spelled(value), 18) if isinstance(read, str) else spelled(value)
+def _cell(name: str, value: Any) -> str:
+    return _shown(cell_text(name, value), 18)
 
 
 def _colours(picture: ChartData) -> list[str]:

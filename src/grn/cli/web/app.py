@@ -51,7 +51,7 @@ KINDS = {
     ".css": "text/css",
     ".svg": "image/svg+xml",
 }
-SWEEP_STYLE = "sweep-page.css"
+SWEEP_STYLE, SWEEP_SCRIPT = "sweep-page.css", "sweep-page.js"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -133,6 +133,8 @@ class Page:
         known = {entry.name: entry for entry in folder.iterdir()}
         if name == SWEEP_STYLE:
             return Response(_sweep_style(), media_type="text/css; charset=utf-8")
+        if name == SWEEP_SCRIPT:
+            return Response(f"export {sweep_page.SCRIPT.strip()}\n", media_type="text/javascript")
         kind = KINDS.get(name[name.rfind(".") :]) if "." in name else None
         if name not in known or kind is None:
             return _error(404, "there is no such page")

@@ -6,8 +6,8 @@ import { ask, trouble } from "./app.js";
 
 const STEPS = [200, 1000, 10000];
 
-export function historyView(root) {
-  const filter = el("input", { type: "search", size: 34, placeholder: "Filter by name, command or outcome", "aria-label": "filter" });
+export function historyView(root, wanted) {
+  const filter = el("input", { type: "search", size: 34, value: wanted || null, placeholder: "Filter by name, command or outcome", "aria-label": "filter" });
   const count = el("p", { class: "soft count-line" }), box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
   const failed = el("button", { class: "act", type: "button", onclick: retryFailed }, "Run all failed again");
   const more = el("button", { class: "act", type: "button", hidden: true, onclick: () => { most = STEPS.find((step) => step > most) ?? most; load(); } }, "Show more");

@@ -1,6 +1,7 @@
 // Sweeps: which there are, and one of them as `grn sweep plot` draws it.
 import { el, plain, ago, table, pill } from "./dom.js";
 import { ask, trouble } from "./app.js";
+import { sweepPage } from "./sweep-page.js";
 
 export function sweepsView(root) {
   const box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
@@ -19,14 +20,7 @@ function drawing(host) {
   const shadow = host.attachShadow({ mode: "open" });
   const content = el("main");
   shadow.append(el("link", { rel: "stylesheet", href: "sweep-page.css" }), content);
-  const mark = (event, isOn) => {
-    const run = event.target.closest?.("[data-run]")?.dataset.run;
-    if (run === undefined) return;
-    content.classList.toggle("pointed", isOn);
-    for (const one of content.querySelectorAll(`[data-run="${CSS.escape(run)}"]`)) one.classList.toggle("here", isOn);
-  };
-  content.addEventListener("mouseover", (event) => mark(event, true));
-  content.addEventListener("mouseout", (event) => mark(event, false));
+  sweepPage(shadow, content);
   return (html) => content.replaceChildren(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
 }
 
