@@ -38,6 +38,14 @@ def test_time_in_which_nobody_looked_is_unknown_in_a_curve() -> None:
     assert curve.values == [4, None, None, 6]
 
 
+def test_a_sample_that_is_late_by_one_step_leaves_no_gap_in_a_curve() -> None:
+    curve = Curve(began_at=0.0)
+    curve.add(0.0, 4)
+    curve.add(2.1, 6)
+
+    assert curve.values == [4, 6, 6]
+
+
 def test_a_sample_the_driver_did_not_give_is_unknown_and_never_zero() -> None:
     gpu = GpuPast()
     for second in range(125):

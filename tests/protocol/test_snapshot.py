@@ -110,6 +110,14 @@ def test_samples_go_on_at_their_pace_and_gaps_are_unknown() -> None:
     assert len(samples.load_pct) == 6
 
 
+def test_a_sample_that_is_late_by_one_step_leaves_no_gap() -> None:
+    samples = Samples(SamplesRow("GPU-0", 1.0, 100.0, (1,), (9.0,)))
+    samples.add(102.0, 2, 50.0)
+
+    assert list(samples.used_bytes) == [1, 2, 2]
+    assert list(samples.load_pct) == [9.0, 50.0, 50.0]
+
+
 def test_the_past_is_bounded() -> None:
     samples = Samples(SamplesRow("GPU-0", 1.0, 0.0))
     for at in range(1, 1000):

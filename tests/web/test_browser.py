@@ -114,7 +114,10 @@ def test_output_is_shown_as_a_terminal_shows_it_and_can_be_searched_and_saved(pa
     look = "getComputedStyle(document.querySelector('pre.log span')).color"
     assert page.evaluate(look) != page.evaluate("getComputedStyle(document.body).color")
     page.fill("input[aria-label='search in the output']", "LAST")
-    assert page.text_content("pre.log .hit").strip() == "last line"
+    assert page.text_content("pre.log .hit.current").strip() == "last line"
+    assert page.is_visible("text=1 of 1 line")
+    page.fill("input[aria-label='search in the output']", "nowhere")
+    assert page.is_visible("text=Not found")
     with page.expect_download() as saved:
         page.click("text=Download")
     assert b"\x1b[32mgreen" in saved.value.path().read_bytes()
@@ -179,6 +182,36 @@ def test_sizes_and_times_are_spelled_as_the_terminal_spells_them(page):
         "(await import('/dom.js')).soon(s.map((one) => at + one)).textContent }"  # fmt: skip
     assert page.evaluate(expected, [61, 245]) == "in 2 min"
     assert page.evaluate(expected, [0, 2]) == "any moment"
+
+
+def test_axes_of_time_have_round_marks_without_empty_parts(page):
+    ticks = "async ([length, most]) => (await import('/draw.js')).timeTicks(length, most)"
+    spelled = "async (all) => all.map((await import('/draw.js')).roundSpan)"
+
+    assert page.evaluate(ticks, [1100, 8]) == [0, 300, 600, 900]
+    assert page.evaluate(ticks, [119, 4]) == [0, 30, 60, 90]
+    assert page.evaluate(spelled, [0, 90, 600, 5400, 86400]) == [
+        *("0", "1 min 30 s", "10 min", "1 h 30 min", "1 d")
+    ]
+
+
+def test_a_gpu_tells_what_its_driver_tells(page):
+    said = "async (gpu) => (await import('/now.js')).readings(gpu)"
+
+    known = {"load_pct": 33.7, "temperature_c": 61, "power_w": 248}
+    assert page.evaluate(said, known) == "61 °C · 248 W · 34 % busy"
+    assert page.evaluate(said, {"load_pct": None, "temperature_c": None}) == ""
+
+
+def test_a_phone_shows_why_a_job_failed_and_no_empty_columns(page, submit, server):
+    submit("--hold", "--", "true")
+    submit("--name", "broken", "--", "sh", "-c", "exit 3")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_selector(".pill.held")
+    assert not page.locator("tr:has(.pill.held) td.gpu").is_visible()
+    page.goto(f"{server.url}/#/history")
+    wait_for(lambda: page.reload() or page.query_selector(".pill.failed"), "the failed job")
+    page.wait_for_selector("text=Exit status 3")
 
 
 def test_the_first_few_names_have_colours_of_their_own(page):

@@ -216,6 +216,10 @@ class Samples:
         if missed < 1:
             return
         self.until_at = at
+        if missed == 2:  # a sample that is a little late stands for the step it missed
+            self.used_bytes.append(used_bytes)
+            self.load_pct.append(load_pct)
+            missed = 1
         for _ in range(min(missed - 1, SAMPLES_KEPT)):  # steps without a sample
             self.used_bytes.append(None)
             self.load_pct.append(None)

@@ -43,7 +43,9 @@ class Curve:
             place //= 2
         values = self.values
         if len(values) <= place:
-            values += [None] * (place - len(values))  # no samples meanwhile
+            missed = place - len(values)
+            # A sample that is a little late stands for the step it missed; longer gaps are unknown.
+            values += [used_bytes if missed == 1 else None] * missed
             values.append(used_bytes)
         elif used_bytes is not None:
             values[place] = max(values[place] or 0, used_bytes)

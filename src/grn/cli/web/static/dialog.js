@@ -4,11 +4,11 @@ import { el } from "./dom.js";
 const TOAST_MS = 6000;
 
 // Ask in a dialog; true when the user chose `verb`. Escape and a click beside it mean no.
-export function confirmed(question, detail, verb, refuse = "Keep") {
+export function confirmed(question, detail, verb, refuse = "Keep", kind = "danger") {
   return new Promise((answer) => {
     const close = (value) => { box.close(); box.remove(); answer(value); };
     const no = el("button", { class: "act", type: "button", onclick: () => close(false) }, refuse);
-    const yes = el("button", { class: "act danger", type: "button", onclick: () => close(true) }, verb);
+    const yes = el("button", { class: `act ${kind}`, type: "button", onclick: () => close(true) }, verb);
     const box = el("dialog", { class: "ask", "aria-labelledby": "ask-title", oncancel: (event) => { event.preventDefault(); close(false); }, onclick: (event) => event.target === box && close(false) },
       el("div", {}, el("h2", { id: "ask-title" }, question), el("p", { class: "soft" }, detail), el("div", { class: "acts" }, no, yes)));
     document.body.append(box);

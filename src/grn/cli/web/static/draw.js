@@ -10,6 +10,22 @@ export function ticks(low, high, count = 5) {
   return found;
 }
 
+export const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400, 14 * 86400];
+
+// Whole seconds, minutes, hours or days since a start, as many as have room.
+export function timeTicks(length, most) {
+  const step = TIME_STEPS.find((one) => length / one <= most) || TIME_STEPS[TIME_STEPS.length - 1];
+  return Array.from({ length: Math.floor(length / step + 1e-6) + 1 }, (_, at) => at * step);
+}
+
+// A mark of an axis: "1 h 30 min", and no "0 s" after full minutes.
+export function roundSpan(seconds) {
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  let left = Math.round(seconds);
+  const parts = units.flatMap(([size, name]) => { const count = Math.floor(left / size); left -= count * size; return count ? [`${count} ${name}`] : []; });
+  return parts.join(" ") || "0";
+}
+
 // Marks for sizes: 1, 2 or 4 of something that has a name.
 function sizeTicks(most) {
   const step = 2 ** Math.ceil(Math.log2(most / 4));
@@ -32,9 +48,9 @@ export function memoryChart(points, reserved, title) {
     root.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--line)" }));
     root.append(axisText(left - 6, at + 4, size(mark)));
   }
-  for (const mark of ticks(0, to - from, Math.min(6, width / 110))) {
+  for (const mark of timeTicks(to - from, Math.min(8, width / 110))) {
     const at = x(from + mark);
-    root.append(axisText(at, height - 8, span(mark), at > width - right - 30 ? "end" : "middle"));
+    root.append(axisText(at, height - 8, roundSpan(mark), at > width - right - 30 ? "end" : "middle"));
   }
   const known = points.filter((one) => one[1] !== null);
   if (known.length) {
@@ -63,7 +79,10 @@ export function loadChart(loads) {
   }
   const step = loads[0].step_s;
   const x = (place) => left + (place / (long - 1)) * (width - left - right);
-  for (const place of [0, (long - 1) / 2]) root.append(axisText(x(place), height - 6, `${span((long - 1 - place) * step)} ago`, place ? "middle" : "start"));
+  for (const mark of timeTicks((long - 1) * step, Math.min(4, width / 110)).slice(1)) {
+    const at = x(long - 1 - mark / step);
+    root.append(axisText(at, height - 6, `${roundSpan(mark)} ago`, at < left + 30 ? "start" : "middle"));
+  }
   root.append(axisText(width - right, height - 6, "now"));
   for (const one of loads) {
     const first = long - one.load_pct.length;

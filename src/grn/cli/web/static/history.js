@@ -31,7 +31,7 @@ export function historyView(root, wanted) {
       const found = await ask(`/api/failed?match=${words()}`);
       if (!found.count) return toast("No failed job is left to run again.");
       const which = filter.value.trim() ? ` that match "${plain(filter.value.trim())}"` : "";
-      if (!(await confirmed(`Run ${several(found.count, "failed job")} again?`, `All failed jobs${which}, except those already run again.`, `Run ${several(found.count)} again`, "Close"))) return;
+      if (!(await confirmed(`Run ${several(found.count, "failed job")} again?`, `All failed jobs${which}, except those already run again.`, `Run ${several(found.count)} again`, "Close", "primary"))) return;
       const answer = await actOn(found.jobs, "retry");
       toast(`${several(found.count)} submitted again, from job ${answer.first} on.`);
     } catch (error) { toast(plain(error.message), { isBad: true }); }
@@ -41,12 +41,13 @@ export function historyView(root, wanted) {
     if (!said) return;
     chosen.keep(said.jobs);
     const link = (row, ...inner) => el("a", { href: `#/job/${row.id}` }, inner);
+    const why = (row) => (row.text ? el("div", { class: "small why", title: plain(row.text) }, prose(row.text)) : null);
     const focused = document.activeElement?.dataset?.key;
     box.replaceChildren(table([
       { name: "", title: "Select", kind: "pick", of: (row) => chosen.box(row) },
-      { name: "Job", sort: "name", kind: "name", of: (row) => el("div", {}, link(row, plain(row.name)), jobCommand(row)) },
+      { name: "Job", sort: "name", kind: "name", of: (row) => el("div", {}, link(row, plain(row.name)), jobCommand(row), why(row)) },
       { name: "Id", sort: "id", kind: "id", of: (row) => link(row, row.id) },
-      { name: "Outcome", sort: "reason", kind: "state", of: (row) => el("div", {}, pill(row.reason), row.text ? el("div", { class: "soft small" }, prose(row.text)) : null) },
+      { name: "Outcome", sort: "reason", kind: "state", of: (row) => pill(row.reason) },
       { name: "Ended", sort: "ended", kind: "when", of: (row) => ago(row.ended_at) },
       { name: "Took", sort: "ran", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
       { name: "Peak", sort: "peak", kind: "num", of: (row) => (row.peak_bytes === null ? "" : size(row.peak_bytes)) },

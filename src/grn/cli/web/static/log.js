@@ -1,6 +1,7 @@
 // The output of a job as a terminal would show it: colours, carriage returns, follow, wrap, search.
 import { el, style } from "./dom.js";
 import { ask, askBlob } from "./app.js";
+import { several } from "./actions.js";
 
 const MAX_LINES = 5000, POLL_MS = 700;
 const SHADES = [0, 95, 135, 175, 215, 255];
@@ -72,9 +73,12 @@ export function logPane(id, whenOver) {
     for (const line of log.children) {
       const isHit = Boolean(word) && line.textContent.toLowerCase().includes(word);
       line.classList.toggle("hit", isHit);
+      line.classList.remove("current");
       if (isHit) hits.push(line);
     }
-    found.textContent = word ? `${hits.length} line${hits.length === 1 ? "" : "s"}` : "";
+    hit = Math.min(hit, hits.length - 1);
+    hits.forEach((line, place) => line.classList.toggle("current", place === hit));
+    found.textContent = !word ? "" : hits.length ? `${hit + 1} of ${several(hits.length, "line")}` : "Not found";
     return hits;
   }
 
@@ -83,7 +87,7 @@ export function logPane(id, whenOver) {
     if (!hits.length) return;
     follow.checked = false;
     hit = (hit + step + hits.length) % hits.length;
-    found.textContent = `${hit + 1} of ${hits.length}`;
+    mark();
     hits[hit].scrollIntoView({ block: "nearest" });
   }
 

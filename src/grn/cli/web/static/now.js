@@ -104,16 +104,21 @@ function nodeCards(node) {
   return [head, el("div", { class: cards(node.gpus) }, node.gpus.map((gpu) => card(gpu, node.leases, node.node)))];
 }
 
+// What the driver tells; a virtual GPU has no temperature.
+export function readings(gpu) {
+  const known = (value, unit) => (value === null || value === undefined ? [] : [`${Math.round(value)} ${unit}`]);
+  return [...known(gpu.temperature_c, "°C"), ...known(gpu.power_w, "W"), ...known(gpu.load_pct, "% busy")].join(" · ");
+}
+
 function card(gpu, leases, node = "") {
   const here = leases.filter((lease) => lease.gpus.includes(gpu.index));
   const title = node ? `GPU ${gpu.index} of ${plain(node)}` : `GPU ${gpu.index}`;
   const isWell = gpu.health === "ok";
-  const load = gpu.load_pct === null ? "" : `${Math.round(gpu.load_pct)} % busy`;
   const free = isWell ? `${size(Math.max(0, gpu.free_bytes))} free of ${size(gpu.total_bytes)}` : gpu.health === "prohibited" ? "Its compute mode lets no job start" : `The driver does not answer (${plain(gpu.health)})`;
   return el("section", { class: `card${isWell ? "" : " lost"}`, "aria-label": title },
     el("div", { class: "top" }, el("b", {}, `GPU ${gpu.index}`), el("small", {}, plain(gpu.model))),
     el("div", { class: "bar" }, bar(gpu, here, node)),
-    el("div", { class: "top" }, el("small", {}, free), el("small", {}, load)),
+    el("div", { class: "top" }, el("small", {}, free), el("small", {}, readings(gpu))),
     el("div", { class: "legend" }, here.slice(0, 8).map((lease) => el("span", {}, style(el("i"), { background: colour(leaseKey(lease, node)) }), leaseLink(lease, node))), here.length > 8 ? el("span", {}, `and ${here.length - 8} more`) : null));
 }
 

@@ -1,16 +1,16 @@
 // What ran on which GPU and when. Wheel or + and - zoom, arrows and dragging move.
 import { el, svg, plain, size, span, clock, now, colour, tip, room, style } from "./dom.js";
+import { TIME_STEPS } from "./draw.js";
 import { state, ask, trouble } from "./app.js";
 
 const LEFT = 62, RIGHT = 10, ROW = 18, GAP = 12, MAX_NAMED = 8, MAX_LANES = 6, MAX_BARS = 1500;
 const THIN = 6, CELL = 5, STRIP = 12; // pixels: a bar that is too short to see; a cell of the density below the lanes
 const LETTER = 6.4; // pixels of a character on a bar
 const PERIODS = [["", "Everything recent"], [600, "10 minutes"], [3600, "1 hour"], [6 * 3600, "6 hours"], [86400, "1 day"], [7 * 86400, "1 week"]];
-const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400, 14 * 86400];
 
 // Full minutes, hours or days of the local clock, as many as have room.
 export function roundTimes(from, to, most) {
-  const step = STEPS.find((one) => (to - from) / one <= most) || STEPS[STEPS.length - 1];
+  const step = TIME_STEPS.find((one) => (to - from) / one <= most) || TIME_STEPS[TIME_STEPS.length - 1];
   const offset = new Date(from * 1000).getTimezoneOffset() * 60;
   const found = [];
   for (let at = Math.ceil((from - offset) / step) * step + offset; at <= to; at += step) found.push(at);
@@ -140,7 +140,7 @@ export function timelineView(root) {
     const indices = [...new Set([...state.gpus.map((gpu) => gpu.index), ...spans.flatMap(places)])].sort(order);
     if (!indices.length) return box.replaceChildren(el("p", { class: "soft" }, "Nothing has run yet."));
     const x = (at) => LEFT + ((Math.min(to, Math.max(from, at)) - from) / length) * inner;
-    const { step, times } = roundTimes(from, to, Math.max(2, inner / 90));
+    const { step, times } = roundTimes(from, to, Math.max(3, inner / (length > 86400 ? 90 : 70)));
     let y = 4;
     const shapes = [], tracks = [];
     for (const index of indices) {
