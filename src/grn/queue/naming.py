@@ -9,6 +9,7 @@ import re
 
 from grn.errors import UnknownJob
 from grn.protocol.queue_requests import NamesRequest
+from grn.queue.journal.rows import ARRAY_INDEX
 from grn.queue.server import QueuePeer
 
 MAX_RANGE = 1_000_000
@@ -19,7 +20,6 @@ _WHICH = {
     "all": "1", "alive": "state <> 'ended'", "ended": "state = 'ended'",
     "queued": "state = 'queued'",
 }  # fmt: skip
-_INDEX = "json_extract(CASE WHEN json_valid(extra) THEN extra END, '$.GRN_ARRAY_INDEX')"
 
 
 def resolve(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
@@ -55,7 +55,10 @@ def _by_name(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
     """Return the unended jobs of a name, else the last that has ended."""
     where, values = "name = ?", [name]
     if not _selected(peer, where, values, "all", 1) and (match := _ELEMENT.fullmatch(name)):
-        where, values = f"(name = ? OR label = ?) AND {_INDEX} = ?", [match[1], match[1], match[2]]
+        where, values = (
+            f"(name = ? OR label = ?) AND {ARRAY_INDEX} = ?",
+            [match[1], match[1], match[2]],
+        )
     if asked.which != "all":
         return _selected(peer, where, values, asked.which)
     return _selected(peer, where, values, "alive") or _selected(peer, where, values, "ended", 1)

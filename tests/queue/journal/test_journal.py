@@ -885,6 +885,29 @@ def test_jobs_are_found_by_words_of_their_text(
     assert journal.count(f"1{condition}", values) == len(ids)
 
 
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ("grid[2", [2, 3]),
+        ("grid[25]", [3]),
+        ("GRID", [1, 2, 3]),
+        ("fit.py[7]", [4]),
+        ("[", [*range(1, 5)]),
+    ],
+)
+def test_jobs_of_an_array_are_found_by_their_index(
+    journal: Journal, words: str, ids: list[int]
+) -> None:
+    for name, index in (("grid", "1"), ("grid", "2"), ("grid", "25"), ("", "7")):
+        job = a_job("true", name=name, label="fit.py", extra={"GRN_ARRAY_INDEX": index})
+        submit(journal, job)
+    submit(journal, a_job("true", name="alone"))
+
+    condition, values = matching(words)
+    found = journal.rows(f"1{condition}", values, "jobs.id", 9)
+    assert [one["id"] for one in found] == ids
+
+
 def test_the_folder_that_is_sent_with_a_job_is_kept_with_it(journals: Journals) -> None:
     sent = SentFolder("/state/sent/x.tar", "0" * 64, 10, 3, (("a.py", 4, 5),))
     job = a_job()

@@ -81,11 +81,13 @@ def _names(columns: str) -> tuple[str, ...]:
     return tuple(column.split(" AS ")[-1].split(".")[-1] for column in columns.split(", "))
 
 
+ARRAY_INDEX = "json_extract(CASE WHEN json_valid(extra) THEN extra END, '$.GRN_ARRAY_INDEX')"
 # Where jobs are searched, without their commands, which are JSON.
 _SEARCHED = (
     "jobs.id || ' ' || name || ' ' || label || ' ' || group_name || ' ' || jobs.text || ' ' ||"
     " coalesce(jobs.reason, CASE WHEN is_held THEN 'held' ELSE state END) || ' ' ||"
-    " coalesce(attempts.lease, '')"
+    " coalesce(attempts.lease, '') || CASE WHEN extra = '{}' THEN '' ELSE"
+    f" coalesce(' ' || coalesce(nullif(name, ''), label) || '[' || {ARRAY_INDEX} || ']', '') END"
 )
 MAX_WORDS = 8  # that are searched for
 SHOWN_NAMES, PROGRESS_NAMES = _names(SHOWN), _names(PROGRESS)
