@@ -181,6 +181,16 @@ def test_only_a_wait_that_needs_a_person_stands_out() -> None:
         assert ("needs 9.0 GiB" in line[-1][0], line[-1][1]) == (True, style)
 
 
+def test_a_first_run_does_not_stand_out_and_a_command_is_dimmer_than_its_name() -> None:
+    row = Row(Section.RUNNING, id="1", state="first run", what="x", user=0)
+    text, style = draw.job_line(row, NOW, 120, "me", UNICODE)[-1]
+    assert (text.rstrip(), style) == ("[first run] x", "plain")
+    row = row._replace(state="running", name="gpt2", what="gpt2: python train.py")
+    name, command = draw.job_line(row, NOW, 120, "me", UNICODE)[-2:]
+    assert name == ("gpt2", "plain")
+    assert (command[0].rstrip(), command[1]) == (": python train.py", "dim")
+
+
 def test_temperature_and_power_are_shown_only_where_the_driver_tells_them() -> None:
     row = a_gpu(0, temperature_c=71, power_w=250)
 

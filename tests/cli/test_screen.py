@@ -193,7 +193,17 @@ def test_jobs_beyond_those_that_were_told_are_counted() -> None:
     picture.queue = replace(picture.queue, counts=counts)
 
     assert "5,001 waiting" in text_of(drawn(picture))
-    assert "WAITING 1/5," in text_of(drawn(picture))
+    shown = text_of(drawn(picture))
+    assert "WAITING 5,001" in shown
+    assert "and 5,000 more of your queue" in shown
+    assert "WAITING 1/5," in text_of(drawn(picture, View(wanted="train")))
+
+
+def test_a_feed_that_has_not_answered_yet_is_told() -> None:
+    picture = a_picture()
+    assert "loading" not in text_of(drawn(picture))
+    picture.queue = QueueFacts()
+    assert "loading" in text_of(drawn(picture))
 
 
 def test_expected_starts_and_ends_have_a_column() -> None:

@@ -307,13 +307,16 @@ class _HostLoad:
     def __init__(self) -> None:
         self._ticks: host.CpuTicks | None = None
         self._read_at = float("-inf")
+        self._has_load = False
         self._text = ""
 
     def text(self, now: float) -> str:
         """Return them in words; what is not known is left out."""
-        if now - self._read_at >= HOST_S:
+        pace_s = HOST_S if self._has_load else PACE_S
+        if now - self._read_at >= pace_s:
             ticks = host.cpu_ticks()
             use = host.use(self._ticks, ticks)
+            self._has_load = self._ticks is not None  # it takes two readings
             self._ticks, self._read_at = ticks, now
             parts = []
             if use.cpu_pct is not None:

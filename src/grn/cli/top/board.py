@@ -25,11 +25,15 @@ SORTS: Mapping[Section, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The rows of each section, and how many jobs there are: shown, and without the filter."""
+    """The rows of each section, and how many jobs there are: shown, and without the filter.
+
+    `unlisted` are those of a long queue that its feed leaves out; they are in the totals.
+    """
 
     rows: Mapping[Section, Sequence[Row]]
     shown: Mapping[Section, int]
     totals: Mapping[Section, int]
+    unlisted: int = 0
 
 
 def board(
@@ -46,7 +50,8 @@ def board(
         Section.ENDED: ended(picture, own_uid),
     }
     totals = {part: len(rows) for part, rows in found.items()}
-    totals[Section.WAITING] += unlisted(picture)
+    missing = unlisted(picture)
+    totals[Section.WAITING] += missing
     shown: dict[Section, int] = {}
     parts: dict[Section, Sequence[Row]] = {}
     for part, rows in found.items():
@@ -55,7 +60,7 @@ def board(
         kept = _sorted(kept, (sorts or {}).get(part, SORTS[part][0]))
         jobs = picture.ended if part is Section.ENDED else picture.jobs
         parts[part] = kept if is_expanded else folded(kept, jobs)
-    return Board(parts, shown, totals)
+    return Board(parts, shown, totals, missing)
 
 
 def folded(rows: Iterable[Row], jobs: Mapping[int, JobRow]) -> list[Row]:

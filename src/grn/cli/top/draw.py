@@ -293,9 +293,18 @@ def job_line(
     for place, (name, size) in enumerate(columns(row.part, width, where, has_times)):
         text, style = cells[name]
         shown = text.rjust(-size) if size < 0 else cut(text, size, marks)
-        line.append(("  " * (place > 0) + shown, style))
+        line.append(("  " * (place > 0), style))
+        line += _name_first(shown, style, row) if name == "JOB" else [(shown, style)]
     line = clipped(line, width, marks)
     return [(text, f"{style} selected") for text, style in line] if is_selected else line
+
+
+def _name_first(shown: str, style: str, row: Row) -> Line:
+    """Dim the command that follows the name of a job."""
+    name, rest = shown[: len(row.name)], shown[len(row.name) :]
+    if not row.name or name != row.name:
+        return [(shown, style)]
+    return [(name, style), (rest, "dim" if rest.strip() else style)]
 
 
 def clipped(line: Line, width: int, marks: Marks) -> Line:
@@ -313,7 +322,7 @@ def clipped(line: Line, width: int, marks: Marks) -> Line:
 
 def _running(row: Row, now: float) -> dict[str, Piece]:
     state = "" if row.state == "running" else f"[{row.state}] "
-    style = "plain" if not state else "bad" if row.state in ("draining", "stopping") else "note"
+    style = "bad" if row.state == "draining" else "plain" if row.state in _CALM_STATES else "note"
     letter = next((char for char in row.seats if char.isalpha()), None)
     return {
         "GPU": (row.seats, f"seat {job_style(letter)}" if letter else "seat"),
@@ -387,6 +396,7 @@ def window(selected: int, count: int, size: int, first: int) -> int:
 
 
 _CELLS = {Section.RUNNING: _running, Section.WAITING: _waiting, Section.ENDED: _ended}
+_CALM_STATES = ("running", "first run", "starting", "stopping")  # nobody has to act
 _CALM = ("cancelled", "skipped", "not-started", "requeued", "interrupted")
 _GPU_FIXED = 4 + 12 + 6 + 1
 _SENSORS = 12

@@ -18,6 +18,7 @@ from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 MIN_ROWS = 6  # for jobs, before GPUs give way
 PANE_FROM = 120  # columns
 MIN_FRAMED = 14  # lines for jobs, below which frames would take too many of them
+COMMAND_FROM = 100  # columns of a table, from which names in frames are followed by the command
 AIR_FROM = 22  # lines for jobs, from which empty lines stand between the parts
 
 
@@ -57,7 +58,7 @@ def compose(
         gpus = _gpu_frame(gpu_lines(picture, inner, look.height - len(head) - 2 - MIN_ROWS), look)
         return _wide(picture, board, view, look, now, [*head, *gpus], known or Detail())
     gap = 1 if room >= AIR_FROM else 0
-    shares = draw.heights(room - gap * len(PARTS), [len(board.rows[part]) for part in PARTS])
+    shares = draw.heights(room - gap * len(PARTS), _wanted(board))
     lines, page = [*head, *gpus], 1
     targets: dict[int, tuple[Section, Row]] = {}
     for part, size in zip(PARTS, shares, strict=True):
@@ -68,6 +69,12 @@ def compose(
         page = max(1, size - 2) if part is view.part else page
     lines = [*lines[: look.height - 1], footer(view, look)]
     return Shown(lines, targets, view, page)
+
+
+def _wanted(board: Board) -> list[int]:
+    """Return how many lines each part could fill."""
+    rest = {Section.WAITING: bool(board.unlisted)}
+    return [len(board.rows[part]) + rest.get(part, 0) for part in PARTS]
 
 
 def has_pane(picture: Snapshot, look: Look) -> bool:
@@ -86,7 +93,7 @@ def _wide(
     left = look.width - side - 1
     table = replace(look, width=left - 2)
     height = look.height - len(head) - 1
-    shares = draw.heights(height - 1 - len(PARTS), [len(board.rows[part]) for part in PARTS])
+    shares = draw.heights(height - 1 - len(PARTS), _wanted(board))
     lines: list[Line] = []
     targets: dict[int, tuple[Section, Row]] = {}
     page = 1
@@ -110,7 +117,7 @@ def _part_edge(
     board: Board, view: View, part: Section, width: int, ends: str, marks: Marks
 ) -> Line:
     style = "title focus" if part is view.part else "heading"
-    title: Line = [(f" {part.value.upper()} {_count(board, part)} ", style)]
+    title: Line = [(f" {part.value.upper()} {_count(board, view, part)} ", style)]
     return draw.framed(title, [(f" by {view.sort_of(part)} ", "dim")], width, ends, marks, "frame")
 
 
@@ -242,6 +249,8 @@ def _title(picture: Snapshot, board: Board, view: View, look: Look, now: float) 
         parts.append("mine")
     if picture.queue.drained:
         parts.append("DRAINED")
+    if not (picture.has_heard(NEGOTIATOR) and picture.has_heard(QUEUE)):
+        parts.append("loading")
     free_on_host = _free_on_host(picture)
     if free_on_host and len("  ".join([*filter(None, parts), free_on_host])) <= look.width:
         parts.append(free_on_host)
@@ -283,8 +292,10 @@ def _part(
     if size <= 0:
         return view, [], {}
     rows, total = board.rows[part], board.totals[part]
+    rest = board.unlisted if part is Section.WAITING and size > 2 else 0
+    room = size - 1 - bool(rest)
     selected = view.place(board, part)
-    first = draw.window(selected, len(rows), size - 1, view.firsts.get(part, 0))
+    first = draw.window(selected, len(rows), room, view.firsts.get(part, 0))
     view = replace(view, firsts={**view.firsts, part: first})
     is_focused = part is view.part
     where, has_times = draw.where_size(rows), any(row.expected_at for row in rows)
@@ -292,33 +303,37 @@ def _part(
         names = draw.column_names(part, look.width, " ID", look.marks, where, has_times)
         lines: list[Line] = [[(names, "dim")]]
     else:
-        count, sort = _count(board, part), view.sort_of(part)
+        count, sort = _count(board, view, part), view.sort_of(part)
         lines = [
             draw.heading(part, look.width, count, sort, is_focused, look.marks, where, has_times)
         ]
-    shown = rows[first : first + size - 1]
+    shown = rows[first : first + room]
     before = ""
     for place, row in enumerate(shown, first):
         is_same = part is Section.WAITING and bool(row.why) and row.why == before
         before = row.why
         told = row._replace(why=look.marks.same) if is_same else row
-        if is_framed and row.name:  # the pane has the command
+        if is_framed and row.name and look.width < COMMAND_FROM:  # the pane has the command
             told = told._replace(what=row.name)
         is_selected = is_focused and place == selected
         user = look.user_name(row.user)
         lines.append(
             draw.job_line(told, now, look.width, user, look.marks, is_selected, where, has_times)
         )
-    if not rows and size > 1:
+    if rest and rows:
+        text = f" and {rest:,} more of your queue: `grn ls` lists them"
+        lines.append([(draw.cut(text, look.width, look.marks), "dim")])
+    elif not rows and size > 1:
         text = _EMPTY[part] if not total else "none that the filter lets through"
         lines.append([(draw.cut(f" {text}", look.width, look.marks), "dim")])
     lines += [_blank(look.width)] * (size - len(lines))
     return view, lines, dict(enumerate(shown, 1))
 
 
-def _count(board: Board, part: Section) -> str:
+def _count(board: Board, view: View, part: Section) -> str:
     shown, total = board.shown[part], board.totals[part]
-    return f"{total:,}" if shown == total else f"{shown:,}/{total:,}"
+    is_filtered = (view.wanted or view.is_mine) and shown != total
+    return f"{shown:,}/{total:,}" if is_filtered else f"{total:,}"
 
 
 _KEYS = " q quit  Tab part  / filter  s sort  e explain  l log  c cancel  h hold  ? keys"
