@@ -33,3 +33,13 @@ def test_a_timeline_has_a_row_for_each_gpu_and_stays_inside() -> None:
     assert 'x="60.0" y="19.0" width="1000.0"' in drawn
     assert "&lt;long&gt;" in drawn
     assert html.svg_file(drawn).startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+
+
+def test_a_wide_bar_has_its_name_and_a_thin_one_is_counted_below() -> None:
+    bars = [Bar(0.0, 5.0, "red", "long", "<gpt2>"), Bar(5.0, 5.04, "blue", "thin", "short")]
+
+    drawn = html.timeline([(0, bars)], 0.0, 10.0, [], "x")
+
+    assert ">&lt;gpt2&gt;</text>" in drawn
+    assert "short" not in drawn
+    assert 'fill="blue" fill-opacity' in drawn

@@ -10,6 +10,7 @@ from grn.cli.top.board import SORTS, board
 from grn.cli.top.rows import Section
 from grn.cli.top.state import View, press
 from grn.model.units import GiB
+from grn.protocol.snapshot import QUEUE
 from tests.cli.pictures import (
     HOSTILE,
     NOW,
@@ -258,6 +259,16 @@ def test_ended_leases_of_ones_own_queue_are_not_rows() -> None:
     picture.queue = replace(picture.queue, origin="q")
 
     assert [row.id for row in board(picture, UID).rows[Section.ENDED]] == ["eeee0001"]
+
+
+def test_a_request_of_ones_own_queue_whose_job_is_not_known_yet_is_no_row() -> None:
+    own = a_request("dddd0001", user=UID, origin="q", tag="new")
+    picture = a_picture(waiting=[own, a_request("eeee0001", user=UID, origin="other")])
+    picture.queue = replace(picture.queue, origin="q")
+    assert [row.id for row in board(picture, UID).rows[Section.WAITING]] == ["eeee0001"]
+
+    picture.lost(QUEUE, "no grn queue answers", NOW)  # nothing else would tell of it
+    assert len(board(picture, UID).rows[Section.WAITING]) == 2
 
 
 def test_a_selected_array_stays_selected_when_its_first_job_starts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from grn.cli.report.period_page import page
 from grn.cli.report.usage import (
     Period,
     Span,
@@ -98,3 +99,13 @@ def test_a_gpu_of_a_node_is_not_the_one_of_that_number_here():
 
     assert held_share(spans, 0, DAY) == pytest.approx(12 / 24)
     assert held_share(spans, "gpu2:0", DAY) == 1.0
+
+
+def test_thousands_of_short_jobs_hide_no_long_one_in_the_report():
+    short = [a_span(2 + n / 10_000, 2 + (n + 1) / 10_000, label="short") for n in range(5000)]
+    text = page([a_span(0, 3, label="long"), *short], [0], DAY, "host", ["others are not known"])
+
+    assert ">long</text>" in text
+    assert "<b>5,001</b>jobs" in text
+    assert "<h2>Not known</h2>" in text
+    assert len(text) < 100_000

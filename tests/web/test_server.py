@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import socket
+import sys
 
 import pytest
 
@@ -436,3 +437,15 @@ def test_bookings_are_shown_and_removed(server, story):
     assert server.request("POST", "/api/unbook", {"booking": row["id"] + 1})[0] == 404
     assert server.request("POST", "/api/unbook", {"booking": row["id"]})[0] == 200
     assert server.request("GET", "/api/bookings")[1] == {"bookings": []}
+
+
+def test_short_jobs_do_not_hide_a_long_one_from_the_timeline(server, submit, story):
+    submit("--name", "long", "--mem", "16MiB", "--", "sleep", "0.5")
+    story.start(*GRN, "wait", "--all").ended_well()
+    submit("--name", "short", "-q", "--mem", "16MiB", "--array", "0-4", "--", "true")
+    story.start(*GRN, "wait", "--all").ended_well()
+    asked = "from grn.cli.web.queries import timeline as t; "
+    asked += "print(*[(sorted({r.name for r in t(0.0, n)[0]}), t(0.0, n)[1]) for n in (3, 9)])"
+
+    ended = story.start(sys.executable, "-c", asked).ended_well()
+    assert ended.out.strip() == "(['long', 'short'], True) (['long', 'short'], False)"

@@ -15,7 +15,8 @@ WIDTH, LEFT = 1060, 60  # of a picture with one row for each GPU
 _LONGEST_NAME = 9  # characters of a GPU's name that LEFT has room for
 LANE, GAP = 14, 10  # height of one bar; distance between two GPUs
 MAX_LANES = 6  # of one GPU; more bars, and short ones, are counted in cells below
-THIN, CELL = 3.0, 6.0  # widths: of a bar that is too short to see; of a cell
+THIN, CELL = 6.0, 6.0  # widths: of a bar that is too short to see; of a cell
+LETTER = 6.0  # width of a letter on a bar
 AXIS = 18  # height of the times above the rows
 STYLE = """
 :root {
@@ -54,6 +55,8 @@ svg { display: block; width: 100%; height: auto; }
 svg.wide { min-width: 960px; }
 a { color: var(--link); }
 svg text { fill: var(--soft); font-size: 11px; font-variant-numeric: tabular-nums; }
+svg text.on { fill: #fff; font-size: 10px; paint-order: stroke; stroke: #0004; stroke-width: 1.5px;
+  pointer-events: none; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin-top: 8px;
   font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid var(--line);
@@ -90,6 +93,7 @@ class Bar:
     end: float
     fill: str
     title: str
+    name: str = ""  # shown on a bar that is wide enough
 
 
 def text(value: object) -> str:
@@ -221,6 +225,12 @@ def timeline(
             left, right = across(bar.begin), across(bar.end)
             look = f'fill="{bar.fill}"'
             shapes.append(box(left, top + lane * LANE + 1, right - left, LANE - 2, look, bar.title))
+            letters = int((right - left - 8) / LETTER)
+            if bar.name and letters >= 4:
+                shapes.append(
+                    f'<text class="on" x="{left + 4:.1f}" y="{top + lane * LANE + 10.5}">'
+                    f"{text(cut(harmless(bar.name), letters, '…'))}</text>"
+                )
         shapes += _strip(cells, top + tall - LANE + 1)
         top += tall + GAP
     return svg(WIDTH, top, "".join(shapes), label, "wide")

@@ -24,7 +24,7 @@ from grn.cli.report.usage import (
 from grn.model.outcome import OutcomeKind
 from grn.model.units import show_size, show_time
 
-MAX_FAILURES, MAX_SHARES, MAX_BARS = 50, 20, 4000
+MAX_FAILURES, MAX_SHARES = 50, 20
 DAY_S = 86400
 STEPS_S = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 7 * DAY_S)
 MAX_MARKS = 10
@@ -52,7 +52,7 @@ def page(
         html.section("Hours per user", _shares(shares(spans, period, "user"))),
         html.section("Hours per job type", _shares(shares(spans, period, "type"))),
         html.section("What failed", _failures([span for span in spans if is_bad(span)])),
-        *map(html.note, gaps),
+        *([html.section("Not known", "".join(map(html.note, gaps)))] if gaps else []),
     ]
     return html.page(f"GPUs of {host}, {span_text}", parts)
 
@@ -63,26 +63,26 @@ def _tiles(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) ->
     failed = count(spans, OutcomeKind.BAD)
     used = memory_used(spans, period)
     return html.tiles([
-        Tile(str(count(spans)), "jobs"),
-        Tile(f"{hours:.1f}", "GPU hours"),
-        Tile(f"{sum(held) / len(held):.0%}" if held else "?", "of the time a GPU had a job"),
-        Tile(str(failed), "failed", is_bad=failed > 0),
-        Tile(str(count(spans, *UNFINISHED)), "cancelled or interrupted"),
+        Tile(f"{count(spans):,}", "jobs"),
+        Tile(f"{hours:,.1f}", "GPU hours"),
+        Tile(_percent(sum(held) / len(held)) if held else "?", "of the time a GPU had a job"),
+        Tile(f"{failed:,}", "failed", is_bad=failed > 0),
+        Tile(f"{count(spans, *UNFINISHED):,}", "cancelled or interrupted"),
         Tile("?" if used is None else f"{used:.0%}", "of reserved memory was used"),
     ])  # fmt: skip
 
 
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def _timeline(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> str:
-    on_gpu = {index: [span for span in spans if index in span.places] for index in indices}
     bands = [
-        (index, [_bar(span, period) for span in found[-MAX_BARS:]])
-        for index, found in on_gpu.items()
+        (index, [_bar(span, period) for span in spans if index in span.places]) for index in indices
     ]
     until = period.since + period.length_s
     marks = _round_times(period)
-    drawn = html.timeline(bands, period.since, until, marks, "jobs on each GPU over time")
-    is_cut = any(len(found) > MAX_BARS for found in on_gpu.values())
-    return drawn + html.note(f"The latest {MAX_BARS} of each GPU are shown." * is_cut)
+    return html.timeline(bands, period.since, until, marks, "jobs on each GPU over time")
 
 
 def _bar(span: Span, period: Period) -> Bar:
@@ -92,7 +92,7 @@ def _bar(span: Span, period: Period) -> Bar:
     title = f"{span.label} ({span.user}), {_day(span.began_at)}"
     title += f", {show_time(end - span.began_at)}, {how}, {memory}"
     colour = COLOURS[sum(map(ord, str(span.label))) % len(COLOURS)]
-    return Bar(span.began_at, end, colour, title)
+    return Bar(span.began_at, end, colour, title, span.label)
 
 
 def _busy(spans: Sequence[Span], indices: Sequence[GpuName], period: Period) -> str:
@@ -115,10 +115,10 @@ def _shares(found: Sequence[UserShare]) -> str:
     rows = [
         (
             share.name,
-            str(share.jobs),
-            str(share.failed),
-            str(share.cancelled),
-            f"{share.gpu_hours:.2f}",
+            f"{share.jobs:,}",
+            f"{share.failed:,}",
+            f"{share.cancelled:,}",
+            f"{share.gpu_hours:,.2f}",
             "?" if share.memory_used is None else f"{share.memory_used:.0%}",
         )
         for share in found[:MAX_SHARES]

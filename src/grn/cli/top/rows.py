@@ -15,7 +15,7 @@ from grn.cli.output.job_text import shown_command
 from grn.model.text import harmless
 from grn.model.units import short_size
 from grn.protocol.rows import EndRow, GpuRow, JobRow, LeaseRow, WaitingRow
-from grn.protocol.snapshot import Snapshot
+from grn.protocol.snapshot import QUEUE, Snapshot
 
 MAX_ENDED = 200
 
@@ -108,6 +108,8 @@ def waiting(picture: Snapshot, own_uid: int) -> list[Row]:
         job = by_tag.get(request.tag or "")
         if job is not None:
             asked.add(job.id)
+        elif _is_of_own_queue(request, picture, own_uid) and not picture.trouble[QUEUE]:
+            continue  # its feed is a moment ahead or behind: the job is a row below, or runs
         expected_at = picture.expected_at.get(request.id)
         rows.append(_of_request(request, job)._replace(expected_at=expected_at))
     rest = sorted(
@@ -137,10 +139,10 @@ def unlisted(picture: Snapshot) -> int:
     return max(0, picture.queue.counts.get("queued", 0) - listed)
 
 
-def _is_of_own_queue(end: EndRow, picture: Snapshot, own_uid: int) -> bool:
+def _is_of_own_queue(row: EndRow | WaitingRow, picture: Snapshot, own_uid: int) -> bool:
     """True for a lease of the user's queue, whose jobs are rows of their own."""
     origin = picture.queue.origin
-    return origin is not None and end.user == own_uid and end.origin == origin
+    return origin is not None and row.user == own_uid and row.origin == origin
 
 
 # --- one row -------------------------------------------------------------------------------

@@ -178,9 +178,8 @@ class Page:
     async def timeline(self, request: Request) -> Response:
         since = float(_number(request, "since", 0))
         picture = self._watchers.picture
-        past = await asyncio.to_thread(queries.past, since)
+        past, is_partial = await asyncio.to_thread(queries.timeline, since)
         spans = queries.spans(picture, since, past)
-        is_partial = len(past) == queries.MAX_PAST
         return JSONResponse({"spans": [span.row() for span in spans], "is_partial": is_partial})
 
     async def bookings(self, request: Request) -> Response:

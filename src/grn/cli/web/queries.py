@@ -39,7 +39,8 @@ Row = dict[str, Any]
 
 MAX_FAILED = 10_000  # jobs that are looked through for failed ones
 MAX_ALIVE = 20_000  # jobs of a long queue that are looked through
-MAX_PAST = 2000  # ended jobs that a timeline looks at
+MAX_PAST = 2000  # ended jobs that a timeline looks at: the latest
+MAX_LONG = 500  # and the longest, which thousands of short ones must not hide
 MAX_SWEEPS = 200
 MAX_COMMAND = 200  # characters of a command in a timeline or report
 LOG_CHUNK_BYTES = 128 << 10
@@ -144,13 +145,12 @@ def gaps(picture: Snapshot, since: float) -> list[str]:
     """Return which parts of a period are unknown."""
     found = []
     if len(picture.ends) == picture.ends.maxlen:
-        text = f"Of all that did not come from your own queue the last {MAX_ENDS} leases are"
-        found.append(f"{text} known, and what runs now.")
+        text = f"Of jobs outside your own queue, only the last {MAX_ENDS} that ended and those"
+        found.append(f"{text} running now are known.")
     started_at = picture.negotiator.started_at or 0.0
     if started_at > since:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started_at))
-        found.append(f"The negotiator was started at {when}: of others' jobs before that"
-                     " nothing is known.")  # fmt: skip
+        found.append(f"The negotiator started at {when}; jobs of others before that are not known.")
     return found
 
 
@@ -170,6 +170,16 @@ def _span(row: LeaseRow | EndRow, *, job: JobRow | None = None, is_job: bool = T
         job=job.id if job is not None else None,
         is_job=is_job,
     )
+
+
+def timeline(since: float, most: int = MAX_PAST) -> tuple[list[JobRow], bool]:
+    """Return the latest and the longest of one's jobs that have ended since; True if not all."""
+    latest = past(since, most)
+    if len(latest) < most:
+        return latest, False
+    asked = {"which": "ended", "most": MAX_LONG, "since": since, "sort": "ran"}
+    found = {row.id: row for row in (*latest, *_jobs(asked)[0])}
+    return list(found.values()), True
 
 
 def past(since: float, most: int = MAX_PAST) -> list[JobRow]:

@@ -154,7 +154,7 @@ export function timelineView(root) {
     const marks = times.filter((at) => x(at) < WIDTH - 24).map((at) => svg("text", { x: x(at), y: 14, "text-anchor": x(at) < LEFT + 20 ? "start" : "middle" }, timeText(at, step, length)));
     const axis = svg("svg", { class: "axis", viewBox: `0 0 ${WIDTH} 20`, role: "img", "aria-label": "times" }, marks);
     box.replaceChildren(axis, svg("svg", { class: "gantt", viewBox: `0 0 ${WIDTH} ${y}`, role: "img", "aria-label": "what ran on which GPU" }, tracks, grid, shapes), legend(shown));
-    note.textContent = isPartial ? "The latest 2,000 of your jobs are shown." : "";
+    note.textContent = isPartial ? "The latest 2,000 and the 500 longest of your jobs are shown." : "";
     point();
   }
 
