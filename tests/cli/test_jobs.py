@@ -55,7 +55,8 @@ def test_ls_shows_what_runs_what_waits_and_why(queue: Queue) -> None:
     assert "running" in shown[runs]
     assert shown[after].endswith(f"waiting for job {runs} to finish")
     assert "later: " in shown[held]
-    assert shown[held].endswith("held: run `grn release` to let it start")
+    assert shown[held].endswith(f"run `grn release {held}` to let it start")
+    assert f"held: run `grn release {held}` to let it start" in queue.fine("show", str(held))
     assert queue.fine("ls", "-q").split() == [str(runs), str(after), str(held)]
     assert queue.fine("ls", "-q", "--name", "later").split() == [str(held)]
     assert queue.fine("ls", "-q", "--state", "held", "--state", "running").split() == [
@@ -112,6 +113,15 @@ def test_show_tells_all_of_a_job(queue: Queue) -> None:
     assert [one["reason"] for one in row["attempts"]] == ["failed", "failed"]
     assert "AAA" in row["environment"]
     assert "hush" not in json.dumps(row["environment"])
+
+
+def test_show_tells_how_a_job_is_to_end_and_what_it_needs_of_the_host(queue: Queue) -> None:
+    flags = "--cpus 0.5 --ram 64MiB --time-limit 3h --again --signal USR1 --grace 5s --yield"
+    job = queue.sh("true", "--hold", *flags.split(), "--at-least", "1h")
+    out = queue.fine("show", str(job))
+    assert "0.5 cores, 64 MiB of host memory, yields, after at least 1h" in out
+    assert "limit     3h, then queued again" in out
+    assert "ending    asked by SIGUSR1, 5s to end" in out
 
 
 def test_why_knows_jobs_by_the_ids_that_ls_prints(queue: Queue) -> None:
@@ -585,6 +595,45 @@ def test_a_waiting_job_is_edited_and_others_are_refused(queue: Queue) -> None:
     queue.fine("wait", str(job))
     ended = queue("edit", str(job), "--mem", "1GiB")
     assert (ended.code, ended.err.splitlines()[0]) == (2, f"error: job {job} has already ended.")
+
+
+def test_a_waiting_job_is_edited_as_a_file(queue: Queue) -> None:
+    job = queue.sh("true", "--hold", "--mem", "64MiB", "--cpus", "1", "--array", "3")
+    queue.fed(b'gpus = 1\nmem = "64MiB"\n', "edit", str(job), "--file", "-")
+    assert queue.json("show", str(job))["job"]["mem_bytes"] == 64 << 20
+    text = (
+        b'mem = ""\ncpus = "0.5"\ncommand = "exit 7"\ntags = ["night"]\nrequeue = true\ncwd = "/"'
+    )
+    assert queue.fed(text, "edit", str(job), "--file", "-").code == 0
+    row = queue.json("show", str(job))["job"]
+    assert (row["mem_bytes"], row["cpus"], row["tags"], row["cwd"]) == (None, 0.5, ["night"], "/")
+    assert (row["argv"], row["label"], row["may_requeue"]) == (
+        ["/bin/sh", "-c", "exit 7"], "exit", True,
+    )  # fmt: skip
+    assert (
+        "no such option 'gpu'. Did you mean 'gpus'?"
+        in queue.fed(b"gpu = 2", "edit", str(job), "--file", "-").err
+    )
+
+
+def test_edit_without_options_opens_an_editor_on_a_terminal(queue: Queue, tmp_path: Path) -> None:
+    job = queue.sh("true", "--hold")
+    terminal = Shell(queue.story).on_terminal
+    seds = {"EDITOR": "sed -i 's/^priority = 0/priority = 7/'", "TMPDIR": str(tmp_path)}
+    status, shown = terminal("edit", str(job), env=seds)
+    assert (status, shown) == (0, f"job {job} edited\n")
+    assert queue.job(job)["priority"] == 7
+    assert not list(tmp_path.iterdir())
+    assert terminal("edit", str(job), env=seds) == (0, f"job {job} was not changed\n")
+    status, shown = terminal("edit", str(job), env={**seds, "EDITOR": "sed -i s/7/x/"})
+    assert status == 2
+    (kept,) = tmp_path.iterdir()
+    assert "the file is not TOML" in shown
+    assert f"grn edit {job} --file {kept}" in " ".join(shown.split())
+    status, shown = terminal("edit", str(job), env={"EDITOR": "false"})
+    assert (status, "nothing is changed" in shown) == (2, True)
+    ended = queue("edit", str(job))
+    assert (ended.code, "there is nothing to change" in ended.err) == (2, True)
 
 
 def test_submit_can_wait_for_the_end(queue: Queue) -> None:

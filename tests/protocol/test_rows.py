@@ -112,6 +112,14 @@ OF_FEW = {
     "only",
     "yields",
     "is_urgent",
+    "at_least_s",
+    "cpus",
+    "ram_bytes",
+    "stop_signal",
+    "grace_s",
+    "again",
+    "sends",
+    "fetch",
 }
 
 

@@ -278,6 +278,8 @@ def edited(options: dict[str, Any]) -> Message:
             message[field] = None if value == "0" else parse(value)
         elif name == "begin":
             message["begin_at"] = 0.0 if value == "now" else begin_at(value)
+        elif name == "cwd":
+            message["cwd"] = wire.spelled(_folder(value))
         else:
             message[name] = _text(name, value) if name == "name" else _checked_option(name, value)
     return message

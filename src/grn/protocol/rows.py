@@ -363,6 +363,14 @@ class JobRow(Record):
     only: str = ""  # the daily hours in which it may start
     yields: bool = False
     is_urgent: bool = False
+    at_least_s: float = 0.0  # how long each attempt runs before it gives way
+    cpus: float | None = None  # cores, as stated
+    ram_bytes: int | None = None  # host memory, as stated
+    stop_signal: int = 0  # asks it to end; 0: SIGTERM
+    grace_s: float | None = None  # how long it may take to end; None: as set for all jobs
+    again: bool = False  # at its time limit it is queued again
+    sends: bool = False  # its folder is sent to a node
+    fetch: tuple[str, ...] = ()  # files that come back from a node
     log: str = ""
     place: int = 0
     tag: str | None = None

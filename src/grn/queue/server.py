@@ -32,7 +32,8 @@ MAX_REQUEST_BYTES = 32 << 20
 _TOGETHER_S = 0.005
 _BEGIN_S = 0.05
 # Options that few jobs set, which a row has then.
-_FEW = ("on", "without", "array_limit", "begin_at", "only", "yields", "is_urgent")
+_FEW = ("on", "without", "array_limit", "begin_at", "only", "yields", "is_urgent", "at_least_s",
+        "cpus", "ram_bytes", "fetch")  # fmt: skip
 
 
 class QueueServer:
@@ -301,9 +302,18 @@ def _rarely_set(row: dict[str, Any]) -> dict[str, Any]:
     extra, options, notify = row.pop("extra"), row.pop("options"), row.pop("notify")
     if extra == "{}" and not options and not notify:
         return {}
-    given = {name: value for name, value in _object(options).items() if name in _FEW}
+    asked = _object(options)
+    given = {name: value for name, value in asked.items() if name in _FEW}
+    given |= {"sends": bool(asked.get("send"))} | _ending(asked.get("ending"))
     given |= {"array_index": _object(extra).get("GRN_ARRAY_INDEX"), "notify": notify}
     return {name: value for name, value in given.items() if value}
+
+
+def _ending(rules: Any) -> dict[str, Any]:
+    """Name how a job is asked to end, where that was stated."""
+    stated = rules if isinstance(rules, dict) else {}
+    return {"stop_signal": stated.get("signal"), "grace_s": stated.get("grace_s"),
+            "again": stated.get("again")}  # fmt: skip
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -191,11 +191,14 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
 @flag("--at", metavar="PLACE", help="Run it at this site or node, or local.")
 @flag("--notify", metavar="CMD", help="Run CMD by the shell when it has ended.")
 @flag("--tag", "tags", multiple=True, metavar="WORD", help="Its tags, instead of the old.")
-def edit(job: str, **given: Any) -> int:
+@flag("--file", metavar="FILE", help="Take the options from this file (- for standard input).")
+def edit(job: str, file: str | None, **given: Any) -> int:
     """Change the options of a waiting job; options that you do not name stay.
 
-    --time-limit 0 and --mem 0 take the old value away.
+    Without options your editor (VISUAL or EDITOR) opens them as a file. --time-limit 0 and --mem 0
+    remove the old value.
     """
+    from grn.cli.commands import editing
     from grn.client.submit import edited
 
     selection.refuse_outside([job], "edited")
@@ -203,9 +206,13 @@ def edit(job: str, **given: Any) -> int:
     given["without"] = list(given.pop("avoid")) or None
     given["tags"] = list(given["tags"]) or None
     wanted = {name: value for name, value in given.items() if value is not None}
-    if not wanted:
-        raise UsageError("there is nothing to change.", "Name an option, as in --mem 12GiB.")
-    _change({"op": "edit", "job": job_id, **edited(wanted)})
+    if wanted and file is not None:
+        raise UsageError("--file goes without other options.", "Give one or the other.")
+    if wanted:
+        _change({"op": "edit", "job": job_id, **edited(wanted)})
+    elif not editing.edit(read(JobRow, queue.show(job_id)), file, _change):
+        _say(f"job {job_id} was not changed")
+        return 0
     return _say_done([job_id], "edited")
 
 

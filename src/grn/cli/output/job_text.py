@@ -87,7 +87,7 @@ def jobs(
         return "no jobs"
     has_where = has_sites or any(row.where for row in rows)
     folded = ([Folded((row,)) for row in rows] if is_expanded else fold(rows))[:most]
-    reasons = [_reason(one.first) for one in folded]
+    reasons = [reason(one.first, one.ids) for one in folded]
     lines = [
         [
             one.ids,
@@ -198,29 +198,25 @@ def history(rows: Sequence[JobRow], now: float, width: int = 0, *, has_sites: bo
 
 def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> str:
     """Show all of one job; of its environment the number of variables, or their names."""
-    why = harmless(row.why) if row.why != row.state else ""
-    asked = f"{counted(row.gpus_asked, 'GPU')}, {_asked_memory(row)}"
-    asked += ", to itself" if row.is_exclusive else ""
-    asked += f", on {harmless(row.on)}" if row.on else ""
-    asked += f", not on GPU {harmless(', '.join(row.without))}" if row.without else ""
-    asked += f", at {harmless(row.at)}" if row.at else ""
-    asked += ", yields" if row.yields else ", urgent" if row.is_urgent else ""
+    why = _why(row)
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", _painted_state(row) + (f": {why}" if why else "")),
         ("command", spelled_command(filled_command(row))),
         ("folder", harmless(row.cwd)),
         ("type", harmless(row.label)),
-        ("asks for", asked),
+        ("asks for", _asked(row)),
         ("memory", _memory_now(row)),
         ("submitted", f"{show_time(now - row.submitted_at)} ago, priority {row.priority}"),
         ("array", _array(row)),
         ("after", after),
         ("starts", _starts(row, now)),
-        ("limit", show_limit(row.time_limit_s) if row.time_limit_s else ""),
+        ("limit", _limit(row)),
+        ("ending", _ending(row)),
         ("retries", _retries(row)),
         ("notify", harmless(row.notify)),
         ("tags", harmless(" ".join(row.tags))),
+        ("nodes", _folders(row)),
         ("files", row.folder or ""),
         *(line for one in row.attempts for line in _attempt(one, row, now)),
         ("variables", _variables(row.environment, has_names)),
@@ -236,7 +232,7 @@ def explained(row: JobRow, now: float) -> str:
     if row.has_ended:
         why = f": {harmless(row.why)}" if row.why else ""
         return f"{head}\n  ended {since} ago, {state}{why}"
-    why = harmless(row.why) if row.why != row.state else ""
+    why = _why(row)
     return f"{head}\n  {state} for {since}{f': {why}' if why else ''}"
 
 
@@ -291,8 +287,17 @@ def _starts(row: JobRow, now: float) -> str:
     return ", ".join(parts)
 
 
-def _reason(row: JobRow) -> str:
+def reason(row: JobRow, ids: str = "") -> str:
+    """Say why a job waits, or all jobs of these ids; of a held one how to release it."""
+    if row.state == "held":
+        return f"run `grn release {ids or row.id}` to let it start"
     return "" if row.why in ("running", "starting") else harmless(_without_start(row.why))
+
+
+def _why(row: JobRow) -> str:
+    if row.state == "held":
+        return reason(row)
+    return harmless(row.why) if row.why != row.state else ""
 
 
 def counts(numbers: dict[str, int]) -> str:
@@ -379,8 +384,43 @@ def _job_memory(row: JobRow) -> str:
     return f"{show_size(used)}/{show_size(row.reserved_bytes)}"
 
 
-def _asked_memory(row: JobRow) -> str:
-    return show_size(row.mem_bytes) if row.mem_bytes else "memory as learned"
+def _asked(row: JobRow) -> str:
+    """Say what a job needs and which GPUs it may use."""
+    memory = show_size(row.mem_bytes) if row.mem_bytes else "memory as learned"
+    parts = [
+        f"{counted(row.gpus_asked, 'GPU')}, {memory}" if row.gpus_asked else "no GPU",
+        f"{row.cpus:g} {'core' if row.cpus == 1 else 'cores'}" if row.cpus else "",
+        f"{show_size(row.ram_bytes)} of host memory" if row.ram_bytes else "",
+        "to itself" if row.is_exclusive else "",
+        f"on {harmless(row.on)}" if row.on else "",
+        f"not on GPU {harmless(', '.join(row.without))}" if row.without else "",
+        f"at {harmless(row.at)}" if row.at else "",
+        "urgent" if row.is_urgent else "",
+        "yields" if row.yields else "",
+        f"after at least {show_limit(row.at_least_s)}" if row.at_least_s else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _limit(row: JobRow) -> str:
+    if not row.time_limit_s:
+        return ""
+    return show_limit(row.time_limit_s) + (", then queued again" if row.again else "")
+
+
+def _ending(row: JobRow) -> str:
+    """Say how a job is asked to end, where that was stated."""
+    from signal import Signals
+
+    asked = f"asked by {Signals(row.stop_signal).name}" if row.stop_signal else ""
+    grace = f"{show_limit(row.grace_s)} to end" if row.grace_s is not None else ""
+    return ", ".join(filter(None, (asked, grace)))
+
+
+def _folders(row: JobRow) -> str:
+    """Say which files go to a node and come back."""
+    fetched = f"fetches {harmless(', '.join(row.fetch))}" if row.fetch else ""
+    return ", ".join(filter(None, ("its folder is sent" if row.sends else "", fetched)))
 
 
 def _exit_text(row: JobRow) -> str:
