@@ -338,6 +338,8 @@ def test_a_job_that_can_never_run_says_so_at_submit(queue: Queue) -> None:
     for words, text in (
         (("--gpus", "5"), "you asked for 5 GPUs; this machine has 4."),
         (("--mem", "10GiB"), "you asked for 10.0 GiB of memory; the largest GPU has 512 MiB."),
+        (("--on", "h100"), "no GPU here is 'h100'.\nhint: This machine has 4 x virtual 512MiB"),
+        (("-n2", "--not", "0", "--not", "1", "--not", "2"), "only 1 GPU here is not GPU 0, 1, 2."),
         (("-n2", "--mem", "1G"), "you asked for 1.0 GiB of memory; 2 GPUs have at most 512 MiB"),
     ):
         ended = queue("submit", *words, "--", "true")

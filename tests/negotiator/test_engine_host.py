@@ -50,9 +50,9 @@ def test_stated_cores_add_up_to_the_host_and_the_rest_waits() -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"ram_bytes": 65 * GiB}, "65.0 GiB of host memory are asked for and this machine has 64"),
-        ({"cpus": 17.0}, "17 cores are asked for and this machine has 16"),
-        ({"cpus": 17.0, "gpus": 0}, "17 cores are asked for"),
+        ({"ram_bytes": 65 * GiB}, "you asked for 65.0 GiB of host memory; this machine has 64"),
+        ({"cpus": 17.0}, "you asked for 17 cores; this machine has 16"),
+        ({"cpus": 17.0, "gpus": 0}, "you asked for 17 cores"),
     ],
 )
 def test_a_need_that_the_host_can_never_meet_is_refused(asked: Any, text: str) -> None:

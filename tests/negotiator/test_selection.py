@@ -3,8 +3,8 @@
 import pytest
 
 from grn.errors import NeverFits, UsageError
+from grn.model.gpu_choice import selected
 from grn.model.units import GiB
-from grn.negotiator.schedule.admission import selected
 from tests.builders import a_gpu, a_virtual_gpu
 
 A100 = a_gpu(0, int(39.4 * GiB), model="NVIDIA A100-PCIE-40GB")

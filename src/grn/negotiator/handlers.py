@@ -14,6 +14,7 @@ from grn import paths
 from grn.daemon.connection import Pieces, Verbs
 from grn.errors import NotAllowed, UnknownJob, UsageError, from_code
 from grn.model import MAX_CPUS
+from grn.model.gpu_choice import selected
 from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
 from grn.model.units import show_expected
@@ -36,7 +37,7 @@ from grn.negotiator.events import (
 from grn.negotiator.learn.memory.quota import kept_arguments
 from grn.negotiator.queries import change_feed, views
 from grn.negotiator.queries.forecast import Asked
-from grn.negotiator.schedule.admission import refusal, selected
+from grn.negotiator.schedule.admission import refusal
 from grn.negotiator.server import Peer
 from grn.proc.identity import ancestor_of, child_of
 from grn.protocol import negotiator_requests

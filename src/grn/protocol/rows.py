@@ -366,7 +366,7 @@ class JobRow(Record):
     at_least_s: float = 0.0  # how long each attempt runs before it gives way
     cpus: float | None = None  # cores, as stated
     ram_bytes: int | None = None  # host memory, as stated
-    stop_signal: int = 0  # asks it to end; 0: SIGTERM
+    stop_signal: str = ""  # asks it to end; empty: SIGTERM
     grace_s: float | None = None  # how long it may take to end; None: as set for all jobs
     again: bool = False  # at its time limit it is queued again
     sends: bool = False  # its folder is sent to a node

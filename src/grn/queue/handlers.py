@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from grn.daemon.connection import Verbs
 from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
+from grn.model.gpu_choice import selected
 from grn.model.outcome import JOB_OUTCOMES
 from grn.model.units import show_size
 from grn.model.windows import parse_hours
@@ -362,19 +363,20 @@ def _check_place(at: str, loop: QueueLoop) -> None:
 
 def _check_fits(spec: JobSpec, loop: QueueLoop) -> None:
     """Refuse a job that this machine can never run; the negotiator would refuse it only later."""
-    gpu_bytes, host = loop.leases.gpu_bytes, loop.leases.host
+    gpus, host = loop.leases.gpu_facts, loop.leases.host
     if host is not None and spec.ram_bytes is not None and spec.ram_bytes > host.ram_bytes:
-        text = f"{show_size(spec.ram_bytes)} of host memory are asked for and this machine has"
+        text = f"you asked for {show_size(spec.ram_bytes)} of host memory; this machine has"
         raise NeverFits(f"{text} {show_size(host.ram_bytes)}.", "Ask for less with --ram.")
     if host is not None and spec.cpus is not None and spec.cpus > host.cpus:
-        text = f"{spec.cpus:g} cores are asked for and this machine has {host.cpus:g}."
+        text = f"you asked for {spec.cpus:g} cores; this machine has {host.cpus:g}."
         raise NeverFits(text, "Ask for fewer with --cpus.")
-    if not gpu_bytes or not spec.gpus:
+    if not gpus or not spec.gpus:
         return
-    if spec.gpus > len(gpu_bytes):
-        text = f"you asked for {spec.gpus} GPUs; this machine has {len(gpu_bytes)}."
+    if spec.gpus > len(gpus):
+        text = f"you asked for {spec.gpus} GPUs; this machine has {len(gpus)}."
         raise NeverFits(text, "Ask for fewer.")
-    largest = gpu_bytes[spec.gpus - 1]
+    allowed = selected(gpus, spec.gpus, spec.on, spec.without)
+    largest = sorted((gpu.total_bytes for gpu in allowed), reverse=True)[spec.gpus - 1]
     if spec.mem_bytes is not None and spec.mem_bytes > largest:
         where = "the largest GPU has" if spec.gpus == 1 else f"{spec.gpus} GPUs have at most"
         text = f"you asked for {show_size(spec.mem_bytes)} of memory; {where}"

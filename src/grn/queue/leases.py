@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from grn.client import daemons
 from grn.client.negotiator import call
 from grn.errors import GrnError
+from grn.model.gpu import Gpu, GpuKind
 from grn.protocol.lease import (
     Answered,
     Garbled,
@@ -83,6 +84,7 @@ class Leases(asyncio.Protocol):
         self.retry_s = RETRY_S
         self.host: HostRow | None = None  # None if not known or not limited
         self.gpu_bytes: list[int] = []  # memory of each GPU, largest first; empty if not known
+        self.gpu_facts: list[Gpu] = []  # what GPUs there are; empty if not known
         # Gets the leases of the negotiator once for each connection, page by page.
         self.on_leases: Callable[[list[dict[str, Any]]], None] | None = None
         self.on_connected: Callable[[], None] | None = None
@@ -237,7 +239,7 @@ class Leases(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self.gpu_bytes, self.gpus, self.leases = [], [], []
+        self.gpu_bytes, self.gpu_facts, self.gpus, self.leases = [], [], [], []
         self._looked_at = 0.0
         self._seen()
         settling, self._settling = self._settling, {}
@@ -295,6 +297,7 @@ class Leases(asyncio.Protocol):
         if "gpus" in status:  # only the first page has them
             self.host = _host(status.get("host"))
             self.gpu_bytes = sorted((gpu["total_bytes"] for gpu in status["gpus"]), reverse=True)
+            self.gpu_facts = [_facts(gpu) for gpu in status["gpus"]]
         if self.on_leases is not None:
             self.on_leases(status["leases"])
             if "more" in message:
@@ -347,6 +350,14 @@ def _host(row: object) -> HostRow | None:
         return read_all(HostRow, [row])[0] if row else None
     except BadRow:  # of another version
         return None
+
+
+def _facts(row: dict[str, Any]) -> Gpu:
+    """Return what never changes of a GPU."""
+    kind = row.get("kind", GpuKind.CARD.value)
+    known = GpuKind(kind) if kind in {one.value for one in GpuKind} else GpuKind.CARD
+    return Gpu(row.get("uuid", ""), row.get("index", 0), row.get("model", ""),
+               row["total_bytes"], known)  # fmt: skip
 
 
 def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -312,7 +313,8 @@ def _rarely_set(row: dict[str, Any]) -> dict[str, Any]:
 def _ending(rules: Any) -> dict[str, Any]:
     """Name how a job is asked to end, where that was stated."""
     stated = rules if isinstance(rules, dict) else {}
-    return {"stop_signal": stated.get("signal"), "grace_s": stated.get("grace_s"),
+    names: dict[Any, str] = {one.value: one.name for one in signal.Signals}
+    return {"stop_signal": names.get(stated.get("signal")), "grace_s": stated.get("grace_s"),
             "again": stated.get("again")}  # fmt: skip
 
 

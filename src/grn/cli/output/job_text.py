@@ -410,9 +410,7 @@ def _limit(row: JobRow) -> str:
 
 def _ending(row: JobRow) -> str:
     """Say how a job is asked to end, where that was stated."""
-    from signal import Signals
-
-    asked = f"asked by {Signals(row.stop_signal).name}" if row.stop_signal else ""
+    asked = f"asked by {harmless(row.stop_signal)}" if row.stop_signal else ""
     grace = f"{show_limit(row.grace_s)} to end" if row.grace_s is not None else ""
     return ", ".join(filter(None, (asked, grace)))
 

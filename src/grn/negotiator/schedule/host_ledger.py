@@ -225,10 +225,10 @@ class HostLedger:
         """Return the refusal of a stated need that this host can never meet, else None."""
         size = self.size
         if size is not None and ram_bytes is not None and ram_bytes > size.ram_bytes:
-            text = f"{show_size(ram_bytes)} of host memory are asked for and this machine has"
+            text = f"you asked for {show_size(ram_bytes)} of host memory; this machine has"
             return Refuse(key, f"{text} {show_size(size.ram_bytes)}.", "Ask for less with --ram.")
         if size is not None and cpus is not None and cpus > size.cpus:
-            text = f"{cpus:g} cores are asked for and this machine has {size.cpus:g}."
+            text = f"you asked for {cpus:g} cores; this machine has {size.cpus:g}."
             return Refuse(key, text, "Ask for fewer with --cpus.")
         return None
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from grn.model.gpu import Gpu
 from grn.protocol.lease import GrantedGpus
 from grn.protocol.rows import HostRow
 from grn.queue.events import AskLease
@@ -163,6 +164,11 @@ class LeaseRouter:
     def gpu_bytes(self) -> list[int]:
         """Return the memory of each GPU here, largest first; empty if not known, or with sites."""
         return [] if self.has_sites else self._local.gpu_bytes
+
+    @property
+    def gpu_facts(self) -> list[Gpu]:
+        """Return what GPUs there are here; empty if not known, or with sites."""
+        return [] if self.has_sites else self._local.gpu_facts
 
     @property
     def host(self) -> HostRow | None:
