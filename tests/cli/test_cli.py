@@ -386,6 +386,13 @@ def test_completion_offers_commands_and_flags(grn: Shell) -> None:
     assert set(app.COMMANDS) <= {line.partition(",")[2] for line in offered("grn ", 1).splitlines()}
     assert "--json" in offered("grn gpus --", 2)
     assert "forget" in offered("grn profiles f", 2)
+    assert offered("grn help su", 2) == "plain,submit\n"
+    assert offered("grn batch jo", 2) == "file,jo\n", "the shell completes names of files"
+    assert offered("grn submit --lines jo", 3) == "file,jo\n"
+    assert offered("grn submit --cwd /", 3) == "dir,/\n"
+    assert offered("grn sweep show s", 3) == "dir,s\n"
+    assert "plain,sh" in offered("grn submit -- s", 3).splitlines()
+    assert offered("grn exec -- sh tr", 4) == "file,tr\n"
 
 
 def test_json_is_data_on_stdout_and_nothing_else(grn: Shell, negotiator: Start) -> None:

@@ -177,7 +177,7 @@ def test_logs_of_what_never_ran_say_so(queue: Queue) -> None:
     (ran,) = queue.shs("true")
     queue.ended(ran)
     ended = queue("logs", str(ran), "--attempt", "2")
-    assert (ended.code, ended.err) == (2, f"error: job {ran} was tried 1 time.\n")
+    assert (ended.code, ended.err) == (2, f"error: job {ran} has 1 attempt: 2 is none of them.\n")
 
 
 def test_a_log_is_followed_through_attempts_to_the_end(queue: Queue) -> None:
@@ -460,7 +460,7 @@ def test_a_job_moved_to_the_front_starts_before_those_that_wait_longer(queue: Qu
 
 def test_move_wants_to_know_where(queue: Queue) -> None:
     job = queue.sh("true", "--hold")
-    assert queue("move", str(job)).err.splitlines()[0] == "error: where to?"
+    assert queue("move", str(job)).err.splitlines()[0] == "error: no position is given."
     assert queue("move", "--priority", "1001", str(job)).code == 2
 
 
@@ -698,3 +698,46 @@ def test_a_program_that_is_not_on_path_is_warned_of(queue: Queue) -> None:
     ended = queue("submit", "--hold", "--", "pyhton3", "x.py")
     assert ended.code == 0
     assert ended.err == "warning: pyhton3: not found on PATH; did you mean python3?\n"
+
+
+def test_completion_offers_the_jobs_that_a_command_works_on(queue: Queue) -> None:
+    held = queue.sh("true", "--hold", "--name", "later")
+    ended = queue.sh("true", "--name", "gone")
+    queue.ended(ended)
+
+    def offered(command: str, begun: str = "") -> set[str]:
+        env = {"_GRN_COMPLETE": "bash_complete", "COMP_WORDS": f"grn {command} {begun}",
+               "COMP_CWORD": "2"}  # fmt: skip
+        return {line.partition(",")[2] for line in queue.fine(env=env).splitlines()}
+
+    assert {str(held), "later"} == offered("cancel") == offered("release") == offered("edit")
+    assert offered("hold") == {""}
+    assert {str(ended), "gone"} <= offered("retry")
+    assert str(held) not in offered("retry")
+    assert offered("logs", "lat") == {"later"}
+
+
+def test_submit_says_on_a_terminal_in_one_line_what_becomes_of_the_job(queue: Queue) -> None:
+    terminal = Shell(queue.story).on_terminal
+    status, shown = terminal("submit", "--hold", "--", "true", env={"NO_COLOR": "1"})
+    job = shown.split()[0]
+    assert status == 0
+    assert shown == f"{job}  held: run `grn release {job}` to let it start · grn logs -f {job}\n"
+    status, shown = terminal("submit", "--hold", "--array", "0-9", "--", "true", columns=60,
+                             env={"NO_COLOR": "1"})  # fmt: skip
+    first = int(job) + 1
+    assert shown.startswith(f"{first}-{first + 9}  10 jobs, held: run `grn release")
+    assert shown.endswith(" · grn ls\n")
+    assert len(shown) <= 61
+
+
+def test_a_waiting_job_has_its_own_id_in_ps(queue: Queue) -> None:
+    (runs,) = queue.shs(STAYS)
+    queue.says(runs, "up")
+    waits = queue.sh("true", "--exclusive", "--gpus", "4", "--name", "later")
+    wait_for(lambda: queue.json("ps")["waiting"], "its request")
+    rows = {line.split()[0]: line for line in queue.fine("ps").splitlines()[1:]}
+    assert set(rows) == {str(runs), str(waits)}
+    assert "later" in rows[str(waits)]
+    assert "needs 4 GPUs at once with" in rows[str(waits)]
+    assert "can take it now: GPU" in rows[str(waits)]

@@ -76,8 +76,12 @@ def test_every_command_has_examples() -> None:
             "value for --retry: 'x' is not a number",
         ),
         (["show"], "the argument ID is missing."),
-        (["show", "1", "2"], "there is one word too many: 2."),
+        (["show", "1", "2"], "unexpected argument: 2."),
         (["sbumit"], "Did you mean submit?"),
+        (["simulate"], "the option --gpus NxSIZE is missing."),
+        (["why"], "the argument JOB is missing."),
+        (["service", "foo"], "error: 'foo' is not one of 'install', 'uninstall', 'show'."),
+        (["submit", "--array", "0-9:0", "--", "true"], "the step of '0-9:0' is 0."),
     ],
 )
 def test_a_typo_is_answered_with_what_was_meant(

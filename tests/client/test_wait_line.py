@@ -137,8 +137,25 @@ def test_a_refused_call_shows_no_frames_of_the_client(here: Negotiator) -> None:
     with pytest.raises(NeverFits) as caught:
         train()
     files = [os.path.basename(frame.filename) for frame in traceback.extract_tb(caught.tb)]
-    assert set(files) <= {"test_wait_line.py", "decorator.py"}
-    assert len(files) <= 4
+    assert files == ["test_wait_line.py", "decorator.py"]
+
+    @grn.job(mem="900GiB")
+    async def train_async() -> None: ...
+
+    with pytest.raises(NeverFits) as caught:
+        asyncio.run(train_async())
+    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert names[-2:] == ["run_until_complete", "call"]
+
+
+def test_an_error_of_the_function_keeps_all_its_frames(here: Negotiator) -> None:
+    @grn.job(mem="16MiB")
+    def train() -> None:
+        raise NeverFits("its own")
+
+    with pytest.raises(NeverFits) as caught:
+        train()
+    assert [frame.name for frame in traceback.extract_tb(caught.tb)][-2:] == ["call", "train"]
 
 
 def test_ctrl_c_during_a_wait_shows_no_frames_of_the_client(here: Negotiator) -> None:

@@ -324,7 +324,8 @@ def test_a_gpu_that_becomes_exclusive_gets_no_job_beside_another():
     assert story.asks("c") == []
     assert (story.why("c"), story.text("c")) == (
         WaitReason.NO_EMPTY_GPU,
-        "needs a GPU to itself (compute mode of GPU 0) and none is empty",
+        "needs a GPU to itself (compute mode of GPU 0);"
+        " GPU 0 has train.py (lease lease-a) and 1 other job",
     )
     assert story.ends("a") == []
     assert story.ends("b") == ["c"]

@@ -173,7 +173,7 @@ def test_a_starving_request_gets_the_host_before_smaller_ones() -> None:
     story.passes(70)
 
     assert story.asks("late", **SMALL, ram_bytes=GiB, after_s=1.0) == []
-    assert "is kept for an older request" in story.text("late")
+    assert "is reserved for a job that has waited longer" in story.text("late")
     story.ends("c")
     assert story.ends("a") == []
     assert "large" in story.ends("b")

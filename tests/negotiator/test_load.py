@@ -260,7 +260,7 @@ def test_it_is_said_where_the_cap_comes_from() -> None:
 
     wait = story.engine.view.why("b", story.at)
     assert wait is not None
-    assert "140% is the most (as set)" in wait.text
+    assert "of at most 140% (as set)" in wait.text
 
 
 def test_a_run_beside_others_remembers_them() -> None:
@@ -308,7 +308,7 @@ def test_who_waits_for_another_to_end_is_told_so() -> None:
     wait = story.engine.view.why("c", story.at)
     assert wait is not None
     assert wait.reason is WaitReason.GPUS_BUSY
-    assert "beside train.py on GPU 0 it would slow both" in wait.text
+    assert "sharing GPU 0 with train.py would slow both down too much" in wait.text
     assert story.ends("b") == ["c"]
 
 

@@ -990,7 +990,7 @@ def test_each_wait_says_why() -> None:
     assert line.why(1) == "the negotiator was asked"
     line.awaits(1, "no GPU has 4 GiB free")
     assert line.why(1) == "no GPU has 4 GiB free"
-    assert line.why(2) == "behind 1 other of yours"
+    assert line.why(2) == "behind 1 other job of yours"
     assert line.why(5) == "waiting for jobs 1, 2 to finish"
     assert line.why(6) == "held: run `grn release` to let it start"
     line.awaits(1, "needs 2 GPUs at once")
@@ -1001,7 +1001,7 @@ def test_each_wait_says_why() -> None:
     line.starts(1)
     assert line.why(1) == "running"
     line.runs(2)
-    assert line.why(3) == "2 jobs of this queue run already"
+    assert line.why(3) == "this queue runs at most 2 jobs at a time"
     line.cancels(1)
     assert line.why(1) == "stopping"
     line.loses_negotiator()
@@ -1230,7 +1230,7 @@ def test_no_more_jobs_of_an_array_run_at_once_than_its_limit() -> None:
     line.submits(1, 2, 3, 4, array=1, array_limit=2)
     line.submits(5)
     assert line.asked == [1, 2, 5]
-    assert line.why(3) == "2 jobs of its array run already"
+    assert line.why(3) == "its array runs at most 2 jobs at a time"
     line.grants(1)
     assert line.asked == [2, 5]
     line.tell(CancelAsked(line.at, (2,)))

@@ -164,7 +164,7 @@ def test_a_running_limit_is_kept_and_told() -> None:
         queue.gate("shut")
         first, second = queue.sh("echo up; gate shut"), queue.sh("true")
         queue.says(first, "up")
-        assert queue.job(second)["why"] == "1 jobs of this queue run already"
+        assert queue.job(second)["why"] == "this queue runs at most 1 job at a time"
         queue.gate("shut").open()
         assert queue.ended(second)["reason"] == "ok"
 

@@ -358,17 +358,23 @@ def _in_our_words(error: click.ClickException, arguments: Sequence[str]) -> Usag
     elif isinstance(error, click.BadParameter) and error.param is not None:
         said = re.sub(r"a valid (integer|float)( range)?", "a number", error.message)
         variable = f" ({error.param.envvar})" if error.param.envvar else ""
-        text = f"Invalid value for {'/'.join(error.param.opts)}{variable}: {said}"
+        names = "/".join(error.param.opts)
+        text = f"Invalid value for {names}{variable}: {said}"
+        if isinstance(error.param, click.Argument):  # its name is not one that people type
+            text = said
         if (outside := re.match(r"(\S+) is not in the range", said)) is not None:
             flags, allowed = "/".join(error.param.opts), _range(error.param.type)
             text = f"{flags} is {outside[1]} and must be {allowed}."
         if isinstance(error, click.MissingParameter):
-            name = error.param.metavar or str(error.param.name)
+            name = error.param.metavar or str(error.param.name).upper()
             text = f"The argument {name} is missing."
-            if name.startswith("--"):
+            if isinstance(error.param, click.Option):
+                text = f"The option {error.param.opts[-1]} {name} is missing."
+            elif name.startswith("--"):
                 text = "There is no command: write it after `--`."
     elif (extra := re.match(r"Got unexpected extra arguments? \((.*)\)", text)) is not None:
-        text = f"There is one word too many: {extra[1]}."
+        words = extra[1].split()
+        text = f"Unexpected argument{'s' * (len(words) > 1)}: {extra[1]}."
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context else " ".join(["grn", *arguments[:1]])
     hint = f"See `{path} --help`."

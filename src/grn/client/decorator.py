@@ -191,10 +191,15 @@ class _Managed:
     def _wrap_plain(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = None
-            for attempt in self._attempts(args, kwargs):
-                with attempt as run:
-                    result = run(*args, **kwargs)
+            result = attempt = None
+            try:
+                for attempt in self._attempts(args, kwargs):
+                    with attempt as run:
+                        result = run(*args, **kwargs)
+            except BaseException as error:
+                if attempt is not None and attempt.is_refused:
+                    raise error.with_traceback(None) from None  # the caller's frames say enough
+                raise
             return result
 
         return call
@@ -216,12 +221,17 @@ class _Managed:
     def _wrap_async(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            result = None
-            for attempt in self._attempts(args, kwargs):
-                async with attempt as run:
-                    result = run(*args, **kwargs)
-                    if hasattr(result, "__await__"):
-                        result = await result
+            result = attempt = None
+            try:
+                for attempt in self._attempts(args, kwargs):
+                    async with attempt as run:
+                        result = run(*args, **kwargs)
+                        if hasattr(result, "__await__"):
+                            result = await result
+            except BaseException as error:
+                if attempt is not None and attempt.is_refused:
+                    raise error.with_traceback(None) from None
+                raise
             return result
 
         return call
@@ -337,6 +347,7 @@ class _Attempt:
         self._lease: ClientLease = ClientLease(request, None, False if may_run_unmanaged else None)
         self._failure: BaseException | None = None
         self.is_profile = False
+        self.is_refused = False  # the wait for the lease ended in an error
 
     def __enter__(self) -> Callable[..., Any]:
         from grn.errors import GrnError
@@ -376,7 +387,8 @@ class _Attempt:
         from grn.errors import DaemonNotRunning
 
         if not self._may_run_unmanaged or not isinstance(error, DaemonNotRunning):
-            raise error.with_traceback(None) from None  # the caller's frames say enough
+            self.is_refused = True
+            raise error.with_traceback(None) from None
         import warnings
 
         warnings.warn(f"{error} Running without it.", stacklevel=4)

@@ -21,8 +21,10 @@ def parse_ranges(text: str) -> list[int]:
         match = _PART.fullmatch(part)
         if match is None:
             raise UsageError(f"invalid range '{text}'.", "Write it like 0-9, 0,2,4 or 0-10:2.")
-        first, last = int(match[1]), int(match[2] or match[1])
-        numbers = range(first, last + 1, int(match[3] or 1) or 1)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if not step:
+            raise UsageError(f"the step of '{text}' is 0.", "Write it like 0-10:2.")
+        numbers = range(first, last + 1, step)
         if not 0 < len(numbers) <= MAX_NUMBERS - len(found):
             count = "no numbers" if not numbers else "too many numbers"
             raise UsageError(f"'{text}' has {count}; 1 to {MAX_NUMBERS} are allowed.")

@@ -165,7 +165,7 @@ class Engine:
         if isinstance(answer, Wait):
             return answer
         return Wait(
-            WaitReason.YIELDS_TO_OLDER, "the room that is left is kept for an older request"
+            WaitReason.YIELDS_TO_OLDER, "free memory is reserved for a job that has waited longer"
         )
 
     def check(self) -> None:
@@ -551,5 +551,5 @@ _MAX_MOVED = 64  # groups whose turns are changed at once: some 8 us each
 _RESIDUE_S = 5.0
 _RESTARTING = Wait(
     WaitReason.RESTARTING,
-    "the negotiator has just restarted and waits for requests that came before this one",
+    "the negotiator has just restarted and waits for earlier requests to reconnect",
 )

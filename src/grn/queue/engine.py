@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from grn.model.text import counted
 from grn.queue import finish
 from grn.queue.events import (
     Action,
@@ -418,10 +419,10 @@ class JobViews(Mapping[int, JobView]):
         if job.is_asked:
             return "; ".join(filter(None, (job.past, job.said or "the negotiator was asked")))
         if self._table.ready.is_full(job):
-            return f"{job.spec.array_limit} jobs of its array run already"
+            return f"its array runs at most {counted(job.spec.array_limit, 'job')} at a time"
         if window.is_full:
-            return f"{window.limits.running} jobs of this queue run already"
-        return f"behind {window.open} other{'s' * (window.open != 1)} of yours"
+            return f"this queue runs at most {counted(window.limits.running, 'job')} at a time"
+        return f"behind {counted(window.open, 'other job')} of yours"
 
 
 _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {

@@ -84,6 +84,7 @@ class QueueServer:
         if job is not None:
             row["state"] = "held" if job.is_held else job.state.value
         is_waiting = job is not None and job.state is JobState.QUEUED
+        row["tag"] = self.tag(row["id"]) if is_waiting else None
         row["where"] = "" if is_waiting else node_of(row["lease"])
         if row["where"] and job is not None:
             lease = self.loop.site.lease_seen(row["lease"])
@@ -92,6 +93,11 @@ class QueueServer:
         folder = self.loop.site.folder(Attempt(row["id"], row["attempt"]))
         row["folder"] = folder if row["attempt"] else None
         return row
+
+    def tag(self, job_id: int) -> str | None:
+        """Return the public name of a job's lease request, None if it has none."""
+        key = self.loop.leases.key_of(job_id)
+        return None if key is None else tag_of(key)
 
     def why(self, job: JobView) -> str:
         """Return why a job does not run yet, its state, or since when its node is not heard of."""

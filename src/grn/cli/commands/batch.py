@@ -132,6 +132,8 @@ def _open(file: str) -> int:
     if file == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed.", "Give the lines there, or name a file.")
+        if sys.stdin.isatty():
+            click.echo("reading commands from the terminal; Ctrl-D ends them", err=True)
         return 0
     try:
         return os.open(file, os.O_RDONLY | os.O_CLOEXEC)

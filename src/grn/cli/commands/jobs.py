@@ -168,7 +168,7 @@ def release(jobs: tuple[str, ...], **which: Any) -> int:
 def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
     """Give queued jobs another place in the line."""
     if priority is None and front is None:
-        raise UsageError("where to?", "Use --priority N, --front or --back.")
+        raise UsageError("no position is given.", "Use --priority N, --front or --back.")
     selection.refuse_outside(jobs, "moved")
     ids = selection.selected(jobs, "queued")
     message: dict[str, Any] = {"op": "move", "jobs": ids}

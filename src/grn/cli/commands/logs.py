@@ -83,7 +83,9 @@ def _log(row: JobRow, name: str, attempt: int | None) -> bytes:
         why = (row.why or row.reason or "").rstrip(".")
         raise UsageError(f"job {row.id} {when}: {why}.")
     if attempt is not None and attempt > row.attempt:
-        raise UsageError(f"job {row.id} was tried {counted(row.attempt, 'time')}.")
+        raise UsageError(
+            f"job {row.id} has {counted(row.attempt, 'attempt')}: {attempt} is none of them."
+        )
     return job_logs.read_log(row.folder_of(attempt or row.attempt), name)
 
 

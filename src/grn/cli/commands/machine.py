@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_JOBS = 20_000
+MAX_SKIPPED = 500  # waiting jobs in front of those that have asked for GPUs
 _BUSY = ["starting", "running", "stopping"]
 
 
@@ -89,13 +90,20 @@ def ps(as_json: bool) -> int:
 
 
 def _own_jobs(rows: Sequence[LeaseRow | WaitingRow]) -> dict[str, JobRow]:
-    """Return the jobs of this user's queue by their leases."""
-    if all(row.user != os.getuid() for row in rows):
+    """Return the jobs of this user's queue by their leases, or by the ids of their requests."""
+    own = [row for row in rows if row.user == os.getuid()]
+    by_tag = {row.tag: row.id for row in own if isinstance(row, WaitingRow)}
+    if not own:
         return {}
     try:
-        asked = {"op": "list", "which": "alive", "most": MAX_JOBS, "states": _BUSY}
-        found = queue.ask(asked, may_start=False)["jobs"]
+        busy = _listed(_BUSY, MAX_JOBS)
+        waiting = _listed(["queued"], len(by_tag) + MAX_SKIPPED) if by_tag else []
     except GrnError:
         return {}  # the leases are shown by their own ids
-    jobs = read_all(JobRow, map(queue.typed, found))
-    return {job.lease: job for job in jobs if job.lease}
+    jobs = {job.lease: job for job in busy if job.lease}
+    return jobs | {by_tag[job.tag]: job for job in waiting if job.tag in by_tag}
+
+
+def _listed(states: list[str], most: int) -> list[JobRow]:
+    asked = {"op": "list", "which": "alive", "most": most, "states": states}
+    return read_all(JobRow, map(queue.typed, queue.ask(asked, may_start=False)["jobs"]))

@@ -37,15 +37,14 @@ def run(
     ids = send(jobs, message, is_quiet=quiet)
     if not shell and not lines and is_here:
         _warn_of_missing(command[0], cwd, pairs.get("PATH"))
-    sys.stdout.write("\n".join(map(str, ids)) + "\n")
-    sys.stdout.flush()
-    if wait:
-        return _wait(ids, quiet)
-    if not quiet and sys.stdout.isatty() and sys.stderr.isatty():
+    if not quiet and not wait and sys.stdout.isatty() and sys.stderr.isatty():
         from grn.cli.commands import submitted
 
         submitted.say(ids)
-    return 0
+        return 0
+    sys.stdout.write("\n".join(map(str, ids)) + "\n")
+    sys.stdout.flush()
+    return _wait(ids, quiet) if wait else 0
 
 
 def _commands(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
+from grn.cli.output import job_text
 from grn.cli.output.style import paint
-from grn.cli.output.terminal import echo
+from grn.cli.output.terminal import echo, has_colour, width
 from grn.client import queue
 from grn.client.negotiator import ask_once
 from grn.errors import GrnError
-from grn.model.text import harmless
+from grn.model.ranges import show_ranges
+from grn.model.text import columns_of, cut, harmless
 from grn.model.units import show_expected
 from grn.option_file import nearest
 from grn.protocol.rows import JobRow, read
+
+MIN_STATE = 20  # columns that a state has at least
 
 
 def warn_of_missing(program: str, path: str | None) -> None:
@@ -37,17 +42,33 @@ def _programs(path: str) -> list[str]:
 
 
 def say(ids: Sequence[int]) -> None:
-    """Say in one line on a terminal what becomes of a new job, and what to type next."""
+    """Print ids, and in the same line of a terminal what becomes of the jobs and what to type."""
+    shown = show_ranges(ids)
+    sys.stdout.write(paint(shown, "id") if has_colour(sys.stdout) else shown)
+    sys.stdout.flush()  # the jobs are accepted: an id must not wait for the answer below
+    follow = f"grn logs -f {ids[0]}" if len(ids) == 1 else "grn ls"
+    echo("  " + paint(line(_state(ids), follow, width() - columns_of(shown) - 2), "reason"))
+
+
+def line(state: tuple[str, str], follow: str, columns: int) -> str:
+    """Join a state, the expected start and a command in so many columns; the state is cut."""
+    text, expected = state
+    rest = "".join(f" · {part}" for part in (expected, follow) if part)
+    return cut(text, max(MIN_STATE, columns - columns_of(rest))) + rest
+
+
+def _state(ids: Sequence[int]) -> tuple[str, str]:
+    """Return the state of the first job with its reason, and when it is expected to start."""
+    many = f"{len(ids)} jobs, " if len(ids) > 1 else ""
     try:
         row = read(JobRow, queue.show(ids[0]))
         expected = _expected(row) if row.is_waiting else ""
     except GrnError:
-        return  # the job is accepted, and its id is printed
-    state = row.state if not row.has_ended else str(row.reason)
-    reason = harmless(row.why) if row.is_waiting and row.why != row.state else ""
-    parts = [f"{state}: {reason}" if reason else state, expected]
-    follow = f"grn logs -f {ids[0]}" if len(ids) == 1 else "grn ls"
-    echo(paint(" · ".join([*filter(None, parts), follow]), "reason"), err=True)
+        return f"{many}submitted", ""
+    if row.has_ended:
+        return f"{many}{row.reason}: {harmless(row.text or '')}".removesuffix(": "), ""
+    reason = job_text.reason(row) if row.is_waiting else ""
+    return f"{many}{row.state}: {reason}" if reason else f"{many}{row.state}", expected
 
 
 def _expected(row: JobRow) -> str:
@@ -55,4 +76,4 @@ def _expected(row: JobRow) -> str:
         return ""
     rows = ask_once({"op": "why", "name": row.lease})["why"]
     starts = rows[0].get("starts_in_s") if rows else None
-    return show_expected("starts", (starts[0], starts[1])) if starts else ""
+    return show_expected("starts", (starts[0], starts[1])).partition(" (")[0] if starts else ""

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from grn.model.gpu import ComputeMode, GpuKind
-from grn.model.job import Profile, Request, Run
+from grn.model.job import Profile, Request, Run, tag_of
 from grn.model.text import harmless
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Booking, Grant, Lease, LeaseState
@@ -288,6 +288,7 @@ def waiting(view: EngineView, waiting: WaitingRequest, place: int, at: float) ->
         "had_gpu_h": view.usage.used_h(waiting.request.user, at),
         "starts_in_s": None,  # unknown; `pages.py` adds the forecast
         "users_before": view.users_before(waiting.request.user, at),
+        "tag": tag_of(waiting.request.key),
         **_reason(view, waiting.request.key, at),
     }
 

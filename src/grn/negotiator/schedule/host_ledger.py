@@ -246,7 +246,9 @@ class HostLedger:
         if self.strangers_bytes:
             parts.append(f"processes without a lease use {show_size(self.strangers_bytes)}")
         if kept.ram_bytes:
-            parts.append(f"{show_size(kept.ram_bytes)} is kept for an older request")
+            parts.append(
+                f"{show_size(kept.ram_bytes)} is reserved for a job that has waited longer"
+            )
         why = f" ({need.because})" if need.because else ""
         text = f"needs {show_size(need.ram_bytes)} of host memory{why}; "
         text += f"{show_size(max(0, free))} is free" + (": " if parts else "")
@@ -263,7 +265,7 @@ class HostLedger:
         if self.strangers_cpus >= 0.1:
             text += f", processes without a lease use {self.strangers_cpus:.2g}"
         if kept.cpus:
-            text += f", {kept.cpus:.3g} are kept for an older request"
+            text += f", {kept.cpus:.3g} are reserved for a job that has waited longer"
         lacks = need.cpus * (_GUESSED if need.is_guess else 1.0)
         return Wait(WaitReason.CPUS_BUSY, text, lacks)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from grn.model.job import Policy, Request
+from grn.model.text import counted
 from grn.model.units import show_size
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.interference import is_worth
@@ -18,7 +19,8 @@ from grn.negotiator.schedule.gang import Candidate, choose
 from grn.negotiator.schedule.ledger import MIN_LOAD, Book
 
 LOW_LOAD = 0.5  # of a GPU's time, by all its jobs together
-_BUSY = "as runs have shown"
+_BUSY = "learned from past runs"
+_MAX_NAMED = 4  # groups of GPUs whose jobs a reason names
 
 _TINY = 1e-9  # for the rounding errors of summed shares
 
@@ -135,7 +137,9 @@ def place(
             any(fit.is_probe for fit in chosen),
         )
     if choose(request, fits):
-        return Wait(WaitReason.YIELDS_TO_OLDER, "an older request is kept a GPU free for its turn")
+        return Wait(
+            WaitReason.YIELDS_TO_OLDER, "a GPU is reserved for a job that has waited longer"
+        )
     return _why(request, needs, usable, fits, bool(homes))
 
 
@@ -299,10 +303,10 @@ def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
     for book in books:
         for lease in book.leases.values():
             if lease.request.job_type in beside:
-                text = f"beside {lease.request.label} on GPU {book.gpu.index} it would slow both "
-                text += f"so much that less gets done than without it ({_BUSY})"
+                text = f"sharing GPU {book.gpu.index} with {lease.request.label} would slow both "
+                text += f"down too much ({_BUSY})"
                 return Wait(WaitReason.GPUS_BUSY, text)
-    return Wait(WaitReason.GPUS_BUSY, f"would slow others down, and they it ({_BUSY})")
+    return Wait(WaitReason.GPUS_BUSY, f"sharing a GPU would slow its jobs down too much ({_BUSY})")
 
 
 def _silent(books: Sequence[Book]) -> Wait:
@@ -311,6 +315,31 @@ def _silent(books: Sequence[Book]) -> Wait:
     texts = [f"the driver does not answer for GPU {silent}"] if silent else []
     texts += [f"the driver lets no job start on GPU {shut} (compute mode)"] if shut else []
     return Wait(WaitReason.GPU_SILENT, "; ".join(texts))
+
+
+def _holders(books: Sequence[Book]) -> str:
+    """Name the jobs on GPUs: `GPU 0 has train.py (lease 1f2e3d4c)`."""
+    parts: dict[str, list[int]] = {}
+    for book in books:
+        if book.leases or book.strangers_bytes:
+            parts.setdefault(_jobs_of(book), []).append(book.gpu.index)
+    texts = [
+        f"GPU {', '.join(map(str, indices))} {'has' if len(indices) == 1 else 'have'} {jobs}"
+        for jobs, indices in list(parts.items())[:_MAX_NAMED]
+    ]
+    more = sum(map(len, list(parts.values())[_MAX_NAMED:]))
+    if more:
+        texts.append(f"{counted(more, 'other GPU')} {'is' if more == 1 else 'are'} in use")
+    return ", ".join(texts) or "none is empty"
+
+
+def _jobs_of(book: Book) -> str:
+    leases = list(book.leases.values())
+    if not leases:
+        return "processes without a lease"
+    first = f"{leases[0].request.label} (lease {leases[0].id}"
+    first += ", exclusive)" if leases[0].request.is_exclusive else ")"
+    return first + (f" and {counted(len(leases) - 1, 'other job')}" if leases[1:] else "")
 
 
 def _why(
@@ -329,6 +358,8 @@ def _why(
     if best.free_bytes <= 0:
         which = "any GPU" if len(able or usable) > 1 else f"GPU {best.gpu.index}"
         room = f"nothing is free on {which}{' large enough for it' if is_choosy else ''}"
+        if held := [book for book in able or usable if book.has_exclusive]:
+            room = _holders(held)
     if best.is_closed:
         room += f"; GPU {best.gpu.index} is closed while a job there outgrows what it reserved"
     strangers = best.strangers_bytes + best.unexplained_bytes
@@ -339,21 +370,29 @@ def _why(
         return Wait(WaitReason.STAYS_ON_ITS_GPU, f"{text}{show_size(need.need_bytes)}; {room}")
     if request.gpus > 1 and fits:
         text = f"needs {request.gpus} GPUs at once with {show_size(need.need_bytes)} each"
-        return Wait(WaitReason.NOT_ENOUGH_GPUS, f"{text}; only {len(fits)} can take it now")
+        text += f"; only {len(fits)} can take it now"
+        if request.is_exclusive:
+            text += f": {_holders(usable)}"
+        return Wait(WaitReason.NOT_ENOUGH_GPUS, text)
     if request.is_exclusive or best.is_exclusive:
         mode = "" if request.is_exclusive else f" (compute mode of GPU {best.gpu.index})"
-        return Wait(WaitReason.NO_EMPTY_GPU, f"needs a GPU to itself{mode} and none is empty")
+        text = f"needs {'a GPU' if request.gpus == 1 else f'{request.gpus} GPUs'} to itself{mode}; "
+        return Wait(WaitReason.NO_EMPTY_GPU, text + _holders(usable))
     if need.beside and _could(request, _but_for_pairs(needs), usable):
         return _clashes(need.beside, usable)
     if need.load is not None and _could(request, _but_for_load(needs), usable):
         text = f"would use {need.load:.0%} of a GPU's time ({_BUSY})"
         calmest = min(usable, key=lambda book: book.load)
-        text += f"; GPU {calmest.gpu.index} is the least busy, {calmest.load:.0%} by its jobs, and "
-        text += f"{calmest.load_cap:.0%} is the most ({calmest.cap_because})"
+        text += (
+            f"; GPU {calmest.gpu.index} is the least busy: its jobs use {calmest.load:.0%} of at "
+        )
+        text += f"most {calmest.load_cap:.0%} ({calmest.cap_because})"
         return Wait(WaitReason.GPUS_BUSY, text)
     if need.is_probe:
-        text = "its first run needs room that no other job has reserved: at least "
-        text += f"{show_size(need.need_bytes)} and no other first run beside it; {room}"
+        text = (
+            f"first run of this type: needs a GPU with at least {show_size(need.need_bytes)} free "
+        )
+        text += f"and no other first run on it; {room}"
         return Wait(WaitReason.NO_ROOM_FOR_FIRST_RUN, text)
     text = f"needs {show_size(need.need_bytes)} ({need.because}); {room}"
     return Wait(WaitReason.NO_ROOM, text)
