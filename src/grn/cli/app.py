@@ -22,64 +22,67 @@ from grn.cli.output import terminal
 from grn.errors import UsageError
 
 EPILOG = """
-`grn COMMAND --help` has its options and examples.
+Run `grn help COMMAND` for its options and examples.
 
-Exit status: 0 fine, 1 no, 2 misuse, 3 no negotiator or queue, 4 impossible on this machine.
-`grn exec` returns the command's own status (128 + signal), 125 for grn's own trouble,
-126/127 for a command that cannot be run or found; `grn run` that of the first that failed.
-`grn wait` returns that of the first job that failed: 124 timed out, 125 without a status."""
+Exit status: 0 success, 1 failure or no, 2 misuse, 3 no negotiator or queue, 4 impossible on this
+machine. `grn exec` returns the status of its command (128 + signal), 125 for an error of grn,
+126/127 for a command that cannot be run or found. `grn run` and `grn wait` return the status of
+the first command or job that failed; `grn wait` 124 for a timeout, 125 for a job without one."""
 
 COMMANDS = {
     "start": ("grn.cli.commands.daemon:start", "Start the negotiator (in the foreground)."),
     "stop": ("grn.cli.commands.daemon:stop", "Stop the negotiator; running jobs go on."),
-    "run": ("grn.cli.commands.daemon:run", "Run commands beside a negotiator, started if need be."),
-    "exec": ("grn.cli.commands.execute:execute", "Run one command when a GPU has room for it."),
+    "run": ("grn.cli.commands.daemon:run", "Run commands with a negotiator, started if needed."),
+    "exec": ("grn.cli.commands.execute:execute", "Run one command when a GPU has room."),
     "select": (
         "grn.cli.commands.select:select",
-        "Print the numbers of GPUs and hold them for a script.",
+        "Reserve GPUs for a script and print their numbers.",
     ),
-    "submit": ("grn.cli.commands.submit:run", "Hand a command to your queue; prints its id."),
+    "submit": ("grn.cli.commands.submit:run", "Submit a command to your queue; prints its id."),
     "ls": ("grn.cli.commands.listing:ls", "List your jobs: running, waiting and why."),
-    "show": ("grn.cli.commands.jobs:show", "Tell all of one job."),
-    "logs": ("grn.cli.commands.logs:logs", "Print what a job has printed."),
+    "show": ("grn.cli.commands.jobs:show", "Show all about one job."),
+    "logs": ("grn.cli.commands.logs:logs", "Print the output of a job."),
     "wait": ("grn.cli.commands.waiting:wait", "Wait until jobs have ended."),
-    "cancel": ("grn.cli.commands.jobs:cancel", "End jobs with all their processes."),
-    "retry": ("grn.cli.commands.jobs:retry", "Submit ended jobs once more."),
-    "hold": ("grn.cli.commands.jobs:hold", "Keep queued jobs back."),
-    "release": ("grn.cli.commands.jobs:release", "Let held jobs go."),
-    "move": ("grn.cli.commands.jobs:move", "Give queued jobs another place."),
-    "edit": ("grn.cli.commands.jobs:edit", "Change the options of a job that waits."),
-    "drain": ("grn.cli.commands.jobs:drain", "Start nothing more; let what runs finish."),
-    "history": ("grn.cli.commands.jobs:history", "Show what has ended."),
-    "clean": ("grn.cli.commands.jobs:clean", "Forget what has ended."),
+    "cancel": ("grn.cli.commands.jobs:cancel", "Cancel jobs, with all their processes."),
+    "retry": ("grn.cli.commands.jobs:retry", "Submit ended jobs again."),
+    "hold": ("grn.cli.commands.jobs:hold", "Hold queued jobs."),
+    "release": ("grn.cli.commands.jobs:release", "Release held jobs."),
+    "move": ("grn.cli.commands.jobs:move", "Move jobs in the queue."),
+    "edit": ("grn.cli.commands.jobs:edit", "Change the options of a waiting job."),
+    "drain": ("grn.cli.commands.jobs:drain", "Pause or resume your queue."),
+    "history": ("grn.cli.commands.jobs:history", "Show jobs that have ended."),
+    "clean": ("grn.cli.commands.jobs:clean", "Delete ended jobs and their logs."),
     "queue": ("grn.cli.commands.jobs:queue_command", "Show, start or stop your queue."),
     "site": ("grn.cli.commands.site:site", "Add other machines to your queue."),
     "sites": ("grn.cli.commands.site:all_sites", "Show the machines of your queue."),
-    "service": ("grn.cli.commands.service:service", "Keep your queue through logout and reboot."),
-    "sweep": ("grn.cli.commands.sweep:sweep", "Run a command for many values of its parameters."),
-    "batch": ("grn.cli.commands.batch:batch", "Run the lines of a file on GPUs that have room."),
+    "service": (
+        "grn.cli.commands.service:service",
+        "Keep your queue running through logout and reboot.",
+    ),
+    "sweep": ("grn.cli.commands.sweep:sweep", "Run a command for many parameter values."),
+    "batch": ("grn.cli.commands.batch:batch", "Run each line of a file on GPUs with room."),
     "top": ("grn.cli.top.app:top", "Watch GPUs and jobs on one screen."),
     "gpus": ("grn.cli.commands.machine:gpus", "Show the GPUs: memory used, reserved, free."),
-    "ps": ("grn.cli.commands.machine:ps", "Show what runs and what waits, and why."),
-    "when": ("grn.cli.commands.status:when", "Tell when a job would start if submitted now."),
+    "ps": ("grn.cli.commands.machine:ps", "Show the jobs of all users, and why they wait."),
+    "when": ("grn.cli.commands.status:when", "Estimate when a job would start."),
     "book": ("grn.cli.commands.book:book", "Book GPUs for a time, list and remove bookings."),
     "why": ("grn.cli.commands.status:why", "Explain why a job waits, or where it runs."),
-    "shares": ("grn.cli.commands.status:shares", "Show what users have had of the GPUs lately."),
-    "events": ("grn.cli.commands.events:events", "Print what happens, as JSON lines."),
-    "metrics": ("grn.cli.commands.events:metrics", "Print numbers for Prometheus."),
+    "shares": ("grn.cli.commands.status:shares", "Show the recent GPU use of each user."),
+    "events": ("grn.cli.commands.events:events", "Print events as JSON lines."),
+    "metrics": ("grn.cli.commands.events:metrics", "Print metrics for Prometheus."),
     "profiles": (
         "grn.cli.commands.status:profiles",
-        "Show or forget what was learned of job types.",
+        "Show or forget what was learned about job types.",
     ),
     "audit": ("grn.cli.commands.status:audit", "Show who changed what belongs to others."),
     "simulate": (
         "grn.cli.commands.simulate:simulate",
         "Replay a workload on GPUs that you do not have.",
     ),
-    "web": ("grn.cli.web.command:web", "Show it all as a page, on this machine only."),
-    "report": ("grn.cli.report.command:report", "Write a period or a sweep as one HTML file."),
+    "web": ("grn.cli.web.command:web", "Serve GPUs and jobs as a page on this machine."),
+    "report": ("grn.cli.report.command:report", "Write an HTML report of a period or a sweep."),
     "demo": ("grn.cli.commands.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
-    "doctor": ("grn.cli.commands.doctor:doctor", "Check this machine and say what to do."),
+    "doctor": ("grn.cli.commands.doctor:doctor", "Check this machine and suggest fixes."),
     "help": ("grn.cli.app:show_help", "Show the help of a command."),
     "completion": ("grn.cli.commands.doctor:completion", "Print the shell completion script."),
 }
@@ -132,9 +135,9 @@ EXAMPLES = {
     "web": ("grn web", "grn web --port 8642 --open", "grn web --link"),
     "report": ("grn report --since 4w --out october.html", "grn report --sweep sweeps/lr"),
     "completion": (
-        'bash:  eval "$(grn completion bash)"       in ~/.bashrc',
-        'zsh:   eval "$(grn completion zsh)"        in ~/.zshrc',
-        "fish:  grn completion fish > ~/.config/fish/completions/grn.fish",
+        'eval "$(grn completion bash)"   # in ~/.bashrc',
+        'eval "$(grn completion zsh)"    # in ~/.zshrc',
+        "grn completion fish > ~/.config/fish/completions/grn.fish",
     ),
     "help": ("grn help submit", "grn help profiles show", "grn help --man submit | man -l -"),
     "start": ("grn start", "grn start --virtual 2x2GiB --background"),

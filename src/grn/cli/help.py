@@ -107,7 +107,8 @@ def group(name: str | None = None, **given: Any) -> Callable[[Any], click.Group]
 
 
 def flag(*names: str, section: str = "", **given: Any) -> Callable[[Any], Any]:
-    """Add an option to a click command, in a section."""
+    """Add an option to a click command, in a section, with its default in the help."""
+    given.setdefault("show_default", given.get("default") not in (None, "", "0s", False))
     return click.option(*names, cls=SectionOption, section=section, **given)
 
 

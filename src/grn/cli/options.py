@@ -57,35 +57,36 @@ class Opt:
 NEED, PLACE, LIST, OUTPUT = "What it needs", "Where it runs", "Which jobs", "Output"
 
 NEEDS = {
-    "gpus": Opt("-n --gpus", WHOLE, "Number of GPUs; 0 for a job without.", "N", default=1, low=0,
-                section=NEED),
-    "mem": Opt("--mem", TEXT, "Memory on each GPU, such as 6GiB; learned if not given.", "SIZE",
+    "gpus": Opt("-n --gpus", WHOLE, "Number of GPUs; 0 for a job that needs none.", "N", default=1,
+                low=0, section=NEED),
+    "mem": Opt("--mem", TEXT, "Memory on each GPU, such as 6GiB (default: learned).", "SIZE",
                section=NEED),
-    "cpus": Opt("--cpus", TEXT, "Cores, such as 8 or 0.5; learned if not given.", "N",
+    "cpus": Opt("--cpus", TEXT, "Cores, such as 8 or 0.5 (default: learned).", "N",
                 section=NEED),
-    "ram": Opt("--ram", TEXT, "Host memory, such as 32GiB; learned if not given.", "SIZE",
+    "ram": Opt("--ram", TEXT, "Host memory, such as 32GiB (default: learned).", "SIZE",
                section=NEED),
-    "exclusive": Opt("--exclusive", FLAG, "Share its GPUs with no other job.", section=NEED),
-    "type": Opt("--type", TEXT, "Job type, for learning; the program or script if not given.",
+    "exclusive": Opt("--exclusive", FLAG, "Do not share the GPUs with other jobs.", section=NEED),
+    "type": Opt("--type", TEXT, "Job type, for learning (default: the program or script).",
                 "NAME", dest="job_type", section=NEED),
-    "priority": Opt("--priority", WHOLE, "Higher starts first.", "N", default=0,
+    "priority": Opt("--priority", WHOLE, "Jobs with a higher priority start first.", "N", default=0,
                     low=-MAX_PRIORITY, high=MAX_PRIORITY, section=NEED),
-    "on": Opt("--on", TEXT, "Only GPUs like these: a100, 'a100|h100', '>=40GiB'.", "GPUS",
+    "on": Opt("--on", TEXT, "Use only GPUs that match: a100, 'a100|h100', '>=40GiB'.", "GPUS",
               default="", section=NEED),
-    "not": Opt("--not", WORDS, "Not this GPU, by index or UUID (repeatable).", "GPU",
+    "not": Opt("--not", WORDS, "Do not use this GPU, by index or UUID (repeatable).", "GPU",
                dest="avoid", section=NEED),
 }  # fmt: skip
 PLACES = {
-    "at": Opt("--at", TEXT, "Run it at this site or node, or `local`.", "PLACE", default="",
+    "at": Opt("--at", TEXT, "Run at this site or node, or `local`.", "PLACE", default="",
               section=PLACE),
-    "nodes": Opt("--nodes", WHOLE, "Machines for one job; only 1 is possible.", "N", default=1,
+    "nodes": Opt("--nodes", WHOLE, "Machines for one job; only 1 is supported.", "N", default=1,
                  low=1, section=PLACE),
-    "send": Opt("--send", FLAG, "Send this folder, as git sees it, to a node without it.",
+    "send": Opt("--send", FLAG, "Send this folder, without files that git ignores, to a node"
+                " without it.",
                 section=PLACE),
-    "fetch": Opt("--fetch", WORDS, "Bring files of its folder on a node back when it ends"
+    "fetch": Opt("--fetch", WORDS, "Copy files back from a node when the job ends"
                  " (repeatable).", "PATTERN", section=PLACE),
 }  # fmt: skip
-JSON = Opt("--json", FLAG, "Print JSON, as in docs/json.md.", dest="as_json", section=OUTPUT)
+JSON = Opt("--json", FLAG, "Print JSON (see docs/json.md).", dest="as_json", section=OUTPUT)
 QUIET = Opt("-q --quiet", FLAG, "Print only ids.", section=OUTPUT)
 COLOURS = ("auto", "always", "never")
 COLOUR = Opt("--color", TEXT, "When to use colour: auto, always or never.", "WHEN",

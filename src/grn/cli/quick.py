@@ -55,76 +55,79 @@ class QuickCommand:
 
 
 SUBMIT = (
-    Opt("--name", TEXT, "A name to find it by.", "NAME", default="", section=_WHAT),
-    Opt("--tag", WORDS, "A word to find it and others by (repeatable).", "WORD", dest="tags",
+    Opt("--name", TEXT, "Name of the job.", "NAME", default="", section=_WHAT),
+    Opt("--tag", WORDS, "Tag of the job, to select several by (repeatable).", "WORD", dest="tags",
         section=_WHAT),
-    Opt("--shell", FLAG, "CMD is a line for the shell.", section=_WHAT),
-    Opt("--lines", TEXT, "Submit each line of FILE (- for standard input), run by the shell.",
+    Opt("--shell", FLAG, "Run CMD as a line of the shell.", section=_WHAT),
+    Opt("--lines", TEXT, "Submit each line of FILE as a job of the shell (- for standard input).",
         "FILE", section=_WHAT),
-    Opt("--array", TEXT, "Submit CMD for each number of 0-9, 0,2,4 or 0-10:2, in GRN_ARRAY_INDEX;"
-        " 0-99%4 runs at most four at a time.", "RANGE", section=_WHAT),
-    Opt("--cwd", TEXT, "Run it in this folder.", "DIR", section=_WHAT),
-    Opt("--env", WORDS, "Set a variable for it (repeatable).", "K=V", section=_WHAT),
+    Opt("--array", TEXT, "Submit CMD once for each number (0-9, 0,2,4 or 0-10:2), set in"
+        " GRN_ARRAY_INDEX; 0-99%4 runs at most four at a time.", "RANGE", section=_WHAT),
+    Opt("--cwd", TEXT, "Run in this folder, instead of the current one.", "DIR", section=_WHAT),
+    Opt("--env", WORDS, "Set an environment variable (repeatable).", "K=V", section=_WHAT),
     *NEEDS.values(),
-    Opt("--after", WORDS, "Start when that job has ended well, or with :any when it has ended"
+    Opt("--after", WORDS, "Start after that job has succeeded, or with :any after it has ended"
         " (repeatable).", "ID[:ok|:any]", section=_ENDS),
-    Opt("--begin", TEXT, "Start no earlier: 22:00, now+2h, 'tomorrow 9:00' or '2030-01-31 9:00'.",
+    Opt("--begin", TEXT, "Start no earlier than 22:00, now+2h, 'tomorrow 9:00' or"
+        " '2030-01-31 9:00'.",
         "TIME", section=_ENDS),
-    Opt("--only", TEXT, "Start only in these hours of each day: 20:00-08:00.", "HOURS",
+    Opt("--only", TEXT, "Start only in these hours of the day, such as 20:00-08:00.", "HOURS",
         default="", section=_ENDS),
     Opt("--hold", FLAG, "Hold the job until you run `grn release`.", section=_ENDS),
     Opt("--retry", WHOLE, "Retry up to N times on failure.", "N", default=0, low=0,
         high=MAX_RETRIES, section=_ENDS),
-    Opt("--time-limit", TEXT, "End it after 90s, 30m, 12h or 2d.", "TIME", section=_ENDS),
-    Opt("--again", FLAG, "At the time limit, stop it and queue it again.", section=_ENDS),
-    Opt("--yield", FLAG, "Give way to jobs that do not yield, and run again; costs half in fair"
-        " share.", dest="yields", section=_ENDS),
-    Opt("--at-least", TEXT, "With --yield: let each attempt run this long first.", "TIME",
+    Opt("--time-limit", TEXT, "End the job after this time: 90s, 30m, 12h or 2d.", "TIME",
         section=_ENDS),
-    Opt("--urgent", FLAG, "Make jobs that yield give way to it at once.", section=_ENDS),
-    Opt("--signal", TEXT, "Ask it to end by this signal instead of TERM.", "NAME",
+    Opt("--again", FLAG, "At the time limit, stop the job and queue it again.", section=_ENDS),
+    Opt("--yield", FLAG, "Give way to jobs that do not yield, then run again; counts half in"
+        " fair share.", dest="yields", section=_ENDS),
+    Opt("--at-least", TEXT, "With --yield: run this long before giving way.", "TIME",
         section=_ENDS),
-    Opt("--grace", TEXT, "How long it may take to end before it is killed.", "TIME",
+    Opt("--urgent", FLAG, "Make jobs that yield give way at once.", section=_ENDS),
+    Opt("--signal", TEXT, "Signal that asks the job to end, instead of TERM.", "NAME",
         section=_ENDS),
-    Opt("--requeue", FLAG, "Run it again if the machine goes down under it.", section=_ENDS),
-    Opt("--notify", TEXT, "Run CMD by the shell when it has ended.", "CMD", default="",
+    Opt("--grace", TEXT, "Time to end after that signal before it is killed.", "TIME",
+        section=_ENDS),
+    Opt("--requeue", FLAG, "Run the job again if the machine goes down while it runs.",
+        section=_ENDS),
+    Opt("--notify", TEXT, "Run CMD in the shell when the job has ended.", "CMD", default="",
         section=_ENDS),
     *PLACES.values(),
-    Opt("--separate-stderr", FLAG, "Also keep standard error in a log of its own.",
+    Opt("--separate-stderr", FLAG, "Keep standard error in a separate log as well.",
         section=OUTPUT),
-    Opt("--wait", FLAG, "Wait for the end, and exit as `grn wait` does.", section=OUTPUT),
+    Opt("--wait", FLAG, "Wait until the job has ended; exit with its status.", section=OUTPUT),
     QUIET,
 )  # fmt: skip
 COMMANDS = {
     "submit": QuickCommand(
         "grn.cli.commands.submit:run",
-        "Hand CMD to your queue and return at once with its id.\n\nIt runs when its turn comes and"
-        " a GPU has room, with this environment and in this folder, whatever happens to this"
-        " terminal.",
+        "Submit CMD to your queue and return at once with its id.\n\nThe job runs when it is its"
+        " turn and a GPU has room, with the current environment and folder. It does not need this"
+        " terminal to stay open.",
         SUBMIT, has_command=True,
     ),
     "ls": QuickCommand(
         "grn.cli.commands.listing:ls",
-        "List your jobs: what runs, what waits and why; with -a also what has ended.\n\nJobs of"
-        " the queue, lines of a batch, runs of a sweep, and calls and commands that run outside"
-        " the queue. Every command takes the ids.",
+        "List your jobs: running, waiting and why; with -a also ended ones.\n\nThe list has jobs of"
+        " the queue, lines of a batch, runs of a sweep, and calls and commands outside the queue."
+        " Every command takes these ids.",
         (
-            Opt("-a --all", FLAG, "Also jobs that have ended.", dest="everything", section=LIST),
+            Opt("-a --all", FLAG, "Include jobs that have ended.", dest="everything", section=LIST),
             *FILTERS, rows(),
-            Opt("--expand", FLAG, "Print each job of an array in its own row.", section=OUTPUT),
+            Opt("--expand", FLAG, "Print one row for each job of an array.", section=OUTPUT),
             QUIET, JSON, COLOUR,
         ),
     ),
     "ps": QuickCommand(
         "grn.cli.commands.machine:ps",
-        "Show the jobs of all users: what runs, what waits, and why it waits.",
+        "Show the jobs of all users: running, waiting and why.",
         (JSON, COLOUR),
     ),
     "gpus": QuickCommand(
         "grn.cli.commands.machine:gpus",
-        "Show each GPU: its memory by who has it, its load, its jobs.",
+        "Show each GPU: who uses its memory, its load, its jobs.",
         (
-            Opt("-w --watch", FLAG, "Keep drawing until Ctrl-C.", dest="is_watched"),
+            Opt("-w --watch", FLAG, "Redraw until Ctrl-C.", dest="is_watched"),
             JSON, COLOUR,
         ),
     ),

@@ -42,16 +42,16 @@ LONGEST_COMMAND = 60
 @click.argument("file", default="-", metavar="[FILE]")
 @options.needs(gpus="GPUs for each line.")
 @options.place(at="Run the lines at this site or node, or `local`.")
-@flag("--parallel", type=click.IntRange(1), metavar="N", help="No more than N at once.")
+@flag("--parallel", type=click.IntRange(1), metavar="N", help="Run at most N lines at once.")
 @flag("--retry", type=click.IntRange(0), default=0, metavar="N",
-              help="Run a line again up to N times if it fails.")  # fmt: skip
+              help="Retry a line up to N times on failure.")  # fmt: skip
 @flag("--keep-going/--fail-fast", "keep_going", default=True,
-              help="After a failure go on (default), or start nothing more.")  # fmt: skip
-@flag("--resume", is_flag=True, help="Leave out what finished in an earlier run.")
-@flag("--out", metavar="DIR", help="Journal, logs and report; FILE.grn if not given.")
-@flag("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+              help="When a line fails, go on (default) or start no more.")  # fmt: skip
+@flag("--resume", is_flag=True, help="Skip lines that finished in an earlier run.")
+@flag("--out", metavar="DIR", help="Folder for journal, logs and report (default: FILE.grn).")
+@flag("--dry-run", is_flag=True, help="Print what would run; run nothing.")
 @flag("--detach", is_flag=True, help="Run in the background; survives the terminal.")
-@flag("--attach", "attached", metavar="FILE", help="Show one that was detached.")
+@flag("--attach", "attached", metavar="FILE", help="Show a batch that was detached.")
 @flag("-q", "--quiet", is_flag=True, help="Show no progress.")
 @flag("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def batch(
@@ -80,15 +80,15 @@ def batch(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Run the lines of FILE, or of standard input, as jobs on GPUs that have room.
+    """Run each line of FILE, or of standard input, as a job on GPUs with room.
 
-    Each line is for the shell. A trailing backslash goes on in the next line; blank lines and
-    lines that begin with # are left out. A line may begin with options of its own:
+    The shell runs each line. A trailing backslash continues a line; blank lines and lines that
+    begin with # are skipped. A line may begin with its own options:
 
     \b
     [mem=6GiB gpus=2] python train.py --model large
 
-    Exit status: 0 if all lines ended well, 1 if some failed, 2 for misuse.
+    Exit status: 0 if all lines succeeded, 1 if some failed, 2 for misuse.
     """
     if attached is not None:
         name = os.path.basename(attached).removesuffix(".grn")

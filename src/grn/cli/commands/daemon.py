@@ -31,15 +31,17 @@ STOP_S = 10.0
 
 
 @command()
-@flag("--virtual", metavar="NxSIZE", help="Make virtual GPUs of host memory: 4x8GiB.")
-@flag("--background", is_flag=True, help="Return when it is ready; log to a file.")
+@flag(
+    "--virtual", metavar="NxSIZE", help="Manage virtual GPUs made of host memory, such as 4x8GiB."
+)
+@flag("--background", is_flag=True, help="Run in the background; return when ready.")
 @flag("--debug", is_flag=True, help="Log every detail.")
-@flag("--idle-exit", type=float, metavar="S", help="Leave after S seconds without work.")
+@flag("--idle-exit", type=float, metavar="S", help="Exit after S seconds without work.")
 def start(virtual: str | None, background: bool, debug: bool, idle_exit: float | None) -> int:
     """Start the negotiator: one process per machine that grants GPUs to jobs.
 
-    It manages all GPUs, or those in CUDA_VISIBLE_DEVICES. End it with Ctrl-C or `grn stop`;
-    running jobs are not touched, and a new negotiator takes their leases over.
+    It manages all GPUs, or those in CUDA_VISIBLE_DEVICES. Stop it with Ctrl-C or `grn stop`:
+    running jobs continue, and the next negotiator adopts their leases.
     """
     argv = negotiator_argv(f"virtual:{virtual}" if virtual else None, debug, idle_exit)
     if not background:
@@ -53,7 +55,7 @@ def start(virtual: str | None, background: bool, debug: bool, idle_exit: float |
 
 @command()
 def stop() -> int:
-    """Stop the negotiator. Running jobs go on and keep their GPUs."""
+    """Stop the negotiator. Running jobs continue and keep their GPUs."""
     answer = ask_once({"op": "ping"})
     stopped = ask_once({"op": "stop"})
     deadline = time.monotonic() + STOP_S
@@ -68,13 +70,13 @@ def stop() -> int:
 
 @command(context_settings={"ignore_unknown_options": False})
 @flag("-d", "--debug", is_flag=True, help="Log every detail of the negotiator.")
-@flag("--virtual", metavar="NxSIZE", help="Virtual GPUs, if a negotiator is started.")
+@flag("--virtual", metavar="NxSIZE", help="Use virtual GPUs if a negotiator is started.")
 @click.argument("commands", nargs=-1, required=True, metavar="CMD [CMD ...]")
 def run(debug: bool, virtual: str | None, commands: tuple[str, ...]) -> int:
-    """Run each CMD with the shell, all at once, and wait for all.
+    """Run each CMD in the shell, all at once, and wait for all.
 
-    A running negotiator is used; else one is started and ended afterwards. CMD itself gets no
-    GPU: it may be doit or make, whose jobs with @grn.job ask for their own.
+    A running negotiator is used; otherwise one is started and stopped afterwards. CMD itself gets
+    no GPU: it may be doit or make, whose jobs with @grn.job ask for their own.
     """
     started = None
     if who_answers() is not None:

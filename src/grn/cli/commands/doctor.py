@@ -70,10 +70,7 @@ def _summary(findings: list[Finding]) -> str:
 def completion(shell: str | None) -> int:
     """Print the completion script for SHELL.
 
-    \b
-    bash:  grn completion bash >> ~/.bashrc
-    zsh:   grn completion zsh >> ~/.zshrc
-    fish:  grn completion fish > ~/.config/fish/completions/grn.fish
+    The examples show where each shell reads it.
     """
     kind = get_completion_class(shell) if shell else None
     if kind is None:

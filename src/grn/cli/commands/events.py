@@ -31,13 +31,13 @@ NAMES = (
 
 
 @command()
-@flag("-f", "--follow", is_flag=True, help="Go on until interrupted, through restarts.")
+@flag("-f", "--follow", is_flag=True, help="Keep printing until interrupted, through restarts.")
 @flag("--only", "only", multiple=True, type=click.Choice(NAMES), metavar="EVENT",
-              help="Only events of this name (repeatable).")  # fmt: skip
+              help="Print only events of this name (repeatable).")  # fmt: skip
 def events(follow: bool, only: tuple[str, ...]) -> int:
-    """Print what happens on the machine and in your queue, a JSON object a line.
+    """Print events of the machine and of your queue, one JSON object per line.
 
-    First all there is, then what changes. Without --follow it ends after the first.
+    Prints the present state first, then each change. Without --follow it stops after the state.
     """
     heard: set[str] = set()
     with StateMirror() as watch:
@@ -57,7 +57,7 @@ def events(follow: bool, only: tuple[str, ...]) -> int:
 
 @command()
 def metrics() -> int:
-    """Print the numbers of the machine and of your queue as Prometheus text."""
+    """Print metrics of the machine and of your queue as Prometheus text."""
     with StateMirror() as watch:
         picture = watch.look()
         _check(watch)

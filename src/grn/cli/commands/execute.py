@@ -13,8 +13,8 @@ from grn.cli.help import command, flag
 @options.needs()
 @flag("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
 @flag("--retry-oom", type=click.IntRange(0, 10), default=0, metavar="N",
-              help="Run again if GPU memory ran out, with more room N times.")  # fmt: skip
-@flag("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+              help="Retry up to N times with more memory if GPU memory runs out.")  # fmt: skip
+@flag("-q", "--quiet", is_flag=True, help="Do not print why it waits.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD ...")
 def execute(
     gpus: int,

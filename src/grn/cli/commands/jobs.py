@@ -33,11 +33,11 @@ _ids = click.argument("jobs", nargs=-1, metavar="[ID...]")
 def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select jobs by what they are, instead of by their ids."""
     for option in (
-        flag("--group", metavar="NAME", help="All jobs of this batch or sweep."),
-        flag("--tag", metavar="WORD", help="All jobs with this tag."),
+        flag("--group", metavar="NAME", help="Select the jobs of this batch or sweep."),
+        flag("--tag", metavar="WORD", help="Select jobs with this tag."),
         flag("--state", "states", multiple=True, metavar="STATE",
-                     help="All jobs in this state (repeatable)."),
-        flag("--name", metavar="NAME", help="All jobs of this name."),
+                     help="Select jobs in this state (repeatable)."),
+        flag("--name", metavar="NAME", help="Select jobs of this name."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -45,7 +45,7 @@ def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command()
 @click.argument("job", metavar="ID")
-@flag("--env", "has_names", is_flag=True, help="List its environment variables by name.")
+@flag("--env", "has_names", is_flag=True, help="List the names of its environment variables.")
 @json_flag
 def show(job: str, has_names: bool, as_json: bool) -> int:
     """Show all about one job: command, folder, options, attempts, how it ended."""
@@ -68,13 +68,13 @@ def show(job: str, has_names: bool, as_json: bool) -> int:
 @flag("--since", metavar="TIME", section=options.LIST,
       help="Only jobs that ended in the last 90s, 30m, 12h or 2d.")  # fmt: skip
 @flag("--export", "file", metavar="FILE", section=options.OUTPUT,
-      help="Write all that ended well as a workload for `grn simulate`.")  # fmt: skip
+      help="Write the jobs that succeeded as a workload for `grn simulate`.")  # fmt: skip
 @json_flag
 def history(
     most: int, since: str | None, file: str | None, as_json: bool, states: tuple[str, ...],
     job_type: str | None, **filters: str | None,
 ) -> int:  # fmt: skip
-    """Show the jobs that have ended, newest first: how, run time, peak memory, exit status."""
+    """Show jobs that have ended, newest first: outcome, run time, peak memory, exit status."""
     asked: dict[str, Any] = {"op": "list", "which": "ended", "states": list(states)}
     asked |= {name: value for name, value in (filters | {"type": job_type}).items() if value}
     answer = queue.ask(asked | {"most": MAX_ENDED if file or since else most})
@@ -97,11 +97,11 @@ def history(
 
 @command()
 @click.argument("jobs", nargs=-1, metavar="[ID...]")
-@flag("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@flag("--all", "everything", is_flag=True, help="Select all jobs that have not ended.")
 @_selection
-@flag("--now", is_flag=True, help="Kill at once, without the grace to end by itself.")
+@flag("--now", is_flag=True, help="Kill at once, without time to end by themselves.")
 def cancel(jobs: tuple[str, ...], everything: bool, now: bool, **which: Any) -> int:
-    """End jobs, with every process they have started."""
+    """Cancel jobs, with every process they have started."""
     is_by_facts = everything or any(which.values())
     if not jobs and not is_by_facts:
         raise UsageError("there is nothing to cancel.", "Name jobs, or use --all.")
@@ -161,12 +161,12 @@ def release(jobs: tuple[str, ...], **which: Any) -> int:
     "--priority",
     type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY),
     metavar="N",
-    help="Higher goes first; 0 is usual.",
+    help="New priority; higher starts first.",
 )
-@flag("--front", "front", flag_value="front", help="Before all others of its priority.")
-@flag("--back", "front", flag_value="back", help="Behind all others of its priority.")
+@flag("--front", "front", flag_value="front", help="Move before all others of the same priority.")
+@flag("--back", "front", flag_value="back", help="Move behind all others of the same priority.")
 def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
-    """Give queued jobs another place in the line."""
+    """Move jobs in the queue."""
     if priority is None and front is None:
         raise UsageError("no position is given.", "Use --priority N, --front or --back.")
     selection.refuse_outside(jobs, "moved")
@@ -182,15 +182,25 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
 
 @command()
 @click.argument("job", metavar="ID")
-@flag("--name", metavar="NAME", help="Its new name.")
+@flag("--name", metavar="NAME", help="New name.")
 @options.needs(has_defaults=False, without="type")
 @flag("--retry", type=int, metavar="N", help="Retry up to N times on failure.")
-@flag("--time-limit", metavar="TIME", help="End it after 90s, 30m, 12h or 2d; 0 for none.")
-@flag("--begin", metavar="TIME", help="Start no earlier, as of `grn submit`; now for any time.")
-@flag("--only", metavar="HOURS", help="Start only in these hours, 20:00-08:00; '' for all.")
-@flag("--at", metavar="PLACE", help="Run it at this site or node, or local.")
-@flag("--notify", metavar="CMD", help="Run CMD by the shell when it has ended.")
-@flag("--tag", "tags", multiple=True, metavar="WORD", help="Its tags, instead of the old.")
+@flag("--time-limit", metavar="TIME", help="End the job after 90s, 30m, 12h or 2d; 0 for no limit.")
+@flag(
+    "--begin",
+    metavar="TIME",
+    help="Start no earlier than this time, as in `grn submit`; now: any time.",
+)
+@flag("--only", metavar="HOURS", help="Start only in these hours, such as 20:00-08:00; '' for any.")
+@flag("--at", metavar="PLACE", help="Run at this site or node, or `local`.")
+@flag("--notify", metavar="CMD", help="Run CMD in the shell when the job has ended.")
+@flag(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="WORD",
+    help="New tags, which replace the old ones (repeatable).",
+)
 @flag("--file", metavar="FILE", help="Take the options from this file (- for standard input).")
 def edit(job: str, file: str | None, **given: Any) -> int:
     """Change the options of a waiting job; options that you do not name stay.
@@ -220,15 +230,15 @@ def edit(job: str, file: str | None, **given: Any) -> int:
 @_ids
 @_selection
 def retry(jobs: tuple[str, ...], **which: Any) -> int:
-    """Submit ended jobs once more, as new jobs; prints their ids."""
+    """Submit ended jobs again, as new jobs; prints their ids."""
     answer = queue.submit({"op": "retry", "jobs": selection.selected(jobs, "ended", **which)})
     return print_ids(list(range(answer["first"], answer["first"] + answer["count"])))
 
 
 @command()
-@flag("--off", is_flag=True, help="Resume: start jobs again.")
+@flag("--off", is_flag=True, help="Resume the queue.")
 def drain(off: bool) -> int:
-    """Pause the queue: start nothing more and let running jobs finish."""
+    """Pause the queue: start no more jobs and let running ones finish."""
     running = _change({"op": "drain", "drained": not off})["running"]
     if not off:
         text = f"{counted(running, 'job')} still {'runs' if running == 1 else 'run'}"
@@ -243,10 +253,10 @@ def drain(off: bool) -> int:
     "--older-than",
     default="0s",
     metavar="TIME",
-    help="Only jobs that ended longer ago, such as 7d.",
+    help="Only jobs that ended longer ago than this, such as 7d.",
 )
 def clean(older_than: str) -> int:
-    """Forget jobs that have ended, with their logs."""
+    """Delete ended jobs and their logs."""
     older_s = 0.0 if older_than in ("0", "0s") else parse_time(older_than)
     cleaned = queue.ask({"op": "clean", "older_than_s": older_s})["cleaned"]
     click.echo(f"{counted(cleaned, 'job')} forgotten", err=True)
@@ -257,9 +267,9 @@ def clean(older_than: str) -> int:
 @click.argument("what", type=click.Choice(["status", "start", "stop"]), default="status")
 @json_flag
 def queue_command(what: str, as_json: bool) -> int:
-    """Show, start or stop your queue. Stopping it harms no running job.
+    """Show, start or stop your queue. Running jobs continue without it.
 
-    `grn submit` starts it by itself; after a reboot or logout see `grn service`.
+    `grn submit` starts the queue when needed; for reboots and logouts see `grn service`.
     """
     if what == "stop":
         said = queue.ask({"op": "stop"}, may_start=False)

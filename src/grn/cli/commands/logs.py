@@ -31,8 +31,10 @@ TAIL_BYTES = 1 << 16  # the first look for the last lines
 @flag("-f", "--follow", is_flag=True, help="Keep printing until the job has ended.")
 @flag("-n", "--lines", "most", type=click.IntRange(0), metavar="N",
       help="Print only the last N lines.")  # fmt: skip
-@flag("--since", metavar="TIME", help="Only jobs that ran in the last 90s, 30m, 12h or 2d.")
-@flag("--stderr", is_flag=True, help="Print only standard error, of a job with --separate-stderr.")
+@flag("--since", metavar="TIME", help="Print only jobs that ran in the last 90s, 30m, 12h or 2d.")
+@flag(
+    "--stderr", is_flag=True, help="Print only standard error; needs --separate-stderr at submit."
+)
 @flag("--attempt", type=click.IntRange(1), metavar="N", help="Print an earlier attempt.")
 def logs(
     jobs: tuple[str, ...], follow: bool, most: int | None, since: str | None, stderr: bool,

@@ -41,21 +41,21 @@ class _TooLong(Exception):
        job_type="Ask for what this job type needs.")  # fmt: skip
 @flag("--pack", is_flag=True, help="Prefer the fullest GPU that fits.")
 @flag("--timeout", type=click.FloatRange(0), metavar="S",
-              help="Wait so long at the most, then exit with 1; 0 does not wait.")  # fmt: skip
+              help="Wait at most S seconds, then exit with 1; 0: do not wait.")  # fmt: skip
 @flag("--for", "pid", type=click.IntRange(1), metavar="PID",
-              help="Who holds them: a process above this one, e.g. $$.")  # fmt: skip
-@flag("--release", is_flag=True, help="Give back what this process has selected.")
-@flag("--uuid", "naming", flag_value="uuid", help="Print UUIDs in place of numbers.")
+              help="Process that holds the GPUs, an ancestor of this one, such as $$.")  # fmt: skip
+@flag("--release", is_flag=True, help="Release the GPUs that this process has selected.")
+@flag("--uuid", "naming", flag_value="uuid", help="Print UUIDs instead of numbers.")
 @flag("--index", "naming", flag_value="index",
-              help="Print numbers, or fail where they may mislead.")  # fmt: skip
+              help="Print numbers, or fail where they could be misleading.")  # fmt: skip
 @flag("--export", is_flag=True, help="Print lines for the shell's eval.")
 @json_flag
-@flag("-q", "--quiet", is_flag=True, help="Do not say why it waits.")
+@flag("-q", "--quiet", is_flag=True, help="Do not print why it waits.")
 def select(pid: int | None, release: bool, timeout: float | None, **options: Any) -> int:
-    """Print the numbers of GPUs and hold them for the process that called.
+    """Reserve GPUs for the calling process and print their numbers.
 
-    They are held until that process, usually the shell of a script, has ended, or asks again, or
-    gives them back with --release.
+    The GPUs stay reserved until that process, usually the shell of a script, ends, selects again,
+    or releases them with --release.
     """
     holder = pid or _calling_process()
     mark = _mark_of(holder)

@@ -40,9 +40,9 @@ KEPT = ("GRN_RUNTIME_DIR", "GRN_STATE_DIR", "GRN_CONFIG", "GRN_GPUS")
 def service(what: str) -> int:
     """Keep your queue running through logout and reboot.
 
-    install writes a systemd user unit and enables it; show prints it. Without systemd a line for
-    `crontab -e` is printed instead. Jobs that ran when the machine went down are marked
-    interrupted, and run again if they were submitted with --requeue.
+    install writes and enables a systemd user unit; show prints it. Without systemd, a line for
+    `crontab -e` is printed instead. Jobs that were running when the machine went down are marked
+    as interrupted, and run again if they were submitted with --requeue.
     """
     if what == "show":
         click.echo(unit_text(), nl=False)

@@ -32,24 +32,26 @@ _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "
 
 
 @command()
-@flag("--gpus", "gpus_text", required=True, metavar="NxSIZE", help="Such as 4x40GB.")
-@flag("--host", "host_text", metavar="CORESxSIZE", help="Such as 16x64GB; else not limited.")
-@flag("--jobs", "jobs_file", metavar="FILE", help="The workload, as CSV.")
+@flag(
+    "--gpus", "gpus_text", required=True, metavar="NxSIZE", help="GPUs to simulate, such as 4x40GB."
+)
+@flag("--host", "host_text", metavar="CORESxSIZE", help="Limit the host, such as 16x64GB.")
+@flag("--jobs", "jobs_file", metavar="FILE", help="Read the workload from this CSV file.")
 @flag("--generate", "count", type=click.IntRange(1, 100_000), metavar="N",
-              help="N jobs of our own making instead (300 without --jobs).")  # fmt: skip
+              help="Generate N jobs instead (default: 300).")  # fmt: skip
 @flag("--arrivals", metavar="FILE|RATE",
-              help="When jobs arrive: a CSV, a number per minute, or at-once.")  # fmt: skip
+              help="Arrivals: a CSV file, a number per minute, or at-once.")  # fmt: skip
 @flag("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)),
-              help="Only these (repeatable); the first is what ratios are against.")  # fmt: skip
+              help="Compare these (repeatable); ratios are relative to the first.")  # fmt: skip
 @flag("--beta", type=click.FloatRange(0, 2), default=1.0, show_default=True, metavar="X",
-              help="How much sharing slows down: speed = min(1, U^-beta).")  # fmt: skip
+              help="Slowdown by sharing: speed = min(1, U^-beta).")  # fmt: skip
 @flag("--clashing", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
-              help="Share of type pairs that slow each other more than load tells.")  # fmt: skip
-@flag("--seed", type=int, default=0, metavar="S", help="Of generated jobs and arrivals.")
+              help="Share of type pairs that slow each other beyond their load.")  # fmt: skip
+@flag("--seed", type=int, default=0, metavar="S", help="Seed for generated jobs and arrivals.")
 @flag("--sample", "tick_s", type=click.FloatRange(0.5, 600), default=5.0, metavar="S",
               help="Seconds between readings of the GPUs.")  # fmt: skip
 @flag("--picture", metavar="FILE", help="Draw the runs: FILE.svg or FILE.html.")
-@flag("--save", metavar="FILE", help="Write the workload that was replayed as CSV.")
+@flag("--save", metavar="FILE", help="Write the workload as CSV.")
 @json_flag
 def simulate(
     gpus_text: str,

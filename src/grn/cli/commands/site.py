@@ -38,23 +38,35 @@ def site() -> None:
 @site.command()
 @click.argument("name")
 @click.argument("hosts", nargs=-1)
-@flag("--ssh", "kind", flag_value="ssh", help="HOSTS are reached by ssh.")
-@flag("--slurm", "kind", flag_value="slurm", help="A Slurm cluster: sbatch is here.")
-@flag("--ray", "address", metavar="ADDRESS", help="A Ray cluster: auto, or host:port.")
-@flag("--python", default="", metavar="PATH", help="The interpreter that has grn there.")
-@flag("--install", is_flag=True, help="Install grn there, into a venv of its own.")
-@flag("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of one pilot.")
+@flag("--ssh", "kind", flag_value="ssh", help="Reach HOSTS by ssh.")
+@flag(
+    "--slurm",
+    "kind",
+    flag_value="slurm",
+    help="Use the Slurm cluster whose sbatch is on this machine.",
+)
+@flag(
+    "--ray",
+    "address",
+    metavar="ADDRESS",
+    help="Use the Ray cluster at ADDRESS: auto, or host:port.",
+)
+@flag(
+    "--python", default="", metavar="PATH", help="Python interpreter there that has grn installed."
+)
+@flag("--install", is_flag=True, help="Install grn there, in its own venv.")
+@flag("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of each pilot.")
 @flag("--pilots", type=click.IntRange(1), default=4, metavar="N",
-              help="Pilots at the same time, at most.")  # fmt: skip
-@flag("--time", "time_text", default="24h", metavar="TIME", help="Time of one pilot.")
+              help="At most N pilots at a time.")  # fmt: skip
+@flag("--time", "time_text", default="24h", metavar="TIME", help="Time limit of each pilot.")
 @flag("--idle", "idle_text", default="5m", metavar="TIME",
-              help="A pilot without work leaves after this.")  # fmt: skip
-@flag("--partition", default="", help="The partition of Slurm.")
+              help="End a pilot after this time without work.")  # fmt: skip
+@flag("--partition", default="", help="Slurm partition.")
 @flag("--option", "options", multiple=True, metavar="WORD",
-              help="A word for ssh or sbatch, a resource for Ray (repeatable).")  # fmt: skip
+              help="Option for ssh or sbatch, or a Ray resource (repeatable).")  # fmt: skip
 @flag("--env", "env", multiple=True, metavar="K=V",
-              help="A variable of the agents there (repeatable).")  # fmt: skip
-@flag("--no-check", is_flag=True, help="Add it without looking whether it answers.")
+              help="Environment variable for the agents there (repeatable).")  # fmt: skip
+@flag("--no-check", is_flag=True, help="Add the site without checking that it answers.")
 def add(
     name: str,
     hosts: tuple[str, ...],
@@ -67,7 +79,7 @@ def add(
     no_check: bool,
     **chosen: Any,
 ) -> int:
-    """Add a site to your settings, after a look at each of its hosts."""
+    """Add a site to your settings, after a check of each of its hosts."""
     if (kind is None) == (address is None):
         raise UsageError("say what kind of site it is.", "One of --ssh, --slurm and --ray.")
     pairs = dict(pair.split("=", 1) for pair in env if "=" in pair)
@@ -100,7 +112,7 @@ def add(
 @site.command()
 @click.argument("name")
 def rm(name: str) -> int:
-    """Remove a site from your settings; what runs there goes on, and is still heard of."""
+    """Remove a site from your settings; jobs that run there continue and still report."""
     _named(name)
     sites.remove(name)
     jobs = sum(row["jobs"] for row in _reload() if row["site"] == name)
@@ -112,14 +124,14 @@ def rm(name: str) -> int:
 @site.command()
 @click.argument("name")
 def check(name: str) -> int:
-    """Look at each host of a site: grn, its version, GPUs, free disk."""
+    """Check each host of a site: grn and its version, GPUs, free disk."""
     return 0 if _check(_named(name)) else 1
 
 
 @site.command()
 @click.argument("name")
 def update(name: str) -> int:
-    """Install this version of grn on the hosts of a site; running jobs go on."""
+    """Install this version of grn on the hosts of a site; running jobs continue."""
     made = _named(name)
     site_install.install(made)
     if not made.python:

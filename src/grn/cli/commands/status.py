@@ -40,8 +40,7 @@ Row = dict[str, Any]
 def why(job: str, as_json: bool) -> int:
     """Explain why JOB waits, or where it runs.
 
-    JOB is the id of a job of yours from `grn ls`, the beginning of an id from `grn ps`, a pid, or
-    a job type.
+    JOB is an id from `grn ls`, the beginning of an id from `grn ps`, a pid, or a job type.
     """
     own = _own_job(job)
     if own is not None and own["state"] != "ended":
@@ -59,21 +58,21 @@ def why(job: str, as_json: bool) -> int:
 
 @command()
 @flag("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N",
-              help="How many GPUs.")  # fmt: skip
+              help="Number of GPUs.")  # fmt: skip
 @flag("--mem", metavar="SIZE", help="Memory on each GPU, such as 20GiB.")
-@flag("--exclusive", is_flag=True, help="GPUs for itself.")
-@flag("--priority", type=int, default=0, metavar="N", help="Its priority.")
-@flag("--type", "job_type", metavar="NAME", help="A known job type, from `grn profiles`.")
-@flag("--for", "lasts", metavar="TIME", help="How long it would run, such as 6h.")
+@flag("--exclusive", is_flag=True, help="Do not share the GPUs with other jobs.")
+@flag("--priority", type=int, default=0, metavar="N", help="Priority of the job.")
+@flag("--type", "job_type", metavar="NAME", help="Job type that grn knows, from `grn profiles`.")
+@flag("--for", "lasts", metavar="TIME", help="How long the job would run, such as 6h.")
 @json_flag
 def when(
     gpus: int, mem: str | None, exclusive: bool, priority: int, job_type: str | None,
     lasts: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Tell when a job would start if it were submitted now.
+    """Estimate when a job would start if it were submitted now.
 
-    Nothing is submitted. The answer is a range, or unknown while the jobs before it have not shown
-    how long they take.
+    Nothing is submitted. The answer is a range, or unknown while the durations of the jobs before
+    it are not known.
     """
     asked: Row = {"op": "when", "gpus": gpus, "exclusive": exclusive, "priority": priority}
     lasts_s = parse_time(lasts) if lasts is not None else None
@@ -86,7 +85,7 @@ def when(
     if as_json:
         return print_json({"schema": 1, "starts_in_s": expected, "ends_in_s": ends})
     if expected is None:
-        echo("unknown: the jobs before it have not shown how long they take")
+        echo("unknown: the durations of the jobs before it are not known")
         return 0
     echo(show_expected("starts", expected) + (f"; {show_expected('ends', ends)}" if ends else ""))
     return 0
@@ -95,7 +94,7 @@ def when(
 @command()
 @json_flag
 def shares(as_json: bool) -> int:
-    """Show what each user has had of the GPUs lately: who has had the least is next in turn."""
+    """Show the recent GPU use of each user. The user with the least is next in turn."""
     status = ask_once({"op": "status"})["status"]
     if as_json:
         return print_json({key: status[key] for key in ("schema", "version", "shares")})
@@ -135,7 +134,7 @@ def audit(most: int, as_json: bool) -> int:
 @json_flag
 @click.pass_context
 def profiles(ctx: click.Context, as_json: bool) -> int:
-    """Show what was learned of job types: runs, peaks, and the estimate for the next run."""
+    """Show what was learned about job types: runs, peaks, and the estimate for the next run."""
     if ctx.invoked_subcommand is not None:
         return 0
     rows = negotiator.ask_all({"op": "profiles"})["profiles"]
@@ -149,7 +148,7 @@ def profiles(ctx: click.Context, as_json: bool) -> int:
 @click.argument("job_type", metavar="TYPE")
 @json_flag
 def profiles_show(job_type: str, as_json: bool) -> int:
-    """Explain what is believed of TYPE and why, run by run."""
+    """Explain the estimate for TYPE, run by run."""
     rows = negotiator.ask_all({"op": "profiles", "type": job_type})["profiles"]
     if not rows:
         raise UnknownJob(f"no job type '{job_type}' is known.", "See `grn profiles`.")
@@ -163,7 +162,7 @@ def profiles_show(job_type: str, as_json: bool) -> int:
 @profiles.command("forget")
 @click.argument("job_type", metavar="TYPE")
 def profiles_forget(job_type: str) -> int:
-    """Forget what was learned of TYPE: its next run is measured again."""
+    """Forget what was learned about TYPE; its next run is measured again."""
     ask_once({"op": "forget", "type": job_type})
     click.echo(f"forgotten: {job_type}", err=True)
     return 0

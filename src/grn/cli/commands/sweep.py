@@ -90,7 +90,7 @@ def _is_flag(word: str) -> bool:
 
 @group("sweep", cls=RunOrLook)
 def sweep() -> None:
-    """Run a command for many values of its parameters, and keep what each run gave."""
+    """Run a command for many parameter values, and keep the result of each run."""
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,26 +101,26 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
                      section="Parameters",
              help="A parameter and its values, or a range: log:1e-5..1e-2."),
         flag("--zip", "zip", multiple=True, metavar="A,B",
-             section="Parameters", help="Lists of values that go together."),
+             section="Parameters", help="Vary these parameters together."),
         flag("--if", "if", multiple=True, metavar="COND",
-             section="Parameters", help="Keep only points that meet this condition."),
+             section="Parameters", help="Run only points that meet this condition."),
         flag("--shuffle", is_flag=True, default=None,
              section="Parameters", help="Run the points in random order."),
         flag("--n-samples", type=size, metavar="N",
-             section="Parameters", help="Sample N points."),
+             section="Parameters", help="Number of points to sample from ranges."),
         flag("--seed", type=int, metavar="S",
-             section="Parameters", help="Seed of the random choices (default: 0)."),
+             section="Parameters", help="Seed for sampling and shuffling (default: 0)."),
         flag("--seeds", type=size, metavar="N",
              section="Parameters", help="Run each point N times, with {seed}."),
         flag("--out", metavar="DIR",
              section="Output", help="Folder of the sweep (default: sweeps/NAME)."),
         flag("--name",
-             section="Output", help="Name of the sweep; made of the command if not given."),
+             section="Output", help="Name of the sweep (default: from the command)."),
         needs(names={"job_type": "type", "avoid": "not"}, has_defaults=False,
               gpus="GPUs for each run."),
         place(has_defaults=False, at="Run it all at this site or node, or `local`."),
         flag("--shell", is_flag=True, default=None,
-             section="How it runs", help="Run the command by the shell."),
+             section="How it runs", help="Run the command in the shell."),
         flag("--retry", type=number, metavar="N",
              section="How it runs", help="Retry a run up to N times on failure."),
         flag("--keep-going/--fail-fast", "keep_going", default=None,
@@ -135,13 +135,13 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
         flag("--rerun", is_flag=True, default=None,
              section="How it runs", help="Also run points that have finished."),
         flag("--sampler", metavar="NAME",
-             section="Search", help="Let optuna choose the points."),
+             section="Search", help="Let Optuna choose the points, by this sampler."),
         flag("--maximize", metavar="METRIC",
              section="Search", help="Metric to maximize."),
         flag("--minimize", metavar="METRIC",
              section="Search", help="Metric to minimize."),
         flag("--trials", type=size, metavar="N",
-             section="Search", help="Points that the sampler may try."),
+             section="Search", help="Number of points for the sampler to try."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -153,9 +153,9 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
 @flag("--file", "path", metavar="FILE", help="Read the sweep from TOML, JSON or YAML.")
 @flag("--dry-run", is_flag=True, help="Print the commands and run nothing.")
 @flag("--detach", is_flag=True, help="Run in the background; survives the terminal.")
-@flag("--attach", "attached", metavar="NAME", help="Show one that was detached.")
+@flag("--attach", "attached", metavar="NAME", help="Show a sweep that was detached.")
 @flag("-q", "--quiet", is_flag=True, help="Show no progress.")
-@flag("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
+@flag("--json", "as_json", is_flag=True, help="Print JSON (see docs/sweeps.md).")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar='"CMD"')
 def run(
     param: list[tuple[str, list[str]]],
@@ -168,7 +168,7 @@ def run(
     command: tuple[str, ...],
     **given: Any,
 ) -> int:
-    """Run CMD once for each combination of the parameters, on GPUs that have room.
+    """Run CMD once for each combination of its parameters, on GPUs with room.
 
     The same command again runs only what has not finished.
     """
@@ -273,9 +273,12 @@ def _as_json(folder: SweepFolder, about: About, table: Table) -> dict[str, Any]:
 
 
 _dir = click.argument("folder", metavar="DIR", type=click.Path())
-_metric = flag("--metric", metavar="M", help="Which result tells what is best.")
+_metric = flag("--metric", metavar="M", help="Result that decides which run is best.")
 _direction = flag(
-    "--maximize/--minimize", "is_maximized", default=None, help="Which way is better."
+    "--maximize/--minimize",
+    "is_maximized",
+    default=None,
+    help="Whether a larger or a smaller result is better.",
 )
 
 
@@ -289,10 +292,10 @@ _direction = flag(
     type=click.IntRange(0),
     default=MAX_SHOWN,
     metavar="N",
-    help="So many rows; 0 for all.",
+    help="Print at most N rows; 0 for all.",
 )
-@flag("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
-@flag("--json", "as_json", is_flag=True, help="JSON, as docs/sweeps.md says.")
+@flag("--csv", "as_csv", is_flag=True, help="Print all rows as CSV.")
+@flag("--json", "as_json", is_flag=True, help="Print JSON (see docs/sweeps.md).")
 def show(
     folder: str,
     metric: str | None,
@@ -301,7 +304,7 @@ def show(
     as_csv: bool,
     as_json: bool,
 ) -> int:
-    """Show what the runs of the sweep in DIR gave, best first."""
+    """Show the results of the sweep in DIR, best first."""
     about, table, ranking = ranked(folder, metric, is_maximized)
     if as_csv:
         click.echo(table.to_csv(), nl=False)
@@ -316,9 +319,9 @@ def show(
 @_dir
 @_metric
 @_direction
-@flag("--html", "html", metavar="FILE", help="Where the page goes; DIR/plot.html.")
-@flag("--png", "png", metavar="FILE", help="Where the picture goes; DIR/plot.png.")
-@flag("--no-png", is_flag=True, help="Make the page only.")
+@flag("--html", "html", metavar="FILE", help="Write the page to FILE (default: DIR/plot.html).")
+@flag("--png", "png", metavar="FILE", help="Write the picture to FILE (default: DIR/plot.png).")
+@flag("--no-png", is_flag=True, help="Do not write the picture.")
 def plot(
     folder: str,
     metric: str | None,
@@ -327,7 +330,7 @@ def plot(
     png: str | None,
     no_png: bool,
 ) -> int:
-    """Draw the sweep in DIR: a page that needs no network, a PNG, and a table here."""
+    """Draw the sweep in DIR: an HTML page that works offline, a PNG, and a table here."""
     about, table, ranking = ranked(folder, metric, is_maximized)
     if ranking is None:
         raise UsageError(

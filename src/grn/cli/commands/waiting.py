@@ -32,12 +32,12 @@ MAX_NAMED = 200  # jobs that are asked for to name what runs
 
 @command()
 @click.argument("jobs", nargs=-1, metavar="[ID...]")
-@flag("--all", "everything", is_flag=True, help="All jobs that have not ended.")
+@flag("--all", "everything", is_flag=True, help="Wait for all jobs that have not ended.")
 @flag("-q", "--quiet", is_flag=True, help="Show no progress; print the ids of jobs as they end.")
 def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
-    """Wait until jobs have ended; the exit status is that of the first that failed.
+    """Wait until jobs have ended; exit with the status of the first that failed.
 
-    Held jobs are not waited for: grn names them, and the exit status is 125 unless with --all.
+    Held jobs are skipped and named; the exit status is then 125, except with --all.
     """
     if everything:
         rows = queue.look({"op": "list", "which": "alive", "most": 1_000_000})["jobs"]

@@ -23,11 +23,11 @@ MAX_JOBS = 20_000  # ended jobs of one's own queue
 
 
 @command()
-@flag("--since", default="7d", metavar="TIME", help="How far back: 90m, 12h, 7d, 4w; 7d.")
-@flag("--sweep", metavar="DIR", help="Of this sweep instead.")
-@flag("--out", default="grn-report.html", metavar="FILE", help="Where; grn-report.html.")
+@flag("--since", default="7d", metavar="TIME", help="Period to report: 90m, 12h, 7d or 4w.")
+@flag("--sweep", metavar="DIR", help="Report this sweep instead.")
+@flag("--out", default="grn-report.html", metavar="FILE", help="Write the report to FILE.")
 def report(since: str, sweep: str | None, out: str) -> int:
-    """Write one HTML file: who had which GPU, hours per user, waste, failures."""
+    """Write a report as one HTML file: GPU use by job and user, unused memory, failures."""
     text = _of_sweep(sweep) if sweep is not None else _of_period(since)
     write_text(out, text)
     click.echo(out)

@@ -369,11 +369,11 @@ def is_plain(environment: Mapping[str, str]) -> bool:
 
 @command()
 @flag("--ascii/--unicode", "as_ascii", default=None,
-              help="Draw with plain characters or not; else as the locale says.")  # fmt: skip
+              help="Draw with ASCII or Unicode characters (default: by locale).")  # fmt: skip
 def top(as_ascii: bool | None) -> int:
     """Watch GPUs and jobs on one screen; `?` shows the keys, `q` quits.
 
-    GPUs with their memory by job, load over time, what runs, what waits and why, what has ended.
+    Shows GPUs with their memory by job, load over time, and jobs: running, waiting and why, ended.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("`grn top` needs a terminal.", "`grn gpus` and `grn ps` print once.")

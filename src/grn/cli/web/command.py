@@ -38,20 +38,24 @@ REDIRECT = """<!doctype html>
 
 @command()
 @flag(
-    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="0 for any that is free."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="N",
+    help="Port to listen on; 0: any free port.",
 )
-@flag("--sweeps", metavar="DIR", default="sweeps", help="Where sweeps are; ./sweeps.")
+@flag("--sweeps", metavar="DIR", default="sweeps", help="Folder with your sweeps.")
 @flag("--metrics-token", metavar="FILE",
-              help="A file with a secret that lets Prometheus read /metrics.")  # fmt: skip
-@flag("--open", "opens", is_flag=True, help="Open a link in your browser.")
+              help="File with a token that lets Prometheus read /metrics.")  # fmt: skip
+@flag("--open", "opens", is_flag=True, help="Open the page in your browser.")
 @flag("--link", "tells_link", is_flag=True,
-              help="Print the link of the page that runs, and end.")  # fmt: skip
+              help="Print the link of the running page, and exit.")  # fmt: skip
 def web(port: int, sweeps: str, metrics_token: str | None, opens: bool, tells_link: bool) -> int:
-    """Show GPUs, jobs and what was learned as a page, on this machine only.
+    """Serve a page with GPUs, jobs and job types, for this machine only.
 
     The printed link opens one session. `grn web --link`, in another terminal, prints a link that
-    opens any number until the page ends. From elsewhere: `ssh -L 8642:127.0.0.1:8642 HOST`, with
-    the same --port. Ctrl-C ends it.
+    opens any number of sessions while the page runs. From another machine, use
+    `ssh -L 8642:127.0.0.1:8642 HOST` and --port 8642. Ctrl-C stops the page.
     """
     if tells_link:
         click.echo(_standing_link())
