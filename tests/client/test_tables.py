@@ -13,4 +13,8 @@ def test_a_table_of_a_notebook_shows_names_and_escapes_them() -> None:
     assert found == [row]
     assert found[0].gpus == (0, 1)
     text = found._repr_html_()
+    assert repr(found).splitlines() == [
+        "id  state    name  command      GPU   peak  ran  why",
+        "3   running  <b>   python x.py  0, 1",
+    ]
     assert "<td>3</td><td>running</td><td>&lt;b&gt;</td><td>python x.py</td><td>0, 1</td>" in text

@@ -9,6 +9,7 @@ import html
 from typing import Generic, TypeVar
 
 from grn.client import negotiator, queue
+from grn.model.text import columns_of, harmless
 from grn.model.units import show_size, show_time
 from grn.protocol.rows import GpuRow, JobRow, ProfileRow, read_all
 
@@ -27,6 +28,19 @@ class Rows(list[Row], Generic[Row]):
     def __init__(self, rows: Iterable[Row], columns: Mapping[str, Callable[[Row], Any]]) -> None:
         super().__init__(rows)
         self._columns = columns
+
+    def __repr__(self) -> str:
+        """Return the rows as a table of text; each row is a value with all its fields."""
+        lines = [list(self._columns)]
+        lines += [[_text(get(row)) for get in self._columns.values()] for row in self]
+        widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell + " " * (width - columns_of(cell))
+                for cell, width in zip(line, widths, strict=True)
+            ).rstrip()
+            for line in lines
+        )
 
     def _repr_html_(self) -> str:
         """Return the rows as an HTML table."""
@@ -60,6 +74,10 @@ def profiles(job_type: str = "") -> Rows[ProfileRow]:
 
 def _cell(value: Any) -> str:
     return html.escape("" if value is None else str(value))
+
+
+def _text(value: Any) -> str:
+    return harmless("" if value is None else str(value))
 
 
 _JOB: Mapping[str, Callable[[JobRow], Any]] = {
