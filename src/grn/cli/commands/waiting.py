@@ -17,6 +17,7 @@ from grn.client import queue
 from grn.client.state_mirror import StateMirror
 from grn.client.submit import exit_code_of
 from grn.errors import GrnError, UsageError
+from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import show_time
 from grn.protocol.rows import JobEnd, JobRow, LeaseRow, WaitingRow, read, read_all
@@ -107,7 +108,8 @@ def _without_held(ids: list[int]) -> tuple[list[int], bool]:
     if skipped:
         named = sorted(skipped & held) or sorted(held)
         verb = "job is" if len(named) == 1 else "jobs are"
-        text = f"{len(named)} {verb} held: run `grn release {' '.join(map(str, named))}`"
+        ids = show_ranges(named, MAX_NAMED).replace(",", " ")
+        text = f"{len(named)} {verb} held: run `grn release {ids}`"
         others = len(skipped - held)
         follow = f"; {counted(others, 'job')} wait{'s' * (others == 1)} for that" if others else ""
         click.echo(text + follow, err=True)
