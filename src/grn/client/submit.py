@@ -279,7 +279,7 @@ def edited(options: dict[str, Any]) -> Message:
         elif name == "begin":
             message["begin_at"] = 0.0 if value == "now" else begin_at(value)
         elif name == "cwd":
-            message["cwd"] = wire.spelled(_folder(value))
+            message["cwd"] = wire.spelled(_folder(value, options.get("at") or ""))
         else:
             message[name] = _text(name, value) if name == "name" else _checked_option(name, value)
     return message

@@ -108,8 +108,8 @@ def _without_held(ids: list[int]) -> tuple[list[int], bool]:
     if skipped:
         named = sorted(skipped & held) or sorted(held)
         verb = "job is" if len(named) == 1 else "jobs are"
-        ids = show_ranges(named, MAX_NAMED).replace(",", " ")
-        text = f"{len(named)} {verb} held: run `grn release {ids}`"
+        shown = show_ranges(named, MAX_NAMED).replace(",", " ")
+        text = f"{len(named)} {verb} held: run `grn release {shown}`"
         others = len(skipped - held)
         follow = f"; {counted(others, 'job')} wait{'s' * (others == 1)} for that" if others else ""
         click.echo(text + follow, err=True)
