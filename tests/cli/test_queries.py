@@ -95,7 +95,7 @@ def test_what_the_negotiator_has_forgotten_is_said():
     many.negotiator = replace(many.negotiator, started_at=DAY.since + 60)
 
     assert queries.gaps(few, DAY.since) == []
-    assert "last 200 leases" in queries.gaps(many, DAY.since)[0]
+    assert "only the last 200 that ended" in queries.gaps(many, DAY.since)[0]
     assert "negotiator was started" in queries.gaps(many, DAY.since)[1]
 
 

@@ -198,10 +198,13 @@ class NewJob:
     code: str = ""  # fingerprint of its script
 
 
+_WORDS = "substr(argv, 2, length(argv) - 2)"  # without the brackets of JSON
+
+
 def matching(text: str) -> tuple[str, list[str]]:
     """Return a condition with its values: each word of a text is found somewhere in a job."""
     words = text.split()[:MAX_WORDS]
-    condition = f" AND (instr(lower({_SEARCHED}), ?) OR instr(lower(argv), ?))"
+    condition = f" AND (instr(lower({_SEARCHED}), ?) OR instr(lower({_WORDS}), ?))"
     values = [_lower(spelled) for word in words for spelled in (word, json.dumps(word)[1:-1])]
     return condition * len(words), values
 
