@@ -37,7 +37,8 @@ class Outcome(Enum):
     @classmethod
     def _missing_(cls, value: object) -> Outcome | None:
         """Read the other words that are stored and sent for some outcomes."""
-        return {"oom": cls.OUT_OF_MEMORY, "finished": cls.OK}.get(str(value))
+        words = {"oom": cls.OUT_OF_MEMORY, "capped": cls.OUT_OF_MEMORY, "finished": cls.OK}
+        return words.get(str(value))
 
     @property
     def lease_word(self) -> str:

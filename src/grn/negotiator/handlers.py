@@ -111,10 +111,9 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     is_command = lease.request.is_command or lease.request.has_parent
     peer.server.ending.setdefault(lease.id, []).append((peer, message.id))
     is_limit = message.outcome in ("out-of-ram", "capped")
-    said = "oom" if message.outcome == "capped" else message.outcome
     loop.release(
         Released(
-            loop.now(), lease.id, Outcome(said), None, message.asked, gpu_peak, message.resident,
+            loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak, message.resident,
             is_limit,
         )
     )  # fmt: skip
