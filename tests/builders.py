@@ -149,6 +149,8 @@ class Story:
         self.health: dict[int, GpuHealth] = {}
         self.modes: dict[int, ComputeMode] = {}
         self.lists_processes = True
+        self.load_pct: dict[int, float | None] = {}  # GPU index -> its load
+        self.own_pct: dict[str, float] = {}  # key -> the load of its process, where it is known
         self.ram: dict[str, int] = {}  # key -> host memory of its processes
         self.cores: dict[str, float] = {}
         self.foreign_ram, self.foreign_cores = 0, 0.0
@@ -189,7 +191,10 @@ class Story:
     def looks(self, after_s: float = 1.0) -> list[str]:
         """Read all GPUs as they truly are."""
         readings = [self.reading(book.gpu) for book in self.engine.view.books.values()]
-        return self.tell(Sampled(self.at + after_s, tuple(readings), host=self.host_reading()))
+        strangers = {use.pid for uses in self.strangers.values() for use in uses}
+        owners = tuple((pid, pid % 1000) for pid in strangers)
+        host = self.host_reading()
+        return self.tell(Sampled(self.at + after_s, tuple(readings), host=host, owners=owners))
 
     def passes(self, seconds: float, every_s: float = 10.0) -> list[str]:
         """Let time go by, with a look every few seconds."""
@@ -211,6 +216,11 @@ class Story:
         used = known + self.unexplained.get(gpu.index, 0)
         mode, shown = self.modes.get(gpu.index), uses if self.lists_processes else ()
         more = {"mode": mode, "lists_processes": self.lists_processes}
+        more["load_pct"] = self.load_pct.get(gpu.index)
+        own = {self.leases[key].id: pct for key, pct in self.own_pct.items()}
+        more["process_loads"] = tuple(
+            (use.pid, own[one]) for use in uses for one in use.leases if one in own
+        )
         return a_reading(gpu, *shown, used_bytes=used, **more)
 
     def host_reading(self) -> HostReading | None:

@@ -71,6 +71,7 @@ def test_every_setting_can_be_set_by_its_variable(
         "shares": "7=7",
         "policy": "pack",
         "memory_cap": "off",
+        "idle_rule": "tell",
         "host": "7x7GiB",
         "share_half_life_s": "77",
     }.get(name)

@@ -38,6 +38,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     booking_lapse_s: float = 900.0  # a booking that is not used for so long after its start ends
     booking_unknown_s: float = 172800.0  # jobs of unknown duration are taken to end within this
     memory_cap: str = "on"  # PyTorch of a job may take what the job has reserved, where it can
+    idle_limit_s: float = 1800.0  # who holds a GPU unused for so long is idle; 0: nobody
+    idle_after_s: float = 1200.0  # but no lease before it has run for so long
+    idle_rule: str = "show"  # what follows: show, tell, yield or end
     shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
     requeue_s: float = 30.0  # without effect; files of earlier versions may set it
     guard_fraction: float = 0.05
@@ -53,7 +56,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sites: dict[str, dict[str, object]] = {}  # other machines: docs/sites.md
     on_end: str = ""  # commands for the shell: when a job has ended,
     on_failure: str = ""  # has failed,
-    on_empty: str = ""  # and when no job is left
+    on_empty: str = ""  # when no job is left,
+    on_idle: str = ""  # and when a job is idle
 
     @property
     def guard_bytes(self) -> int:
@@ -82,6 +86,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "booking_share": (0, 1),
     "booking_lapse_s": (1, 30 * 86400),
     "booking_unknown_s": (0, 30 * 86400),
+    "idle_limit_s": (0, 30 * 86400),
+    "idle_after_s": (0, 30 * 86400),
     "shares": (0.01, 100),
     "requeue_s": (0, 3600),
     "guard_fraction": (0, 0.9),
@@ -93,7 +99,11 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "grace_to_end_s": (0, 86400),
 }
 _SIZES = ("guard_size", "context_size", "log_size")
-_POLICIES = ("asked", "spread", "pack")
+_WORDS = {
+    "policy": ("asked", "spread", "pack"),
+    "idle_rule": ("show", "tell", "yield", "end"),
+    "memory_cap": ("on", "off"),
+}
 _HINT = "See docs/settings.md."
 
 
@@ -167,10 +177,8 @@ def _read(given: _Given) -> object:
             raise given.wrong("and must be a size", error.hint) from error
     elif given.name == "host" and value:
         _read_host(given)
-    elif given.name == "policy" and value not in _POLICIES:
-        raise given.wrong(f"and must be one of {', '.join(_POLICIES)}")
-    elif given.name == "memory_cap" and value not in ("on", "off"):
-        raise given.wrong("and must be on or off")
+    elif value not in _WORDS.get(given.name, (value,)):
+        raise given.wrong(f"and must be one of {', '.join(_WORDS[given.name])}")
     elif given.name == "gpus" and value != "nvml" and not str(value).startswith("virtual:"):
         raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
     return value

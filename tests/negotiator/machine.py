@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from grn.errors import UsageError
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.host import HostReading, HostShare, HostSize
-from grn.model.job import Outcome, Policy, Profile, Request
+from grn.model.job import IdleRule, Outcome, Policy, Profile, Request
 from grn.model.units import GiB
 from grn.negotiator.endings import COMMAND_S
 from grn.negotiator.engine import Engine
@@ -49,6 +49,7 @@ from grn.negotiator.events import (
     SaveRun,
     SaveWaiting,
     Settle,
+    TellIdle,
     TimerFired,
     WaitReason,
     Withdrawn,
@@ -59,10 +60,14 @@ from grn.negotiator.learn.memory.type_profiles import CHANCE
 from grn.negotiator.schedule.ledger import Guard, Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
+IDLE_S, IDLE_AFTER_S, IDLE_WINDOW_S, LONGEST_STEP_S = 20.0, 10.0, 2.0, 20.0
 QUICK = {"flat_s": 8.0, "patience_s": 30.0, "grace_s": 2.0, "yield_after_s": 5.0,
-         "booking_lapse_s": 60.0}  # fmt: skip
+         "booking_lapse_s": 60.0, "idle_limit_s": IDLE_S, "idle_after_s": IDLE_AFTER_S}  # fmt: skip
 WALL_S = 1_000_000.0  # the wall clock at first
-RULES = [Rules(Guard(), **QUICK), Rules(NO_GUARD, **QUICK)]
+RULES = [
+    Rules(Guard(), **QUICK, idle_rule=IdleRule.END),
+    Rules(NO_GUARD, **QUICK, idle_rule=IdleRule.YIELD),
+]
 MACHINES = [
     some_gpus(1),
     some_gpus(2),
@@ -94,6 +99,7 @@ class Process:
     is_alive: bool = True
     ram: int = 0
     cpus: float = 0.0
+    load_pct: float | None = None  # its part of each GPU, where the driver tells
 
 
 class World:
@@ -147,8 +153,10 @@ class World:
             used += self.unexplained[gpu.uuid]
         if gpu.uuid in self.hides and not is_virtual:
             uses = [replace(use, used_bytes=None) for use in uses]
+        loads = ((one.pid, one.load_pct) for one in shown if one.load_pct is not None)
         return Reading(gpu.uuid, used_bytes=None if gpu.uuid in self.is_vague else used,
-                       load_pct=self.load_pct[gpu.uuid], uses=tuple(uses))  # fmt: skip
+                       load_pct=self.load_pct[gpu.uuid], uses=tuple(uses),
+                       process_loads=tuple(loads))  # fmt: skip
 
     def of_lease(self, lease_id: str) -> Process | None:
         return next((p for p in self.processes.values() if lease_id in p.leases), None)
@@ -210,6 +218,8 @@ class Negotiation(RuleBasedStateMachine):
         """Bring up an engine from what was saved."""
         self.engine = self.engine_type(self.rules)
         self.gives_way: set[str] = set()  # leases that this engine has asked
+        self.loads: dict[str, list[tuple[float, float, float | None]]] = {}  # by lease
+        self.sampled_at: float | None = None
         waiting = sorted(self.saved_waiting.items(), key=lambda row: row[1])
         self.tell(
             JobStarted(self.now, tuple(self.world.gpus.values()), self.world.readings(),
@@ -234,6 +244,7 @@ class Negotiation(RuleBasedStateMachine):
         granted = [lease for action in actions if (lease := self._keep(action))]
         if isinstance(event, Sampled):
             self._see_the_dead_go()
+            self._note_loads(event)
         kept = [lease for lease in before.values() if lease.id in self.saved_leases]
         for number, lease in enumerate(granted):
             self._check_grant(lease, [*kept, *granted[:number]])
@@ -279,6 +290,8 @@ class Negotiation(RuleBasedStateMachine):
             self.settled.add(action.lease.id)
         elif isinstance(action, AskYield):
             self._check_yield(action)
+        elif isinstance(action, TellIdle):
+            self._check_told(action)
         elif isinstance(action, Grant):
             return self._keep_grant(action)
         return None
@@ -287,7 +300,8 @@ class Negotiation(RuleBasedStateMachine):
         """Only a lease that yields is asked, after its time, for a request that does not."""
         lease = self.saved_leases[action.lease.id]
         assert lease.state is LeaseState.HELD
-        assert lease.request.yields
+        is_idle = lease.idle_since is not None and lease.request.is_queued
+        assert lease.request.yields or (is_idle and self.rules.idle_rule is IdleRule.YIELD)
         assert self.now - lease.granted_at >= lease.request.at_least_s
         if action.key:
             assert not self.asked[action.key].yields
@@ -319,6 +333,60 @@ class Negotiation(RuleBasedStateMachine):
             if now < one.start_at < now + self.rules.booking_unknown_s:
                 gives_way = request.yields and now + request.at_least_s <= one.start_at
                 assert gives_way or is_known, "granted though it may run into a booking"
+
+    def _check_told(self, action: TellIdle) -> None:
+        """Only the owner of an idle lease is told, and only a queue is asked to end its job."""
+        lease = self.saved_leases[action.lease.id]
+        assert lease == action.lease
+        assert lease.idle_since is not None
+        may_end = self.rules.idle_rule is IdleRule.END and lease.request.is_queued
+        assert action.is_to_end is may_end
+
+    def _note_loads(self, event: Sampled) -> None:
+        """Note what each running job used at most since the last look, None when nothing tells."""
+        before, self.sampled_at = self.sampled_at, event.at
+        held = {one.id for one in self.saved_leases.values() if one.state is LeaseState.HELD}
+        self.loads = {name: past for name, past in self.loads.items() if name in held}
+        for name in held:
+            if name not in self.loads or before is None:
+                self.loads[name] = []
+                continue
+            most = [self._most(name, uuid) for uuid in self._gpus_of(name)]
+            load = None if None in most else max((one or 0.0 for one in most), default=None)
+            self.loads[name].append((event.at, event.at - before, load))
+
+    def _most(self, lease_id: str, uuid: str) -> float | None:
+        reading, is_virtual = self.told[uuid], self.world.gpus[uuid].kind is GpuKind.VIRTUAL
+        if not _is_usable(reading):
+            return None
+        known = dict(reading.process_loads)
+        pids = [use.pid for use in reading.uses if lease_id in use.leases]
+        is_known = all(pid in known for pid in pids) and bool(pids or is_virtual)
+        said = [sum(known[pid] for pid in pids)] if is_known else []
+        if not is_virtual and reading.load_pct is not None:
+            said.append(reading.load_pct)
+        return min(said, default=None)
+
+    @invariant()
+    def who_is_idle_has_used_nothing_and_who_has_used_nothing_is_idle(self) -> None:
+        for lease in self.engine.view.leases.values():
+            past = self.loads.get(lease.id, [])
+            if lease.idle_since is not None:
+                since = [one for one in past if one[0] > lease.idle_since]
+                spent = sum(passed * (load or 0.0) for _, passed, load in since)
+                passed = sum(one[1] for one in since)
+                assert spent <= 5.0 * (passed + IDLE_WINDOW_S), "idle, and at work"
+                assert not lease.is_probe
+                assert self.now - lease.granted_at >= IDLE_AFTER_S
+                assert self.now - lease.idle_since >= IDLE_S
+            elif lease.state is LeaseState.HELD and not lease.is_probe and past:
+                quiet_s = 0.0
+                for _, passed, load in reversed(past):
+                    if load is None or load > 4.0:
+                        break
+                    quiet_s += passed
+                is_old = past[-1][0] - lease.granted_at >= IDLE_AFTER_S
+                assert not is_old or quiet_s < IDLE_S + 3 * LONGEST_STEP_S, "idle, and not seen"
 
     def _outgrown(self, uuid: str) -> dict[str, int]:
         """Return what leases have on a GPU that have more there than they reserved."""
@@ -561,7 +629,8 @@ class Negotiation(RuleBasedStateMachine):
         key = f"k{number}"
         mem_bytes = None if mem_gib is None else mem_gib * GiB
         is_command = who == "a parent"
-        self.asked[key] = a_request(key, pid, mem_bytes=mem_bytes, is_command=is_command, **wish)
+        wish |= {"is_command": is_command, "is_queued": is_command}
+        self.asked[key] = a_request(key, pid, mem_bytes=mem_bytes, **wish)
         self.waiting[key] = number
         self.tell(Requested(self.now, self.asked[key]))
 
@@ -673,6 +742,19 @@ class Negotiation(RuleBasedStateMachine):
             return
         number = data.draw(st.sampled_from(sorted(self.saved_bookings)), "booking")
         self.tell(BookingRemoved(self.now, number))
+
+    @rule(
+        load_pct=st.sampled_from([0.0, 0.0, 3.0, 60.0, None]),
+        own_pct=st.sampled_from([None, 0.0, 2.0, 50.0]),
+        step_s=st.sampled_from([1.0, 5.0, 20.0]),
+    )
+    def rest(self, load_pct: float | None, own_pct: float | None, step_s: float) -> None:
+        """All jobs use their GPUs much or little for a while."""
+        self.world.load_pct = dict.fromkeys(self.world.gpus, load_pct)
+        for process in self.world.processes.values():
+            process.load_pct = own_pct
+        for _ in range(6):
+            self.look(step_s)
 
     def _held(self) -> list[str]:
         return sorted(

@@ -98,8 +98,8 @@ def test_the_folder_of_an_earlier_attempt_is_beside_that_of_the_last() -> None:
 # --- what the daemons really say -------------------------------------------------------------
 
 # Fields that only some replies have, by kind of row.
-OF_STATUS = {"for_s"}
-OF_FEED = {"since_at", "tag", "origin"}
+OF_STATUS = {"for_s", "idle_for_s"}
+OF_FEED = {"since_at", "tag", "origin", "idle_since_at"}
 OF_SHOW = {"attempts", "environment"}
 # Only of jobs that set it.
 OF_FEW = {
@@ -120,6 +120,7 @@ OF_FEW = {
     "again",
     "sends",
     "fetch",
+    "idle_limit_s",
 }
 
 

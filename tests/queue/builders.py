@@ -19,6 +19,7 @@ from grn.queue.events import (
     Event,
     Exited,
     HoldAsked,
+    IdleReported,
     Launch,
     LeaseAwaited,
     LeaseGranted,
@@ -157,9 +158,13 @@ class Line:
     def cancels(self, *jobs: int, is_now: bool = False) -> list[Action]:
         return self.tell(CancelAsked(self.at, jobs, is_now))
 
-    def is_asked_to_yield(self, job: int) -> list[Action]:
+    def is_asked_to_yield(self, job: int, *, is_idle: bool = False) -> list[Action]:
         """The negotiator asks the lease of a job to give way."""
-        return self.tell(YieldAsked(self.at, f"lease-{job}"))
+        return self.tell(YieldAsked(self.at, f"lease-{job}", is_idle))
+
+    def is_idle(self, job: int, *, is_to_end: bool = False) -> list[Action]:
+        """The negotiator says that a job holds its GPU and does not use it."""
+        return self.tell(IdleReported(self.at, f"lease-{job}", 1800.0, 4096, is_to_end))
 
     def holds(self, *jobs: int) -> list[Action]:
         return self.tell(HoldAsked(self.at, jobs))

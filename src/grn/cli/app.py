@@ -68,6 +68,7 @@ COMMANDS = {
     "book": ("grn.cli.commands.book:book", "Book GPUs for a time, list and remove bookings."),
     "why": ("grn.cli.commands.status:why", "Explain why a job waits, or where it runs."),
     "shares": ("grn.cli.commands.status:shares", "Show the recent GPU use of each user."),
+    "idle": ("grn.cli.commands.status:idle", "Show who holds GPUs and does not use them."),
     "events": ("grn.cli.commands.events:events", "Print events as JSON lines."),
     "metrics": ("grn.cli.commands.events:metrics", "Print metrics for Prometheus."),
     "profiles": (
@@ -92,7 +93,7 @@ SECTIONS = {
     "Run now": "exec run select batch sweep",
     "Submit and walk away": "submit ls show logs wait cancel retry hold release move edit drain "
     "history clean queue service site sites",
-    "Look": "top web gpus ps why when profiles shares report events metrics",
+    "Look": "top web gpus ps why when idle profiles shares report events metrics",
     "The negotiator": "start stop book audit",
     "Try and set up": "demo simulate doctor completion help",
 }
@@ -178,6 +179,7 @@ EXAMPLES = {
     "ps": ("grn ps", "grn ps --json"),
     "metrics": ("grn metrics",),
     "shares": ("grn shares", "grn shares --json"),
+    "idle": ("grn idle", "grn idle --json"),
     "when": ("grn when --gpus 2 --mem 20GiB --for 6h", "grn when --type train.py --json"),
     "book": (
         "grn book -n 2 --from 'tomorrow 9:00' --for 4h",

@@ -21,7 +21,7 @@ LOST = 3
 # is none: its editor needs the terminal that controls the client.
 SERVED = {
     "submit", "ls", "show", "logs", "wait", "cancel", "retry", "hold", "release", "move",
-    "drain", "history", "queue", "sites", "gpus", "ps", "why", "when", "shares", "profiles",
+    "drain", "history", "queue", "sites", "gpus", "ps", "why", "when", "idle", "shares", "profiles",
 }  # fmt: skip
 
 TYPE_CHECKING = False

@@ -88,6 +88,8 @@ SUBMIT = (
         section=_ENDS),
     Opt("--grace", TEXT, "Time to end after that signal before it is killed.", "TIME",
         section=_ENDS),
+    Opt("--idle-limit", TEXT, "The job is idle once it has used less than 5% of its GPUs for this"
+        " long.", "TIME", section=_ENDS),
     Opt("--requeue", FLAG, "Run the job again if the machine goes down while it runs.",
         section=_ENDS),
     Opt("--notify", TEXT, "Run CMD in the shell when the job has ended.", "CMD", default="",

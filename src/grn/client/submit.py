@@ -135,7 +135,7 @@ def submit(command: str | Sequence[str], **options: Any) -> JobHandle:
 
     Options: name, gpus, mem, cpus, ram, exclusive, type, priority, after, retry, time_limit, cwd,
     env, shell, requeue, hold, notify, separate_stderr, at, on, without, tags, begin, only, yields,
-    at_least, urgent, signal, grace, again, send, fetch; as of `grn submit`.
+    at_least, urgent, signal, grace, again, idle_limit, send, fetch; as of `grn submit`.
     """
     return submit_many([command], **options)[0]
 
@@ -235,11 +235,12 @@ def request(**options: Any) -> Message:
 
             message[name] = parse_cpus(stated) if name == "cpus" else parse_memory(stated)
     message.update(_giving_way(options))
-    time_limit = options.pop("time_limit", None)
-    if time_limit is not None:
-        from grn.model.units import parse_time
+    for name in ("time_limit", "idle_limit"):
+        limit = options.pop(name, None)
+        if limit is not None:
+            from grn.model.units import parse_time
 
-        message["time_limit_s"] = parse_time(time_limit)
+            message[f"{name}_s"] = parse_time(limit)
     begin = options.pop("begin", None)
     if begin:
         message["begin_at"] = begin_at(begin)

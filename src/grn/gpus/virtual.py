@@ -131,7 +131,7 @@ class VirtualProbe:
         homes: Mapping[str, tuple[str, ...]],
         loads: Mapping[int, float],
     ) -> Reading:
-        uses = []
+        uses, known = [], []
         load_pct = 0.0
         for pid, leases in members.items():
             here = tuple(lease for lease in leases if gpu.uuid in homes[lease])
@@ -139,8 +139,13 @@ class VirtualProbe:
                 spread = max(len(homes[lease]) for lease in here)
                 uses.append(ProcessUse(pid, processes[pid].resident_bytes // spread, here))
                 load_pct += loads.get(pid, 0.0) / spread
+                if pid in loads:
+                    known.append((pid, loads[pid] / spread))
         used = sum(use.used_bytes or 0 for use in uses)
-        return Reading(gpu.uuid, used_bytes=used, load_pct=min(100.0, load_pct), uses=tuple(uses))
+        return Reading(
+            gpu.uuid, used_bytes=used, load_pct=min(100.0, load_pct), uses=tuple(uses),
+            process_loads=tuple(known),
+        )  # fmt: skip
 
     def _loads(
         self, processes: Mapping[int, Process], members: Mapping[int, tuple[str, ...]]

@@ -88,6 +88,7 @@ class Reading:
     lists_processes: bool = True  # False: `uses` is empty because the driver has no list
     temperature_c: int | None = None
     power_w: int | None = None
+    process_loads: tuple[tuple[int, float], ...] = ()  # pid, percent; without those not known
 
 
 def no_process_list(gpus: Sequence[Gpu]) -> str:

@@ -18,6 +18,15 @@ class Policy(Enum):
     PACK = "pack"
 
 
+class IdleRule(Enum):
+    """What follows when a lease or a stranger is idle; each also does what those before it do."""
+
+    SHOW = "show"  # nothing: lists, metrics and the report have it
+    TELL = "tell"  # the hook of the owner's queue, and the owner's terminal
+    YIELD = "yield"  # a job of a queue gives way when another has no room
+    END = "end"  # a job of a queue is ended
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The process that holds or requests a lease; the start time detects a reused pid."""
@@ -54,6 +63,8 @@ class Request:
     code: str = ""  # fingerprint of the code; empty when unknown
     cpus: float | None = None  # the stated need of cores,
     ram_bytes: int | None = None  # and of host memory
+    idle_limit_s: float | None = None  # idle after so long; None: as set for all
+    is_queued: bool = False  # a queue asked for it, which can end the job and run it again
 
 
 def tag_of(key: str) -> str:

@@ -26,7 +26,7 @@ from grn.gpus.nvml import NvmlProbe
 from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.model.host import HostSize
-from grn.model.job import Policy
+from grn.model.job import IdleRule, Policy
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
@@ -100,6 +100,9 @@ async def _serve_gpus(
         chosen.booking_share,
         chosen.booking_lapse_s,
         chosen.booking_unknown_s,
+        chosen.idle_limit_s,
+        chosen.idle_after_s,
+        IdleRule(chosen.idle_rule),
     )
     size = host_size(chosen.host)
     loop = Loop(Engine(rules), store, probe, chosen.sample_s, size)

@@ -53,6 +53,7 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.learn.host import HostProfiles
+from grn.negotiator.learn.idle_leases import IdleLeases
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.runs import Runs
@@ -97,6 +98,7 @@ class Engine:
         self._books = self._holdings.books
         self._leases = self._holdings.leases
         self._endings = Endings(self._holdings)
+        self._idle = IdleLeases(self._rules, self._holdings)
         self._sequence = 0
         self._saved: set[str] = set()  # keys saved as waiting
         self._returning = Returning(self._waitlist)
@@ -135,6 +137,8 @@ class Engine:
             self._granter.preemption.asked,
             self._granter.preemption.claims,
             bookings=self._granter.bookings,
+            idle_strangers=self._idle.strangers,
+            idle_ending=self._idle.ending,
         )
 
     # --- entry ------------------------------------------------------------------------
@@ -172,6 +176,7 @@ class Engine:
         """Raise AssertionError when the books contradict each other."""
         self._holdings.check()
         self._endings.check()
+        self._idle.check()
         self._granter.preemption.check()
         self._granter.bookings.check()
         for lease in self._leases.values():
@@ -209,6 +214,7 @@ class Engine:
             if all(uuid in self._books for uuid in lease.gpus):
                 self._holdings.put(lease, event.at)
                 self._resume(lease, event.at)
+                self._idle.restore(lease, event.at)
                 if lease.request.has_parent:
                     self._endings.expect_report(lease.id)
             else:
@@ -396,7 +402,9 @@ class Engine:
             outcome = self._endings.outcome_of(lease, Outcome.KILLED, at)
             yield from self._ended(lease, Released(at, lease.id, outcome), outcome, is_lost=True)
             yield from self._drop_types()
-            draining = replace(lease, state=LeaseState.DRAINING, is_probe=False, outcome=outcome)
+            draining = replace(
+                lease, state=LeaseState.DRAINING, is_probe=False, outcome=outcome, idle_since=None
+            )
             self._holdings.replace(draining)
             yield SaveLease(draining)
             yield from self._schedule(at)
@@ -433,6 +441,7 @@ class Engine:
             yield action
         for job_type in self._memory.woken:  # it may be measured now: its turn changes
             self._waitlist.learned(job_type, _MAX_MOVED)
+        yield from self._idle.look(event.at, event.owners)
         yield from self._account(event.at)
         if event.wall_offset_s is not None:
             self._granter.bookings.offset_s = event.wall_offset_s

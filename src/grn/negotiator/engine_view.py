@@ -13,8 +13,9 @@ from typing import Protocol
 
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
-from grn.negotiator.events import Booking, Lease, Wait
+from grn.negotiator.events import Booking, Lease, TellIdle, Wait
 from grn.negotiator.learn.host import HostProfiles
+from grn.negotiator.learn.idle_leases import IdleStranger
 from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.learn.memory.margin import Margin
 from grn.negotiator.learn.memory.profiling import RunWatch
@@ -97,6 +98,8 @@ class EngineView:
         claims: Mapping[str, Claim],
         *,
         bookings: Bookings,
+        idle_strangers: Mapping[str, Mapping[int, IdleStranger]],
+        idle_ending: Mapping[str, TellIdle],
     ) -> None:
         self._rules = rules
         self._holdings = holdings
@@ -121,6 +124,8 @@ class EngineView:
         self.types_dropped = MappingProxyType(types_dropped)  # user -> types over the quota
         self.booking_unknown_s = rules.booking_unknown_s  # how long jobs of unknown duration run
         self.bookings: Mapping[int, Booking] = MappingProxyType(bookings.by_id)
+        self.idle_strangers = MappingProxyType(idle_strangers)  # by GPU and pid
+        self.idle_ending = MappingProxyType(idle_ending)  # leases whose jobs are ended as idle
 
     def booking_clock(self, at: float) -> float:
         """Return the time of the wall clock by which bookings begin and end."""

@@ -63,6 +63,8 @@ class Lease:
     outcome: Outcome = Outcome.KILLED  # what a draining lease ended with
     ram_bytes: int = 0  # reserved in the host's memory,
     cpus: float = 0.0  # and of its cores
+    idle_since: float | None = None  # it is idle since then; None: it is not
+    idled_s: float = 0.0  # how long it was idle before
 
     @property
     def id(self) -> str:
@@ -76,6 +78,10 @@ class Lease:
     def reserved_on(self, uuid: str) -> int:
         """Return the reservation on one GPU."""
         return self.reserved[self.gpus.index(uuid)] if uuid in self.gpus else 0
+
+    def idle_s(self, at: float) -> float:
+        """Return for how long it has been idle in all."""
+        return self.idled_s + (0.0 if self.idle_since is None else max(0.0, at - self.idle_since))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +226,7 @@ class Sampled:
     survived: frozenset[str] = frozenset()  # leases whose holder is gone and left processes behind
     host: HostReading | None = None  # None: not read this time
     wall_offset_s: float | None = None  # as of `JobStarted`; None: unchanged
+    owners: tuple[tuple[int, int], ...] = ()  # processes without a lease, and their users
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +418,28 @@ class AskYield:
 
 
 @dataclass(frozen=True, slots=True)
+class TellIdle:
+    """Tell the owner of a lease that it is idle; its queue may have to end the job."""
+
+    lease: Lease
+    idle_s: float
+    held_bytes: int  # on all its GPUs
+    gpus: tuple[int, ...]  # indices
+    is_to_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TellIdleStranger:
+    """Tell the owner of a process without a lease that it is idle."""
+
+    pid: int
+    user: int
+    gpu: int  # index
+    idle_s: float
+    held_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class KillProcesses:
     """Kill the processes of a lease that overflowed a virtual GPU."""
 
@@ -454,6 +483,8 @@ Action = (
     | TellWaiting
     | Settle
     | AskYield
+    | TellIdle
+    | TellIdleStranger
     | KillProcesses
     | SetTimer
     | Defer

@@ -71,6 +71,12 @@ def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
         server.stay_awake()
 
 
+def queue(peer: Peer, message: negotiator_requests.QueueRequest) -> None:
+    """Note that the jobs of this client are those of a queue."""
+    peer.is_queue = True
+    peer.send(message.id, {"ok": True})
+
+
 def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
     """Bind a lease to the requesting process, or to a relative of it."""
     lease, loop = peer.own(message.lease, "hold"), peer.loop
@@ -129,7 +135,9 @@ def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:
     peer.loop.tell(ReporterJoined(peer.loop.now(), lease.id))
     peer.send(message.id, {"ok": True})
     if lease.id in peer.loop.view.asked_to_yield:
-        peer.ask_yield(lease.id)
+        peer.ask_yield(lease)
+    if (told := peer.loop.view.idle_ending.get(lease.id)) is not None:
+        peer.tell_idle(told)
 
 
 def cancel(peer: Peer, message: negotiator_requests.WithdrawRequest) -> None:
@@ -338,6 +346,7 @@ def stop(peer: Peer, message: negotiator_requests.StopRequest) -> None:
 
 VERBS: Verbs = {
     negotiator_requests.LeaseRequest: lease,
+    negotiator_requests.QueueRequest: queue,
     negotiator_requests.BindRequest: hold,
     negotiator_requests.DoneRequest: done,
     negotiator_requests.WatchRequest: watch,
@@ -402,6 +411,8 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
         is_urgent=message.urgent and not message.yields,
         cpus=message.cpus,
         ram_bytes=message.ram,
+        idle_limit_s=message.idle_limit,
+        is_queued=peer.is_queue and message.command,
     )
 
 

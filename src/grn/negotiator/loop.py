@@ -17,6 +17,7 @@ from grn.gpus.probe import GpuProbe, Inventory, Placement
 from grn.model.gpu import GpuHealth, Reading, no_process_list
 from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder, Outcome
+from grn.model.units import show_size, show_time
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Action,
@@ -43,13 +44,15 @@ from grn.negotiator.events import (
     SetTimer,
     Settle,
     Stopping,
+    TellIdle,
+    TellIdleStranger,
     TellWaiting,
     TimerFired,
 )
 from grn.negotiator.queries.forecast import Forecasts
 from grn.negotiator.queries.history import History
 from grn.negotiator.storage.store import Store
-from grn.proc import host, terminate
+from grn.proc import host, processes, terminate, tty
 from grn.proc.identity import holder_of, is_alive, tagged
 from grn.proc.watch import Holders
 
@@ -59,7 +62,7 @@ REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no st
 REST_LONGER_S = 65.0  # so long after them the last sample persists the usage of users
 _HOST_EVERY = 4  # the host is read in one of this many samples
 
-ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield
+ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield | TellIdle
 
 
 class Loop:
@@ -96,6 +99,7 @@ class Loop:
         self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last sample
         self.is_followed: Callable[[], bool] = lambda: False  # by subscribers; set by the server
         self.after_look: Callable[[], None] = _nothing  # something to do while it is quiet
+        self._owners: dict[int, int | None] = {}  # the users of processes without a lease
         self._busy_at = 0.0
         self._is_at_rest = False
         self._look = asyncio.Event()
@@ -252,8 +256,9 @@ class Loop:
         readings = tuple(reading for reading in seen if reading.uuid in self.view.books)
         self._note_health(readings)
         of_host = await self._look_at_host(placements)
-        now = self.now()
-        self.tell(Sampled(now, readings, self._survived(), of_host, time.time() - now))
+        now, owners = self.now(), self._owners_in(readings)
+        survived, offset_s = self._survived(), time.time() - now
+        self.tell(Sampled(now, readings, survived, of_host, offset_s, owners))
         self.history.sampled(self.view, self.now())
         # Memory that is still in use will not be free in an instant. The end of a process is
         # sampled at once, but at a limited rate, or the loop does nothing else.
@@ -266,6 +271,16 @@ class Loop:
         if not is_read and not self.view.leases:
             host = self._host_probe.read(())
             self.tell(Sampled(self.now(), (), self._survived(), host))
+
+    def _owners_in(self, readings: tuple[Reading, ...]) -> tuple[tuple[int, int], ...]:
+        """Return the users of the processes without a lease; each is looked up once."""
+        if not self._probe.has_strangers:
+            return ()
+        pids = {use.pid for reading in readings for use in reading.uses if not use.leases}
+        known = {pid: user for pid, user in self._owners.items() if pid in pids}
+        known |= {pid: processes.user(pid) for pid in pids - known.keys()}
+        self._owners = known
+        return tuple((pid, user) for pid, user in known.items() if user is not None)
 
     async def _look_at_host(self, placements: list[Placement]) -> HostReading | None:
         """Read memory and cores of the host in a thread, less often than the GPUs."""
@@ -326,6 +341,11 @@ class Loop:
         elif isinstance(action, AskYield):
             log.info("action=ask-yield lease=%s", action.lease.id)
             self.deliver(action)
+        elif isinstance(action, TellIdle):
+            self._tell_idle(action)
+        elif isinstance(action, TellIdleStranger):
+            text = f"process {action.pid} has used less than 5% of GPU {action.gpu}"
+            self._say_on_terminal(action.pid, action.user, f"{text} for {show_time(action.idle_s)}")
         elif isinstance(action, Settle):
             self._settle(action)
         elif isinstance(action, Defer):
@@ -360,6 +380,24 @@ class Loop:
         what = "holder-gone" if action.is_lost else "release"
         outcome = settled.outcome.lease_word if settled.outcome else ""
         log.info("action=%s lease=%s outcome=%s", what, lease.id, outcome)
+
+    def _tell_idle(self, action: TellIdle) -> None:
+        lease = action.lease
+        log.info("action=tell-idle lease=%s end=%s", lease.id, action.is_to_end)
+        self.deliver(action)
+        holder = lease.request.holder
+        if holder is not None and is_alive(holder):
+            gpus = ", ".join(map(str, action.gpus))
+            text = f"{lease.request.label} (lease {lease.id}) has used less than 5% of GPU {gpus}"
+            text += f" for {show_time(action.idle_s)} and holds {show_size(action.held_bytes)}"
+            self._say_on_terminal(holder.pid, lease.request.user, text)
+
+    def _say_on_terminal(self, pid: int, user: int, text: str) -> None:
+        """Write to the terminal of a process; most have none, or none that may be written to."""
+        try:
+            tty.write_line(pid, user, f"grn: {text}")
+        except OSError as error:
+            log.debug("action=write-terminal pid=%d result=failed reason=%s", pid, error)
 
     def _note_dropped_types(self) -> None:
         """Log once per user that types above the quota are evicted."""

@@ -36,6 +36,7 @@ from grn.negotiator.events import (
     Released,
     ReporterLost,
     Settle,
+    TellIdle,
     TellWaiting,
     Withdrawn,
 )
@@ -147,7 +148,12 @@ class Server:
         if isinstance(action, AskYield):
             reporter = self.reporters.get(action.lease.id)
             if reporter is not None:
-                reporter.ask_yield(action.lease.id)
+                reporter.ask_yield(action.lease)
+            return
+        if isinstance(action, TellIdle):
+            reporter = self.reporters.get(action.lease.id)
+            if reporter is not None:
+                reporter.tell_idle(action)
             return
         if isinstance(action, Settle):
             for peer, message_id in self.ending.pop(action.lease.id, ()):
@@ -210,6 +216,7 @@ class Peer:
         self.asked: dict[str, int] = {}  # request key -> id of the message to answer
         self.granted: set[str] = set()  # leases this connection asked for
         self.follows = False
+        self.is_queue = False  # it can end its jobs and run them again
         self._talk = talk
         self._is_contained: bool | None = None  # not looked up yet
         holder, self.uid, pidfd = peer_of(connection)
@@ -287,7 +294,7 @@ class Peer:
             self._talk.refuse(message_id, from_code(action.code, action.message, action.hint))
             return
         self.granted.add(action.lease.id)
-        if action.lease.request.yields:
+        if action.lease.request.yields or self.is_queue:
             self.server.reporters[action.lease.id] = self
         self.send(message_id, views.granted(action, self.indices_hold(), self.cap(action)))
         request = action.lease.request
@@ -301,9 +308,15 @@ class Peer:
             return None
         return memory_cap(grant.lease, grant.gpus, limits.context_bytes)
 
-    def ask_yield(self, lease_id: str) -> None:
+    def ask_yield(self, lease: Lease) -> None:
         """Ask this client to end the job of a lease; clients of earlier versions ignore it."""
-        self.send(None, {"ev": "yield", "lease": lease_id})
+        idle = {} if lease.request.yields else {"idle": True}
+        self.send(None, {"ev": "yield", "lease": lease.id, **idle})
+
+    def tell_idle(self, told: TellIdle) -> None:
+        """Tell this client that the job of a lease is idle; earlier versions ignore it."""
+        message = {"ev": "idle", "lease": told.lease.id, "idle_s": round(told.idle_s, 3)}
+        self.send(None, message | {"held": told.held_bytes, "end": told.is_to_end})
 
     def tell_end(self, message_id: int, settled: LeaseSettled) -> None:
         """Answer with the outcome of a lease that this client ended."""

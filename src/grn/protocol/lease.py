@@ -48,13 +48,14 @@ class LeaseRequest:
         urgent: bool = False,
         cpus: float | None = None,
         ram: int | None = None,
+        idle_limit: float | None = None,
     ) -> None:
         given: Message = {
             "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
             "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
             "stay": stay, "on": on, "without": without, "within": within, "command": command,
             "spared": spared, "yields": yields, "at_least": at_least, "urgent": urgent,
-            "cpus": cpus, "ram": ram,
+            "cpus": cpus, "ram": ram, "idle_limit": idle_limit,
         }  # fmt: skip
         self.fields: Final[Message] = {"type": type, "label": label}
         for name, value in given.items():
@@ -80,7 +81,7 @@ _DEFAULTS: Message = {
     "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
     "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
     "within": None, "command": False, "spared": False, "yields": False, "at_least": 0.0,
-    "urgent": False, "cpus": None, "ram": None,
+    "urgent": False, "cpus": None, "ram": None, "idle_limit": None,
 }  # fmt: skip
 
 
@@ -231,10 +232,23 @@ class Bound:
 class YieldWanted:
     """The negotiator asks the holder of a lease to give way."""
 
-    __slots__ = ("lease",)
+    __slots__ = ("is_idle", "lease")
 
-    def __init__(self, lease: str) -> None:
+    def __init__(self, lease: str, is_idle: bool = False) -> None:
         self.lease: Final = lease
+        self.is_idle: Final = is_idle  # whether it was requested as yielding or not
+
+
+class IdleTold:
+    """A lease is idle: its job holds GPUs and does not use them."""
+
+    __slots__ = ("held_bytes", "idle_s", "is_to_end", "lease")
+
+    def __init__(self, lease: str, idle_s: float, held_bytes: int, is_to_end: bool) -> None:
+        self.lease: Final = lease
+        self.idle_s: Final = idle_s
+        self.held_bytes: Final = held_bytes
+        self.is_to_end: Final = is_to_end  # the job is to be ended
 
 
 class Reasons:
@@ -268,14 +282,24 @@ class Garbled:
 
 if TYPE_CHECKING:
     LeaseEvent: TypeAlias = (
-        Waiting | Granted | Refused | Settled | Bound | YieldWanted | Reasons | Answered | Garbled
+        Waiting
+        | Granted
+        | Refused
+        | Settled
+        | Bound
+        | YieldWanted
+        | IdleTold
+        | Reasons
+        | Answered
+        | Garbled
     )
 
 
 class LeaseConversation:
     """Requests and leases of one client over one connection at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_queue: bool = False) -> None:
+        self._is_queue = is_queue  # it can end its jobs and run them again
         self._exchange = wire.Exchange()
         self._requests: dict[str, LeaseRequest] = {}  # neither granted nor refused, by key
         self._asked: dict[int, str] = {}  # id of a `lease` message of this connection -> key
@@ -362,6 +386,8 @@ class LeaseConversation:
         self._asked.clear()
         self._questions.clear()
         self._reasons_id = 0
+        if self._is_queue:
+            self.ask({"op": "queue"})  # older negotiators do not know it: the answer is ignored
         unacknowledged, self._unacknowledged = self._unacknowledged, {}
         for message in unacknowledged.values():
             self._insist(message)
@@ -418,7 +444,9 @@ class LeaseConversation:
 
     def _read_unasked(self, message: Message) -> LeaseEvent | None:
         if message.get("ev") == "yield":
-            return YieldWanted(_text(message, "lease"))
+            return YieldWanted(_text(message, "lease"), message.get("idle") is True)
+        if message.get("ev") == "idle":
+            return _idle_told(message)
         error = wire.error_in(message)
         return None if error is None else Refused("", error)
 
@@ -469,6 +497,13 @@ def _text(message: Message, name: str) -> str:
     if type(value) is not str:
         raise ProtocolError(f"'{name}' in a reply of the negotiator is not a text.")
     return value
+
+
+def _idle_told(message: Message) -> IdleTold:
+    idle_s, held_bytes = message.get("idle_s"), message.get("held", 0)
+    if not isinstance(idle_s, (int, float)) or type(held_bytes) is not int:
+        raise ProtocolError("the negotiator did not say for how long a lease is idle.")
+    return IdleTold(_text(message, "lease"), idle_s, held_bytes, message.get("end") is True)
 
 
 def _reasons(message: Message) -> Reasons:

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from grn.model import MAX_CHOICE, MAX_GPUS
 from grn.model.job import Run
 from grn.protocol import schemas
-from grn.protocol.schemas import Cpus, GpuCount, Key, Priority, Reader
+from grn.protocol.schemas import Cpus, GpuCount, IdleLimit, Key, Priority, Reader
 
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -53,6 +53,11 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     spared: bool = False
     cpus: Cpus | None = None
     ram: Bytes | None = None
+    idle_limit: IdleLimit | None = None
+
+
+class QueueRequest(schemas.Message, frozen=True, tag="queue", kw_only=True):
+    """Tell that the jobs of this connection are those of a queue, which can end and repeat them."""
 
 
 class BindRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
@@ -194,6 +199,7 @@ class StopRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
 
 Message = (
     LeaseRequest
+    | QueueRequest
     | BindRequest
     | DoneRequest
     | WatchRequest

@@ -16,7 +16,7 @@ from grn.model import MAX_CHOICE, MAX_RETRIES, fetch_patterns
 from grn.model.fetch_patterns import MAX_PATTERNS
 from grn.model.windows import MAX_HOURS, parse_hours
 from grn.protocol import schemas
-from grn.protocol.schemas import Cpus, GpuCount, Key, Priority, Reader
+from grn.protocol.schemas import Cpus, GpuCount, IdleLimit, Key, Priority, Reader
 
 Text = Annotated[str, Meta(max_length=1024)]
 JobId = Annotated[int, Meta(ge=1, le=1 << 60)]
@@ -90,6 +90,7 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     signal: Annotated[int, Meta(ge=0, le=64)] = 0
     grace_s: Annotated[float, Meta(ge=0, le=86400)] | None = None
     again: bool = False
+    idle_limit_s: IdleLimit | None = None
 
 
 class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):

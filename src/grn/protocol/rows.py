@@ -34,6 +34,16 @@ class LinkRow(Record):
     lanes: int | None = None
 
 
+class StrangerRow(Record):
+    """A process without a lease that holds memory of a GPU and does not use it."""
+
+    pid: int
+    user: int | None
+    used_bytes: int | None
+    idle_for_s: float | None = None
+    idle_since_at: float | None = None
+
+
 class GpuRow(Record):
     """One GPU."""
 
@@ -55,6 +65,9 @@ class GpuRow(Record):
     links: tuple[LinkRow, ...] = ()
     temperature_c: int | None = None
     power_w: int | None = None
+    idle_bytes: int = 0  # held by idle leases and strangers
+    idle_leases: tuple[str, ...] = ()
+    idle_strangers: tuple[StrangerRow, ...] = ()
 
 
 class LeaseRow(Record):
@@ -87,9 +100,25 @@ class LeaseRow(Record):
     attempt: int = 0
     for_s: float | None = None
     ends_in_s: tuple[float, float] | None = None  # the expected end: earliest, latest
+    idled_s: float = 0.0  # how long it was idle before
+    idle_for_s: float | None = None  # it is idle now, for so long
+    idle_since_at: float | None = None
     since_at: float = 0.0
     tag: str | None = None
     origin: str | None = None
+
+
+class IdleRow(Record):
+    """A lease, or a process without one, that holds memory of GPUs and does not use them."""
+
+    idle_for_s: float
+    gpus: tuple[int, ...]
+    held_bytes: int | None  # on all its GPUs together
+    user: int | None
+    pid: int | None
+    lease: str | None = None
+    label: str = ""
+    type: str = ""
 
 
 class WaitingRow(Record):
@@ -137,6 +166,7 @@ class EndRow(Record):
     type: str = ""
     pid: int | None = None
     first_run: bool = False
+    idled_s: float = 0.0  # how long it was idle in all
     tag: str | None = None
     origin: str | None = None
 
@@ -371,6 +401,7 @@ class JobRow(Record):
     again: bool = False  # at its time limit it is queued again
     sends: bool = False  # its folder is sent to a node
     fetch: tuple[str, ...] = ()  # files that come back from a node
+    idle_limit_s: float | None = None
     log: str = ""
     place: int = 0
     tag: str | None = None

@@ -19,6 +19,7 @@ Version = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
 GpuCount = Annotated[int, Meta(ge=0, le=MAX_GPUS)]  # 0: a job that needs none
 Cpus = Annotated[float, Meta(gt=0, le=MAX_CPUS)]
+IdleLimit = Annotated[float, Meta(ge=1, le=1e9)]  # seconds
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 Kind = TypeVar("Kind", bound="Message")

@@ -78,7 +78,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
         journal,
         functools.partial(Launcher, launch),
         boot_id(),
-        Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty),
+        Hooks(chosen.on_end, chosen.on_failure, chosen.on_empty, chosen.on_idle),
     )
     load_sites = functools.partial(_load_sites, loop, launch, os.path.join(folder, "nodes.json"))
     if chosen.sites:

@@ -24,6 +24,7 @@ from grn.queue.events import (
     Event,
     Exited,
     HoldAsked,
+    IdleReported,
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
@@ -32,6 +33,7 @@ from grn.queue.events import (
     NegotiatorLost,
     Recovered,
     ReturnLease,
+    RunIdleHook,
     SaveAttemptEnd,
     SaveDrain,
     SettleLease,
@@ -129,12 +131,23 @@ class QueueEngine:
         yield from self._window.more()
 
     def _yield_asked(self, event: YieldAsked) -> Iterator[Action]:
-        """End an attempt that yields; it is run again."""
+        """End an attempt that yields, or is idle; it is run again."""
         job = self._table.under(event.lease)
-        may_end = job is not None and job.state in (JobState.STARTING, JobState.RUNNING)
-        if job is not None and may_end and job.spec.yields and not job.is_yielding:
+        if job is None or job.state not in _ENDABLE or job.is_yielding or job.idle_text:
+            return
+        if job.spec.yields or event.is_idle:
             job.is_yielding = True
             yield Stop(job.spec.id, job.attempt, is_now=False, is_yield=True)
+
+    def _idle_reported(self, event: IdleReported) -> Iterator[Action]:
+        """Tell the user of an idle job, and end it where that is the rule."""
+        job = self._table.under(event.lease)
+        if job is None or job.state not in _ENDABLE or job.idle_text:
+            return
+        if event.is_to_end and not job.is_yielding:
+            job.idle_text = finish.idle_text(event.idle_s)
+            yield Stop(job.spec.id, job.attempt, is_now=False)
+        yield RunIdleHook(job.spec.id, event.idle_s, event.held_bytes)
 
     def _submitter_gone(self, event: SubmitterGone) -> Iterator[Action]:
         """Cancel the jobs tied to a process that has ended."""
@@ -261,8 +274,8 @@ class QueueEngine:
             self._table.step(job, Step.RUN)
             if job.state is JobState.STOPPING:  # there was no shim yet to pass the cancel to
                 yield Stop(event.job, event.attempt, is_now=False)
-            elif job.is_yielding:
-                yield Stop(event.job, event.attempt, is_now=False, is_yield=True)
+            elif job.is_yielding or job.idle_text:
+                yield Stop(event.job, event.attempt, False, is_yield=job.is_yielding)
 
     def _exited(self, event: Exited) -> Iterator[Action]:
         job = self._table.at(event.job, event.attempt)
@@ -270,6 +283,8 @@ class QueueEngine:
             return
         if job.is_yielding and job.state is not JobState.STOPPING:
             event = replace(event, exit=finish.as_yielded(event.exit))
+        elif job.idle_text and job.state is not JobState.STOPPING:
+            event = replace(event, exit=finish.as_idle(event.exit, job.idle_text))
         is_open = bool(job.lease) and event.settled is None
         if is_open and not finish.may_pass_on(event.exit):
             yield SettleLease(event.job, event.attempt, job.lease, event.exit)
@@ -425,6 +440,7 @@ class JobViews(Mapping[int, JobView]):
         return f"behind {counted(window.open, 'other job')} of yours"
 
 
+_ENDABLE = (JobState.STARTING, JobState.RUNNING)
 _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     Recovered: QueueEngine._recovered,
     Submitted: QueueEngine._submitted,
@@ -440,6 +456,7 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     ActionFailed: QueueEngine._action_failed,
     CancelAsked: QueueEngine._cancel_asked,
     YieldAsked: QueueEngine._yield_asked,
+    IdleReported: QueueEngine._idle_reported,
     SubmitterGone: QueueEngine._submitter_gone,
     HoldAsked: QueueEngine._hold_asked,
     MoveAsked: QueueEngine._move_asked,

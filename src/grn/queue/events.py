@@ -140,6 +140,18 @@ class YieldAsked:
 
     at: float
     lease: str
+    is_idle: bool = False  # whether the job was submitted as yielding or not
+
+
+@dataclass(frozen=True, slots=True)
+class IdleReported:
+    """The negotiator says that the attempt under a lease holds GPUs and does not use them."""
+
+    at: float
+    lease: str
+    idle_s: float
+    held_bytes: int = 0
+    is_to_end: bool = False  # the rule of the machine is to end such jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +208,7 @@ Event = (
     | ActionFailed
     | CancelAsked
     | YieldAsked
+    | IdleReported
     | SubmitterGone
     | HoldAsked
     | MoveAsked
@@ -336,6 +349,15 @@ class TellEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RunIdleHook:
+    """Run the user's hook for an idle job."""
+
+    job: int
+    idle_s: float
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send `ClockRead` at this time of the wall clock; replaces an earlier `WakeAt`."""
 
@@ -362,6 +384,7 @@ Action = (
     | Launch
     | Stop
     | TellEnded
+    | RunIdleHook
     | WakeAt
     | TellEmpty
 )

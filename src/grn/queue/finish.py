@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grn.model.oom_retry import Had, again, again_on_host
+from grn.model.units import show_time
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
@@ -92,6 +93,18 @@ def as_yielded(exit: Exit) -> Exit:
     A shim from before a restart of the queue knows a cancel only.
     """
     return replace(exit, because=EndReason.YIELDED) if exit.because is EndReason.CANCELLED else exit
+
+
+def as_idle(exit: Exit, text: str) -> Exit:
+    """Return the exit of an attempt that was ended as idle; one that ended first keeps its own."""
+    if exit.because is not EndReason.CANCELLED:
+        return exit
+    return replace(exit, because=EndReason.TIMED_OUT, text=text)
+
+
+def idle_text(idle_s: float) -> str:
+    """Explain why an idle job was ended."""
+    return f"it held its GPU and used less than 5% of it for {show_time(idle_s)}"
 
 
 def reason_of(exit: Exit, settled: Settlement) -> EndReason:

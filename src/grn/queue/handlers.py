@@ -411,7 +411,7 @@ def _new_job(
         tuple(message.without), tuple(message.tags),
         (message.array_first or first) if message.array_limit else 0, message.array_limit,
         message.begin_at, message.only, message.yields, message.at_least_s, message.urgent,
-        message.cpus, message.ram,
+        message.cpus, message.ram, message.idle_limit_s,
     )  # fmt: skip
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,

@@ -100,6 +100,7 @@ class JobSpec(NamedTuple):
     is_urgent: bool = False  # jobs that yield give way to it at once
     cpus: float | None = None  # its stated need of cores,
     ram_bytes: int | None = None  # and of host memory
+    idle_limit_s: float | None = None  # it is idle after so long; None: as set for the machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class QueuedJob:
     said: str = ""  # why it waits, by the negotiator's latest answer
     fault: str = ""  # its row is damaged: it is not run again
     is_yielding: bool = False  # its attempt was asked to end, and another follows
+    idle_text: str = ""  # its attempt was asked to end since it is idle: why, in words
     past: str = ""  # why its latest attempt failed, where the job is not to blame
 
     @property
@@ -54,7 +55,7 @@ class QueuedJob:
         """Change the state by the lifecycle's table; a job that is not busy holds no lease."""
         self._state = after(self._state, step)
         if self._state not in BUSY:
-            self.lease, self.grant, self.is_yielding = "", None, False
+            self.lease, self.grant, self.is_yielding, self.idle_text = "", None, False, ""
 
     @property
     def rank(self) -> Rank:
@@ -69,7 +70,7 @@ class QueuedJob:
         return (
             spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
             self.memory_attempt, spec.at, spec.on, spec.without, spec.yields, spec.is_urgent,
-            spec.cpus, spec.ram_bytes,
+            spec.cpus, spec.ram_bytes, spec.idle_limit_s,
         )  # fmt: skip
 
     def __lt__(self, other: QueuedJob) -> bool:

@@ -21,6 +21,7 @@ from grn.protocol.lease import (
     Garbled,
     Granted,
     GrantedGpus,
+    IdleTold,
     LeaseConversation,
     LeaseRequest,
     Reasons,
@@ -61,7 +62,9 @@ class LeaseListener(Protocol):
 
     def refused(self, job: int, text: str) -> None: ...
 
-    def yield_asked(self, lease: str) -> None: ...
+    def yield_asked(self, lease: str, is_idle: bool) -> None: ...
+
+    def idle_told(self, told: IdleTold) -> None: ...
 
 
 class Leases(asyncio.Protocol):
@@ -70,7 +73,7 @@ class Leases(asyncio.Protocol):
     def __init__(self, queue_id: str, listener: LeaseListener) -> None:
         self.queue_id = queue_id  # begins each key
         self._listener = listener
-        self._conversation = LeaseConversation()
+        self._conversation = LeaseConversation(is_queue=True)
         self._transport: asyncio.Transport | None = None
         self._jobs: dict[str, int] = {}  # key of an open request -> job
         self._keys: dict[int, str] = {}  # and back
@@ -268,7 +271,9 @@ class Leases(asyncio.Protocol):
                 text = f"{error.message} {error.hint}".strip()
                 self._listener.refused(self._closed(event.name), text)
             case YieldWanted():
-                self._listener.yield_asked(event.lease)
+                self._listener.yield_asked(event.lease, event.is_idle)
+            case IdleTold():
+                self._listener.idle_told(event)
             case Settled():
                 self._settle(event.lease, _settled(event))
             case Reasons():
@@ -367,7 +372,7 @@ def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
         priority=spec.priority, attempt=asked.memory_attempt, args=facts, code=code or None,
         policy=spec.policy or "spread", on=spec.on, without=spec.without, command=True,
         spared=asked.is_spared, yields=spec.yields, at_least=spec.at_least_s,
-        urgent=spec.is_urgent, cpus=spec.cpus, ram=spec.ram_bytes,
+        urgent=spec.is_urgent, cpus=spec.cpus, ram=spec.ram_bytes, idle_limit=spec.idle_limit_s,
     )  # fmt: skip
 
 

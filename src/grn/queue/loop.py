@@ -20,7 +20,7 @@ from grn.client.logs import tail
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
 from grn.proc.watch import Watches
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease import GrantedGpus, IdleTold
 from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
@@ -33,6 +33,7 @@ from grn.queue.events import (
     DropAsk,
     Event,
     Exited,
+    IdleReported,
     Launch,
     LeaseAwaited,
     LeaseGranted,
@@ -42,6 +43,7 @@ from grn.queue.events import (
     PassAsk,
     Recovered,
     ReturnLease,
+    RunIdleHook,
     SaveAttemptEnd,
     SaveBegin,
     SettleLease,
@@ -315,8 +317,15 @@ class QueueLoop:
             hook = ""
         self.notifications.ended(action.job, action.reason, hook, self._facts_of)
 
+    def _run_idle_hook(self, action: RunIdleHook) -> None:
+        facts = {
+            "GRN_IDLE_S": f"{action.idle_s:.0f}",
+            "GRN_IDLE_BYTES": str(action.held_bytes),
+        }
+        self.notifications.idle(action.job, lambda job: self._facts_of(job) | facts)
+
     def _facts_of(self, job: int) -> dict[str, str]:
-        """Return what a hook is told of a job that has ended."""
+        """Return what a hook is told of a job."""
         try:
             (row,) = self.journal.rows("jobs.id = ?", [job], "jobs.id", 1)
             argv = self.journal.command(job).argv
@@ -377,8 +386,12 @@ class QueueLoop:
         self._inbox += [LeaseAwaited(self.now(), job, text) for job, text in texts.items()]
         self.catch_up()
 
-    def yield_asked(self, lease: str) -> None:
-        self.tell(YieldAsked(self.now(), lease))
+    def yield_asked(self, lease: str, is_idle: bool) -> None:
+        self.tell(YieldAsked(self.now(), lease, is_idle))
+
+    def idle_told(self, told: IdleTold) -> None:
+        event = IdleReported(self.now(), told.lease, told.idle_s, told.held_bytes, told.is_to_end)
+        self.tell(event)
 
     def refused(self, job: int, text: str) -> None:
         self.tell(LeaseRefused(self.now(), job, text))
@@ -394,6 +407,7 @@ _ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {
     Stop: QueueLoop._stop,
     WakeAt: QueueLoop._wake_at,
     TellEnded: QueueLoop._tell_ended,
+    RunIdleHook: QueueLoop._run_idle_hook,
     TellEmpty: QueueLoop._tell_empty,
     SaveAttemptEnd: QueueLoop._attempt_end_saved,
     SaveBegin: QueueLoop._begin_saved,

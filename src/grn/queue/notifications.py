@@ -26,6 +26,7 @@ class Hooks:
     on_end: str = ""
     on_failure: str = ""
     on_empty: str = ""
+    on_idle: str = ""
 
 
 class Notifications:
@@ -73,6 +74,12 @@ class Notifications:
     def empty(self) -> None:
         """Run the hook for a queue whose last job has ended."""
         self._run(self._hooks.on_empty, {"GRN_EVENT": "empty"})
+
+    def idle(self, job: int, facts_of: Callable[[int], dict[str, str]]) -> None:
+        """Run the hook for a job that holds GPUs and does not use them."""
+        if self._hooks.on_idle:
+            facts = {"GRN_EVENT": "idle", "GRN_JOB_ID": str(job), **facts_of(job)}
+            self._run(self._hooks.on_idle, facts)
 
     def _run(self, hook: str, facts: dict[str, str]) -> None:
         if hook:

@@ -34,7 +34,7 @@ _TOGETHER_S = 0.005
 _BEGIN_S = 0.05
 # Options that few jobs set, which a row has then.
 _FEW = ("on", "without", "array_limit", "begin_at", "only", "yields", "is_urgent", "at_least_s",
-        "cpus", "ram_bytes", "fetch")  # fmt: skip
+        "idle_limit_s", "cpus", "ram_bytes", "fetch")  # fmt: skip
 
 
 class QueueServer:

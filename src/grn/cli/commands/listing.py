@@ -76,7 +76,7 @@ def _print_json(
 def as_lease_json(row: LeaseRow | WaitingRow) -> dict[str, Any]:
     """Return a row of `grn ps --json`: without the fields of the change feed."""
     return {name: value for name, value in as_json(row).items()
-            if name not in ("since_at", "tag", "origin", "turn")}  # fmt: skip
+            if name not in ("since_at", "tag", "origin", "turn", "idle_since_at")}  # fmt: skip
 
 
 def own_status() -> Status | None:

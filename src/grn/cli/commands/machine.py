@@ -83,7 +83,7 @@ def ps(as_json: bool) -> int:
         return print_json({key: status[key] for key in keys})
     found = read(Status, status)
     rows: list[LeaseRow | WaitingRow] = [*found.leases, *found.waiting]
-    echo(render.ps(rows, user_name, width(), _own_jobs(rows)))
+    echo(render.ps(rows, user_name, width(), _own_jobs(rows), found.gpus))
     if found.trouble:
         echo(f"warning: {found.trouble}", err=True)
     return 0

@@ -10,7 +10,7 @@ import click
 from grn.cli import options
 from grn.cli.help import command, flag, group
 from grn.cli.options import json_flag
-from grn.cli.output import job_text, render
+from grn.cli.output import idle_text, job_text, render
 from grn.cli.output.table import table
 from grn.cli.output.terminal import echo, is_ascii, print_json, width
 from grn.client import negotiator, queue
@@ -29,6 +29,9 @@ from grn.protocol.rows import (
     lease_or_request,
     read,
     read_all,
+)
+from grn.protocol.rows import (
+    as_json as as_row,
 )
 
 Row = dict[str, Any]
@@ -99,6 +102,20 @@ def shares(as_json: bool) -> int:
     if as_json:
         return print_json({key: status[key] for key in ("schema", "version", "shares")})
     echo(render.shares(read(Status, status).shares, user_name, width()))
+    return 0
+
+
+@command("idle")
+@json_flag
+def idle(as_json: bool) -> int:
+    """Show who holds memory of a GPU and does not use it, and since when."""
+    status = negotiator.status()
+    found = read(Status, status)
+    rows = idle_text.idle_rows(found.gpus, found.leases)
+    if as_json:
+        shown = [as_row(row) for row in rows]
+        return print_json({"schema": 1, "version": status["version"], "idle": shown})
+    echo(idle_text.idle(rows, user_name, width()))
     return 0
 
 

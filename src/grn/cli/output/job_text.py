@@ -213,6 +213,7 @@ def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> 
         ("starts", _starts(row, now)),
         ("limit", _limit(row)),
         ("ending", _ending(row)),
+        ("idle limit", show_limit(row.idle_limit_s) if row.idle_limit_s else ""),
         ("retries", _retries(row)),
         ("notify", harmless(row.notify)),
         ("tags", harmless(" ".join(row.tags))),

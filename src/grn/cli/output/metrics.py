@@ -47,6 +47,7 @@ def _machine(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, lis
     if facts.host is not None:
         yield from _host(facts.host)
     yield from _leases(list(picture.leases.values()))
+    yield from _idle(picture, now)
     waiting = list(picture.waiting.values())
     reasons = Counter(row.reason or "unknown" for row in waiting)
     by_reason: list[Sample] = [({"reason": name}, count) for name, count in reasons.items()]
@@ -131,6 +132,20 @@ def _leases(leases: list[LeaseRow]) -> Iterable[tuple[str, str, str, list[Sample
         yield f"grn_user_{key}_bytes", "gauge", text, sums
 
 
+def _idle(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    since = [row.idle_since_at for row in picture.leases.values() if row.idle_since_at is not None]
+    by_user = Counter(row.user for row in picture.leases.values() if row.idle_since_at is not None)
+    leases: list[Sample] = [({"uid": uid}, count) for uid, count in by_user.items()]
+    text = "Leases of a user that hold GPUs and do not use them."
+    yield "grn_user_idle_leases", "gauge", text, leases or [({}, 0.0)]
+    strangers = [one for gpu in picture.gpus.values() for one in gpu.idle_strangers]
+    text = "Processes without a lease that hold a GPU and do not use it."
+    yield "grn_idle_strangers", "gauge", text, [({}, float(len(strangers)))]
+    since += [one.idle_since_at for one in strangers if one.idle_since_at is not None]
+    longest = max((now - at for at in since), default=0.0)
+    yield "grn_idle_longest_seconds", "gauge", "How long the longest is idle.", [({}, longest)]
+
+
 def _queue(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:
     facts = picture.queue
     counts: list[Sample] = [({"state": name}, count) for name, count in facts.counts.items()]
@@ -183,6 +198,7 @@ _GPU_BYTES = {
     "strangers": "In use by processes without a lease.",
     "unexplained": "In use with no process shown for it.",
     "free": "May still be promised.",
+    "idle": "Held by leases and processes that do not use it.",
 }
 
 

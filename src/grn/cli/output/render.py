@@ -20,6 +20,7 @@ from grn.protocol.rows import (
     ProfileRow,
     RunRow,
     ShareRow,
+    StrangerRow,
     WaitingRow,
 )
 
@@ -115,10 +116,14 @@ def _linked_sets(pairs: set[tuple[int, int]]) -> list[list[int]]:
 
 def ps(
     found: Sequence[LeaseRow | WaitingRow], user_name: UserName, width: int = 0,
-    jobs: Mapping[str, JobRow] | None = None,
+    jobs: Mapping[str, JobRow] | None = None, gpus: Sequence[GpuRow] = (),
 ) -> str:  # fmt: skip
-    """List what runs and what waits, with reasons; jobs of one's queue by their ids and names."""
+    """List what runs and what waits, with reasons; jobs of one's queue by their ids and names.
+
+    Idle processes without a lease follow.
+    """
     rows = [_job_row(row, user_name, (jobs or {}).get(row.id)) for row in found]
+    rows += [_stranger_row(one, gpu, user_name) for gpu in gpus for one in gpu.idle_strangers]
     if not rows:
         return "nothing runs and nothing waits"
     headers = ("ID", "STATE", "USER", "PID", "GPU", "USED/RESERVED", "FOR", "TYPE", "WHY")
@@ -313,8 +318,13 @@ def _gpu_row(gpu: GpuRow, size: int, is_ascii: bool) -> tuple[str, ...]:
         show_size(gpu.free_bytes),
         show_size(gpu.total_bytes),
         load,
-        str(len(gpu.leases)),
+        _job_count(gpu),
     )
+
+
+def _job_count(gpu: GpuRow) -> str:
+    idle = len(gpu.idle_leases) + len(gpu.idle_strangers)
+    return f"{len(gpu.leases)} ({idle} idle)" if idle else str(len(gpu.leases))
 
 
 def _job_row(
@@ -323,13 +333,33 @@ def _job_row(
     if isinstance(row, WaitingRow):
         state, places, memory, why = row.state, f"({row.gpus_asked})", "", row.why
     else:
-        state = "first run" if row.first_run else row.state
+        state = (
+            "first run" if row.first_run else "idle" if row.idle_for_s is not None else row.state
+        )
         places = ",".join(map(str, row.gpus))
         memory = f"{show_size(row.used_bytes)}/{show_size(row.reserved_bytes)}"
-        why = row.why if row.state == "draining" else ""
+        why = row.why if row.state == "draining" else idle_text(row)
     user, pid = user_name(row.user), str(row.pid or "?")
     shown = (row.id, row.label) if job is None else (str(job.id), shown_name(job) or row.label)
     return (shown[0], state, user, pid, places, memory, show_time(row.for_s), shown[1], why)
+
+
+def _stranger_row(row: StrangerRow, gpu: GpuRow, user_name: UserName) -> tuple[str, ...]:
+    user = "?" if row.user is None else user_name(row.user)
+    why = f"no lease; {_idle_on(str(gpu.index), row.idle_for_s)}"
+    used = f"{show_size(row.used_bytes)}/"
+    return ("-", "idle", user, str(row.pid), str(gpu.index), used, "", "", why)
+
+
+def _idle_on(gpus: str, idle_for_s: float | None) -> str:
+    return f"has used less than 5% of GPU {gpus} for {show_time(idle_for_s)}"
+
+
+def idle_text(row: LeaseRow) -> str:
+    """Say for how long a lease is idle; empty when it is not."""
+    if row.idle_for_s is None:
+        return ""
+    return _idle_on(", ".join(map(str, row.gpus)), row.idle_for_s)
 
 
 def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
@@ -344,9 +374,10 @@ def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
             turn = f"\n  {show_expected('starts', row.starts_in_s)}{turn}"
         reason = paint(f"[{row.reason}]", "reason")
         return f"{who}\n  {paint(verb, 'waiting')}: {row.why}  {reason}{turn}"
+    idle = f"; {idle_text(row)}" if row.idle_for_s is not None else ""
     memory = f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
     end = f"; {show_expected('ends', row.ends_in_s)}" if row.ends_in_s is not None else ""
-    return f"{who}\n  {paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}{end}"
+    return f"{who}\n  {paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}{end}{idle}"
 
 
 def _value(value: float | str) -> str:

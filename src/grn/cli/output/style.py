@@ -30,6 +30,7 @@ _CODES = {
 }
 _STATES = {
     "first run": "running",
+    "idle": "attention",
     "starting": "running",
     "stopping": "attention",
     "draining": "attention",

@@ -22,6 +22,7 @@ _NUMBERS = frozenset((
     "USED", "RESERVED", "USED/RESERVED", "FREE", "TOTAL", "LOAD", "JOBS", "PID", "FOR", "RAN",
     "PEAK", "TRIES", "WHEN", "AGO", "RUNS", "LARGEST", "ESTIMATE", "USUAL TIME", "WEIGHT",
     "GPU HOURS", "SHARE", "GPUS NOW", "WAITS", "LINE", "TOOK", "FROM", "TO", "ASKED", "HEARD",
+    "HOLDS", "IDLE",
 ))  # fmt: skip
 _STATES = frozenset(("STATE", "ENDED", "RESULT"))
 _STYLES = {

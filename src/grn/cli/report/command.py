@@ -11,7 +11,7 @@ import click
 from grn import paths
 from grn.cli.help import command, flag
 from grn.cli.report import period_page, sweep_chart, sweep_page
-from grn.cli.report.usage import GpuName, Period, inside
+from grn.cli.report.usage import GpuName, Period, idle_hours, inside
 from grn.cli.web import queries
 from grn.client.state_mirror import StateMirror
 from grn.errors import DaemonError, UsageError
@@ -45,6 +45,7 @@ def _of_period(since: str) -> str:
         own = queries.past(period.since, MAX_JOBS)
         spans = inside(queries.spans(watch.picture, period.since, own), period)
         gaps = queries.gaps(watch.picture, period.since)
+        idle = idle_hours(queries.idle_uses(watch.picture, period))
         known = {gpu.index for gpu in watch.picture.gpus.values()}
         nodes = watch.picture.nodes.values()
         elsewhere = {f"{node.node}:{gpu.index}" for node in nodes for gpu in node.gpus}
@@ -54,7 +55,7 @@ def _of_period(since: str) -> str:
     here = sorted(known | {place for place in past if isinstance(place, int)})
     there = sorted({*elsewhere, *(place for place in past if isinstance(place, str))})
     indices: list[GpuName] = [*here, *there]
-    return period_page.page(spans, indices, period, socket.gethostname(), gaps)
+    return period_page.page(spans, indices, period, socket.gethostname(), gaps, idle)
 
 
 def _warn_of_gaps() -> None:

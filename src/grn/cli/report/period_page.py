@@ -38,8 +38,12 @@ def page(
     period: Period,
     host: str,
     gaps: Sequence[str] = (),
+    idle: Sequence[tuple[str, float]] = (),
 ) -> str:
-    """Return the report of a period; `gaps` say which part of it is unknown."""
+    """Return the report of a period; `gaps` say which part of it is unknown.
+
+    `idle` are the hours for which each user held a GPU and did not use it.
+    """
     span_text = f"{_day(period.since)} to {_day(period.until)}"
     drawn = _from_first_job(spans, period)
     parts = [
@@ -50,6 +54,7 @@ def page(
         ),
         html.section("How busy the GPUs were", _busy(spans, indices, drawn)),
         html.section("Hours per user", _shares(shares(spans, period, "user"))),
+        html.section("Idle GPU hours per user", _idle(idle)),
         html.section("Hours per job type", _shares(shares(spans, period, "type"))),
         html.section("What failed", _failures([span for span in spans if is_bad(span)])),
         *([html.section("Not known", "".join(map(html.note, gaps)))] if gaps else []),
@@ -125,6 +130,15 @@ def _shares(found: Sequence[UserShare]) -> str:
     ]
     names = ("Name", "Jobs", "Failed", "Cancelled", "GPU hours", "Memory used")
     return html.table(names, rows, numbers_from=1) + _cut(len(rows), len(found))
+
+
+def _idle(found: Sequence[tuple[str, float]]) -> str:
+    if not found:
+        return html.note("No lease and no process was idle.")
+    rows = [(user, f"{hours:.2f}") for user, hours in found[:MAX_SHARES]]
+    return html.table(("Name", "Idle GPU hours"), rows, numbers_from=1) + _cut(
+        len(rows), len(found)
+    )
 
 
 def _failures(spans: Sequence[Span]) -> str:

@@ -77,6 +77,25 @@ class UserShare:
     memory_used: float | None  # the share of reserved memory that was needed
 
 
+@dataclass(frozen=True, slots=True)
+class IdleUse:
+    """How long one user's lease, or process without one, held GPUs and did not use them."""
+
+    user: str
+    idle_s: float
+    gpus: int = 1
+
+
+def idle_hours(uses: Iterable[IdleUse]) -> list[tuple[str, float]]:
+    """Add up idle GPU hours by user, the most first."""
+    sums: dict[str, float] = defaultdict(float)
+    for use in uses:
+        sums[use.user] += use.idle_s * use.gpus / 3600
+    return sorted(
+        ((user, hours) for user, hours in sums.items() if hours > 0), key=lambda one: -one[1]
+    )
+
+
 def inside(spans: Iterable[Span], period: Period) -> list[Span]:
     """Return the spans that touch a period, oldest first."""
     found = [span for span in spans if period.overlap_s(span) > 0]

@@ -108,7 +108,10 @@ def _state(row: Row, now: float) -> str:
     if row.part is Section.ENDED:
         ran = draw.age(row.ended_at - row.since_at)
         return f"{row.state} after {ran}{on}, {draw.age(now - row.ended_at)} ago"
-    return f"{row.state}{on} for {draw.age(now - row.since_at)}"
+    idle = ""
+    if row.idle_since_at is not None:
+        idle = f", less than 5% busy for {draw.age(now - row.idle_since_at)}"
+    return f"{row.state}{on} for {draw.age(now - row.since_at)}{idle}"
 
 
 def memory(row: Row, detail: Detail, size: tuple[int, int], marks: Marks) -> list[Line]:

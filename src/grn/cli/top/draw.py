@@ -134,7 +134,9 @@ def gpu_line(gpu: GpuRow, leases: Mapping[str, LeaseRow], loads: Sequence[float 
     """Draw one GPU: who has its memory, how much is used, its load now and before, its model."""
     columns = GpuColumns.of(width, has_sensors)
     index: Piece = (f"{gpu.index:>3} ", "index")
-    model: Piece = (" " + cut(short_model(gpu.model), columns.model, marks), "dim")
+    idle = len(gpu.idle_leases) + len(gpu.idle_strangers)
+    name = f"{idle} idle, {short_model(gpu.model)}" if idle else short_model(gpu.model)
+    model: Piece = (" " + cut(name, columns.model, marks), "note" if idle else "dim")
     if gpu.health != "ok":
         text = _SICK.get(gpu.health, gpu.health)
         room = columns.bar + columns.spark + columns.sensors + _GPU_FIXED - 4 - 1
@@ -322,6 +324,8 @@ def clipped(line: Line, width: int, marks: Marks) -> Line:
 
 def _running(row: Row, now: float) -> dict[str, Piece]:
     state = "" if row.state == "running" else f"[{row.state}] "
+    if row.state == "idle" and row.idle_since_at is not None:
+        state = f"[idle {age(now - row.idle_since_at)}] "
     style = "bad" if row.state == "draining" else "plain" if row.state in _CALM_STATES else "note"
     letter = next((char for char in row.seats if char.isalpha()), None)
     return {

@@ -51,6 +51,7 @@ class Row(NamedTuple):
     folder: str | None = None  # of its latest attempt, with the log
     expected_at: tuple[float, float] | None = None  # its end or start: earliest, latest
     members: tuple[int, ...] = ()  # the jobs of an array that are shown as this row
+    idle_since_at: float | None = None  # it holds GPUs and does not use them
 
     @property
     def key(self) -> str:
@@ -149,7 +150,8 @@ def _is_of_own_queue(row: EndRow | WaitingRow, picture: Snapshot, own_uid: int) 
 
 
 def _of_lease(lease: LeaseRow, job: JobRow | None, seats: Mapping[int, Mapping[str, str]]) -> Row:
-    state = "first run" if lease.first_run else lease.state
+    is_idle = lease.idle_since_at is not None
+    state = "first run" if lease.first_run else "idle" if is_idle else lease.state
     if job is not None and job.state in ("starting", "stopping"):
         state = job.state
     places = [f"{index}{seats.get(index, {}).get(lease.id, '')}" for index in lease.gpus]
@@ -168,6 +170,7 @@ def _of_lease(lease: LeaseRow, job: JobRow | None, seats: Mapping[int, Mapping[s
         reserved_bytes=lease.reserved_bytes,
         on_host=_on_host(lease),
         since_at=lease.since_at,
+        idle_since_at=lease.idle_since_at,
         why=lease.why,
         folder=job.folder if job is not None else None,
     )

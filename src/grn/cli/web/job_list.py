@@ -47,6 +47,7 @@ class ListedJob:
     why: str = ""
     priority: int = 0
     is_held: bool = False
+    idle_since_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ def _of(row: Row, jobs: Mapping[int, JobRow]) -> ListedJob:
         why="" if row.why == row.state or row.part is top_rows.Section.RUNNING else row.why,
         priority=job.priority if job is not None else 0,
         is_held=job is not None and job.is_held,
+        idle_since_at=row.idle_since_at,
     )
     members = [jobs[number] for number in row.members]
     return _array(row, members, one) if members else one

@@ -10,7 +10,7 @@ from typing import Any
 
 from grn.cli.output.job_text import filled_command, spelled_command
 from grn.cli.report import sweep_chart, sweep_page
-from grn.cli.report.usage import Span
+from grn.cli.report.usage import IdleUse, Period, Span
 from grn.cli.web import job_list
 from grn.client import logs, queue
 from grn.client.negotiator import ask_all, ask_once
@@ -23,6 +23,7 @@ from grn.protocol.rows import (
     BookingRow,
     CurveRow,
     EndRow,
+    GpuRow,
     JobRow,
     LeaseRow,
     NodeRow,
@@ -62,7 +63,7 @@ def now(picture: Snapshot) -> Row:
     names = job_list.lease_names(picture)
     leases = picture.leases.values()
     return {
-        "gpus": [] if is_lost else [as_json(gpu) for gpu in gpus],
+        "gpus": [] if is_lost else [_gpu(gpu) for gpu in gpus],
         "host": None if is_lost or host is None else as_json(host),
         "loads": [] if is_lost else recent_loads(picture, [gpu.index for gpu in gpus]),
         "leases": [] if is_lost else [_named(row) | {"name": names.get(row.id)} for row in leases],
@@ -96,6 +97,15 @@ def jobs(picture: Snapshot, wanted: str = "", most: int = job_list.MAX_ROWS) -> 
         "shown": found.shown,
         "next_start_at": found.next_start_at,
     }
+
+
+def _gpu(gpu: GpuRow) -> Row:
+    """Return a GPU with the names of the users of idle processes."""
+    strangers = [
+        {**as_json(one), "user_name": "?" if one.user is None else user_name(one.user)}
+        for one in gpu.idle_strangers
+    ]
+    return {**as_json(gpu), "idle_strangers": strangers}
 
 
 def _sorted_nodes(picture: Snapshot) -> list[NodeRow]:
@@ -139,6 +149,24 @@ def spans(picture: Snapshot, since: float, ended: Sequence[JobRow]) -> list[Span
             is_job = not (is_own and row.origin == origin)
             spans.append(_span(row, is_job=is_job))
     return spans + [_job_span(job, began_at, user) for job, began_at in past]
+
+
+def idle_uses(picture: Snapshot, period: Period) -> list[IdleUse]:
+    """Return who held GPUs in a period and did not use them, as far as it is known."""
+    found = []
+    for lease in picture.leases.values():
+        now_s = 0.0 if lease.idle_since_at is None else period.until - lease.idle_since_at
+        idle_s = min(lease.idled_s + max(0.0, now_s), period.until - period.since)
+        found.append(IdleUse(user_name(lease.user), idle_s, len(lease.gpus)))
+    for end in picture.ends:
+        idle_s = min(end.idled_s, max(0.0, end.ended_at - period.since))
+        found.append(IdleUse(user_name(end.user), idle_s, len(end.gpus)))
+    for gpu in picture.gpus.values():
+        for one in gpu.idle_strangers:
+            user = "?" if one.user is None else user_name(one.user)
+            since = max(period.since, one.idle_since_at or period.until)
+            found.append(IdleUse(user, period.until - since))
+    return found
 
 
 def gaps(picture: Snapshot, since: float) -> list[str]:

@@ -103,13 +103,16 @@ class ChangeFeed:
 
     def _changed_gpus(self) -> Iterable[Row]:
         for uuid, book in self._view.books.items():
-            row = views.gpu(book)
+            row = views.gpu(book) | views.idle_on(self._view, book, self._idle_since)
             before = self._gpus.get(uuid)
             self._gpus[uuid] = row
             if before is None:
                 yield row
             elif row != before:
                 yield {"uuid": uuid, **_newer(before, row)}
+
+    def _idle_since(self, since: float) -> Row:
+        return {"idle_since_at": since + self._offset_s}
 
     def _changed_leases(self, gone: set[str]) -> Iterable[Row]:
         view, new = self._view, 0
@@ -132,6 +135,9 @@ class ChangeFeed:
                 continue
             row = views.granted_lease(view, lease) | views.moving_parts(view, lease)
             row["since_at"] = lease.granted_at + self._offset_s
+            row |= {"idle_since_at": None}
+            if lease.idle_since is not None:
+                row |= self._idle_since(lease.idle_since)
             row |= _names(lease.request.key)
             self._leases[lease_id] = (lease, row)
             yield row if known is None else {"id": lease_id, **_newer(known[1], row)}
@@ -238,6 +244,7 @@ def ended_lease(view: EngineView, end: LeaseEnd, offset_s: float) -> EndRow:
         first_run=lease.is_probe,
         since_at=lease.granted_at + offset_s,
         ended_at=end.at + offset_s,
+        idled_s=lease.idle_s(end.at),
         **_names(request.key),
     )
 

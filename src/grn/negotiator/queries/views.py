@@ -5,7 +5,7 @@ Only reads; every text of a user passes `harmless` on its way out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ from grn.model.job import Profile, Request, Run, tag_of
 from grn.model.text import harmless
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Booking, Grant, Lease, LeaseState
+from grn.negotiator.learn.idle_leases import held_bytes
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.turns.order import Turn, WaitingRequest
@@ -26,7 +27,10 @@ Row = dict[str, Any]
 def status(view: EngineView, at: float, most: int | None = None) -> Row:
     """Return GPUs, leases and waiting requests, in turn; at most `most` of each, if given."""
     return {
-        "gpus": [gpu(book) for book in view.books.values()],
+        "gpus": [
+            gpu(book) | idle_on(view, book, lambda since: {"idle_for_s": at - since})
+            for book in view.books.values()
+        ],
         "leases": [lease(view, one, at) for one in islice(view.leases.values(), most)],
         "waiting": [waiting(view, one, place, at) for place, one in islice(in_turn(view), most)],
         "shares": shares(view, at),
@@ -166,6 +170,27 @@ def gpu(book: Book) -> Row:
     }
 
 
+def idle_on(view: EngineView, book: Book, when: Callable[[float], Row]) -> Row:
+    """Return what is idle on one GPU; `when` spells since when."""
+    leases = [lease for lease in book.leases.values() if lease.idle_since is not None]
+    found = view.idle_strangers.get(book.gpu.uuid, {}).values()
+    strangers = [
+        {
+            "pid": one.pid,
+            "user": one.user,
+            "used_bytes": book.used_by_stranger(one.pid),
+            **when(one.since),
+        }
+        for one in found
+    ]
+    held = sum(held_bytes(book, lease) for lease in leases)
+    return {
+        "idle_bytes": held + sum(book.used_by_stranger(one.pid) for one in found),
+        "idle_leases": [lease.id for lease in leases],
+        "idle_strangers": strangers,
+    }
+
+
 def host(view: EngineView) -> Row | None:
     """Return memory and cores of the machine, None where they are not limited."""
     ledger = view.host
@@ -213,9 +238,9 @@ def used_by(view: EngineView, lease: Lease) -> int | None:
 def lease(view: EngineView, lease: Lease, at: float) -> Row:
     """Return one lease."""
     for_s = max(0.0, at - lease.granted_at)  # a long answer may include a newer one
-    return (
-        granted_lease(view, lease) | moving_parts(view, lease) | {"for_s": for_s, "ends_in_s": None}
-    )
+    idle_for_s = None if lease.idle_since is None else max(0.0, at - lease.idle_since)
+    times = {"for_s": for_s, "idle_for_s": idle_for_s, "ends_in_s": None}
+    return granted_lease(view, lease) | moving_parts(view, lease) | times
 
 
 def granted_lease(view: EngineView, lease: Lease) -> Row:
@@ -229,6 +254,7 @@ def granted_lease(view: EngineView, lease: Lease) -> Row:
         "reserved_ram_bytes": lease.ram_bytes,
         "reserved_cpus": round(lease.cpus, 2),
         "first_run": lease.is_probe,
+        "idled_s": lease.idled_s,
         "reason": None if held else "memory-not-gone",
         "why": harmless(_why_running(lease, indices)),
     }

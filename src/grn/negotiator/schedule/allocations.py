@@ -15,6 +15,7 @@ from itertools import islice
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HOST_MODEL
+from grn.model.job import IdleRule
 from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.load import Loads
@@ -168,7 +169,7 @@ class Holdings:
         self.leases: dict[str, Lease] = {}
         self.watches: dict[str, profiling.RunWatch] = {}  # lease -> samples of its job
         self.draining: set[str] = set()
-        self.yielding: dict[str, None] = {}  # held leases that may be asked to give way
+        self.yielding: dict[str, None] = {}  # held leases that may be asked to give way now
         self.first_runs: dict[str, str] = {}  # job type -> lease of its unmeasured first run
         self.reshared: dict[str, None] = {}  # leases that may take another share of their GPUs
         self._types: Counter[str] = Counter()  # leases of each job type
@@ -257,8 +258,10 @@ class Holdings:
         self.reshared[lease.id] = None
         if lease.state is LeaseState.HELD:
             self._by_key[lease.request.key] = lease.id
-            if lease.request.yields:
+            if self.may_yield(lease):
                 self.yielding[lease.id] = None
+            else:
+                self.yielding.pop(lease.id, None)
         else:
             self.draining.add(lease.id)
             self.yielding.pop(lease.id, None)
@@ -268,6 +271,13 @@ class Holdings:
             self.weigh(book)
         if not lease.is_probe:
             self.end_first_run(lease)
+
+    def may_yield(self, lease: Lease) -> bool:
+        """True for a lease that was requested as yielding, or is idle where such ones give way."""
+        if lease.request.yields:
+            return True
+        is_idle = lease.idle_since is not None and lease.request.is_queued
+        return is_idle and self._rules.idle_rule is IdleRule.YIELD
 
     def drop(self, lease: Lease) -> None:
         """Remove a lease from the books."""
@@ -337,6 +347,6 @@ class Holdings:
         assert self.host_profiles.watches.keys() == self.leases.keys()
         assert self.watches.keys() == self.leases.keys()
         held = (one for one in self.leases.values() if one.state is LeaseState.HELD)
-        assert self.yielding.keys() == {one.id for one in held if one.request.yields}
+        assert self.yielding.keys() == {one.id for one in held if self.may_yield(one)}
         for job_type, lease_id in self.first_runs.items():
             assert self.leases[lease_id].request.job_type == job_type

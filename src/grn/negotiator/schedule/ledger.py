@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, Reading
+from grn.model.job import IdleRule
 from grn.model.units import MiB
 from grn.negotiator.events import Lease, LeaseState
 
@@ -46,6 +47,9 @@ class Rules:
     booking_share: float = 1.0  # the part of the GPUs that one user may have booked at a time
     booking_lapse_s: float = 900.0  # after so long without a job of its user a booking ends
     booking_unknown_s: float = 172800.0  # before a booking: how long jobs of unknown duration run
+    idle_limit_s: float = 1800.0  # a lease or stranger without load for so long is idle; 0: none
+    idle_after_s: float = 1200.0  # but no lease before it has run for so long
+    idle_rule: IdleRule = IdleRule.SHOW
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """Choose leases that give way to a request without room, and reserve their GPUs for it.
 
 Only leases that were requested as yielding are asked, and none before it has run for the time that
-its request states. The least running time is lost: the cheapest leases are tried first, and only
-those whose end makes the difference are asked. Who asks for the end, and how, is decided elsewhere.
+its request states; idle ones too, where the rule says so. The least running time is lost: the
+cheapest leases are tried first, idle ones before all, and only those whose end makes the difference
+are asked. Who asks for the end, and how, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class Preemption:
         for lease_id, asked_at in self.asked.items():
             lease = self._holdings.leases.get(lease_id)
             if lease is not None:
-                assert lease.request.yields, "a lease that does not yield was asked"
+                may_yield = lease.request.yields or lease.request.is_queued
+                assert may_yield, "a lease that does not yield was asked"
                 ran_s = asked_at - lease.granted_at
                 assert ran_s >= lease.request.at_least_s, "asked within the time it has"
 
@@ -226,6 +228,8 @@ class Preemption:
         is_held = lease.state is LeaseState.HELD
         if not is_held or not lease.gpus or ran_s < lease.request.at_least_s:
             return math.inf
+        if lease.idle_since is not None:
+            return lease.idle_since - at  # the longest first
         model = self._holdings.books[lease.gpus[0]].gpu.model
         usual_s = self._costs.alone_s(lease.request, model)
         is_soon_over = usual_s is not None and 0 <= usual_s - ran_s < _SOON_S

@@ -45,7 +45,7 @@ _NO_GROUP = ("", "", "", 0, "", "", "", "")
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "on": str, "without": tuple, "array": int, "array_limit": int, "begin_at": float,
     "only": str, "yields": bool, "at_least_s": float, "is_urgent": bool, "cpus": float,
-    "ram_bytes": int,
+    "ram_bytes": int, "idle_limit_s": float,
 }  # fmt: skip
 STATE = (
     "state", "attempt", "tries_left", "memory_attempt", "is_held", "priority", "place", "spared",

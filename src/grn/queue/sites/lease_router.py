@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grn.model.gpu import Gpu
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease import GrantedGpus, IdleTold
 from grn.protocol.rows import HostRow
 from grn.queue.events import AskLease
 from grn.queue.job import Settlement
@@ -420,10 +420,17 @@ class LeaseRouter:
         self._ask_more([request])
         self._say_why(request)
 
-    def yield_asked(self, node: Node | None, lease: str) -> None:
+    def yield_asked(self, node: Node | None, lease: str, is_idle: bool) -> None:
         """Pass on that a lease is asked to give way."""
         name = lease if node is None else str(RemoteLease(node.name, node.epoch, lease))
-        self._listener.yield_asked(name)
+        self._listener.yield_asked(name, is_idle)
+
+    def idle_told(self, node: Node | None, told: IdleTold) -> None:
+        """Pass on that a lease is idle."""
+        if node is not None:
+            name = str(RemoteLease(node.name, node.epoch, told.lease))
+            told = IdleTold(name, told.idle_s, told.held_bytes, told.is_to_end)
+        self._listener.idle_told(told)
 
     def _say_why(self, request: _Request) -> None:
         """Say why a request waits that no place was asked for, or end it if none ever could."""
@@ -503,8 +510,11 @@ class _LocalLeases:
     def refused(self, job: int, text: str) -> None:
         self._router.refused(None, job, text)
 
-    def yield_asked(self, lease: str) -> None:
-        self._router.yield_asked(None, lease)
+    def yield_asked(self, lease: str, is_idle: bool) -> None:
+        self._router.yield_asked(None, lease, is_idle)
+
+    def idle_told(self, told: IdleTold) -> None:
+        self._router.idle_told(None, told)
 
 
 def _of_node(grant: GrantedGpus, node: Node) -> GrantedGpus:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from grn import __version__
 from grn.errors import ProtocolError
 from grn.model.text import harmless
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease import GrantedGpus, IdleTold
 from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases
@@ -55,7 +55,9 @@ class NodeListener(Protocol):
 
     def refused(self, node: Node, job: int, text: str) -> None: ...
 
-    def yield_asked(self, node: Node, lease: str) -> None: ...
+    def yield_asked(self, node: Node, lease: str, is_idle: bool) -> None: ...
+
+    def idle_told(self, node: Node, told: IdleTold) -> None: ...
 
     def attempt_started(self, attempt: Attempt) -> None: ...
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease import GrantedGpus, IdleTold
 from grn.queue.sites.stream import Frame, LeaseBytes
 
 if TYPE_CHECKING:
@@ -56,5 +56,8 @@ class NodeLeases:
     def refused(self, job: int, text: str) -> None:
         self._listener.refused(self._node, job, text)
 
-    def yield_asked(self, lease: str) -> None:
-        self._listener.yield_asked(self._node, lease)
+    def yield_asked(self, lease: str, is_idle: bool) -> None:
+        self._listener.yield_asked(self._node, lease, is_idle)
+
+    def idle_told(self, told: IdleTold) -> None:
+        self._listener.idle_told(self._node, told)

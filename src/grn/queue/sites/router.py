@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease import GrantedGpus, IdleTold
 from grn.queue.job import AttemptFate, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.leases import LeaseListener
@@ -251,8 +251,11 @@ class Router:
     def granted(self, node: Node, job: int, grant: GrantedGpus) -> None:
         self.leases.granted(node, job, grant)
 
-    def yield_asked(self, node: Node, lease: str) -> None:
-        self.leases.yield_asked(node, lease)
+    def yield_asked(self, node: Node, lease: str, is_idle: bool) -> None:
+        self.leases.yield_asked(node, lease, is_idle)
+
+    def idle_told(self, node: Node, told: IdleTold) -> None:
+        self.leases.idle_told(node, told)
 
     def awaited(self, node: Node, job: int, text: str) -> None:
         self.leases.awaited(node, job, text)

@@ -95,12 +95,13 @@ export function leaseView(root, id) {
       const own = state.jobs.find((job) => job.job && job.lease === id);
       const chart = memoryChart(row.curve, row.reserved_bytes, "memory over time");
       box.replaceChildren(
-        el("h1", {}, plain(row.label), " ", pill(row.ended_at ? "ended" : row.state)),
+        el("h1", {}, plain(row.label), " ", pill(row.ended_at ? "ended" : row.idle_since_at ? "idle" : row.state)),
         own ? el("p", {}, el("a", { href: `#/job/${own.job}` }, `Job ${own.job} of your queue`)) : "",
         el("div", { class: "card" }, facts([
           ["Lease", plain(row.id)], ["Type", plain(row.type)], ["User", plain(row.user_name)], ["Process", row.pid === null ? "not visible" : String(row.pid)], ["GPU", row.gpus.join(", ")],
           ["Memory", `${size(row.used_bytes)} used, peak ${size(row.peak_bytes)}, ${size(row.reserved_bytes)} reserved`],
           ["Began", `${clock(row.since_at)}, ${span((row.ended_at || now()) - row.since_at)}${row.ended_at ? "" : " ago"}`], ["Placement", prose(row.why || "")],
+          ...(row.idle_since_at && !row.ended_at ? [["Idle", `used less than 5 % of its GPU for ${span(now() - row.idle_since_at)}`]] : []),
         ])),
         el("h2", {}, "Memory"), chart ? el("div", { class: "chartbox" }, chart) : el("p", { class: "empty" }, "No samples yet."), busy(row.loads));
     } catch (error) { box.replaceChildren(trouble(error)); }

@@ -119,7 +119,8 @@ function card(gpu, leases, node = "") {
     el("div", { class: "top" }, el("b", {}, `GPU ${gpu.index}`), el("small", {}, plain(gpu.model))),
     el("div", { class: "bar" }, bar(gpu, here, node)),
     el("div", { class: "top" }, el("small", {}, free), el("small", {}, readings(gpu))),
-    el("div", { class: "legend" }, here.slice(0, 8).map((lease) => el("span", {}, style(el("i"), { background: colour(leaseKey(lease, node)) }), leaseLink(lease, node))), here.length > 8 ? el("span", {}, `and ${here.length - 8} more`) : null));
+    el("div", { class: "legend" }, here.slice(0, 8).map((lease) => el("span", {}, style(el("i"), { background: colour(leaseKey(lease, node)) }), leaseLink(lease, node))), here.length > 8 ? el("span", {}, `and ${here.length - 8} more`) : null),
+    (gpu.idle_strangers || []).slice(0, 4).map((one) => el("small", { class: "soft" }, `Process ${one.pid}${one.user_name ? ` of ${plain(one.user_name)}` : ""}, without a lease, holds ${size(one.used_bytes)} and is idle`, one.idle_since_at ? [" for ", since(one.idle_since_at)] : "")));
 }
 
 // Jobs on one GPU have different colours, and keep them while they run.
@@ -198,7 +199,7 @@ function jobTable(jobs, chosen, empty) {
     { name: "Job", kind: "name", of: (row) => el("div", {}, el("a", { href: href(row), "data-key": `job-${row.id}` }, plain(row.name)), jobCommand(row), why(row)) },
     { name: "Id", kind: "id", of: (row) => plain(row.id) },
     ...(hasUsers ? [{ name: "User", kind: "user", of: (row) => plain(row.user) }] : []),
-    { name: "State", kind: "state", of: (row) => pill(row.state, row.count > 1 ? `${row.count.toLocaleString("en")} ${row.state}` : row.state) },
+    { name: "State", kind: "state", of: (row) => row.idle_since_at ? el("div", {}, pill("idle"), el("div", { class: "soft small" }, "for ", since(row.idle_since_at))) : pill(row.state, row.count > 1 ? `${row.count.toLocaleString("en")} ${row.state}` : row.state) },
     ...(hasNodes ? [{ name: "Where", kind: "where", of: (row) => (isWaiting(row) ? "" : plain(row.where || "local")) }] : []),
     { name: "GPU", kind: "gpu", of: (row) => row.gpus.join(", ") },
     { name: "Memory", kind: "mem", of: (row) => memory(row) },

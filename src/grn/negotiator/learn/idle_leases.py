@@ -1,0 +1,210 @@
+"""Find the leases and the processes without a lease that are idle, and what follows.
+
+Reads the books; `idle.py` does the sums. A first run is not idle, nor is a lease that has not run
+for long. Which lease gives way, and how a job ends, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grn.model.job import IdleRule
+from grn.negotiator.events import (
+    Action,
+    Lease,
+    LeaseState,
+    SaveLease,
+    TellIdle,
+    TellIdleStranger,
+)
+from grn.negotiator.learn.idle import Idleness, Sample
+from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.ledger import Book, Rules
+
+MIN_STRANGER_BYTES = 256 << 20  # a desktop's windows are not worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class IdleStranger:
+    """A process without a lease that holds memory of a GPU and does not use it."""
+
+    pid: int
+    user: int | None
+    since: float
+
+
+class IdleLeases:
+    """Which leases and strangers are idle, and who was asked to end."""
+
+    def __init__(self, rules: Rules, holdings: Holdings) -> None:
+        self._rules = rules
+        self._holdings = holdings
+        self._idleness = Idleness()
+        self._first_seen: dict[tuple[str, int], float] = {}  # strangers, by GPU and pid
+        self._restored: list[str] = []  # leases that were idle when an earlier negotiator ended
+        self.strangers: dict[str, dict[int, IdleStranger]] = {}  # those that are idle, by GPU
+        self.ending: dict[str, TellIdle] = {}  # leases whose queue was told to end the job
+
+    def restore(self, lease: Lease, at: float) -> None:
+        """Take over a lease from before a restart."""
+        if lease.idle_since is not None:
+            self._idleness.restore(lease.id, lease.idle_since, at)
+            self._restored.append(lease.id)
+
+    def look(self, at: float, owners: Iterable[tuple[int, int]] = ()) -> Iterator[Action]:
+        """Apply the latest readings; return what is to be saved and who is to be told."""
+        if not self._idleness.is_due(at):
+            return
+        users = dict(owners)
+        for name, since in self._idleness.seen(at, list(self._samples(at))):
+            if isinstance(name, str):
+                yield from self._lease_changed(self._holdings.leases[name], since, at)
+            else:
+                yield from self._stranger_changed(*name, users, since, at)
+        if self._restored:
+            again, self._restored = self._restored, []
+            yield from self._end_again(again, at)
+        self._forget()
+
+    def check(self) -> None:
+        """Raise AssertionError when a lease is saved as idle that is not, or the other way."""
+        self._idleness.check()
+        for lease in self._holdings.leases.values():
+            is_held = lease.state is LeaseState.HELD
+            assert is_held or lease.idle_since is None, "idle without a process"
+            if is_held:
+                assert lease.idle_since == self._idleness.since(lease.id), "idle since another time"
+            assert lease.idle_since is None or not lease.is_probe, "an idle first run"
+        for uuid, found in self.strangers.items():
+            for pid, stranger in found.items():
+                assert self._idleness.since((uuid, pid)) == stranger.since
+
+    # --- loads ---------------------------------------------------------------------------
+
+    def _samples(self, at: float) -> Iterator[Sample]:
+        rules, books = self._rules, self._holdings.books
+        own = {uuid: _own_loads(book) for uuid, book in books.items()}
+        for lease in self._holdings.leases.values():
+            limit_s = lease.request.idle_limit_s or rules.idle_limit_s
+            if not limit_s or not lease.gpus or lease.state is not LeaseState.HELD:
+                continue
+            load: float | None = 0.0
+            for uuid in lease.gpus:
+                here = _most(books[uuid], own[uuid], lease.id)
+                load = None if here is None or load is None else max(load, here)
+            is_exempt = lease.is_probe or at - lease.granted_at < rules.idle_after_s
+            yield Sample(lease.id, load, limit_s, is_exempt)
+        if rules.idle_limit_s:
+            for uuid, book in books.items():
+                yield from self._strangers(uuid, book, at)
+
+    def _strangers(self, uuid: str, book: Book, at: float) -> Iterator[Sample]:
+        """Yield the processes on a GPU that hold no lease there."""
+        if book.is_virtual or not book.is_read:
+            return
+        loads = dict(book.reading.process_loads)
+        for use in book.reading.uses:
+            is_small = use.used_bytes is not None and use.used_bytes < MIN_STRANGER_BYTES
+            if is_small or any(one in book.leases for one in use.leases):
+                continue
+            name = (uuid, use.pid)
+            age_s = at - self._first_seen.setdefault(name, at)
+            load = _most(book, loads, use.pid)
+            limit_s = self._rules.idle_limit_s
+            yield Sample(name, load, limit_s, age_s < self._rules.idle_after_s)
+
+    # --- changes -------------------------------------------------------------------------
+
+    def _lease_changed(self, lease: Lease, since: float | None, at: float) -> Iterator[Action]:
+        idled_s = lease.idle_s(at) if since is None else lease.idled_s
+        changed = replace(lease, idle_since=since, idled_s=idled_s)
+        self._holdings.replace(changed)
+        yield SaveLease(changed)
+        if since is not None and self._rules.idle_rule is not IdleRule.SHOW:
+            yield self._tell(changed, at)
+
+    def _tell(self, lease: Lease, at: float) -> TellIdle:
+        is_to_end = self._rules.idle_rule is IdleRule.END and lease.request.is_queued
+        books = self._holdings.books_of(lease)
+        held = sum(held_bytes(book, lease) for book in books)
+        gpus = tuple(book.gpu.index for book in books)
+        told = TellIdle(lease, at - (lease.idle_since or at), held, gpus, is_to_end)
+        if is_to_end:
+            self.ending[lease.id] = told
+        return told
+
+    def _end_again(self, restored: Iterable[str], at: float) -> Iterator[Action]:
+        """Ask again for the end of jobs that may not have heard of it before a restart."""
+        for lease_id in restored:
+            lease = self._holdings.leases.get(lease_id)
+            is_idle = lease is not None and lease.idle_since is not None
+            if lease is not None and is_idle and self._rules.idle_rule is IdleRule.END:
+                told = self._tell(lease, at)
+                if told.is_to_end:
+                    yield told
+
+    def _stranger_changed(
+        self, uuid: str, pid: int, users: dict[int, int], since: float | None, at: float
+    ) -> Iterator[Action]:
+        here = self.strangers.setdefault(uuid, {})
+        here.pop(pid, None)
+        if since is None:
+            return
+        user = users.get(pid)
+        here[pid] = IdleStranger(pid, user, since)
+        if self._rules.idle_rule is not IdleRule.SHOW and user is not None:
+            book = self._holdings.books[uuid]
+            held = book.used_by_stranger(pid)
+            yield TellIdleStranger(pid, user, book.gpu.index, at - since, held)
+
+    def _forget(self) -> None:
+        """Drop strangers that are gone, and leases that have ended or work again."""
+        for uuid, found in list(self.strangers.items()):
+            gone = [pid for pid in found if self._idleness.since((uuid, pid)) is None]
+            for pid in gone:
+                del found[pid]
+            if not found:
+                del self.strangers[uuid]
+        for name in [one for one in self._first_seen if not self._idleness.has(one)]:
+            del self._first_seen[name]
+        for lease_id in list(self.ending):
+            if self._idleness.since(lease_id) is None:
+                del self.ending[lease_id]
+
+
+def held_bytes(book: Book, lease: Lease) -> int:
+    """Return what a lease keeps of a GPU: what it has reserved, or uses beyond that."""
+    return max(lease.reserved_on(book.gpu.uuid), book.measured.get(lease.id) or 0)
+
+
+def _own_loads(book: Book) -> dict[str, float | None]:
+    """Return the load of each lease with processes on a GPU, in percent, None when unknown."""
+    reading = book.reading
+    if not book.leases or not (reading.process_loads or book.is_virtual):
+        return {}
+    loads = dict(reading.process_loads)
+    found: dict[str, float | None] = {}
+    for use in reading.uses:
+        load = loads.get(use.pid)
+        for lease_id in use.leases:
+            before = found.get(lease_id, 0.0)
+            found[lease_id] = None if load is None or before is None else before + load
+    return found
+
+
+def _most(book: Book, own: Mapping[Any, float | None], name: str | int) -> float | None:
+    """Return what a lease or process uses of a GPU at most, None when nothing tells.
+
+    No part of a GPU's load is larger than the whole. The load of a virtual GPU is the sum of what
+    is known of its processes: it says nothing of one that is not known, and no process has none.
+    """
+    if not book.is_read:
+        return None
+    pct = own.get(name)
+    if book.is_virtual:
+        pct = own.get(name, 0.0)
+    elif (total_pct := book.reading.load_pct) is not None:
+        pct = total_pct if pct is None else min(pct, total_pct)
+    return None if pct is None else pct / 100
