@@ -33,7 +33,8 @@ HOSTILE = 'evil" \\ \n{x="y"} 1'
 
 
 def a_gpu(**changes: Any) -> GpuRow:
-    sizes = dict.fromkeys(("total", "used", "reserved", "guard", "strangers", "unexplained"), 5)
+    names = ("total", "used", "reserved", "guard", "strangers", "unexplained", "idle")
+    sizes = dict.fromkeys(names, 5)
     row: dict[str, Any] = {f"{name}_bytes": size for name, size in sizes.items()}
     row |= {"free_bytes": 5, "index": 0, "uuid": "GPU-0", "model": "M", "kind": "card"}
     row |= {"health": "ok", "load_pct": 50.0, "leases": ["a"]}
@@ -87,6 +88,20 @@ def test_prometheus_reads_the_numbers() -> None:
     assert found["grn_node_heard_time_seconds"] == list(zip(places, (95, 10), strict=True))
     where = {**places[0], "gpu": "1", "uuid": "GPU-0"}
     assert found["grn_node_gpu_memory_used_bytes"] == [(where, 5)]
+
+
+def test_who_is_idle_is_counted_with_the_longest_time() -> None:
+    picture = a_picture()
+    assert read(metrics.text(picture, now=100.0))["grn_user_idle_leases"] == [({}, 0)]
+    picture.leases["a"] = replace(picture.leases["a"], idle_since_at=90.0)
+    stranger = {"pid": 9, "user": 7, "used_bytes": 5, "idle_since_at": 40.0}
+    picture.gpus = {"GPU-0": a_gpu(idle_strangers=[stranger])}
+    found = read(metrics.text(picture, now=100.0))
+
+    assert found["grn_user_idle_leases"] == [({"uid": "7"}, 1)]
+    assert found["grn_idle_strangers"] == [({}, 1)]
+    assert found["grn_idle_longest_seconds"] == [({}, 60)]
+    assert found["grn_gpu_memory_idle_bytes"] == [({"gpu": "0", "uuid": "GPU-0"}, 5)]
 
 
 def test_what_is_not_known_is_left_out_and_never_zero() -> None:

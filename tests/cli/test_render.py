@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grn.cli.output import render
+from grn.cli.output import idle_text, render
 from grn.cli.output.style import plain
 from grn.model.units import GiB, MiB
 from grn.protocol.rows import (
@@ -242,6 +242,31 @@ def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
 )
 def test_what_is_special_about_a_lease_is_seen(changes: Row, text: str) -> None:
     assert text in plain(render.ps([a_lease_row(**changes)], name_of))
+
+
+def test_who_is_idle_is_seen_in_all_lists() -> None:
+    stranger = {"pid": 9, "user": 1000, "used_bytes": GiB, "idle_for_s": 60.0}
+    gpu = a_gpu_row(idle_leases=["264f3432"], idle_strangers=[stranger])
+    lease = a_lease_row(idle_for_s=1830.0)
+    _, row, other = plain(render.ps([lease], name_of, gpus=[gpu])).splitlines()
+
+    assert "idle" in row.split()
+    assert "has used less than 5% of GPU 0, 2 for 30m30s" in row
+    assert "no lease; has used less than 5% of GPU 0 for 1m00s" in other
+    assert "for 30m30s" in plain(render.why([lease], name_of))
+    assert "1 (2 idle)" in plain(render.gpus([gpu]))
+
+
+def test_the_list_of_idle_ones_has_the_longest_first() -> None:
+    stranger = {"pid": 9, "user": None, "used_bytes": GiB, "idle_for_s": 3600.0}
+    gpu = a_gpu_row(idle_strangers=[stranger])
+    rows = idle_text.idle_rows([gpu], [a_lease_row(), a_lease_row(idle_for_s=1830.0, type="/t")])
+    header, first, second = plain(idle_text.idle(rows, name_of)).splitlines()
+
+    assert header.split() == ["USER", "PID", "LEASE", "GPU", "HOLDS", "IDLE", "TYPE"]
+    assert first.split() == ["?", "9", "no", "lease", "0", "1.0", "GiB", "1h00m"]
+    assert second.split() == ["ada", "77", "264f3432", "0,2", "4.0", "GiB", "30m30s", "train.py"]
+    assert plain(idle_text.idle([], name_of)) == "nothing that holds a GPU is idle"
 
 
 def test_when_there_is_nothing_that_is_said() -> None:

@@ -22,7 +22,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eevil\u200b\r\nnext\x9b31m"
 GPU = {
     "index", "uuid", "model", "kind", "health", "total_bytes", "guard_bytes", "used_bytes",
     "reserved_bytes", "strangers_bytes", "unexplained_bytes", "free_bytes", "load_pct", "leases",
-    "links", "load_cap", "temperature_c", "power_w",
+    "links", "load_cap", "temperature_c", "power_w", "idle_bytes", "idle_leases", "idle_strangers",
 }  # fmt: skip
 JOB = {
     "id", "type", "label", "user", "pid", "gpus_asked", "mem_bytes", "exclusive", "priority",
@@ -30,7 +30,7 @@ JOB = {
 }  # fmt: skip
 LEASE = JOB | {
     "gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run", "ends_in_s",
-    "reserved_ram_bytes", "reserved_cpus", "used_ram_bytes", "used_cpus",
+    "reserved_ram_bytes", "reserved_cpus", "used_ram_bytes", "used_cpus", "idle_for_s", "idled_s",
 }  # fmt: skip
 WAITING = JOB | {"place", "had_gpu_h", "users_before", "starts_in_s"}
 SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
@@ -84,6 +84,9 @@ def test_json_has_the_documented_keys(grn: Shell, busy: Client) -> None:
     shares = shown(grn, "shares")
     assert shares.keys() == {"schema", "version", "shares"}
     assert [share.keys() for share in shares["shares"]] == [SHARE]
+
+    idle = shown(grn, "idle")
+    assert (idle.keys(), idle["idle"]) == ({"schema", "version", "idle"}, [])
 
     why = shown(grn, "why", jobs["waiting"][0]["id"])
     assert why.keys() == {"schema", "jobs"}

@@ -6,10 +6,12 @@ import pytest
 
 from grn.cli.report.period_page import page
 from grn.cli.report.usage import (
+    IdleUse,
     Period,
     Span,
     gpu_hours,
     held_share,
+    idle_hours,
     inside,
     is_bad,
     memory_used,
@@ -84,6 +86,12 @@ def test_jobs_side_by_side_do_not_make_a_gpu_twice_as_busy():
     assert held_share(spans, 0, DAY) == pytest.approx(12 / 24)
     assert held_share(spans, 1, DAY) == 1.0
     assert held_share(spans, 2, DAY) == 0.0
+
+
+def test_idle_hours_add_up_by_user_over_all_gpus():
+    uses = [IdleUse("ada", HOUR, 2), IdleUse("bob", 3 * HOUR), IdleUse("ada", HOUR / 2)]
+
+    assert idle_hours([*uses, IdleUse("eve", 0.0)]) == [("bob", 3.0), ("ada", 2.5)]
 
 
 def test_slices_cover_the_period():
