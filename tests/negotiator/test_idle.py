@@ -91,7 +91,7 @@ def test_more_looks_than_needed_are_skipped() -> None:
     idleness.seen(0.0, [Sample("a", 0.0, LIMIT_S)])
 
     assert not idleness.is_due(0.5)
-    assert idleness.is_due(2.0)
+    assert idleness.is_due(3.0)
 
 
 # --- leases --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import NamedTuple
 IDLE_LOAD = 0.05  # of a GPU; below it is idle
 WINDOW_S = 60.0  # at most
 _WINDOWS = 10  # in a limit, at least
-_LOOKS = 40  # in a window: more often nothing is gained
+_LOOKS = 20  # in a window: more often nothing is gained
 _MIN_KNOWN = 0.5  # of a window, before its load counts
 _LONGEST_S = 120.0  # between two samples that belong together
 
@@ -99,21 +99,27 @@ class Idleness:
         before, self._watches = self._watches, {}
         self._seen_at, shortest_s = at, WINDOW_S
         found: list[Changed] = []
+        watches, is_gap = self._watches, passed_s > _LONGEST_S
         for name, load, limit_s, is_exempt in samples:
-            window_s = min(WINDOW_S, limit_s / _WINDOWS)
-            shortest_s = min(shortest_s, window_s)
+            window_s = limit_s / _WINDOWS
+            if window_s > WINDOW_S:
+                window_s = WINDOW_S
+            elif window_s < shortest_s:
+                shortest_s = window_s
             watch = before.get(name)
             if watch is None:  # what was before is not its own
-                self._watches[name] = _Watch(at)
+                watches[name] = _Watch(at)
                 continue
-            self._watches[name] = watch
-            if passed_s > _LONGEST_S:
+            watches[name] = watch
+            if is_gap:
                 watch.begin(at, is_quiet=False)
             elif is_first:
                 watch.window_at = at
             else:
                 watch.add(at, passed_s, load, window_s)
             since = watch.quiet_since
+            if since is None and not watch.is_idle:
+                continue  # as most
             is_idle = since is not None and (
                 watch.is_idle or (at - since >= limit_s and not is_exempt)
             )

@@ -85,20 +85,24 @@ class IdleLeases:
 
     def _samples(self, at: float) -> Iterator[Sample]:
         rules, books = self._rules, self._holdings.books
-        own = {uuid: _own_loads(book) for uuid, book in books.items()}
+        usual_s, ran_since = rules.idle_limit_s, at - rules.idle_after_s
+        whole, own = _loads(books)
         for lease in self._holdings.leases.values():
-            limit_s = lease.request.idle_limit_s or rules.idle_limit_s
+            limit_s = lease.request.idle_limit_s or usual_s
             if not limit_s or not lease.gpus or lease.state is not LeaseState.HELD:
                 continue
             load: float | None = 0.0
             for uuid in lease.gpus:
-                here = _most(books[uuid], own[uuid], lease.id)
+                here = whole.get(uuid)
+                if uuid in own:
+                    here = _most(books[uuid], own[uuid], lease.id)
                 load = None if here is None or load is None else max(load, here)
-            is_exempt = lease.is_probe or at - lease.granted_at < rules.idle_after_s
-            yield Sample(lease.id, load, limit_s, is_exempt)
-        if rules.idle_limit_s:
+            is_exempt = lease.is_probe or lease.granted_at > ran_since
+            yield Sample(lease.request.lease, load, limit_s, is_exempt)
+        if usual_s:
             for uuid, book in books.items():
-                yield from self._strangers(uuid, book, at)
+                if book.strangers_bytes or book.unexplained_bytes:
+                    yield from self._strangers(uuid, book, at)
 
     def _strangers(self, uuid: str, book: Book, at: float) -> Iterator[Sample]:
         """Yield the processes on a GPU that hold no lease there."""
@@ -179,11 +183,25 @@ def held_bytes(book: Book, lease: Lease) -> int:
     return max(lease.reserved_on(book.gpu.uuid), book.measured.get(lease.id) or 0)
 
 
+def _loads(
+    books: Mapping[str, Book],
+) -> tuple[dict[str, float], dict[str, dict[str, float | None]]]:
+    """Return the loads of GPUs of which no more is known, and those of leases on all others."""
+    whole: dict[str, float] = {}
+    own: dict[str, dict[str, float | None]] = {}
+    for uuid, book in books.items():
+        if book.leases:
+            reading = book.reading
+            if reading.process_loads or book.is_virtual:
+                own[uuid] = _own_loads(book)
+            elif reading.load_pct is not None and book.is_read:
+                whole[uuid] = reading.load_pct / 100
+    return whole, own
+
+
 def _own_loads(book: Book) -> dict[str, float | None]:
     """Return the load of each lease with processes on a GPU, in percent, None when unknown."""
     reading = book.reading
-    if not book.leases or not (reading.process_loads or book.is_virtual):
-        return {}
     loads = dict(reading.process_loads)
     found: dict[str, float | None] = {}
     for use in reading.uses:
