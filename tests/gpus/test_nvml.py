@@ -21,7 +21,19 @@ from grn.model.job import Holder
 from grn.proc import identity
 from grn.proc.identity import holder_of
 from tests.gpus.conftest import Machines
-from tests.gpus.standin.build import GiB, MiB, StandIn, crash, fail, gpu, hang, mig, null, process
+from tests.gpus.standin.build import (
+    GiB,
+    MiB,
+    StandIn,
+    busy,
+    crash,
+    fail,
+    gpu,
+    hang,
+    mig,
+    null,
+    process,
+)
 
 SHARED, EXCLUSIVE, PROHIBITED = ComputeMode
 A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
@@ -292,6 +304,34 @@ def test_loads_beyond_all_reason_are_unknown(machine: Machines) -> None:
     )
 
     assert [readings[uuid].load_pct for uuid in (A, B, C)] == [None, None, 100.0]
+
+
+def test_the_loads_of_processes_are_asked_for_where_the_whole_does_not_tell_them(
+    machine: Machines,
+) -> None:
+    two = (process(A, ME, GiB), process(A, PARENT, GiB))
+    here = machine()
+    found = first_reading(here, gpu(A, util=60), *two, busy(A, ME, 58))[A]
+    assert dict(found.process_loads) == {ME: 58.0, PARENT: 0.0}
+
+    for lines in (
+        (gpu(A, util=60), *two),  # the driver says nothing
+        (gpu(A, util=60), *two, busy(A, ME, 3)),  # the list lacks whoever works
+        (gpu(A, util=60), *two, busy(A, INIT, 58)),
+        (gpu(A, util=60), *two, busy(A, ME, 4000)),
+        (gpu(A, util=60), *two, busy(A, ME, 58), fail("nvmlDeviceGetProcessUtilization", 3)),
+        (gpu(A, util=60), process(A, ME, GiB), busy(A, ME, 58)),  # the whole tells it
+        (gpu(A, util=3), *two, busy(A, ME, 3)),
+    ):
+        assert first_reading(here, *lines)[A].process_loads == ()
+
+
+def test_the_latest_load_of_a_process_counts(machine: Machines) -> None:
+    stamps = (busy(A, ME, 90, 1_000_000), busy(A, ME, 55, 9_000_000), busy(A, PARENT, 7, 1_000_000))
+    two = (process(A, ME, GiB), process(A, PARENT, GiB))
+    found = first_reading(machine(), gpu(A, util=60), *two, *stamps)[A]
+
+    assert dict(found.process_loads) == {ME: 55.0, PARENT: 0.0}
 
 
 def test_names_are_made_printable(machine: Machines) -> None:

@@ -363,8 +363,9 @@ class Negotiation(RuleBasedStateMachine):
         pids = [use.pid for use in reading.uses if lease_id in use.leases]
         is_known = all(pid in known for pid in pids) and bool(pids or is_virtual)
         said = [sum(known[pid] for pid in pids)] if is_known else []
+        is_alone = len(reading.uses) <= 1
         if not is_virtual and reading.load_pct is not None:
-            said.append(reading.load_pct)
+            said += [reading.load_pct] if is_alone or reading.load_pct < 5.0 else []
         return min(said, default=None)
 
     @invariant()

@@ -45,6 +45,8 @@ _REMEDY: dict[str | int, str] = {
     18: "The driver was updated: reload its kernel module or reboot.",
 }
 
+_EXPLAINED = 0.5  # of the load of a GPU, by its processes together
+
 
 @dataclass(slots=True)
 class _Reads:
@@ -237,7 +239,20 @@ def _reading(
         lists_processes=said.lists_processes,
         temperature_c=said.temperature_c,
         power_w=said.power_w,
+        process_loads=_process_loads(said),
     )
+
+
+def _process_loads(said: Figures) -> tuple[tuple[int, float], ...]:
+    """Return the loads of all processes on a GPU, none unless they explain most of its load.
+
+    The driver lists only those that have worked: the others have used nothing, if the list is not
+    one that lacks whoever works.
+    """
+    listed = {pid: load for pid, load in said.loads if pid in dict(said.uses)}
+    if not listed or sum(listed.values()) < (said.load_pct or 0.0) * _EXPLAINED:
+        return ()
+    return tuple((pid, float(listed.get(pid, 0))) for pid, _ in said.uses)
 
 
 def _mode(number: int | None) -> ComputeMode | None:

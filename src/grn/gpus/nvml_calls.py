@@ -33,6 +33,7 @@ _ALL_ONES = (1 << 64) - 1
 _LONGEST_NAME = 80
 _MAX_CARDS = 64  # beyond, there are too many pairs to ask for links
 _MAX_LANES = 36
+_LOAD_US = 3_000_000  # the load of a process is asked for over this time
 _GPU_SENSOR = 0  # the argument of nvmlDeviceGetTemperature
 _NVLINK = 2  # the argument of nvmlDeviceGetP2PStatus
 _ONE_SIDE = 20  # up to here two GPUs meet in PCIe switches,
@@ -181,6 +182,27 @@ def load_pct(nvml: Nvml, handle: object) -> int | None:
             raise
         return None
     return load if load <= 100 else None  # values of billions occur
+
+
+def process_loads(nvml: Nvml, handle: object, since: int) -> tuple[dict[int, int], int]:
+    """Read the load of the processes that have used a GPU lately, and the time of that answer.
+
+    `since` is the time of the answer before. The driver averages over what it has kept from then
+    on; asking from a little earlier gets an answer whatever the pace of its samples.
+    """
+    try:
+        listed = nvml.call("nvmlDeviceGetProcessUtilization", handle, max(0, since - _LOAD_US))
+    except DriverError as error:
+        if error.code == GPU_IS_LOST:
+            raise
+        return {}, since
+    newest = max((int(one.timeStamp) for one in listed), default=since)
+    found: dict[int, int] = {}
+    for one in sorted(listed, key=lambda one: int(one.timeStamp)):
+        is_sane = 0 < int(one.pid) < nvml.pid_limit and int(one.smUtil) <= 100
+        if is_sane and newest - int(one.timeStamp) <= _LOAD_US:
+            found[int(one.pid)] = int(one.smUtil)
+    return found, newest
 
 
 def temperature_c(nvml: Nvml, handle: object) -> int | None:

@@ -21,6 +21,8 @@ from typing import TextIO
 from grn.gpus import nvml_calls
 from grn.gpus.nvml_calls import CannotOpen, DriverError, FoundGpu, Nvml
 
+MIN_LOAD_PCT = 5  # below it, no process of a GPU is busy
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlot:
@@ -59,6 +61,7 @@ class Session:
         self._answers = answers
         self._nvml: Nvml | None = None
         self._slots: dict[str, DeviceSlot] = {}
+        self._loads_at: dict[str, int] = {}  # by uuid: the time of the last loads of processes
 
     def serve(self, request: Mapping[str, object]) -> None:
         """Carry out one request."""
@@ -116,7 +119,20 @@ class Session:
             slot = self._slots.get(uuid)
             if slot is not None and self._nvml is not None:
                 self._answers.enter(slot.facts.index)
-                self._answers.say("reading", uuid=uuid, **read(self._nvml, slot))
+                said = read(self._nvml, slot)
+                if is_shared_and_busy(said):
+                    said["loads"] = self._loads(self._nvml, slot)
+                self._answers.say("reading", uuid=uuid, **said)
+
+    def _loads(self, nvml: Nvml, slot: DeviceSlot) -> list[tuple[int, int]]:
+        """Return the loads of processes; none where the driver does not tell them."""
+        uuid = slot.facts.uuid
+        try:
+            before = self._loads_at.get(uuid, 0)
+            found, self._loads_at[uuid] = nvml_calls.process_loads(nvml, slot.handle, before)
+        except DriverError:
+            return []  # the GPU is gone: its next reading says so
+        return sorted(found.items())
 
     def _peaks(self, pids: list[int]) -> None:
         for slot in self._slots.values():
@@ -177,6 +193,14 @@ def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
         "code": 0, "free": memory.free_bytes, "load": load, "mode": mode, "uses": listed,
         "temperature": heat, "power": power,
     }  # fmt: skip
+
+
+def is_shared_and_busy(said: Mapping[str, object]) -> bool:
+    """True when the load of a GPU does not tell how busy each of its processes is."""
+    load, uses = said.get("load"), said.get("uses")
+    return (
+        isinstance(load, int) and load >= MIN_LOAD_PCT and isinstance(uses, list) and len(uses) > 1
+    )
 
 
 def _numbers(value: object) -> list[int]:

@@ -94,6 +94,11 @@ def process(
     return f"process {uuid} {pid} {used} {kind} {'sticky' if is_sticky else ''}"
 
 
+def busy(uuid: str, pid: int, percent: int, stamp: int = 1) -> str:
+    """Spell the load of a process, and when the driver has measured it, in microseconds."""
+    return f"busy {uuid} {pid} {percent} {stamp}"
+
+
 def link(one: str, other: str, lanes: int | str = 0, level: int | str = 50) -> str:
     """Spell how two GPUs are joined: lanes of NVLink or `switched`, and where PCIe meets."""
     return f"link {one} {other} {lanes} {level}"

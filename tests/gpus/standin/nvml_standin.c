@@ -12,6 +12,7 @@
  *   null FUNCTION [UUID]           the call succeeds with a handle that points nowhere
  *   accounting on|off|denied|unsupported
  *   peak UUID PID BYTES
+ *   busy UUID PID PERCENT STAMP    the load of a process, as measured at that time
  *   link UUID UUID LANES|switched LEVEL|none   how two GPUs are joined; LEVEL is of NVML's topology
  *   burst N                        the first N readings of a process list find it has grown
  *
@@ -52,6 +53,7 @@ struct gpu {
 struct process { char uuid[96]; u32 pid; u64 bytes; int kind; };
 struct rule { char verb[8], function[64], uuid[96]; int code; };
 struct peak { char uuid[96]; u32 pid; u64 bytes; };
+struct busy { char uuid[96]; u32 pid, percent; u64 stamp; };
 struct join { char one[96], other[96]; int lanes, is_switched, level; };
 
 static struct gpu gpus[MOST_GPUS];
@@ -59,7 +61,8 @@ static struct process processes[MOST_PROCESSES];
 static struct rule rules[MOST_RULES];
 static struct peak peaks[MOST_RULES];
 static struct join joins[MOST_GPUS];
-static int gpu_count, process_count, rule_count, peak_count, join_count, bursts, accounting;
+static struct busy busy[MOST_RULES];
+static int gpu_count, process_count, rule_count, peak_count, join_count, busy_count, bursts, accounting;
 static int is_open, bursts_done, was_switched_on;
 static Handle handles[MOST_GPUS];
 
@@ -187,6 +190,10 @@ static void read_line(char *line) {
         !strcmp(word, "null"))
         read_rule(line);
     if (!strcmp(word, "link")) read_join(line);
+    if (!strcmp(word, "busy") && busy_count < MOST_RULES) {
+        struct busy *one = &busy[busy_count];
+        busy_count += sscanf(line, "busy %95s %u %u %llu", one->uuid, &one->pid, &one->percent, &one->stamp) == 4;
+    }
     if (!strcmp(word, "burst")) bursts = atoi(value);
     if (!strcmp(word, "accounting"))
         accounting = !strcmp(value, "on") ? 1 : !strcmp(value, "off") ? 0 : !strcmp(value, "denied") ? 2 : 3;
@@ -221,7 +228,7 @@ static int read_state(void) {
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
     if (!file) return 0;
-    gpu_count = process_count = rule_count = peak_count = join_count = bursts = accounting = 0;
+    gpu_count = process_count = rule_count = peak_count = join_count = busy_count = bursts = accounting = 0;
     while (fgets(line, sizeof line, file)) read_line(line);
     fclose(file);
     read_allocations(path);
@@ -398,6 +405,26 @@ int nvmlDeviceGetUtilizationRates(Handle *handle, u32 rates[2]) {
     if (gpu->parent[0] || !gpu->has_util) return NOT_SUPPORTED;
     rates[0] = rates[1] = gpu->util;
     return OK;
+}
+
+struct sample { u32 pid; u64 stamp; u32 percent, memory, encoder, decoder; };
+
+int nvmlDeviceGetProcessUtilization(Handle *handle, struct sample *out, u32 *room, u64 since) {
+    TOUCH;
+    u32 count = 0;
+    for (int i = 0; i < busy_count; i++) {
+        if (strcmp(busy[i].uuid, gpu->uuid) || busy[i].stamp <= since) continue;
+        if (out && count < *room) {
+            memset(&out[count], 0, sizeof *out);
+            out[count].pid = busy[i].pid;
+            out[count].stamp = busy[i].stamp;
+            out[count].percent = busy[i].percent;
+        }
+        count++;
+    }
+    int is_full = count > *room;
+    *room = count;
+    return !count ? NOT_FOUND : is_full ? TOO_SMALL : OK;
 }
 
 int nvmlDeviceGetTemperature(Handle *handle, int sensor, u32 *degrees) {

@@ -19,7 +19,7 @@ from grn.negotiator.events import (
     TellIdle,
     TellIdleStranger,
 )
-from grn.negotiator.learn.idle import Idleness, Sample
+from grn.negotiator.learn.idle import IDLE_LOAD, Idleness, Sample
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 
@@ -194,8 +194,8 @@ def _loads(
             reading = book.reading
             if reading.process_loads or book.is_virtual:
                 own[uuid] = _own_loads(book)
-            elif reading.load_pct is not None and book.is_read:
-                whole[uuid] = reading.load_pct / 100
+            elif book.is_read and (load := _whole(book)) is not None:
+                whole[uuid] = load / 100
     return whole, own
 
 
@@ -215,14 +215,28 @@ def _own_loads(book: Book) -> dict[str, float | None]:
 def _most(book: Book, own: Mapping[Any, float | None], name: str | int) -> float | None:
     """Return what a lease or process uses of a GPU at most, None when nothing tells.
 
-    No part of a GPU's load is larger than the whole. The load of a virtual GPU is the sum of what
-    is known of its processes: it says nothing of one that is not known, and no process has none.
+    The load of a virtual GPU is the sum of what is known of its processes: it says nothing of one
+    that is not known, and no process has none.
     """
     if not book.is_read:
         return None
     pct = own.get(name)
     if book.is_virtual:
         pct = own.get(name, 0.0)
-    elif (total_pct := book.reading.load_pct) is not None:
-        pct = total_pct if pct is None else min(pct, total_pct)
+    else:
+        known = [one for one in (pct, _whole(book)) if one is not None]
+        pct = min(known, default=None)
     return None if pct is None else pct / 100
+
+
+def _whole(book: Book) -> float | None:
+    """Return the load of a GPU, None where it does not tell that of each of its processes.
+
+    No part is larger than the whole: of a GPU without load nobody uses anything. Of one with load
+    the part of each is known only if there is one process.
+    """
+    reading = book.reading
+    if reading.load_pct is None:
+        return None
+    is_telling = reading.load_pct < 100 * IDLE_LOAD or len(reading.uses) <= 1
+    return reading.load_pct if is_telling else None
