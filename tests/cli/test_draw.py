@@ -45,6 +45,13 @@ def test_a_bar_shows_who_uses_and_who_has_reserved_what() -> None:
     assert bar_of(gpu, leases) == "A███████▒▒▒▒B█╳╳╳╳╳╳??" + "·" * 22 + "╱╱╱╱"
 
 
+def test_who_is_idle_is_counted_beside_the_name_of_the_gpu() -> None:
+    stranger = {"pid": 9, "user": 7, "used_bytes": GiB}
+    gpu = a_gpu(idle_leases=["a"], idle_strangers=[stranger])
+
+    assert "2 idle, " in text_of(draw.gpu_line(gpu, {}, [], 100, UNICODE))
+
+
 def test_a_job_that_uses_nothing_yet_has_its_letter_in_what_is_reserved() -> None:
     leases = [a_lease("a", used_bytes=None, reserved_bytes=6 * GiB)]
 

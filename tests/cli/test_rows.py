@@ -9,6 +9,7 @@ import pytest
 from grn.cli.top.board import SORTS, board
 from grn.cli.top.rows import Section
 from grn.cli.top.state import View, press
+from grn.cli.web import job_list
 from grn.model.units import GiB
 from grn.protocol.snapshot import QUEUE
 from tests.cli.pictures import (
@@ -45,6 +46,16 @@ def test_a_job_of_the_queue_and_its_lease_are_one_row() -> None:
         "train.py::fit",
         "0A",
     )
+
+
+def test_an_idle_lease_says_so_and_for_how_long() -> None:
+    picture = a_picture(leases=[a_lease("aaaa0001", idle_since_at=NOW - 3600)])
+
+    (row,) = board(picture, UID).rows[Section.RUNNING]
+    (listed,) = job_list.listed(picture, UID).rows
+
+    assert (row.state, row.idle_since_at) == ("idle", NOW - 3600)
+    assert (listed.state, listed.idle_since_at) == ("idle", NOW - 3600)
 
 
 def test_a_running_job_is_shown_while_no_negotiator_answers() -> None:
