@@ -152,10 +152,10 @@ def test_a_gpu_that_does_not_answer_shows_no_idleness() -> None:
 
 
 def test_a_first_run_is_not_idle() -> None:
-    story = a_story(Rules(NO_GUARD, flat_s=2 * LIMIT_S))
+    story = a_story(Rules(NO_GUARD, idle_limit_s=10.0, idle_after_s=5.0))
     story.asks()
     story.memory["a"] = GiB
-    story.passes(LIMIT_S + 100)
+    story.passes(25)
 
     assert story.engine.view.leases["lease-a"].is_probe
     assert since(story) is None

@@ -119,8 +119,8 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     is_limit = message.outcome in ("out-of-ram", "capped")
     loop.release(
         Released(
-            loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak, message.resident,
-            is_limit,
+            loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
+            message.resident, is_limit,
         )
     )  # fmt: skip
     if not is_command:
