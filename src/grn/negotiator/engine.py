@@ -418,7 +418,7 @@ class Engine:
         settled, learned = self._runs.ended(lease, end)
         yield Settle(lease, end.at, settled, shown, is_lost)
         yield from learned
-        self._waitlist.learned(lease.request.job_type, _MAX_MOVED)
+        self._waitlist.learned((lease.request.job_type,), _MAX_MOVED)
 
     def _resumed(self, _event: Resumed) -> Iterable[Action]:
         self._memory.refresh()
@@ -439,8 +439,7 @@ class Engine:
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
             yield action
-        for job_type in self._memory.woken:  # it may be measured now: its turn changes
-            self._waitlist.learned(job_type, _MAX_MOVED)
+        self._waitlist.learned(self._memory.woken, _MAX_MOVED)  # measured now: turns change
         yield from self._idle.look(event.at, event.owners)
         yield from self._account(event.at)
         if event.wall_offset_s is not None:
@@ -459,7 +458,7 @@ class Engine:
         self._holdings.host_profiles.forget(event.job_type)
         if self._memory.forget(event.job_type):
             yield DropProfile(event.job_type)
-            self._waitlist.learned(event.job_type, _MAX_MOVED)
+            self._waitlist.learned((event.job_type,), _MAX_MOVED)
             yield from self._schedule(event.at)
 
     def _runs_imported(self, event: RunsImported) -> Iterator[Action]:
@@ -471,7 +470,7 @@ class Engine:
             yield SaveRun(event.job_type, event.model, event.label, event.user, run)
         if new:
             yield from self._drop_types()
-            self._waitlist.learned(event.job_type, _MAX_MOVED)
+            self._waitlist.learned((event.job_type,), _MAX_MOVED)
             yield from self._schedule(event.at)
 
     def _booking_made(self, event: BookingMade) -> Iterator[Action]:

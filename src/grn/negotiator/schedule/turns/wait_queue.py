@@ -186,9 +186,10 @@ class Waitlist:
             self._misplaced.update(self._of_user.get(user, {}))
         self.sort(most)
 
-    def learned(self, job_type: str, most: int) -> None:
-        """Sort the groups of a type again, at most `most` per event."""
-        self._misplaced.update(self._of_type.get(job_type, {}))
+    def learned(self, job_types: Iterable[str], most: int) -> None:
+        """Sort the groups of some types again, at most `most` per event."""
+        for job_type in job_types:
+            self._misplaced.update(self._of_type.get(job_type, {}))
         self.sort(most)
 
     def sort(self, most: int) -> None:
