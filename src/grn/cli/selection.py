@@ -12,7 +12,7 @@ from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model.ranges import show_ranges
 from grn.protocol.rows import LeaseRow, WaitingRow, lease_or_request
 
-_LEASE = re.compile(r"[0-9a-f]{4,32}")
+_LEASE = re.compile(r"[0-9a-f]{4,32}")  # some have digits only
 
 
 def selected(
@@ -80,7 +80,7 @@ def jobs_and_leases(
     plain: list[str] = []
     leases: list[LeaseRow | WaitingRow] = []
     for name in names:
-        found = lease_outside(name) if _LEASE.fullmatch(name) and not name.isdigit() else None
+        found = lease_outside(name) if _LEASE.fullmatch(name) else None
         if found is None:
             plain.append(name)
         else:
@@ -107,7 +107,7 @@ def lease_outside(name: str) -> LeaseRow | WaitingRow | None:
 def refuse_outside(names: Sequence[str], verb: str) -> None:
     """Raise if a name is that of a lease outside the queue, on which only some commands work."""
     for name in names:
-        if _LEASE.fullmatch(name) and not name.isdigit() and (row := lease_outside(name)):
+        if _LEASE.fullmatch(name) and (row := lease_outside(name)):
             raise UsageError(
                 f"{row.id} runs outside the queue, as pid {row.pid}: it cannot be {verb}.",
                 f"`grn why {row.id}` and `grn cancel {row.id}` work.",
