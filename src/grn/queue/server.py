@@ -282,7 +282,8 @@ def _progress(journal: Journal, job: int) -> dict[str, Any]:
     row = journal.progress_of(job)
     if row is None:
         return {"id": job, "state": "unknown"}
-    return {**row, "where": node_of(row.pop("lease"))}
+    row["where"] = node_of(row.pop("lease"))
+    return row
 
 
 def _unknown(job: int) -> NoReturn:
