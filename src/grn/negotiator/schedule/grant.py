@@ -168,27 +168,21 @@ class Granter:
         self._wake()
         rooms = _Rooms(self._holdings.shelf, closed)
         left_s = self._keeper.left_s(at)
-        booked_room = cache(partial(self.bookings.room, at))
 
-        def rooms_on(reach: Reach) -> Rooms:
+        @cache
+        def beside_bookings(reach: Reach, who: BookedFor) -> Rooms:
+            booked = self.bookings.room(at, who.user, who.yields)
+            free = rooms.on(reach, False, booked.closed)
+            backfill = rooms.on(reach, left_s > 0, booked.active)
             host = self._holdings.host.room()
+            return Rooms(free, backfill, max(left_s, booked.left_s), host)
 
-            def beside_bookings(who: BookedFor) -> Rooms:
-                booked = booked_room(who.user, who.yields)
-                return Rooms(
-                    rooms.on(reach, False, booked.closed),
-                    rooms.on(reach, left_s > 0, booked.active),
-                    max(left_s, booked.left_s),
-                    host,
-                )
-
-            return Rooms(
-                rooms.on(reach, False),
-                rooms.on(reach, left_s > 0),
-                left_s,
-                host,
-                beside_bookings if self.bookings else None,
-            )
+        @cache
+        def rooms_on(reach: Reach) -> Rooms:
+            booked = partial(beside_bookings, reach) if self.bookings else None
+            host = self._holdings.host.room()
+            free, backfill = rooms.on(reach, False), rooms.on(reach, left_s > 0)
+            return Rooms(free, backfill, left_s, host, booked)
 
         last, self._resume, work = self._resume, _BEFORE_ALL, 0
         for group in self._waitlist.candidates(last, rooms_on, self.guess()):
@@ -204,7 +198,8 @@ class Granter:
             lease = self._offer(group, at, closed)
             if lease is not None:
                 yield lease
-                rooms.clear()
+                for each in (rooms, rooms_on, beside_bookings):
+                    each.cache_clear()
                 self._note_processes()
         self.follow_processes()
 
@@ -586,7 +581,7 @@ class _Rooms:
             self._found[name] = self._shelf.room({*closed, *booked} if booked else closed, reach)
         return self._found[name]
 
-    def clear(self) -> None:
+    def cache_clear(self) -> None:
         """Drop all results: a lease was granted."""
         self._found.clear()
 
