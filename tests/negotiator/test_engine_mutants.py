@@ -223,4 +223,4 @@ def test_an_unfair_turn_is_found_out(monkeypatch):
     newest = property(lambda group: list(group.in_line())[-1])
     monkeypatch.setattr(Group, "head", newest)
 
-    assert "passed" in finds_out(long_from=7)
+    assert "passed" in finds_out(long_from=5)
