@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import grn
 from grn.cli.output.style import plain
 from tests.cli.live import Shell
 from tests.harness import Story, wait_for
@@ -662,6 +663,18 @@ def test_what_runs_outside_the_queue_is_in_the_list_and_its_id_is_taken(queue: Q
     assert running.wait().code == 128 + signal.SIGTERM
     assert waiter.wait().code == 0
     assert outside(queue) == []
+
+
+def test_the_id_of_a_lease_is_found_also_if_it_has_digits_only(queue: Queue) -> None:
+    queue.ended(queue.sh("true"))  # the negotiator runs by now
+    for _ in range(500):  # an id begins so once in seven times
+        with grn.lease(mem="10MiB", type="outside") as lease:
+            begun = lease.id[:4]
+            if begun.isdigit():
+                assert lease.id in queue.fine("show", begun)
+                assert f"{lease.id} runs outside the queue" in queue("hold", begun).err
+                return
+    raise AssertionError("no id begins with four digits")
 
 
 def test_jobs_of_the_queue_have_their_own_ids_in_ps(queue: Queue) -> None:
