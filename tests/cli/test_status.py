@@ -73,7 +73,7 @@ def shown(grn: Shell, *words: str) -> Any:
 
 def test_json_has_the_documented_keys(grn: Shell, busy: Client) -> None:
     gpus = shown(grn, "gpus")
-    assert gpus.keys() == {"schema", "version", "gpus"}
+    assert gpus.keys() == {"schema", "version", "gpus", "host"}
     assert [gpu.keys() for gpu in gpus["gpus"]] == [GPU]
 
     jobs = shown(grn, "ps")

@@ -130,17 +130,23 @@ def test_first_runs_of_unknown_types_get_a_third_of_the_host_until_one_has_shown
     story = a_story()
     story.foreign_ram = 40 * GiB
     story.looks()
-    granted = [key for key in "abcdefgh" if story.asks(key, job_type=key, **SMALL)]
+    granted = [key for key in "abcd" if story.asks(key, job_type=key)]
     assert granted == list("abc")
     assert story.why("d") is WaitReason.NO_RAM
 
-    story.ram = dict.fromkeys("abcdefgh", GiB)
-    assert sorted(story.passes(200)) == list("defgh")
+    story.ram = dict.fromkeys("abcd", GiB)
+    assert story.passes(200) == ["d"]
+
+
+def test_types_that_state_their_gpu_memory_get_their_part_of_the_host() -> None:
+    story = a_story()
+    granted = [key for key in "abcdefgh" if story.asks(key, job_type=key, **SMALL)]
+    assert granted == list("abcdefgh")
 
 
 def test_a_host_that_does_not_tell_the_memory_of_jobs_delays_first_runs_for_two_minutes() -> None:
     story = a_story()
-    granted = [key for key in "abcd" if story.asks(key, job_type=key, **SMALL)]
+    granted = [key for key in "abcd" if story.asks(key, job_type=key)]
 
     assert granted == list("abc")
     assert story.passes(130) == ["d"]

@@ -777,6 +777,7 @@ MAY = {
     "profiles": EVERYBODY,
     "runs": EVERYBODY,  # of its own types
     "learn": {"owner"},  # else somebody could change what another's jobs get
+    "queue": EVERYBODY,  # of its own connection
     "lease": EVERYBODY,
     "hold": {"owner", "root"},
     "watch": {"owner", "root"},

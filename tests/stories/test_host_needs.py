@@ -22,10 +22,10 @@ def queue() -> Iterator[Queue]:
     [
         (("--cpus", "0"), "hint: Give more than 0"),
         (("--cpus", "many"), "'many' is no number of cores"),
-        (("--cpus", "3"), "3 cores are asked for and this machine has 2."),
+        (("--cpus", "3"), "you asked for 3 cores; this machine has 2."),
         (("--ram", "0"), "the size '0' is out of range"),
         (("--ram", "8"), "Did you mean 8GiB?"),
-        (("--ram", "2GiB"), "2.0 GiB of host memory are asked for and this machine has 1.0 GiB."),
+        (("--ram", "2GiB"), "you asked for 2.0 GiB of host memory; this machine has 1.0 GiB."),
     ],
 )
 def test_needs_that_cannot_be_are_refused_with_what_to_do(

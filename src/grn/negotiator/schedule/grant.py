@@ -10,6 +10,7 @@ from functools import cache, partial
 
 from grn.model.host import HOST_MODEL
 from grn.model.job import Request
+from grn.model.units import GiB
 from grn.negotiator.events import Lease, Wait, WaitReason
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
@@ -46,7 +47,7 @@ USUAL_S = 600.0  # of a type without timed runs
 MAX_WORK = 512  # per event: the rest of a round follows at the next events
 _ASK_WORK = 8  # placing a request costs this many times as much as checking its refusal
 _MOST_GUESSED = 0.5  # of the host, for a type that no run has shown,
-_LEAST_GUESSED = 1 / 3  # and so much of its memory if no other type has shown less
+_FIRST_RUN, _MAX_FIRST_RUN_BYTES = 1 / 3, 32 * GiB  # of its memory, for a first run
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -434,8 +435,9 @@ class Granter:
         """Return the need of a request on the host, given what it reserves on GPUs.
 
         What no run has shown is the median of other types, running ones included. Memory is at most
-        a third of the host, or the part that the request has of all GPUs where that is more, and as
-        much while no type is known: few first runs start at once until one has shown its need.
+        the part that the request has of all GPUs, and as much while no type is known. A first run,
+        which does not state its GPU memory, counts as a third of the host, at most 32 GiB: few
+        start at once until one has shown its need.
         """
         host, known = self._holdings.host, self._holdings.host_profiles
         need = known.need(request, host.capacity_bytes, self._memory.margin)
@@ -448,8 +450,10 @@ class Granter:
             share = min(1.0, (request.cpus or 1.0) / size.cpus)
         ram, cpus = known.guess()
         if need.ram_bytes < 0:
-            part = max(share, _LEAST_GUESSED) if request.gpus else share
-            most = max(0, int((host.capacity_bytes - host.strangers_bytes) * part))
+            room = max(0, host.capacity_bytes - host.strangers_bytes)
+            most = int(room * share)
+            if request.gpus and request.mem_bytes is None:
+                most = max(most, min(int(room * _FIRST_RUN), _MAX_FIRST_RUN_BYTES))
             guess = most if ram is None else min(ram, most)
             need = replace(need, ram_bytes=guess, because="guessed from other types")
         if need.cpus < 0:
