@@ -32,7 +32,7 @@ LEASE = JOB | {
     "gpus", "reserved_bytes", "used_bytes", "peak_bytes", "first_run", "ends_in_s",
     "reserved_ram_bytes", "reserved_cpus", "used_ram_bytes", "used_cpus", "idle_for_s", "idled_s",
 }  # fmt: skip
-WAITING = JOB | {"place", "had_gpu_h", "users_before", "starts_in_s"}
+WAITING = JOB | {"place", "had_gpu_h", "users_before", "starts_in_s", "tag"}
 SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
