@@ -37,11 +37,11 @@ SHARE = {"user", "weight", "had_gpu_h", "gpus_now", "waits"}
 PROFILE = {
     "type", "label", "model", "owner", "runs", "known", "largest_bytes", "estimate_bytes",
     "because", "usual_duration_s", "load", "by_arguments", "history", "load_cap",
-    "load_cap_because", "slower_beside", "notes",
+    "load_cap_because", "slower_beside", "notes", "ram_bytes", "ram_because", "cpus", "peak_cpus",
 }  # fmt: skip
 RUN = {
     "outcome", "peak_bytes", "reserved_bytes", "duration_s", "ended_at", "args", "counts", "load",
-    "code", "outdated", "note",
+    "code", "outdated", "note", "ram_bytes", "cpus", "peak_cpus",
 }  # fmt: skip
 
 
