@@ -192,6 +192,7 @@ def test_a_line_that_is_cut_while_the_folder_is_sent_does_no_harm(lab: Home, pro
 
 
 def test_a_node_without_room_for_the_folder_leaves_the_job_queued(lab: Home, project: Path) -> None:
+    assert lab.rig.ended(submitted(lab, project, "true"))["reason"] == "ok"
     sent = next((Path(lab.machine.env["GRN_STATE_DIR"]) / "agent").glob("*/sent"))
     away = sent.rename(sent.with_name("away"))
     sent.write_text("no folder can be made here")

@@ -203,9 +203,12 @@ def test_an_idle_pilot_leaves_by_itself(homes: Homes, slurm: Slurm) -> None:
     home = homes('idle = "2s"')
     home.ended(home.at_uni("true"))
     pilot = slurm.running()
+    queue = slurm.run("squeue", "--noheader", f"--job={pilot}", "--format=%j").split("-")[1]
+    folder = Path(f"/tmp/grn-{os.getuid()}-{queue[:8]}-{pilot}")
+    assert folder.exists()
 
     wait_for(lambda: slurm.state_of(pilot) == "COMPLETED", lambda: slurm.jobs("all"))
-    assert not list(Path("/tmp").glob(f"grn-{os.getuid()}-*-{pilot}"))
+    assert not folder.exists()
     assert home.ended(home.at_uni("true"))["reason"] == "ok"  # in another
 
 
