@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli.live import GRN, Shell
@@ -18,6 +20,9 @@ def is_good(ended: Ended) -> None:
     for name in ("tokenize", "finetune", "pretrain"):
         assert name in ended.out
     assert "failed" not in ended.out
+    assert "\x1b" not in ended.out
+    assert "\\x1b" not in ended.out
+    assert re.search(r"^tokenize +GPU \d +[\d.]+s +[\d.]+s  +━+$", ended.out, re.MULTILINE)
     assert ended.err == ""
 
 
@@ -42,3 +47,4 @@ def test_the_demo_on_a_terminal_shows_gpus_live(grn: Shell) -> None:
     assert "used by jobs" in text
     assert "running," in text
     assert "14 of 14 jobs done" in text
+    assert "\\x1b" not in text

@@ -170,13 +170,13 @@ def _tell(demo: Demo, console: Console, learned: list[ProfileRow], took_s: float
             f"GPU {result.gpu}",
             f"{result.began_at - first:5.1f}s",
             f"{result.ended_at - first:5.1f}s",
-            paint(_span(result.began_at - first, result.ended_at - first, took_s), style),
+            _span(result.began_at - first, result.ended_at - first, took_s),
         )
         for result in sorted(demo.results, key=lambda result: (result.gpu, result.began_at))
-        for style in [_STYLES[result.name]]
     ]
+    head, *lines = table(("JOB", "WHERE", "FROM", "TO", "TIMELINE"), rows).splitlines() or [""]
     console.print("[bold]where each ran[/]")
-    console.print(Text.from_ansi(table(("JOB", "WHERE", "FROM", "TO", "WHEN"), rows)))
+    console.print(Text.from_ansi("\n".join([head, *map(_painted, lines)])))
     console.print("\n[bold]what was learned[/]")
     console.print(Text.from_ansi(render.profiles(learned)))
     spent = sum(result.ended_at - result.began_at for result in demo.results)
@@ -188,6 +188,12 @@ def _tell(demo: Demo, console: Console, learned: list[ProfileRow], took_s: float
         console.print(f"\n[bold]next[/]\n{_NEXT}")
     for failure in demo.failed:
         console.print(Text(f"failed: {failure}", "red"))
+
+
+def _painted(line: str) -> str:
+    """Paint the bar of a row in the style of its job."""
+    text, bar, _ = line.partition("━")
+    return text + paint(bar + line[len(text) + len(bar) :], _STYLES[line.split()[0]])
 
 
 def _span(began_s: float, ended_s: float, whole_s: float, size: int = 32) -> str:
