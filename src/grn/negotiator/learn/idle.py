@@ -2,7 +2,7 @@
 
 Takes loads at points in time and answers who has become idle and who is so no more. A load is
 averaged over short windows, so that one noisy sample does not count as work; one that is not known
-is not idle. What follows is decided in `negotiator/idling.py`.
+is not idle. What follows is decided in `idle_leases.py`.
 """
 
 from __future__ import annotations
