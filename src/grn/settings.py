@@ -38,8 +38,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     booking_lapse_s: float = 900.0  # a booking that is not used for so long after its start ends
     booking_unknown_s: float = 172800.0  # jobs of unknown duration are taken to end within this
     memory_cap: str = "on"  # PyTorch of a job may take what the job has reserved, where it can
-    idle_limit_s: float = 1800.0  # who holds a GPU unused for so long is idle; 0: nobody
-    idle_after_s: float = 1200.0  # but no lease before it has run for so long
+    idle_limit_s: float = 1800.0  # a holder that leaves its GPU unused this long is idle; 0: off
+    idle_after_s: float = 1200.0  # no lease is idle before it has run this long
     idle_rule: str = "show"  # what follows: show, tell, yield or end
     shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
     requeue_s: float = 30.0  # without effect; files of earlier versions may set it

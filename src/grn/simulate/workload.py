@@ -75,7 +75,7 @@ class Assumptions:
         return 1.0 if load <= 1.0 else float(load**-self.beta)
 
     def host_speed(self, cpus: float) -> float:
-        """Return the speed of all jobs when they want so many cores together."""
+        """Return the speed of all jobs when together they want this many cores."""
         return 1.0 if self.host is None or cpus <= self.host.cpus else self.host.cpus / cpus
 
     def slower_beside(self, one: SimulatedJob, other: SimulatedJob) -> float:

@@ -51,7 +51,7 @@ def say(ids: Sequence[int]) -> None:
 
 
 def line(state: tuple[str, str], follow: str, columns: int) -> str:
-    """Join a state, the expected start and a command in so many columns; the state is cut."""
+    """Join a state, the expected start and a command to fit the width; the state is cut."""
     text, expected = state
     rest = "".join(f" · {part}" for part in (expected, follow) if part)
     return cut(text, max(MIN_STATE, columns - columns_of(rest))) + rest

@@ -400,7 +400,7 @@ def window(selected: int, count: int, size: int, first: int) -> int:
 
 
 _CELLS = {Section.RUNNING: _running, Section.WAITING: _waiting, Section.ENDED: _ended}
-_CALM_STATES = ("running", "first run", "starting", "stopping")  # nobody has to act
+_CALM_STATES = ("running", "first run", "starting", "stopping")  # these need no action
 _CALM = ("cancelled", "skipped", "not-started", "requeued", "interrupted")
 _GPU_FIXED = 4 + 12 + 6 + 1
 _SENSORS = 12

@@ -232,8 +232,8 @@ def _most(book: Book, own: Mapping[Any, float | None], name: str | int) -> float
 def _whole(book: Book) -> float | None:
     """Return the load of a GPU, None where it does not tell that of each of its processes.
 
-    No part is larger than the whole: of a GPU without load nobody uses anything. Of one with load
-    the part of each is known only if there is one process.
+    No part is larger than the whole: without load, no process uses the GPU. With load, the part
+    of each process is known only if there is one process.
     """
     reading = book.reading
     if reading.load_pct is None:

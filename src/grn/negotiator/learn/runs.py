@@ -330,7 +330,7 @@ class Runs:
         """
         watch, request = self._holdings.host_profiles.watches[lease.id], lease.request
         is_old = at - watch.ram.began_at >= profiling.GROWS_ON_S
-        is_untold = is_old and watch.ram.rose_at is None  # it uses none, or nobody can tell
+        is_untold = is_old and watch.ram.rose_at is None  # it uses none, or its use is unknown
         is_flat = is_untold or watch.ram.is_flat(at, self._rules.flat_s)
         is_first = lease.is_probe and not lease.gpus
         is_over = is_first and (is_flat or is_old)

@@ -66,7 +66,7 @@ export function memoryChart(points, reserved, title) {
   return root;
 }
 
-// How busy GPUs were of late, one line for each.
+// The recent load of each GPU, one line for each.
 export function loadChart(loads) {
   const [width, height, left, right, top, bottom] = [room(), 120, 60, 12, 10, 22];
   const long = Math.max(0, ...loads.map((one) => one.load_pct.length));

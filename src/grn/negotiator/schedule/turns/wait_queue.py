@@ -171,7 +171,7 @@ class Waitlist:
         self._fresh.update(self._of_type.get(job_type, {}))
 
     def renew_user(self, user: int) -> None:
-        """Answer all groups of a user anew: the user has made or lost a booking."""
+        """Answer all groups of a user again: the user has made or lost a booking."""
         for group in list(self._of_user.get(user, {}).values()):
             self.refuse(group, None)
 
