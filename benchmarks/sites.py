@@ -26,9 +26,9 @@ from grn.client.submit import submit_many
 from grn.errors import GrnError
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
-from grn.queue.lease_window import WindowLimits
+from grn.queue.jobs.lease_window import WindowLimits
 from grn.queue.sites.agent.pipe import GREETING
-from grn.queue.sites.choice import MAX_ASKED
+from grn.queue.sites.leases.choice import MAX_ASKED
 from grn.queue.sites.router import Router
 from tests.harness import Story, hang_up
 from tests.queue.builders import a_spec

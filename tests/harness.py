@@ -28,7 +28,7 @@ import pytest
 
 import grn
 from grn.client import negotiator, queue
-from grn.client.lease import IDLE
+from grn.client.leasing.lease import IDLE
 from grn.client.negotiator import ask_once
 from grn.errors import DaemonError, GrnError
 from tests import warm

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from grn.cli import app
-from grn.cli.commands import leased_command
+from grn.cli.commands.run import leased_command
 from grn.errors import BY_CODE
 from grn.model.units import GiB
 from grn.negotiator.events import WaitReason

@@ -18,8 +18,9 @@ PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
     "protocol": "__init__ lease record rows snapshot",
     "negotiator": "__init__ events endings engine engine_view schedule learn queries",
-    "queue": "__init__ job events engine job_table lease_window finish start_windows "
-    "sites.__init__ sites.choice sites.remote_lease sites.pilots.slurm_jobs sites.teaching",
+    "queue": "__init__ events engine jobs "
+    "sites.__init__ sites.leases.__init__ sites.leases.choice sites.leases.remote_lease "
+    "sites.pilots.slurm_jobs sites.teaching",
     "simulate": "__init__ workload schedulers replay policies",
     "group": "__init__ task roles call_table",
     "sweep": "__init__ grid space condition values template",
@@ -312,7 +313,7 @@ KNOWN = {
         "grn.negotiator.loop",
         "grn.negotiator.storage.store",
     ),
-    *("grn.client", "grn.client.lease", "grn.gpus", "grn.gpus.probe", "grn.gpus.nvml"),
+    *("grn.client", "grn.client.leasing.lease", "grn.gpus", "grn.gpus.probe", "grn.gpus.nvml"),
     *(
         "grn.protocol",
         "grn.protocol.schemas",
@@ -327,13 +328,13 @@ KNOWN = {
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("grn.client.lease", "from grn.negotiator.schedule.placement import Place"),
-        ("grn.client.lease", "from grn.negotiator import loop"),
-        ("grn.client.lease", "import grn.gpus.nvml"),
-        ("grn.client.lease", "from grn.protocol import schemas"),
-        ("grn.client.lease", "def f():\n    from grn.negotiator import engine"),
-        ("grn.client.lease", "if TYPE_CHECKING:\n    import grn.negotiator"),
-        ("grn.client.lease", "importlib.import_module('grn.negotiator.loop')"),
+        ("grn.client.leasing.lease", "from grn.negotiator.schedule.placement import Place"),
+        ("grn.client.leasing.lease", "from grn.negotiator import loop"),
+        ("grn.client.leasing.lease", "import grn.gpus.nvml"),
+        ("grn.client.leasing.lease", "from grn.protocol import schemas"),
+        ("grn.client.leasing.lease", "def f():\n    from grn.negotiator import engine"),
+        ("grn.client.leasing.lease", "if TYPE_CHECKING:\n    import grn.negotiator"),
+        ("grn.client.leasing.lease", "importlib.import_module('grn.negotiator.loop')"),
         ("grn.cli.app", "from grn.negotiator import loop"),
         ("grn.cli.app", "from grn.gpus import nvml"),
         ("grn.model.job", "from grn import wire"),
@@ -343,7 +344,7 @@ KNOWN = {
         ("grn.gpus.nvml", "from grn.negotiator.events import Sampled"),
         ("grn.negotiator.schedule.placement", "from grn.gpus.probe import parse"),
         ("grn.negotiator.schedule.placement", "from grn import wire"),
-        ("grn.negotiator.loop", "from grn.client.lease import acquire"),
+        ("grn.negotiator.loop", "from grn.client.leasing.lease import acquire"),
         ("grn.negotiator.loop", "from grn import job"),
         ("grn.settings", "from grn.wire import encode"),
         ("grn.paths", "from grn.errors import GrnError"),
@@ -382,15 +383,15 @@ def test_a_pure_file_that_touches_the_machine_is_caught(module: str, source: str
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("grn.client.lease", "import msgspec"),
-        ("grn.client.lease", "import torch"),
+        ("grn.client.leasing.lease", "import msgspec"),
+        ("grn.client.leasing.lease", "import torch"),
         ("grn.negotiator.server", "from rich.console import Console"),
         ("grn.cli.app", "import msgspec"),
         ("grn.gpus.nvml", "import pynvml"),
         ("glb", "import click"),
         ("grn.magic.wand", "import re"),  # a part nobody made a rule for
-        ("grn.client.lease", "from .decorator import job"),
-        ("grn.client.lease", "from . import decorator"),
+        ("grn.client.leasing.lease", "from .decorator import job"),
+        ("grn.client.leasing.lease", "from . import decorator"),
     ],
 )
 def test_other_faults_are_caught(module: str, source: str) -> None:
@@ -415,7 +416,10 @@ def test_other_faults_are_caught(module: str, source: str) -> None:
         ("grn.negotiator.__main__", "from grn import settings, paths as places, __version__"),
         ("grn.settings", "import os, msgspec\nfrom grn import paths as places"),
         ("grn.option_file", "import tomllib, tomli, yaml"),
-        ("grn.client.lease", "import json, os, socket\nfrom grn import paths as places, wire"),
+        (
+            "grn.client.leasing.lease",
+            "import json, os, socket\nfrom grn import paths as places, wire",
+        ),
         ("grn.cli.app", "import click\nfrom rich.console import Console"),
         ("grn.cli.app", "from grn import __version__\nfrom grn.cli.output import render"),
         ("grn.cli.output.render", "from grn.model.job import Outcome"),

@@ -130,7 +130,7 @@ def load() -> None:
     for name, (where, _) in app.COMMANDS.items():
         if name not in COLD:
             importlib.import_module(where.partition(":")[0])
-    others = ("grn.cli.commands.submit", "rich.console", "uvicorn", "grn.queue.sites.fleet")
+    others = ("grn.cli.commands.queue.submit", "rich.console", "uvicorn", "grn.queue.sites.fleet")
     for name in (*others, "grn.negotiator.__main__", "grn.queue.__main__"):
         importlib.import_module(name)
     gc.collect()

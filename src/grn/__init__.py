@@ -8,9 +8,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from grn.client.decorator import job
-    from grn.client.lease import lease
-    from grn.client.stop_request import should_stop
+    from grn.client.leasing.decorator import job
+    from grn.client.leasing.lease import lease
+    from grn.client.leasing.stop_request import should_stop
     from grn.client.submit import CallHandle, JobHandle, submit
     from grn.client.tables import gpus, jobs, profiles
     from grn.errors import DaemonNotRunning, GrnError, JobFailed, NeverFits
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "job": "grn.client.decorator",
-    "lease": "grn.client.lease",
-    "should_stop": "grn.client.stop_request",
+    "job": "grn.client.leasing.decorator",
+    "lease": "grn.client.leasing.lease",
+    "should_stop": "grn.client.leasing.stop_request",
     "submit": "grn.client.submit",
     "jobs": "grn.client.tables",
     "gpus": "grn.client.tables",

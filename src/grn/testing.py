@@ -13,7 +13,7 @@ import tempfile
 
 from grn.client import queue
 from grn.client.daemons import DaemonProcess, negotiator_argv, start_aside
-from grn.client.lease import IDLE
+from grn.client.leasing.lease import IDLE
 from grn.errors import GrnError
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ import pytest
 
 import glb
 import grn
-from grn.client.job_request import code_of_function
+from grn.client.leasing.job_request import code_of_function
 from tests.harness import Negotiator
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grn.client import frameworks
+from grn.client.leasing import frameworks
 
 GiB, MiB = 1 << 30, 1 << 20
 

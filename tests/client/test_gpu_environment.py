@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from grn.client.gpu_environment import GpuEnvironment, for_command
+from grn.client.leasing.gpu_environment import GpuEnvironment, for_command
 from grn.proc import spawn
 from tests.harness import Story
 
@@ -76,7 +76,7 @@ def test_for_a_forked_child_the_lease_of_its_parent_is_one_from_outside(story: S
     ended = story.run_script(
         """
         import os
-        from grn.client.gpu_environment import GpuEnvironment
+        from grn.client.leasing.gpu_environment import GpuEnvironment
 
         environment = GpuEnvironment()
         environment.enter("parents", "0")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grn.client import job_request
-from grn.client.job_request import (
+from grn.client.leasing import job_request
+from grn.client.leasing.job_request import (
     MAX_ARGUMENTS,
     MAX_SCRIPT_BYTES,
     code_of_command,
@@ -183,8 +183,9 @@ def test_functions_inside_count() -> None:
 
 def test_it_is_the_same_in_every_process() -> None:
     """Sets have another order in each."""
-    code = f"{PLAIN}\nimport grn.client.job_request as told\nprint(told.code_of_function(train))"
-    path = str(Path(job_request.__file__).parents[2])
+    told = "import grn.client.leasing.job_request as told\nprint(told.code_of_function(train))"
+    code = f"{PLAIN}\n{told}"
+    path = str(Path(job_request.__file__).parents[3])
     said = {
         subprocess.run(
             [sys.executable, "-c", code],

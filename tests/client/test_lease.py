@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import grn
-from grn.client.job_request import lease_request
-from grn.client.lease import IDLE, ClientLease, LeaseConnection
+from grn.client.leasing.job_request import lease_request
+from grn.client.leasing.lease import IDLE, ClientLease, LeaseConnection
 from tests.conftest import Negotiators
 from tests.harness import Negotiator, Story, wait_for
 
@@ -153,7 +153,7 @@ def test_a_forked_child_lets_go_of_the_kept_connection(story: Story) -> None:
     story.run_script(
         """
         import os, socket
-        from grn.client.lease import IDLE, LeaseConnection
+        from grn.client.leasing.lease import IDLE, LeaseConnection
 
         ours, theirs = socket.socketpair()
         IDLE.give(LeaseConnection(ours))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.client.torch_cap import knows_cap, variables
+from grn.client.leasing.torch_cap import knows_cap, variables
 
 KEY = "per_process_memory_fraction:0.31"
 NAME, GENERIC = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"

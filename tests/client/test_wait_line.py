@@ -12,7 +12,7 @@ import traceback
 import pytest
 
 import grn
-from grn.client.wait_line import WaitLine, is_seen, line, open_line
+from grn.client.leasing.wait_line import WaitLine, is_seen, line, open_line
 from grn.errors import NeverFits
 from tests.harness import Negotiator, wait_for
 

@@ -12,7 +12,7 @@ from grn.cli.report.usage import UNFINISHED
 from grn.model import job
 from grn.model.outcome import JOB_OUTCOMES, LEASE_OUTCOMES, Outcome, OutcomeKind, kind_of
 from grn.protocol.negotiator_requests import DoneRequest
-from grn.queue.job import EndReason
+from grn.queue.jobs.job import EndReason
 from grn.sweep.manifest import RunState
 
 STYLE = (resources.files("grn.cli.web") / "static" / "style.css").read_text()

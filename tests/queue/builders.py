@@ -35,7 +35,7 @@ from grn.queue.events import (
     Submitted,
     YieldAsked,
 )
-from grn.queue.job import (
+from grn.queue.jobs.job import (
     After,
     EndReason,
     Exit,
@@ -44,7 +44,7 @@ from grn.queue.job import (
     Kept,
     Settlement,
 )
-from grn.queue.lease_window import WindowLimits
+from grn.queue.jobs.lease_window import WindowLimits
 
 Kind = TypeVar("Kind")
 OK = Exit(0)

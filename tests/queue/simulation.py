@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
@@ -39,7 +38,8 @@ from grn.queue.events import (
     Submitted,
     TellEnded,
 )
-from grn.queue.job import (
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import (
     After,
     AttemptFate,
     EndReason,
@@ -49,7 +49,7 @@ from grn.queue.job import (
     Kept,
     Settlement,
 )
-from grn.queue.lease_window import WindowLimits
+from grn.queue.jobs.lease_window import WindowLimits
 from tests.queue.world import (
     QUEUED,
     RUNNING,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS
-from grn.queue import finish
 from grn.queue.events import (
     ActionFailed,
     AskLease,
@@ -29,7 +28,8 @@ from grn.queue.events import (
     TellEnded,
     WatchLease,
 )
-from grn.queue.job import (
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import (
     After,
     AttemptFate,
     EndReason,
@@ -38,7 +38,7 @@ from grn.queue.job import (
     Kept,
     Settlement,
 )
-from grn.queue.lease_window import PASS_ON_S, WindowLimits
+from grn.queue.jobs.lease_window import PASS_ON_S, WindowLimits
 from tests.queue.builders import (
     ALONE,
     FAILED,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS, MAX_SPARED
-from grn.queue.finish import (
+from grn.queue.jobs.finish import (
     AttemptEnd,
     RetryBudget,
     RunAgain,
@@ -20,7 +20,7 @@ from grn.queue.finish import (
     reason_of,
     told_to_negotiator,
 )
-from grn.queue.job import (
+from grn.queue.jobs.job import (
     AttemptFate,
     EndReason,
     Exit,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grn.queue import finish
 from grn.queue.events import SaveAttemptEnd, Stop
-from grn.queue.job import EndReason, JobState, Settlement
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import EndReason, JobState, Settlement
 from tests.queue.builders import CANCELLED, FAILED, OK, YIELDED, Line, a_spec
 
 SETTLED = Settlement("yielded")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grn.queue import finish
 from grn.queue.events import Action, RunIdleHook, Stop
-from grn.queue.job import EndReason, JobState, Settlement
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import EndReason, JobState, Settlement
 from tests.queue.builders import CANCELLED, FAILED, OK, Line, a_spec
 
 HOOK = RunIdleHook(1, 1800.0, 4096)

@@ -34,7 +34,7 @@ from grn.queue.events import (
     SubmitterGone,
     YieldAsked,
 )
-from grn.queue.job import AttemptFate, Exit, JobState, Step, after
+from grn.queue.jobs.job import AttemptFate, Exit, JobState, Step, after
 from tests.queue.builders import Line, a_spec
 
 QUEUE = Path(__file__).resolve().parents[2] / "src" / "grn" / "queue"

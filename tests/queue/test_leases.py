@@ -14,7 +14,7 @@ import pytest
 from grn import wire
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
-from grn.queue.job import Settlement
+from grn.queue.jobs.job import Settlement
 from grn.queue.leases import Leases
 from tests.cli.pictures import a_gpu, a_lease
 from tests.harness import DEADLINE_S

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
@@ -22,7 +21,8 @@ from grn.queue.events import (
     SaveEnd,
     SaveState,
 )
-from grn.queue.job import AttemptFate
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import AttemptFate
 from tests.queue.simulation import Simulation
 
 pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Python version

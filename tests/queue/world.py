@@ -17,7 +17,7 @@ from grn.queue.events import (
     SaveEnd,
     SaveState,
 )
-from grn.queue.job import (
+from grn.queue.jobs.job import (
     AttemptFate,
     EndReason,
     Exit,

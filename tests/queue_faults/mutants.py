@@ -23,7 +23,7 @@ from grn.errors import MachineError
 from grn.proc import services
 from grn.proc.tree import KILL
 from grn.queue import __main__ as service
-from grn.queue.job import AttemptFate, Exit
+from grn.queue.jobs.job import AttemptFate, Exit
 from grn.queue.journal import journal, journal_file, rows
 from grn.queue.local import attempt_files as folders
 from grn.queue.local import (

@@ -23,8 +23,8 @@ from grn.negotiator.events import SaveLease, SaveRun
 from grn.negotiator.storage.store import FILE_NAME as NEGOTIATOR_FILE
 from grn.negotiator.storage.store import Store
 from grn.queue.events import SaveBegin, SaveEnd, SaveState
-from grn.queue.job import EndReason, Exit, JobSpec
-from grn.queue.job import JobState as State
+from grn.queue.jobs.job import EndReason, Exit, JobSpec
+from grn.queue.jobs.job import JobState as State
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.rows import DamagedRow, NewJob, SharedCommand
 from tests.builders import a_lease, a_run

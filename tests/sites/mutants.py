@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.queue import __main__ as service
-from grn.queue.job import AttemptFate
-from grn.queue.sites import log_copy
+from grn.queue.jobs.job import AttemptFate
+from grn.queue.sites.files import log_copy
 from grn.queue.sites.node import Node
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grn import sites
-from grn.cli.commands.site import add
+from grn.cli.commands.sites.site import add
 from grn.option_file import toml
 from tests.harness import ROOT
 from tests.sites.machines import LoopbackMachine

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from grn.cli.commands.sweep import take_values
+from grn.cli.commands.run.sweep import take_values
 from grn.cli.output.style import plain
 from grn.errors import UsageError
 from tests.cli.live import GRN, Shell

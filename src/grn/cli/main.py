@@ -31,12 +31,12 @@ def run_here() -> None:
     """Run one command in this process and exit with its status."""
     name, words = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name == "agent":
-        from grn.cli.commands import agent
+        from grn.cli.commands.sites import agent
 
         sys.exit(agent.main(words))
     if name == "exec" and words[:1] == ["--"] and words[1:]:
         from grn.cli import guard
-        from grn.cli.commands import leased_command
+        from grn.cli.commands.run import leased_command
 
         sys.exit(guard.run(lambda: leased_command.run(tuple(words[1:]))))
     from grn.cli import options, quick

@@ -102,14 +102,14 @@ SUBMIT = (
 )  # fmt: skip
 COMMANDS = {
     "submit": QuickCommand(
-        "grn.cli.commands.submit:run",
+        "grn.cli.commands.queue.submit:run",
         "Submit CMD to your queue and return at once with its id.\n\nThe job runs when it is its"
         " turn and a GPU has room, with the current environment and folder. It does not need this"
         " terminal to stay open.",
         SUBMIT, has_command=True,
     ),
     "ls": QuickCommand(
-        "grn.cli.commands.listing:ls",
+        "grn.cli.commands.queue.listing:ls",
         "List your jobs: running, waiting and why; with -a also ended ones.\n\nThe list has jobs of"
         " the queue, lines of a batch, runs of a sweep, and calls and commands outside the queue."
         " Every command takes these ids.",

@@ -123,7 +123,7 @@ def run(call: bytes) -> bytes:
 def _failure(error: Exception) -> bytes:
     import traceback
 
-    from grn.client.frameworks import is_out_of_memory
+    from grn.client.leasing.frameworks import is_out_of_memory
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sys.stderr.write(text)
@@ -187,7 +187,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 def _serve(address: str, number: int) -> int:
     """Run calls until the submitter has none; return the exit status."""
-    from grn.client import frameworks
+    from grn.client.leasing import frameworks
     from grn.proc import pidfd
 
     peak_bytes = 0
@@ -240,7 +240,7 @@ def take_reply(folder: str) -> Any:
 
 
 def _run_folder(folder: str) -> int:
-    from grn.client import frameworks
+    from grn.client.leasing import frameworks
 
     with open(os.path.join(folder, CALL_FILE), "rb") as file:
         reply = run(file.read())
@@ -285,7 +285,7 @@ def _take_call() -> bytes:
 
 
 def _run_variables() -> int:
-    from grn.client import frameworks
+    from grn.client.leasing import frameworks
 
     if CALL not in os.environ or REPLY_PATH not in os.environ:
         sys.exit("grn: there is no call to run: this command is for jobs of the queue.")

@@ -8,8 +8,9 @@ from functools import partial
 from itertools import islice
 
 from grn import wire
-from grn.client import job_request, queue
+from grn.client import queue
 from grn.client.connection import drive, drive_async
+from grn.client.leasing import job_request
 from grn.errors import GrnError, JobFailed, UsageError
 from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from grn.client import frameworks, logs, negotiator
-from grn.client.gpu_environment import LOGGED_UNLESS_SET
+from grn.client import logs, negotiator
+from grn.client.leasing import frameworks
+from grn.client.leasing.gpu_environment import LOGGED_UNLESS_SET
 from grn.errors import DaemonError
 from grn.fixed_slots.runner import Runner
 from grn.group.group_runner import AHEAD, GroupRunner

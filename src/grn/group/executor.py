@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from grn.client.job_request import (
+from grn.client.leasing.job_request import (
     call_arguments,
     code_of_function,
     lease_request,

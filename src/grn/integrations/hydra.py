@@ -25,7 +25,7 @@ from hydra.core.utils import (
 )
 from omegaconf import open_dict
 
-from grn.client.job_request import command_arguments
+from grn.client.leasing.job_request import command_arguments
 from grn.client.remote_call import RemoteTraceback
 from grn.group.call_group import CallGroup
 from grn.group.executor import checked, kind_of

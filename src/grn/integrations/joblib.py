@@ -12,7 +12,7 @@ from typing import Any
 import joblib
 from joblib.parallel import ParallelBackendBase, register_parallel_backend
 
-from grn.client.job_request import call_arguments
+from grn.client.leasing.job_request import call_arguments
 from grn.group.call_group import CallGroup
 from grn.group.executor import OPTIONS, checked, kind_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from grn.client.lease import ClientLease
+    from grn.client.leasing.lease import ClientLease
 
 MARKER = (
     "grn_gpu(mem=None, gpus=1, exclusive=False, priority=0, policy='spread', type=None): "
@@ -57,7 +57,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     lease = item.stash.get(HELD, None)
     if lease is None or call.when != "call" or call.excinfo is None:
         return
-    from grn.client.frameworks import is_out_of_memory
+    from grn.client.leasing.frameworks import is_out_of_memory
 
     error = call.excinfo.value
     if not isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception)):
@@ -89,8 +89,8 @@ def _acquire(request: pytest.FixtureRequest) -> ClientLease:
 
 def _lease_for(node: Any) -> ClientLease:
     """Read the marks of a test and those around it; the nearest counts."""
-    from grn.client.job_request import lease_request
-    from grn.client.lease import ClientLease
+    from grn.client.leasing.job_request import lease_request
+    from grn.client.leasing.lease import ClientLease
 
     options: dict[str, Any] = {}
     for mark in reversed(list(node.iter_markers("grn_gpu"))):

@@ -26,9 +26,9 @@ from grn.proc.spawn import SERVICE
 from grn.queue.engine import QueueEngine
 from grn.queue.fork_server import ForkServer
 from grn.queue.handlers import VERBS
+from grn.queue.jobs.lease_window import WindowLimits
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
-from grn.queue.lease_window import WindowLimits
 from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.loop import QueueLoop

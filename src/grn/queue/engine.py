@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from grn.model.text import counted
-from grn.queue import finish
 from grn.queue.events import (
     Action,
     ActionFailed,
@@ -46,10 +45,20 @@ from grn.queue.events import (
     WatchLease,
     YieldAsked,
 )
-from grn.queue.job import AttemptFate, EndReason, Exit, JobState, JobView, Kept, Settlement, Step
-from grn.queue.job_table import JobTable, QueuedJob, restored, saved
-from grn.queue.lease_window import LeaseWindow, WindowLimits
-from grn.queue.start_windows import StartWindows
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import (
+    AttemptFate,
+    EndReason,
+    Exit,
+    JobState,
+    JobView,
+    Kept,
+    Settlement,
+    Step,
+)
+from grn.queue.jobs.job_table import JobTable, QueuedJob, restored, saved
+from grn.queue.jobs.lease_window import LeaseWindow, WindowLimits
+from grn.queue.jobs.start_windows import StartWindows
 
 
 class QueueEngine:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grn.queue.job import AttemptFate, EndReason, Exit, JobSpec, JobState, Kept, Settlement
+from grn.queue.jobs.job import AttemptFate, EndReason, Exit, JobSpec, JobState, Kept, Settlement
 
 # --- events --------------------------------------------------------------------------------
 

@@ -24,13 +24,13 @@ from grn.model.windows import parse_hours
 from grn.protocol import queue_requests
 from grn.queue import naming
 from grn.queue.events import CancelAsked, DrainAsked, Edited, HoldAsked, MoveAsked, Submitted
-from grn.queue.job import After, JobSpec, JobState
+from grn.queue.jobs.job import After, JobSpec, JobState
 from grn.queue.journal import rows
 from grn.queue.journal.rows import DamagedRow, NewJob, SentFolder, SharedCommand, StopRules
 from grn.queue.loop import QueueLoop
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
-from grn.queue.sites.choice import LOCAL
-from grn.queue.sites.remote_lease import node_of
+from grn.queue.sites.leases.choice import LOCAL
+from grn.queue.sites.leases.remote_lease import node_of
 
 log = logging.getLogger(__name__)
 MAX_NAMED = 20

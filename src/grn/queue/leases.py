@@ -32,7 +32,7 @@ from grn.protocol.lease import (
 )
 from grn.protocol.rows import BadRow, GpuRow, HostRow, LeaseRow, read_all
 from grn.queue.events import AskLease
-from grn.queue.job import Settlement
+from grn.queue.jobs.job import Settlement
 
 if TYPE_CHECKING:
     from grn.protocol.lease import LeaseEvent

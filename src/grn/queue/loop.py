@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from grn.client.gpu_environment import cores_told
+from grn.client.leasing.gpu_environment import cores_told
 from grn.client.logs import tail
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
 from grn.proc.watch import Watches
 from grn.protocol.lease import GrantedGpus, IdleTold
-from grn.queue import finish
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
@@ -56,7 +55,8 @@ from grn.queue.events import (
     WatchLease,
     YieldAsked,
 )
-from grn.queue.job import BUSY, AttemptFate, Exit, Kept, Settlement
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import BUSY, AttemptFate, Exit, Kept, Settlement
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
 from grn.queue.journal.rows import Command, DamagedRow

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grn.queue.job import EndReason
+from grn.queue.jobs.job import EndReason
 
 log = logging.getLogger(__name__)
 MAX_LINES = 20  # of the output, for a hook

@@ -20,11 +20,11 @@ from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.model.job import tag_of
 from grn.proc import pidfd
 from grn.protocol import queue_requests
-from grn.queue.job import JobState, JobView
+from grn.queue.jobs.job import JobState, JobView
 from grn.queue.journal.journal import Journal
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
-from grn.queue.sites.remote_lease import node_of
+from grn.queue.sites.leases.remote_lease import node_of
 from grn.queue.subscribers import QueueSubscribers
 
 log = logging.getLogger(__name__)

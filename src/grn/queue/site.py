@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from grn.queue.job import AttemptFate, Exit
+from grn.queue.jobs.job import AttemptFate, Exit
 from grn.queue.journal.rows import Command
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from grn.daemon.publisher import Position, Publisher, Subscriber, message
 from grn.model.job import tag_of
-from grn.queue.job import JobView
+from grn.queue.jobs.job import JobView
 from grn.queue.loop import QueueLoop
 
 MAX_JOBS = 1000  # of those that have not ended

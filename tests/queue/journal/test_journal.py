@@ -25,7 +25,7 @@ from grn.queue.events import (
     SaveState,
     TellEnded,
 )
-from grn.queue.job import (
+from grn.queue.jobs.job import (
     After,
     EndReason,
     Exit,

@@ -8,10 +8,10 @@ from typing import Any
 
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
-from grn.queue.job import AttemptFate, Exit, Settlement
+from grn.queue.jobs.job import AttemptFate, Exit, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt, Found
-from grn.queue.sites.remote_lease import NodeAddress, RemoteLease
+from grn.queue.sites.leases.remote_lease import NodeAddress, RemoteLease
 
 
 class FakeLoop:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from grn import __version__
-from grn.queue.job import Exit
+from grn.queue.jobs.job import Exit
 from grn.queue.local import attempt_files
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt

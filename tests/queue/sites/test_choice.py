@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.queue.sites.choice import (
+from grn.queue.sites.leases.choice import (
     LOCAL,
     MAX_ASKED,
     CandidateNode,

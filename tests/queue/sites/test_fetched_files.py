@@ -12,7 +12,7 @@ import pytest
 from grn.errors import ProtocolError
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt
-from grn.queue.sites.fetched_files import MAX_BYTES, Fetch, OfferedFile, offered
+from grn.queue.sites.files.fetched_files import MAX_BYTES, Fetch, OfferedFile, offered
 from grn.queue.sites.stream import FilePiece
 
 ATTEMPT = Attempt(7, 1)

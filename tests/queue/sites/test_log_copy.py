@@ -11,7 +11,7 @@ from grn.client.logs import read_log
 from grn.queue.journal.rows import Command
 from grn.queue.local.output_log import CappedLog
 from grn.queue.site import Attempt
-from grn.queue.sites.log_copy import LogCopies
+from grn.queue.sites.files.log_copy import LogCopies
 from grn.queue.sites.stream import LogPiece
 
 ONE = Attempt(1, 1)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from grn import __version__, wire
-from grn.queue.job import AttemptFate, EndReason, Exit
+from grn.queue.jobs.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
+from grn.queue.sites.leases.remote_lease import NodeAddress, RemoteLease, node_of, remote
 from grn.queue.sites.node import MAX_KNOWN, Node
-from grn.queue.sites.remote_lease import NodeAddress, RemoteLease, node_of, remote
 from grn.queue.sites.stream import FrameReader, LeaseBytes, LogPiece, Message, encode
 from tests.queue.sites.fakes import FakeLoop
 

@@ -10,10 +10,10 @@ import pytest
 
 from grn.protocol.lease import GrantedGpus
 from grn.queue.events import AskLease
-from grn.queue.job import AttemptFate, Settlement
+from grn.queue.jobs.job import AttemptFate, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt, Found
-from grn.queue.sites.choice import PilotSite
+from grn.queue.sites.leases.choice import PilotSite
 from grn.queue.sites.router import Router
 from tests.queue.builders import a_spec
 from tests.queue.sites.fakes import FakeLoop, FakeNode, FakeSite

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from grn.errors import ProtocolError
-from grn.queue.job import EndReason, Exit
+from grn.queue.jobs.job import EndReason, Exit
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.stream import Frame, FrameReader, LeaseBytes, LogPiece, encode

@@ -17,7 +17,7 @@ from grn.cli.output.style import plain
 from grn.cli.output.terminal import echo, print_json, width
 from grn.cli.report import replay
 from grn.client import negotiator
-from grn.client.job_request import command_arguments
+from grn.client.leasing.job_request import command_arguments
 from grn.errors import GrnError, MachineError, UsageError
 from grn.model.gpu import Gpu
 from grn.model.host import HostSize

@@ -1,6 +1,6 @@
 """The part of its GPUs that a job's framework may take: its reservation and a CUDA context.
 
-Pure; clients decide whether a job's framework knows such a cap (`client/torch_cap.py`).
+Pure; clients decide whether a job's framework knows such a cap (`client/leasing/torch_cap.py`).
 """
 
 from __future__ import annotations

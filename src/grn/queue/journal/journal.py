@@ -20,7 +20,7 @@ from typing import Any
 from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
 from grn.queue.events import Action, SaveEnd
-from grn.queue.job import BUSY, EndReason, Kept
+from grn.queue.jobs.job import BUSY, EndReason, Kept
 from grn.queue.journal import new_rows, rows
 from grn.queue.journal.journal_file import Disk, NotWritten
 from grn.queue.journal.rows import Command, DamagedRow, NewJob, SharedCommand

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.daemon.database import SEPARATOR, joined, text_checksum
-from grn.queue.job import JobState
+from grn.queue.jobs.job import JobState
 from grn.queue.journal.rows import (
     STATE,
     NewJob,

@@ -24,7 +24,7 @@ from grn.queue.events import (
     SaveEnd,
     SaveState,
 )
-from grn.queue.job import (
+from grn.queue.jobs.job import (
     After,
     EndReason,
     JobSpec,

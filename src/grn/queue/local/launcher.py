@@ -12,10 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from grn import wire
-from grn.client import frameworks, remote_call
+from grn.client import remote_call
+from grn.client.leasing import frameworks
 from grn.proc import memory_limit, services, spawn, terminate
 from grn.proc.spawn import SERVICE
-from grn.queue.job import EndReason, Exit
+from grn.queue.jobs.job import EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders
 from grn.queue.local.channel import MAX_SAID, StartOrder, StopOrder

@@ -13,8 +13,8 @@ from grn.model.job import Holder
 from grn.proc import pidfd, processes, services
 from grn.proc.tree import Process
 from grn.proc.watch import Watches
-from grn.queue import finish
-from grn.queue.job import AttemptFate
+from grn.queue.jobs import finish
+from grn.queue.jobs.job import AttemptFate
 from grn.queue.local import attempt_files as folders
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt, Found

@@ -17,8 +17,9 @@ import signal
 import time
 
 from grn import wire
-from grn.client import frameworks, gpu_environment, logs, torch_cap
+from grn.client import logs
 from grn.client.connection import drive
+from grn.client.leasing import frameworks, gpu_environment, torch_cap
 from grn.client.logs import SEPARATE_STDERR
 from grn.client.negotiator import connect
 from grn.errors import GrnError

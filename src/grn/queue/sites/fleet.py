@@ -25,9 +25,9 @@ from grn.proc import spawn, terminate
 from grn.proc.spawn import own_module, service_environment
 from grn.protocol.rows import as_json
 from grn.queue.site import Attempt
-from grn.queue.sites.choice import PilotSite
+from grn.queue.sites.leases.choice import PilotSite
+from grn.queue.sites.leases.remote_lease import NodeAddress
 from grn.queue.sites.node import Node
-from grn.queue.sites.remote_lease import NodeAddress
 from grn.queue.sites.router import Router
 from grn.sites import SiteConfig
 

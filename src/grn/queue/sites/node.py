@@ -18,17 +18,17 @@ from grn import __version__
 from grn.errors import ProtocolError
 from grn.model.text import harmless
 from grn.protocol.lease import GrantedGpus, IdleTold
-from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
+from grn.queue.jobs.job import AttemptFate, EndReason, Exit, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
+from grn.queue.sites.files.log_copy import LogCopies
+from grn.queue.sites.files.node_folders import NOT_KEPT, NodeFolders, is_kept
 from grn.queue.sites.frame_writer import FrameWriter
-from grn.queue.sites.log_copy import LogCopies
-from grn.queue.sites.node_folders import NOT_KEPT, NodeFolders, is_kept
-from grn.queue.sites.node_leases import LeaseTransport, NodeLeases
+from grn.queue.sites.leases.node_leases import LeaseTransport, NodeLeases
+from grn.queue.sites.leases.remote_lease import NodeAddress, RemoteLease
 from grn.queue.sites.reconnect import Reconnection
-from grn.queue.sites.remote_lease import NodeAddress, RemoteLease
 from grn.queue.sites.stream import FilePiece, Frame, LeaseBytes, LogPiece, Message
 
 log = logging.getLogger(__name__)

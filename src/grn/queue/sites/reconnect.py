@@ -16,7 +16,7 @@ from grn.proc import spawn, terminate
 if TYPE_CHECKING:
     import subprocess
 
-    from grn.queue.sites.remote_lease import NodeAddress
+    from grn.queue.sites.leases.remote_lease import NodeAddress
 
 GREET_S = 40.0
 PING_S, SILENT_S = 10.0, 35.0

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from grn.protocol.lease import GrantedGpus, IdleTold
-from grn.queue.job import AttemptFate, Exit
+from grn.queue.jobs.job import AttemptFate, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.leases import LeaseListener
 from grn.queue.site import Attempt, Found, Site, SiteListener
-from grn.queue.sites import wait_reasons
-from grn.queue.sites.choice import LOCAL, PilotSite
-from grn.queue.sites.lease_router import LeaseRouter
-from grn.queue.sites.remote_lease import RemoteLease, remote
+from grn.queue.sites.leases import wait_reasons
+from grn.queue.sites.leases.choice import LOCAL, PilotSite
+from grn.queue.sites.leases.lease_router import LeaseRouter
+from grn.queue.sites.leases.remote_lease import RemoteLease, remote
 
 if TYPE_CHECKING:
     from grn.protocol.rows import LeaseRow

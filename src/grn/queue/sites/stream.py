@@ -19,7 +19,7 @@ import msgspec
 from grn import wire
 from grn.client.remote_call import REPLY_FILE
 from grn.errors import ProtocolError
-from grn.queue.job import EndReason, Exit
+from grn.queue.jobs.job import EndReason, Exit
 from grn.queue.site import Attempt
 from grn.queue.sites.agent.pipe import GREETING
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from grn import __version__, wire
 from grn.errors import ProtocolError
-from grn.queue.job import AttemptFate, EndReason, Exit
+from grn.queue.jobs.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command, StopRules
 from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from grn.proc.spawn import own_module
 from grn.queue.sites.agent.pipe import OFFERED
-from grn.queue.sites.choice import Demand
+from grn.queue.sites.leases.choice import Demand
 from grn.queue.sites.pilots import ray_rules
 from grn.queue.sites.pilots.ray_actor import FAILED, LEFT, POLL_S, UP, StreamEnd
 from grn.queue.sites.pilots.ray_rules import Pilots

@@ -14,7 +14,7 @@ from typing import Any
 
 from grn.errors import UsageError
 from grn.model.text import counted
-from grn.queue.sites.choice import Demand
+from grn.queue.sites.leases.choice import Demand
 
 MARK_LENGTH, TOKEN_LENGTH = 4, 6
 PLACED = "being placed"

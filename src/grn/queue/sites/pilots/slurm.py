@@ -27,7 +27,7 @@ from grn.model.text import counted, harmless
 from grn.model.units import show_time
 from grn.proc import spawn
 from grn.proc.spawn import own_module
-from grn.queue.sites.choice import Demand
+from grn.queue.sites.leases.choice import Demand
 from grn.queue.sites.pilots import slurm_jobs as jobs
 from grn.queue.sites.pilots.slurm_jobs import Limits, PilotJob
 from grn.sites import SiteConfig

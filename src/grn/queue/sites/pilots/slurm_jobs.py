@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from grn.model.units import show_time
-from grn.queue.sites.choice import Demand
+from grn.queue.sites.leases.choice import Demand
 
 LIST_FORMAT = "%A|%T|%r|%L|%M|%k"  # of squeue
 ACCOUNT_FORMAT = "JobIDRaw,JobName,State"  # of sacct

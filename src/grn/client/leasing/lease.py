@@ -12,10 +12,11 @@ import os
 import sys
 import threading
 
-from grn.client import frameworks, negotiator
+from grn.client import negotiator
 from grn.client.connection import ANSWER_S, drive, drive_async
-from grn.client.gpu_environment import GPU_ENVIRONMENT
-from grn.client.job_request import lease_request, type_and_label
+from grn.client.leasing import frameworks
+from grn.client.leasing.gpu_environment import GPU_ENVIRONMENT
+from grn.client.leasing.job_request import lease_request, type_and_label
 from grn.client.negotiator import call, garbled
 from grn.errors import DaemonNotRunning, GrnError, UsageError
 from grn.protocol.lease import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from grn.client.connection import Steps
-    from grn.client.wait_line import WaitLine
+    from grn.client.leasing.wait_line import WaitLine
     from grn.protocol.lease import LeaseEvent, LeaseRequest
 
 RELEASE_RECONNECT_S = 2.0
@@ -286,7 +287,7 @@ class ClientLease:
 
     def _speak(self, conversation: LeaseConversation) -> None:
         """Say why this call waits, if anybody looks, and ask for the reason as it is now."""
-        from grn.client import wait_line
+        from grn.client.leasing import wait_line
 
         if self._line is None:
             self._line = wait_line.open_line(SILENT_S)

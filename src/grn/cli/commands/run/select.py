@@ -20,9 +20,9 @@ from grn.cli.options import json_flag, needs
 from grn.cli.output.terminal import print_json
 from grn.client import negotiator
 from grn.client.daemons import ensure_negotiator
-from grn.client.gpu_environment import for_command
-from grn.client.job_request import lease_request
-from grn.client.lease import ClientLease, bind
+from grn.client.leasing.gpu_environment import for_command
+from grn.client.leasing.job_request import lease_request
+from grn.client.leasing.lease import ClientLease, bind
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.proc import processes

@@ -17,13 +17,13 @@ from grn.batch.journal import BatchJournal, Entry, finished, id_of
 from grn.batch.line_reader import LineReader
 from grn.batch.run import Batch, BatchOptions, RunsAgain
 from grn.cli import options
-from grn.cli.commands.detach import attach, run_detached
+from grn.cli.commands.run.detach import attach, run_detached
 from grn.cli.help import command, flag
 from grn.cli.output.progress import ProgressLine
 from grn.cli.output.style import paint
 from grn.cli.output.table import table
 from grn.cli.output.terminal import echo, print_json, width
-from grn.client.job_request import check_no_gpus
+from grn.client.leasing.job_request import check_no_gpus
 from grn.client.logs import last_line
 from grn.client.submit import check_nodes
 from grn.errors import MachineError, UsageError

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from grn import __version__, settings, sites
-from grn.cli.commands import site_install
+from grn.cli.commands.sites import site_install
 from grn.cli.help import command, flag, group
 from grn.cli.options import json_flag
 from grn.cli.output.table import table

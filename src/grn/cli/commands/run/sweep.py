@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from grn import option_file
-from grn.cli.commands.detach import attach, run_detached
+from grn.cli.commands.run.detach import attach, run_detached
 from grn.cli.help import GrnCommand, GrnGroup, flag, group
 from grn.cli.options import needs, place
 from grn.cli.output import sweep_text

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from grn.model.windows import StartWindow, parse_hours, show_moment
 from grn.queue.events import Action, WakeAt
-from grn.queue.job import JobSpec
-from grn.queue.job_table import JobTable, QueuedJob
+from grn.queue.jobs.job import JobSpec
+from grn.queue.jobs.job_table import JobTable, QueuedJob
 
 
 class StartWindows:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
     from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-    from grn.client.lease import ClientLease
+    from grn.client.leasing.lease import ClientLease
     from grn.client.submit import CallHandle
     from grn.model.oom_retry import Had
     from grn.protocol.lease import LeaseRequest
@@ -277,7 +277,7 @@ class _Managed:
 
     def _described(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeaseRequest:
         """Return the request for a lease of one call."""
-        from grn.client.job_request import call_arguments, code_of_function, lease_request
+        from grn.client.leasing.job_request import call_arguments, code_of_function, lease_request
 
         names = self._names()
         if self._request is None or names != self._requested_as:  # the same at nearly every call
@@ -287,7 +287,7 @@ class _Managed:
         return self._request.but(args=call_arguments(self._code, args, kwargs))
 
     def _names(self) -> tuple[str, str]:
-        from grn.client.job_request import type_and_label
+        from grn.client.leasing.job_request import type_and_label
 
         if self._jobstr is not None:
             return str(self._jobstr), str(self._jobstr)
@@ -337,7 +337,7 @@ class _Attempt:
         profiler: Callable[..., Any] | None,
         retries: _Retries,
     ) -> None:
-        from grn.client.lease import ClientLease
+        from grn.client.leasing.lease import ClientLease
 
         self._function = function
         self._profiler = profiler
@@ -407,7 +407,7 @@ class _Attempt:
         if self.is_profile:
             self._failure = error
             return True
-        from grn.client import frameworks
+        from grn.client.leasing import frameworks
 
         is_out = frameworks.is_out_of_memory(error)
         if not is_out or not self._retries.out_of_memory(self._lease.is_victim):

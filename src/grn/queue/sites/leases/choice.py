@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from grn.queue.job import JobSpec
+from grn.queue.jobs.job import JobSpec
 
 LOCAL = "local"
 UNKNOWN_S = 600.0  # of a job of which no run is known

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from grn.cli import options, selection
-from grn.cli.commands.listing import as_lease_json, memory_of, own_status, print_ids
+from grn.cli.commands.queue.listing import as_lease_json, memory_of, own_status, print_ids
 from grn.cli.help import command, flag
 from grn.cli.options import json_flag
 from grn.cli.output import job_text, render
@@ -208,7 +208,7 @@ def edit(job: str, file: str | None, **given: Any) -> int:
     Without options your editor (VISUAL or EDITOR) opens them as a file. --time-limit 0 and --mem 0
     remove the old value.
     """
-    from grn.cli.commands import editing
+    from grn.cli.commands.queue import editing
     from grn.client.submit import edited
 
     selection.refuse_outside([job], "edited")

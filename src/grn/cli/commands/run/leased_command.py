@@ -12,17 +12,17 @@ import signal
 import sys
 
 from grn.cli.guard import say_error
-from grn.client import frameworks, torch_cap
 from grn.client.daemons import ensure_negotiator
-from grn.client.gpu_environment import cores_told, for_command
-from grn.client.job_request import (
+from grn.client.leasing import frameworks, torch_cap
+from grn.client.leasing.gpu_environment import cores_told, for_command
+from grn.client.leasing.job_request import (
     code_of_command,
     command_arguments,
     command_type,
     lease_request,
 )
-from grn.client.lease import ClientLease, bind
-from grn.client.wait_line import is_quiet, is_seen
+from grn.client.leasing.lease import ClientLease, bind
+from grn.client.leasing.wait_line import is_quiet, is_seen
 from grn.errors import GrnError
 from grn.model.oom_retry import Had, again, again_on_host
 from grn.model.text import harmless

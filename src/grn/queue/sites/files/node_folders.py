@@ -16,7 +16,7 @@ from grn import wire
 from grn.errors import ProtocolError
 from grn.queue.journal.rows import Command, SentFolder
 from grn.queue.site import Attempt
-from grn.queue.sites.fetched_files import Fetch, offered
+from grn.queue.sites.files.fetched_files import Fetch, offered
 from grn.queue.sites.stream import FILE_NAME, FilePiece, Frame, Message
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from grn.model.oom_retry import Had, again, again_on_host
 from grn.model.units import show_time
-from grn.queue.job import AttemptFate, EndReason, Exit, Settlement
+from grn.queue.jobs.job import AttemptFate, EndReason, Exit, Settlement
 
 SHORT_S = 0.025  # below what a shim waits before it takes a lease over
 _TOLD = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grn.model.units import show_time
-from grn.queue.job import JobSpec
-from grn.queue.sites import choice
-from grn.queue.sites.choice import PilotSite
+from grn.queue.jobs.job import JobSpec
+from grn.queue.sites.leases import choice
+from grn.queue.sites.leases.choice import PilotSite
 
 if TYPE_CHECKING:
     from grn.queue.sites.node import Node

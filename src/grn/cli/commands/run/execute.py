@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from grn.cli import options
-from grn.cli.commands import leased_command
+from grn.cli.commands.run import leased_command
 from grn.cli.help import command, flag
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from grn.model.windows import StartWindow
 from grn.queue.events import Action, DropAsk, LeaseGranted, SaveEnd, SaveState, TellEnded
-from grn.queue.job import BUSY, EndReason, Exit, JobSpec, JobState, Kept, Step, after
+from grn.queue.jobs.job import BUSY, EndReason, Exit, JobSpec, JobState, Kept, Step, after
 
 Rank = tuple[int, int, int]
 Level = tuple[int, int]

@@ -19,11 +19,11 @@ from grn.model.gpu import Gpu
 from grn.protocol.lease import GrantedGpus, IdleTold
 from grn.protocol.rows import HostRow
 from grn.queue.events import AskLease
-from grn.queue.job import Settlement
+from grn.queue.jobs.job import Settlement
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
-from grn.queue.sites import choice, wait_reasons
-from grn.queue.sites.choice import LOCAL, UNKNOWN_S, CandidateNode, CandidateNodes, PilotSite
-from grn.queue.sites.remote_lease import RemoteLease, remote
+from grn.queue.sites.leases import choice, wait_reasons
+from grn.queue.sites.leases.choice import LOCAL, UNKNOWN_S, CandidateNode, CandidateNodes, PilotSite
+from grn.queue.sites.leases.remote_lease import RemoteLease, remote
 from grn.queue.sites.teaching import Teacher
 
 if TYPE_CHECKING:

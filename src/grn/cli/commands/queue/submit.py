@@ -38,7 +38,7 @@ def run(
     if not shell and not lines and is_here:
         _warn_of_missing(command[0], cwd, pairs.get("PATH"))
     if not quiet and not wait and sys.stdout.isatty() and sys.stderr.isatty():
-        from grn.cli.commands import submitted
+        from grn.cli.commands.queue import submitted
 
         submitted.say(ids)
         return 0
@@ -78,10 +78,10 @@ def _wait(ids: list[int], quiet: bool) -> int:
 
 def _warn_of_missing(program: str, cwd: str | None, path: str | None) -> None:
     """Warn of a program that the queue will not find; the job is accepted all the same."""
-    from grn.client.job_request import program_file
+    from grn.client.leasing.job_request import program_file
 
     if program_file(program, cwd or "", path) is None:
-        from grn.cli.commands import submitted
+        from grn.cli.commands.queue import submitted
 
         submitted.warn_of_missing(program, path)
 

@@ -20,8 +20,8 @@ from grn.queue.events import (
     ReturnLease,
     SaveBegin,
 )
-from grn.queue.job import Step
-from grn.queue.job_table import JobTable, QueuedJob, saved
+from grn.queue.jobs.job import Step
+from grn.queue.jobs.job_table import JobTable, QueuedJob, saved
 
 PASS_ON_S = 0.5
 

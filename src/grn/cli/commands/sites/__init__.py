@@ -1,0 +1,1 @@
+"""Commands for the sites of the queue."""

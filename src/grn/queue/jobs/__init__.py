@@ -1,0 +1,1 @@
+"""Decisions about queued jobs: their states, their order, when they may start, how they end."""

@@ -1,0 +1,1 @@
+"""Files of jobs on nodes: logs copied home, folders sent and results fetched."""
