@@ -292,22 +292,19 @@ def test_an_array_and_the_lines_of_a_batch_run_there(lab: Home, tmp_path: Path) 
     assert logs == [f"said {number}\n" for number in range(4)]
 
 
-def test_calls_of_an_executor_stay_on_the_machine_of_their_program(lab: Home) -> None:
+def test_calls_of_an_executor_run_there_if_told_so(lab: Home) -> None:
     ended = lab.story.run_script(
         """
         import grn, os
         with grn.Executor(mem="8MiB") as pool:
             print(sorted(set(pool.map(os.path.exists, ["/", "/proc"]))))
-        try:
-            grn.Executor(mem="8MiB", at="lab").submit(print).result()
-        except grn.GrnError as error:
-            print(error.message)
+        with grn.Executor(mem="8MiB", at="lab") as pool:
+            future = pool.submit(divmod, 7, 2)
+            print(future.result(), future.job.status()["where"] != "")
         """
     )
 
-    assert ended.out.splitlines() == [
-        "[True]", "calls cannot run at lab: they talk to this process.",
-    ]  # fmt: skip
+    assert ended.out.splitlines() == ["[True]", "(3, 1) True"], ended.err
 
 
 # --- inside a job, and what is learned -------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -90,6 +91,98 @@ def test_a_submitted_call_runs_where_it_should_and_its_answer_comes_home(home: H
     """, env=home.story.env)  # fmt: skip
 
     assert ended.out.split() == ["gpu2", str(1 << 20), "gpu2"]
+
+
+def test_calls_of_an_executor_run_where_they_should(home: Home) -> None:
+    ended = home.story.run_script("""
+        import os
+        import grn
+        def work(x):
+            if x < 0:
+                raise ValueError(f"{x} is too small")
+            return os.environ["SSH_NODE"], x * x
+        with grn.Executor(mem="16MiB", at="gpu2", reuse_workers=True, name="pool") as pool:
+            good, bad = pool.submit(work, 3), pool.submit(work, -1)
+            print(*good.result(), good.job.status()["where"])
+            print(repr(bad.exception()), "work" in str(bad.exception().__cause__))
+            try:
+                pool.submit(len, bytes(1 << 20))
+            except grn.GrnError as error:
+                print(error.message)
+            waits = pool.submit(print)
+            print(waits.result())
+    """, env=home.story.env)  # fmt: skip
+
+    assert ended.out.splitlines() == [
+        "gpu2 9 gpu2", "ValueError('-1 is too small') True",
+        "this call has 1024 KiB of arguments, and at most 512 KiB can be submitted.", "None",
+    ], ended.err  # fmt: skip
+
+
+def test_a_call_that_fails_elsewhere_is_tried_again_or_cancelled(home: Home) -> None:
+    ended = home.story.run_script("""
+        import concurrent.futures, os
+        import grn
+        def second(path):
+            with open(path, "a") as file:
+                file.write("x")
+            if os.path.getsize(path) < 2:
+                raise RuntimeError("too soon")
+            return os.path.getsize(path)
+        def last():
+            os.kill(os.getpid(), 9)
+        with grn.Executor(mem="16MiB", at="gpu2", retry=1) as pool:
+            print(pool.submit(second, os.path.abspath("tries")).result())
+            print(type(pool.submit(last).exception()).__name__)
+        with grn.Executor(mem="16MiB", at="gpu2") as pool:
+            slow = pool.submit(__import__("time").sleep, 600)
+            slow.cancel()
+        print(slow.job.wait()["reason"])
+    """, env=home.story.env)  # fmt: skip
+
+    assert ended.out.splitlines() == ["2", "JobFailed", "cancelled"], ended.err
+
+
+def test_calls_of_joblib_run_where_they_should(home: Home) -> None:
+    pytest.importorskip("joblib")
+    ended = home.story.run_script("""
+        import os
+        import joblib, grn.integrations.joblib
+        def work(x):
+            return os.environ["SSH_NODE"], x * x
+        with joblib.parallel_config("grn", n_jobs=2, mem="16MiB", at="gpu2"):
+            print(joblib.Parallel()(joblib.delayed(work)(x) for x in range(3)))
+    """, env=home.story.env)  # fmt: skip
+
+    assert ended.out.strip() == "[('gpu2', 0), ('gpu2', 1), ('gpu2', 4)]", ended.err
+
+
+def test_jobs_of_hydra_run_where_they_should(home: Home) -> None:
+    pytest.importorskip("hydra")
+    app = home.story.write("app.py", """
+        import os
+        import hydra
+        @hydra.main(version_base=None)
+        def train(config):
+            print("ran on", os.environ["SSH_NODE"], "with", config.x)
+        train()
+    """)  # fmt: skip
+    words = ("--multirun", "+x=1,2", "hydra/launcher=grn", "hydra.launcher.at=gpu2",
+             "hydra.launcher.mem=16MiB")  # fmt: skip
+    home.story.start(sys.executable, str(app), *words, env=home.story.env).ended_well()
+
+    assert where(home, "app") == ["gpu2", "gpu2"]
+
+
+def test_calls_of_an_executor_stay_on_its_machine_unless_told_otherwise(home: Home) -> None:
+    ended = home.story.run_script("""
+        import os
+        import grn
+        with grn.Executor(mem="200MiB") as pool:  # one at a time at home, where there is one GPU
+            print(set(pool.map(lambda _: os.environ.get("SSH_NODE", "home"), range(4))))
+    """, env=home.story.env)  # fmt: skip
+
+    assert ended.out.strip() == "{'home'}", ended.err
 
 
 def test_several_machines_for_one_job_are_refused_in_words(home: Home) -> None:

@@ -2,7 +2,8 @@
 
 One thread runs the group, one accepts workers, and each worker that runs has a thread that hands it
 calls over a unix socket. `call_table.py` decides, the runner of the group runs. The address of the
-socket is abstract, so no file is left when this process is killed.
+socket is abstract, so no file is left when this process is killed. At another place than this
+machine each call is a job of its own, which has the call in its variables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from grn.client import remote_call
 from grn.client.submit import JobHandle, request
-from grn.errors import JobFailed, UsageError, from_code
+from grn.errors import JobFailed, from_code
 from grn.group.call_table import Call, CallTable, CallVerdict, CallWorker, Ending, Kind
 from grn.group.choose_runner import NestedSlots, runner_for
 from grn.group.roles import RunControl
@@ -49,15 +50,12 @@ class CallGroup:
         **options: Any,
     ) -> None:
         self._shared = request(**options)  # raises on wrong options
-        if options.get("at") not in (None, "", "local"):
-            raise UsageError(
-                f"calls cannot run at {options['at']}: they talk to this process.",
-                "Submit a command there: grn.submit(..., at=...).",
-            )
+        self._is_elsewhere = self._shared.get("at", "") not in ("", "local")
+        is_reusing = is_reusing and not self._is_elsewhere
         self._name = group or os.path.basename(sys.argv[0] or "python") or "python"
         retries = self._shared.get("retry", 0)
         needs_queue = any(options.get(name) for name in _QUEUE_ONLY)
-        is_nestable = not needs_queue and self._shared.get("at", "") in ("", "local")
+        is_nestable = not needs_queue and not self._is_elsewhere
         self._slots = NestedSlots.here() if is_nestable else None
         is_nested = self._slots is not None
         if is_nested and oom_retries is None:
@@ -93,6 +91,8 @@ class CallGroup:
         future: Future = concurrent.futures.Future()
         future.job = None  # type: ignore[attr-defined]
         call = Call(kind, remote_call.pack(function, args, kwargs), future, name, facts or {})
+        if self._is_elsewhere:
+            remote_call.to_variables(call.data)  # raises when it is too large
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -246,12 +246,16 @@ class CallGroup:
             profile["args"] = dict(call.facts)
         if kind.code:
             profile["code"] = kind.code
-        mark = {_MARK: self._address} if self._slots is not None else {}
+        argv = own_module("grn.client.remote_call")
+        if self._is_elsewhere and call is not None:
+            own = remote_call.to_variables(call.data)
+        else:
+            argv, own = [*argv, self._address, str(worker.number)], {_MARK: self._address}
         return Task(
             worker.number,
-            (*own_module("grn.client.remote_call"), self._address, str(worker.number)),
+            tuple(argv),
             call.name if call is not None else "",
-            environment={**self._environment, **mark},
+            environment={**self._environment, **own},
             folder=self._folder if self._slots is not None else None,
             needs=self._needs,
             profile=profile,
@@ -275,8 +279,11 @@ class CallGroup:
     def ended(self, runner: RunControl, ended: CommandEnd) -> None:
         """Settle the calls of a worker that has ended."""
         number = ended.task.number
+        reply = self._reply_of(ended)
         with self._lock:
             worker = self._table.workers[number]
+            if worker.call is not None and reply is not None:
+                worker.call.reply = reply
             verdict = self._table.ended(number, Ending(
                 not ended.runs_again, ended.status == 0, ended.is_cancelled,
                 ended.is_out_of_memory, ended.has_more_room,
@@ -291,6 +298,13 @@ class CallGroup:
             runner.cancel([number])
         self._settle(verdict, worker, refusal or _failure(ended, worker))
         self._wake()
+
+    def _reply_of(self, ended: CommandEnd) -> remote_call.Reply | None:
+        """Return the reply that a call at another place has left with its job."""
+        job = self._table.workers[ended.task.number].job
+        if not self._is_elsewhere or ended.runs_again or not job:
+            return None
+        return remote_call.read_reply(JobHandle(job).status()["folder"])
 
     def _settle(self, verdict: CallVerdict, worker: CallWorker, failure: BaseException) -> None:
         for call in verdict.over:  # outside of the lock: callbacks may submit
