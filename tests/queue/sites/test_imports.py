@@ -8,7 +8,8 @@ import sys
 import pytest
 
 # What passes everything on to this machine while there is no site.
-NEEDED = {"choice", "lease_router", "remote_lease", "router", "teaching", "wait_reasons"}
+LEASES = ("choice", "lease_router", "remote_lease", "wait_reasons")
+NEEDED = {"router", "teaching", "leases", *(f"leases.{name}" for name in LEASES)}
 
 
 def modules_of_sites(statement: str) -> set[str]:
@@ -25,7 +26,7 @@ def modules_of_sites(statement: str) -> set[str]:
         "import grn\nfor name in grn.__all__: getattr(grn, name)",
         "from grn.cli.main import main\ntry: sys.argv[1:] = ['ls', '--help']; main()\n"
         "except SystemExit: pass",
-        "from grn.cli.commands import jobs, submit",
+        "from grn.cli.commands.queue import jobs, submit",
     ],
 )
 def test_programs_and_commands_load_nothing_of_sites(statement: str) -> None:
