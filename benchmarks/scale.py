@@ -21,12 +21,12 @@ import rig
 from grn.model.gpu import Gpu, GpuHealth, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB, MiB
+from grn.negotiator.actions import Grant
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Booking,
     BookingMade,
     Event,
-    Grant,
     JobStarted,
     Released,
     Requested,

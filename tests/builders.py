@@ -12,16 +12,14 @@ from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, ProcessUse, Read
 from grn.model.host import HostReading, HostShare
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB
+from grn.negotiator.actions import Action, Grant, Refuse
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
-    Action,
     Event,
-    Grant,
     HolderGone,
     JobStarted,
     Lease,
     LeaseState,
-    Refuse,
     Released,
     Requested,
     Sampled,

@@ -17,32 +17,15 @@ from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading
 from grn.model.host import HostReading, HostShare, HostSize
 from grn.model.job import IdleRule, Outcome, Policy, Profile, Request
 from grn.model.units import GiB
-from grn.negotiator.endings import COMMAND_S
-from grn.negotiator.engine import Engine
-from grn.negotiator.events import (
+from grn.negotiator.actions import (
     Action,
     AskYield,
-    Booking,
-    BookingMade,
-    BookingRemoved,
     DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
-    Event,
     Grant,
-    HolderChanged,
-    HolderGone,
-    JobStarted,
-    KernelKilled,
-    Lease,
-    LeaseState,
-    ProfileForgotten,
     Refuse,
-    Released,
-    ReporterLost,
-    Requested,
-    Sampled,
     SaveBooking,
     SaveLease,
     SaveNumber,
@@ -50,6 +33,25 @@ from grn.negotiator.events import (
     SaveWaiting,
     Settle,
     TellIdle,
+)
+from grn.negotiator.endings import COMMAND_S
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import (
+    Booking,
+    BookingMade,
+    BookingRemoved,
+    Event,
+    HolderChanged,
+    HolderGone,
+    JobStarted,
+    KernelKilled,
+    Lease,
+    LeaseState,
+    ProfileForgotten,
+    Released,
+    ReporterLost,
+    Requested,
+    Sampled,
     TimerFired,
     WaitReason,
     Withdrawn,

@@ -10,16 +10,8 @@ import pytest
 from grn.errors import NeverFits, UsageError
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import (
-    AskYield,
-    Booking,
-    BookingMade,
-    BookingRemoved,
-    DropBooking,
-    Sampled,
-    SaveBooking,
-    WaitReason,
-)
+from grn.negotiator.actions import AskYield, DropBooking, SaveBooking
+from grn.negotiator.events import Booking, BookingMade, BookingRemoved, Sampled, WaitReason
 from grn.negotiator.schedule.booking_plan import planned
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus

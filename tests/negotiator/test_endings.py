@@ -10,16 +10,14 @@ import pytest
 from grn.model.gpu import GpuKind
 from grn.model.job import Outcome
 from grn.model.units import GiB
+from grn.negotiator.actions import KillProcesses, SetTimer, Settle
 from grn.negotiator.endings import COMMAND_S, REPORT_S, overflowing
 from grn.negotiator.events import (
     HolderChanged,
     HolderGone,
-    KillProcesses,
     LeaseState,
     ReporterJoined,
     ReporterLost,
-    SetTimer,
-    Settle,
     TimerFired,
 )
 from tests.builders import Story, a_gpu, a_holder, a_reading, a_use, a_virtual_gpu

@@ -6,24 +6,26 @@ from grn.model.gpu import ComputeMode, GpuHealth, GpuKind
 from grn.model.host import HostSize
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB
-from grn.negotiator.events import (
-    Booking,
-    BookingMade,
+from grn.negotiator.actions import (
     Defer,
     DropLease,
     DropProfile,
     DropWaiting,
     Grant,
-    HolderChanged,
-    HolderGone,
     LookSoon,
-    ProfileForgotten,
-    Released,
     SaveLease,
     SaveRun,
     SaveWaiting,
     Settle,
     TellWaiting,
+)
+from grn.negotiator.events import (
+    Booking,
+    BookingMade,
+    HolderChanged,
+    HolderGone,
+    ProfileForgotten,
+    Released,
     WaitReason,
 )
 from grn.negotiator.queries.views import gpu as gpu_view

@@ -5,13 +5,8 @@ import pytest
 from grn.model.gpu import GpuHealth
 from grn.model.job import Outcome, Policy
 from grn.model.units import GiB, MiB
-from grn.negotiator.events import (
-    ProfileForgotten,
-    RunsImported,
-    SaveLease,
-    SaveRun,
-    WaitReason,
-)
+from grn.negotiator.actions import SaveLease, SaveRun
+from grn.negotiator.events import ProfileForgotten, RunsImported, WaitReason
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import MODEL, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 

@@ -12,18 +12,9 @@ import pytest
 
 from grn.model.job import Outcome, Request
 from grn.model.units import GiB, MiB
+from grn.negotiator.actions import Action, Grant, LookSoon
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import (
-    Action,
-    Event,
-    Grant,
-    JobStarted,
-    LookSoon,
-    Released,
-    Requested,
-    Sampled,
-    Withdrawn,
-)
+from grn.negotiator.events import Event, JobStarted, Released, Requested, Sampled, Withdrawn
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.grant import MAX_WORK
 from grn.negotiator.schedule.placement import Need, Size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grn.model.units import GiB
-from grn.negotiator.events import SaveRun
+from grn.negotiator.actions import SaveRun
 from grn.negotiator.learn.memory import profiling
 from tests.builders import MODEL, PLAIN_RULES, Story, a_profile, a_request, a_run
 

@@ -9,7 +9,8 @@ import pytest
 from grn.model.host import HostSize
 from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
-from grn.negotiator.events import SaveRun, Settle, WaitReason
+from grn.negotiator.actions import SaveRun, Settle
+from grn.negotiator.events import WaitReason
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 

@@ -13,8 +13,9 @@ import pytest
 from grn.model.host import HostSize
 from grn.model.job import Outcome, Run
 from grn.model.units import GiB
+from grn.negotiator.actions import SaveRun, Settle
 from grn.negotiator.endings import KERNEL_S
-from grn.negotiator.events import KernelKilled, LeaseSettled, SaveRun, Settle
+from grn.negotiator.events import KernelKilled, LeaseSettled
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 

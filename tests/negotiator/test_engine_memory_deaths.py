@@ -4,7 +4,7 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import SaveRun
+from grn.negotiator.actions import SaveRun
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import (
     MODEL,

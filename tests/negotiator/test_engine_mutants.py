@@ -7,16 +7,15 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from grn.model.job import Outcome, Run
+from grn.negotiator.actions import DropWaiting, SaveLease
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
-    DropWaiting,
     HolderGone,
     JobStarted,
     LeaseState,
     Released,
     Requested,
     Sampled,
-    SaveLease,
     Wait,
     WaitReason,
     Withdrawn,

@@ -5,7 +5,8 @@ import pytest
 from grn.model.gpu import GpuHealth
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import DropLease, LeaseState, SaveLease, WaitReason
+from grn.negotiator.actions import DropLease, SaveLease
+from grn.negotiator.events import LeaseState, WaitReason
 from tests.builders import Story, a_gpu, a_profile, a_use, a_virtual_gpu, some_gpus
 
 BIG, SMALL = {"mem_bytes": 20 * GiB}, {"mem_bytes": 4 * GiB}

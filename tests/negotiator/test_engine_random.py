@@ -4,8 +4,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from grn.negotiator.actions import Action, Grant
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Action, Event, Grant
+from grn.negotiator.events import Event
 from grn.negotiator.schedule.ledger import Rules
 from tests.negotiator.machine import Negotiation
 

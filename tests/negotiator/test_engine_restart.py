@@ -3,16 +3,9 @@
 import pytest
 
 from grn.model.units import GiB
+from grn.negotiator.actions import DropLease, DropWaiting, SaveWaiting
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import (
-    DropLease,
-    DropWaiting,
-    JobStarted,
-    LeaseState,
-    Requested,
-    SaveWaiting,
-    WaitReason,
-)
+from grn.negotiator.events import JobStarted, LeaseState, Requested, WaitReason
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import (
     NO_GUARD,

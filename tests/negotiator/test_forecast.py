@@ -8,7 +8,8 @@ import pytest
 
 from grn.model.job import Outcome, Profile, Run
 from grn.model.units import GiB
-from grn.negotiator.events import Booking, BookingMade, SaveStart
+from grn.negotiator.actions import SaveStart
+from grn.negotiator.events import Booking, BookingMade
 from grn.negotiator.queries.forecast import (
     MAX_WAITING,
     Asked,

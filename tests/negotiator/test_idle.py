@@ -9,7 +9,7 @@ import pytest
 from grn.model.gpu import GpuHealth
 from grn.model.job import IdleRule, Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import AskYield, TellIdle, TellIdleStranger
+from grn.negotiator.actions import AskYield, TellIdle, TellIdleStranger
 from grn.negotiator.learn.idle import Idleness, Sample
 from grn.negotiator.queries import views
 from grn.negotiator.schedule.ledger import Rules

@@ -10,7 +10,8 @@ import pytest
 from grn.model.gpu import Gpu, Reading
 from grn.model.job import Run
 from grn.model.units import GiB
-from grn.negotiator.events import SaveRun, WaitReason
+from grn.negotiator.actions import SaveRun
+from grn.negotiator.events import WaitReason
 from grn.negotiator.learn.interference import slowdown
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.schedule.ledger import Rules

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import SaveNumber
+from grn.negotiator.actions import SaveNumber
 from grn.negotiator.learn.memory.margin import FIRST_MARGIN, Experience, Margin, spread_within
 from grn.negotiator.learn.memory.type_profiles import CHANCE
 from tests.builders import Story, a_profile, a_run, an_engine, some_gpus

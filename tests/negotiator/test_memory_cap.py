@@ -8,7 +8,7 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
-from grn.negotiator.events import SaveRun, Settle
+from grn.negotiator.actions import SaveRun, Settle
 from grn.negotiator.schedule.memory_cap import memory_cap
 from tests.builders import MODEL, Story, a_gpu, a_lease, a_profile, a_request
 

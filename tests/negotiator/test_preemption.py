@@ -9,7 +9,8 @@ import pytest
 from grn.model.gpu import Gpu
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import AskYield, WaitReason
+from grn.negotiator.actions import AskYield
+from grn.negotiator.events import WaitReason
 from grn.negotiator.schedule.allocations import MANY
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus

@@ -8,7 +8,7 @@ import pytest
 
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import Refuse, Settle
+from grn.negotiator.actions import Refuse, Settle
 from grn.negotiator.learn.memory.provisional import guess_bytes
 from tests.builders import Story, a_gpu, a_profile, a_request, a_run
 

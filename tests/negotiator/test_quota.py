@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grn.model.units import GiB
-from grn.negotiator.events import DropProfile, SaveRun
+from grn.negotiator.actions import DropProfile, SaveRun
 from grn.negotiator.learn.memory.profiling import RUNS_KEPT
 from grn.negotiator.learn.memory.quota import (
     MAX_ARGUMENTS_BYTES,

@@ -20,9 +20,8 @@ import pytest
 from grn.errors import MachineError
 from grn.model.job import Outcome
 from grn.model.units import GiB
-from grn.negotiator.events import (
+from grn.negotiator.actions import (
     Action,
-    Booking,
     DropBooking,
     DropLease,
     DropProfile,
@@ -31,9 +30,9 @@ from grn.negotiator.events import (
     SaveLease,
     SaveNumber,
     SaveRun,
-    SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.events import Booking, SaveUse
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.storage.schema import SCHEMA_VERSION
 from grn.negotiator.storage.store import FILE_NAME, Remembered, Store, without_undone

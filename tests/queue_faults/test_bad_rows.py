@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from grn.errors import GrnError
-from grn.negotiator.events import SaveLease, SaveRun
+from grn.negotiator.actions import SaveLease, SaveRun
 from grn.negotiator.storage.store import FILE_NAME as NEGOTIATOR_FILE
 from grn.negotiator.storage.store import Store
 from grn.queue.events import SaveBegin, SaveEnd, SaveState

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator
 
 from grn.model.gpu import Gpu, GpuKind, Reading
 from grn.model.job import Outcome
-from grn.negotiator.events import KillProcesses, Lease, LeaseState, SetTimer
+from grn.negotiator.actions import KillProcesses, SetTimer
+from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.schedule.allocations import Holdings
 
 REPORT_S = 0.5  # the reporter learns of the end at the same moment and knows the exit status

@@ -12,27 +12,35 @@ from typing import Any
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.host import HOST_MODEL
 from grn.model.job import Outcome, Request
-from grn.negotiator.endings import Endings
-from grn.negotiator.engine_view import EngineView
-from grn.negotiator.events import (
+from grn.negotiator.actions import (
     Action,
-    BookingMade,
-    BookingRemoved,
     Defer,
     DropLease,
     DropProfile,
     DropWaiting,
-    Event,
     Grant,
+    LookSoon,
+    Refuse,
+    SaveLease,
+    SaveRun,
+    SaveWaiting,
+    SetTimer,
+    Settle,
+    TellWaiting,
+)
+from grn.negotiator.endings import Endings
+from grn.negotiator.engine_view import EngineView
+from grn.negotiator.events import (
+    BookingMade,
+    BookingRemoved,
+    Event,
     HolderChanged,
     HolderGone,
     JobStarted,
     KernelKilled,
     Lease,
     LeaseState,
-    LookSoon,
     ProfileForgotten,
-    Refuse,
     Released,
     ReporterJoined,
     ReporterLost,
@@ -40,13 +48,7 @@ from grn.negotiator.events import (
     Resumed,
     RunsImported,
     Sampled,
-    SaveLease,
-    SaveRun,
-    SaveWaiting,
-    SetTimer,
-    Settle,
     Stopping,
-    TellWaiting,
     TimerFired,
     Wait,
     WaitReason,

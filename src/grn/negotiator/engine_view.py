@@ -13,7 +13,8 @@ from typing import Protocol
 
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
-from grn.negotiator.events import Booking, Lease, TellIdle, Wait
+from grn.negotiator.actions import TellIdle
+from grn.negotiator.events import Booking, Lease, Wait
 from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.idle_leases import IdleStranger
 from grn.negotiator.learn.memory.estimate import Known

@@ -18,16 +18,15 @@ from grn.model.gpu_choice import selected
 from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
 from grn.model.units import show_expected
+from grn.negotiator.actions import Grant, Refuse
 from grn.negotiator.events import (
     Booking,
     BookingMade,
     BookingRemoved,
-    Grant,
     HolderChanged,
     LeaseSettled,
     LeaseState,
     ProfileForgotten,
-    Refuse,
     Released,
     ReporterJoined,
     Requested,

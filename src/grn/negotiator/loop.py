@@ -18,8 +18,7 @@ from grn.model.gpu import GpuHealth, Reading, no_process_list
 from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder, Outcome
 from grn.model.units import show_size, show_time
-from grn.negotiator.engine import Engine
-from grn.negotiator.events import (
+from grn.negotiator.actions import (
     Action,
     AskYield,
     Defer,
@@ -27,26 +26,29 @@ from grn.negotiator.events import (
     DropLease,
     DropProfile,
     DropWaiting,
-    Event,
     Grant,
-    HolderGone,
-    JobStarted,
-    KernelKilled,
     KillProcesses,
-    Lease,
-    LeaseState,
     LookSoon,
     Refuse,
-    Released,
-    Resumed,
-    Sampled,
     SaveGpu,
     SetTimer,
     Settle,
-    Stopping,
     TellIdle,
     TellIdleStranger,
     TellWaiting,
+)
+from grn.negotiator.engine import Engine
+from grn.negotiator.events import (
+    Event,
+    HolderGone,
+    JobStarted,
+    KernelKilled,
+    Lease,
+    LeaseState,
+    Released,
+    Resumed,
+    Sampled,
+    Stopping,
     TimerFired,
 )
 from grn.negotiator.queries.forecast import Forecasts

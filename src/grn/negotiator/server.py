@@ -27,19 +27,8 @@ from grn.daemon.connection import (
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
 from grn.model.job import Holder, Outcome, Policy
 from grn.model.text import harmless
-from grn.negotiator.events import (
-    AskYield,
-    Grant,
-    Lease,
-    LeaseSettled,
-    Refuse,
-    Released,
-    ReporterLost,
-    Settle,
-    TellIdle,
-    TellWaiting,
-    Withdrawn,
-)
+from grn.negotiator.actions import AskYield, Grant, Refuse, Settle, TellIdle, TellWaiting
+from grn.negotiator.events import Lease, LeaseSettled, Released, ReporterLost, Withdrawn
 from grn.negotiator.loop import ClientAction, Loop
 from grn.negotiator.queries import views
 from grn.negotiator.queries.forecast import inside

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from grn.model.gpu import Gpu
 from grn.model.job import Outcome, Profile, Run
-from grn.negotiator.events import SaveStart
+from grn.negotiator.actions import SaveStart
 from grn.negotiator.learn.interference import MAX_CAP  # no policy shares a GPU beyond this load
 from grn.negotiator.queries.forecast import Forecasts
 from grn.negotiator.schedule.ledger import Guard, Rules

@@ -12,17 +12,9 @@ from typing import Protocol
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HostReading, HostSize
 from grn.model.job import Argument, Holder, Outcome, Profile, Request, Run
+from grn.negotiator.actions import Action, AskYield, Grant, Refuse
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import (
-    Action,
-    AskYield,
-    Grant,
-    JobStarted,
-    Refuse,
-    Released,
-    Requested,
-    Sampled,
-)
+from grn.negotiator.events import JobStarted, Released, Requested, Sampled
 from grn.negotiator.learn.host import HostProfiles
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads

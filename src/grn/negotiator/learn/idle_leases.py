@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grn.model.job import IdleRule
-from grn.negotiator.events import (
-    Action,
-    Lease,
-    LeaseState,
-    SaveLease,
-    TellIdle,
-    TellIdleStranger,
-)
+from grn.negotiator.actions import Action, SaveLease, TellIdle, TellIdleStranger
+from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.learn.idle import IDLE_LOAD, Idleness, Sample
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules

@@ -7,17 +7,8 @@ from dataclasses import replace
 
 from grn.model.job import Outcome, Run
 from grn.model.units import show_size
-from grn.negotiator.events import (
-    Action,
-    DropLease,
-    Lease,
-    LeaseSettled,
-    LeaseState,
-    Released,
-    SaveLease,
-    SaveNumber,
-    SaveRun,
-)
+from grn.negotiator.actions import Action, DropLease, SaveLease, SaveNumber, SaveRun
+from grn.negotiator.events import Lease, LeaseSettled, LeaseState, Released
 from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
 from grn.negotiator.learn.host import MIN_CPUS, HostWatch
 from grn.negotiator.learn.load import Loads

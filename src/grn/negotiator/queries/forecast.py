@@ -17,8 +17,9 @@ from statistics import NormalDist
 from typing import TypeVar
 
 from grn.model.job import Policy, Request
+from grn.negotiator.actions import SaveStart
 from grn.negotiator.engine_view import EngineView
-from grn.negotiator.events import Lease, LeaseState, SaveStart
+from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.queries.views import in_turn
 from grn.negotiator.schedule.placement import Need, allowed, pinned
 from grn.negotiator.schedule.timeline import (

@@ -13,8 +13,9 @@ from typing import Any
 from grn.model.gpu import ComputeMode, GpuKind
 from grn.model.job import Profile, Request, Run, tag_of
 from grn.model.text import harmless
+from grn.negotiator.actions import Grant
 from grn.negotiator.engine_view import EngineView
-from grn.negotiator.events import Booking, Grant, Lease, LeaseState
+from grn.negotiator.events import Booking, Lease, LeaseState
 from grn.negotiator.learn.idle_leases import held_bytes
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule.ledger import Book

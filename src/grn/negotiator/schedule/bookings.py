@@ -15,15 +15,8 @@ from typing import NamedTuple
 
 from grn.model.job import Request
 from grn.model.windows import show_span
-from grn.negotiator.events import (
-    Booking,
-    DropBooking,
-    Lease,
-    LeaseState,
-    SaveBooking,
-    Wait,
-    WaitReason,
-)
+from grn.negotiator.actions import DropBooking, SaveBooking
+from grn.negotiator.events import Booking, Lease, LeaseState, Wait, WaitReason
 from grn.negotiator.schedule.allocations import MANY, Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.turns.backfill import remaining_s

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from grn.model.host import HostReading, HostSize
 from grn.model.units import show_size
-from grn.negotiator.events import Lease, LeaseState, Refuse, Wait, WaitReason
+from grn.negotiator.actions import Refuse
+from grn.negotiator.events import Lease, LeaseState, Wait, WaitReason
 
 CPU_GUARD = 0.05  # of all cores
 CPU_CAP = 1.2  # learned needs of cores may add up to this many times the cores

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from grn.model.job import Request
-from grn.negotiator.events import AskYield, Lease, LeaseState, Wait, WaitReason
+from grn.negotiator.actions import AskYield
+from grn.negotiator.events import Lease, LeaseState, Wait, WaitReason
 from grn.negotiator.schedule.allocations import MANY, Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need, Place, allowed, place

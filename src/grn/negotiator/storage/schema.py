@@ -14,7 +14,7 @@ import msgspec
 
 from grn.daemon.database import Schema, checksum, is_intact
 from grn.model.job import Argument, Run
-from grn.negotiator.events import (
+from grn.negotiator.actions import (
     DropBooking,
     DropLease,
     DropProfile,
@@ -25,9 +25,9 @@ from grn.negotiator.events import (
     SaveNumber,
     SaveRun,
     SaveStart,
-    SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.events import SaveUse
 from grn.negotiator.learn.memory import profiling
 
 SCHEMA_VERSION = 10

@@ -22,22 +22,20 @@ import msgspec
 from grn.daemon import database
 from grn.errors import MachineError
 from grn.model.job import Holder, Profile
-from grn.negotiator.events import (
+from grn.negotiator.actions import (
     Action,
-    Booking,
     DropBooking,
     DropLease,
     DropProfile,
     DropWaiting,
-    Lease,
     SaveBooking,
     SaveLease,
     SaveNumber,
     SaveRun,
     SaveStart,
-    SaveUse,
     SaveWaiting,
 )
+from grn.negotiator.events import Booking, Lease, SaveUse
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.storage.schema import LEASE, RUN, SCHEMA, START, WRITERS, is_good, read_run
 
