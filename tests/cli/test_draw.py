@@ -13,7 +13,8 @@ from grn.cli.top import draw
 from grn.cli.top.draw import ASCII, UNICODE, Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.model.units import GiB, MiB
-from grn.protocol.rows import GpuRow, LeaseRow, read
+from grn.protocol.negotiator_rows import GpuRow, LeaseRow
+from grn.protocol.rows import read
 from tests.cli import pictures
 from tests.cli.pictures import NOW
 

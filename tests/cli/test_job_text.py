@@ -7,7 +7,8 @@ from typing import Any
 from grn.cli.output import job_text
 from grn.cli.output.style import plain
 from grn.model.units import MiB
-from grn.protocol.rows import JobRow, read
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import read
 
 NOW = 1000.0
 

@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 
 from grn.cli.output import metrics
-from grn.protocol.rows import (
-    GpuRow,
-    HostRow,
-    JobRow,
-    LeaseRow,
-    NegotiatorFacts,
-    NodeRow,
-    QueueFacts,
-    WaitingRow,
-)
+from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow, NegotiatorFacts, WaitingRow
+from grn.protocol.queue_rows import JobRow, NodeRow, QueueFacts
 from grn.protocol.rows import read as read_row
 from grn.protocol.snapshot import Snapshot
 from tests.cli.live import Shell

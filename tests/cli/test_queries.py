@@ -9,7 +9,8 @@ from grn.cli.report.period_page import MAX_FAILURES, page
 from grn.cli.report.usage import Period, count, inside, shares
 from grn.cli.web import queries
 from grn.model.outcome import OutcomeKind
-from grn.protocol.rows import JobRow, read_all
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import read_all
 from grn.protocol.snapshot import NEGOTIATOR
 from tests.cli.pictures import (
     NOW,

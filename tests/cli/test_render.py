@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 from grn.cli.output import idle_text, render
 from grn.cli.output.style import plain
 from grn.model.units import GiB, MiB
-from grn.protocol.rows import (
+from grn.protocol.negotiator_rows import (
     BookingRow,
     GpuRow,
     HostRow,
     LeaseRow,
-    NodeRow,
     ProfileRow,
     ShareRow,
     WaitingRow,
-    read,
-    read_all,
 )
+from grn.protocol.queue_rows import NodeRow
+from grn.protocol.rows import read, read_all
 from tests.cli.pictures import a_node, away
 
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from grn.cli.top.draw import ASCII, UNICODE, Marks, width_of
 from grn.cli.top.rows import Section
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
-from grn.protocol.rows import QueueFacts
+from grn.protocol.queue_rows import QueueFacts
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 from tests.cli.pictures import (
     HOSTILE,

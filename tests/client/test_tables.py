@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grn.client.tables import _JOB, Rows
-from grn.protocol.rows import JobRow
+from grn.protocol.queue_rows import JobRow
 
 
 def test_a_table_of_a_notebook_shows_names_and_escapes_them() -> None:

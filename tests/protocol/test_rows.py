@@ -13,30 +13,24 @@ from grn.client import negotiator
 from grn.client.connection import drive
 from grn.client.negotiator import MALFORMED, ask_once, connect
 from grn.errors import ProtocolError, UnknownJob
-from grn.protocol.rows import (
-    AttemptRow,
+from grn.protocol.negotiator_rows import (
     AuditRow,
     BookingRow,
     CurveRow,
     EndRow,
     GpuRow,
-    JobEnd,
-    JobRow,
     LeaseRow,
     NegotiatorFacts,
     ProfileRow,
-    ProgressRow,
-    QueueFacts,
     RunRow,
     SamplesRow,
     ShareRow,
     Status,
     WaitingRow,
-    as_json,
     lease_or_request,
-    read,
-    updated,
 )
+from grn.protocol.queue_rows import AttemptRow, JobEnd, JobRow, ProgressRow, QueueFacts
+from grn.protocol.rows import as_json, read, updated
 from tests.harness import wait_for
 from tests.queue.daemon import a_queue
 

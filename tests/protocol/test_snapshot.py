@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grn.protocol.rows import SamplesRow
+from grn.protocol.negotiator_rows import SamplesRow
 from grn.protocol.snapshot import (
     MAX_ENDS,
     NEGOTIATOR,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from grn.client import negotiator, queue
 from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model.ranges import show_ranges
-from grn.protocol.rows import LeaseRow, WaitingRow, lease_or_request
+from grn.protocol.negotiator_rows import LeaseRow, WaitingRow, lease_or_request
 
 _LEASE = re.compile(r"[0-9a-f]{4,32}")  # some have digits only
 

@@ -11,7 +11,9 @@ from typing import Generic, TypeVar
 from grn.client import negotiator, queue
 from grn.model.text import columns_of, harmless
 from grn.model.units import show_size, show_time
-from grn.protocol.rows import GpuRow, JobRow, ProfileRow, read_all
+from grn.protocol.negotiator_rows import GpuRow, ProfileRow
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import read_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from grn.errors import GrnError, ProtocolError
 from grn.group.roles import RunListener, Source
 from grn.group.task import CommandEnd, Needs, Slot, Task
 from grn.proc.terminate import StopSignals
-from grn.protocol.rows import JobRow, ProgressRow, read, read_all
+from grn.protocol.queue_rows import JobRow, ProgressRow
+from grn.protocol.rows import read, read_all
 
 Message = dict[str, Any]
 AHEAD = 1000  # jobs that wait in the queue

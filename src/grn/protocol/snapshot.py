@@ -8,21 +8,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from grn.protocol.rows import (
+from grn.protocol.negotiator_rows import (
     EndRow,
     GpuRow,
-    JobRow,
-    Kind,
     LeaseRow,
     NegotiatorFacts,
-    NodeRow,
-    QueueFacts,
     SamplesRow,
     WaitingRow,
-    read,
-    read_all,
-    updated,
 )
+from grn.protocol.queue_rows import JobRow, NodeRow, QueueFacts
+from grn.protocol.rows import Kind, read, read_all, updated
 
 Message = dict[str, Any]
 NEGOTIATOR, QUEUE = "negotiator", "queue"

@@ -30,7 +30,8 @@ from grn.protocol.lease import (
     Waiting,
     YieldWanted,
 )
-from grn.protocol.rows import BadRow, GpuRow, HostRow, LeaseRow, read_all
+from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow
+from grn.protocol.rows import BadRow, read_all
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import Settlement
 

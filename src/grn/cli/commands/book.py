@@ -17,7 +17,8 @@ from grn.model.text import counted
 from grn.model.units import parse_time
 from grn.model.windows import parse_moment, show_span
 from grn.paths import user_name
-from grn.protocol.rows import BookingRow, read, read_all
+from grn.protocol.negotiator_rows import BookingRow
+from grn.protocol.rows import read, read_all
 
 
 @group(invoke_without_command=True)

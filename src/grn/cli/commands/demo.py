@@ -29,7 +29,8 @@ from grn.client.daemons import negotiator_argv, start_aside
 from grn.errors import GrnError, MachineError
 from grn.paths import user_name
 from grn.proc import spawn
-from grn.protocol.rows import ProfileRow, Status, read, read_all
+from grn.protocol.negotiator_rows import ProfileRow, Status
+from grn.protocol.rows import read, read_all
 
 if TYPE_CHECKING:
     import subprocess

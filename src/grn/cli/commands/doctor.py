@@ -24,7 +24,9 @@ from grn.errors import BadSetting, DaemonNotRunning, GrnError
 from grn.model.text import counted
 from grn.model.units import show_size
 from grn.proc import pidfd
-from grn.protocol.rows import QueueFacts, Status, read
+from grn.protocol.negotiator_rows import Status
+from grn.protocol.queue_rows import QueueFacts
+from grn.protocol.rows import read
 
 SHELLS = ["bash", "zsh", "fish"]
 FINE, NOTE, BAD = "ok", "note", "BAD"

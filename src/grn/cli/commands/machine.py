@@ -11,17 +11,9 @@ from grn.client import negotiator, queue
 from grn.client.negotiator import ask_once
 from grn.errors import DaemonNotRunning, GrnError, UsageError
 from grn.paths import user_name
-from grn.protocol.rows import (
-    GpuRow,
-    HostRow,
-    JobRow,
-    LeaseRow,
-    NodeRow,
-    Status,
-    WaitingRow,
-    read,
-    read_all,
-)  # fmt: skip
+from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow, Status, WaitingRow
+from grn.protocol.queue_rows import JobRow, NodeRow
+from grn.protocol.rows import read, read_all  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

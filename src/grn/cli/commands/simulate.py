@@ -22,7 +22,9 @@ from grn.errors import GrnError, MachineError, UsageError
 from grn.model.gpu import Gpu
 from grn.model.host import HostSize
 from grn.model.text import counted
-from grn.protocol.rows import JobRow, ProfileRow, read_all
+from grn.protocol.negotiator_rows import ProfileRow
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import read_all
 from grn.simulate import files
 from grn.simulate.generate import PER_MINUTE, arriving, generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play, rules

@@ -20,19 +20,10 @@ from grn.errors import GrnError, UnknownJob
 from grn.model.text import harmless
 from grn.model.units import parse_memory, parse_time, show_expected
 from grn.paths import user_name
-from grn.protocol.rows import (
-    AuditRow,
-    JobRow,
-    ProfileRow,
-    Status,
-    When,
-    lease_or_request,
-    read,
-    read_all,
-)
-from grn.protocol.rows import (
-    as_json as as_row,
-)
+from grn.protocol.negotiator_rows import AuditRow, ProfileRow, Status, When, lease_or_request
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import as_json as as_row
+from grn.protocol.rows import read, read_all
 
 Row = dict[str, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from grn.cli.output.table import table
 from grn.model.units import show_size, show_time
-from grn.protocol.rows import GpuRow, IdleRow, LeaseRow
+from grn.protocol.negotiator_rows import GpuRow, IdleRow, LeaseRow
 
 
 def idle_rows(gpus: Iterable[GpuRow], leases: Iterable[LeaseRow]) -> list[IdleRow]:

@@ -11,7 +11,8 @@ from grn.cli.output.table import labelled, table
 from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import show_expected, show_limit, show_size, show_time
-from grn.protocol.rows import AttemptRow, JobRow, LeaseRow, WaitingRow
+from grn.protocol.negotiator_rows import LeaseRow, WaitingRow
+from grn.protocol.queue_rows import AttemptRow, JobRow
 
 _STARTS = "; starts "  # before the expected start, in a reason
 _INDEX = ("${GRN_ARRAY_INDEX}", "$GRN_ARRAY_INDEX")

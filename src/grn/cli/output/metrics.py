@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from grn.protocol.rows import GpuRow, HostRow, LeaseRow, NodeRow
+from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow
+from grn.protocol.queue_rows import NodeRow
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 Labels = Mapping[str, object]

@@ -10,19 +10,18 @@ from grn.cli.output.table import labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
 from grn.model.units import show_expected, show_size, show_time
 from grn.model.windows import show_moment
-from grn.protocol.rows import (
+from grn.protocol.negotiator_rows import (
     BookingRow,
     GpuRow,
     HostRow,
-    JobRow,
     LeaseRow,
-    NodeRow,
     ProfileRow,
     RunRow,
     ShareRow,
     StrangerRow,
     WaitingRow,
 )
+from grn.protocol.queue_rows import JobRow, NodeRow
 
 UserName = Callable[[int], str]
 

@@ -24,7 +24,9 @@ from grn.errors import GrnError
 from grn.model import ansi
 from grn.model.text import harmless
 from grn.paths import user_name
-from grn.protocol.rows import CurveRow, JobRow, lease_or_request, read
+from grn.protocol.negotiator_rows import CurveRow, lease_or_request
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import read
 
 MAX_LOG_BYTES = 256 << 10
 EXPLAINED_CHART = (76, 8)  # columns and lines of the memory of an explained job

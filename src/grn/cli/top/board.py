@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from grn.cli.top.rows import Row, Section, ended, running, unlisted, waiting
 from grn.model.ranges import show_ranges
 from grn.model.text import harmless
-from grn.protocol.rows import JobRow
+from grn.protocol.queue_rows import JobRow
 from grn.protocol.snapshot import Snapshot
 
 MAX_INDEX_PARTS = 3  # of the ranges in a name

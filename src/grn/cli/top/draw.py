@@ -14,7 +14,8 @@ from grn.cli.top.rows import Row, Section, letters
 from grn.model.text import columns_of, counted, harmless
 from grn.model.text import cut as text_cut
 from grn.model.units import middle_s, short_size, show_time
-from grn.protocol.rows import GpuRow, LeaseRow, NodeRow
+from grn.protocol.negotiator_rows import GpuRow, LeaseRow
+from grn.protocol.queue_rows import NodeRow
 
 Piece = tuple[str, str]  # text, style
 Line = list[Piece]

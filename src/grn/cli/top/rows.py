@@ -14,7 +14,8 @@ from typing import NamedTuple
 from grn.cli.output.job_text import shown_command
 from grn.model.text import harmless
 from grn.model.units import short_size
-from grn.protocol.rows import EndRow, GpuRow, JobRow, LeaseRow, WaitingRow
+from grn.protocol.negotiator_rows import EndRow, GpuRow, LeaseRow, WaitingRow
+from grn.protocol.queue_rows import JobRow
 from grn.protocol.snapshot import QUEUE, Snapshot
 
 MAX_ENDED = 200

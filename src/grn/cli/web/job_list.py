@@ -15,7 +15,7 @@ from grn.cli.top.board import folded
 from grn.cli.top.rows import Row
 from grn.model.ranges import show_ranges
 from grn.paths import user_name
-from grn.protocol.rows import JobRow
+from grn.protocol.queue_rows import JobRow
 from grn.protocol.snapshot import NEGOTIATOR, Snapshot
 
 MAX_ROWS = 200

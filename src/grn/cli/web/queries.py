@@ -19,19 +19,9 @@ from grn.model import ansi
 from grn.model.outcome import Outcome, OutcomeKind, kind_of
 from grn.model.text import cut
 from grn.paths import user_name
-from grn.protocol.rows import (
-    BookingRow,
-    CurveRow,
-    EndRow,
-    GpuRow,
-    JobRow,
-    LeaseRow,
-    NodeRow,
-    WaitingRow,
-    as_json,
-    read,
-    read_all,
-)
+from grn.protocol.negotiator_rows import BookingRow, CurveRow, EndRow, GpuRow, LeaseRow, WaitingRow
+from grn.protocol.queue_rows import JobRow, NodeRow
+from grn.protocol.rows import as_json, read, read_all
 from grn.protocol.snapshot import MAX_ENDS, NEGOTIATOR, QUEUE, Snapshot
 from grn.sweep.manifest import SweepFolder
 from grn.sweep.results import ranked

@@ -17,7 +17,7 @@ from grn.negotiator.events import Lease
 from grn.negotiator.queries import views
 from grn.negotiator.queries.history import STEP_S, Curve, History, LeaseEnd
 from grn.negotiator.schedule.turns.order import Group, WaitingRequest
-from grn.protocol.rows import CurveRow, EndRow, SamplesRow
+from grn.protocol.negotiator_rows import CurveRow, EndRow, SamplesRow
 
 Row = dict[str, Any]
 Said = tuple[str | None, str]  # the reason and the sentence

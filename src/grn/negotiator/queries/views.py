@@ -20,7 +20,7 @@ from grn.negotiator.learn.idle_leases import held_bytes
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.turns.order import Turn, WaitingRequest
-from grn.protocol.rows import BookingRow, ShareRow
+from grn.protocol.negotiator_rows import BookingRow, ShareRow
 
 Row = dict[str, Any]
 

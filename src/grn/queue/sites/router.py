@@ -23,7 +23,7 @@ from grn.queue.sites.leases.lease_router import LeaseRouter
 from grn.queue.sites.leases.remote_lease import RemoteLease, remote
 
 if TYPE_CHECKING:
-    from grn.protocol.rows import LeaseRow
+    from grn.protocol.negotiator_rows import LeaseRow
     from grn.queue.sites.node import Node
 
 GIVEN_UP = "{node}, whose site was removed, could not be reached"

@@ -21,7 +21,7 @@ from grn import option_file
 from grn.client.submit import edited, wanted, words
 from grn.errors import GrnError, UsageError
 from grn.model.units import show_limit, show_size
-from grn.protocol.rows import JobRow
+from grn.protocol.queue_rows import JobRow
 
 EDITORS = ("nano", "vim", "vi")  # where neither VISUAL nor EDITOR names one
 

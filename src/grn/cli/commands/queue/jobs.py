@@ -24,7 +24,9 @@ from grn.model.text import counted
 from grn.model.units import parse_time
 from grn.paths import user_name
 from grn.proc import pidfd, processes
-from grn.protocol.rows import JobRow, LeaseRow, QueueFacts, WaitingRow, read, read_all
+from grn.protocol.negotiator_rows import LeaseRow, WaitingRow
+from grn.protocol.queue_rows import JobRow, QueueFacts
+from grn.protocol.rows import read, read_all
 
 MAX_ENDED = 1_000_000
 _ids = click.argument("jobs", nargs=-1, metavar="[ID...]")

@@ -10,7 +10,9 @@ from grn.cli.output import job_text
 from grn.cli.output.terminal import echo, print_json, width
 from grn.client import negotiator, queue
 from grn.errors import GrnError
-from grn.protocol.rows import JobRow, LeaseRow, Status, WaitingRow, as_json, read, read_all, updated
+from grn.protocol.negotiator_rows import LeaseRow, Status, WaitingRow
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import as_json, read, read_all, updated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from grn.client.submit import exit_code_of
 from grn.errors import UsageError
 from grn.model.text import counted
 from grn.model.units import parse_time
-from grn.protocol.rows import JobEnd, JobRow, read
+from grn.protocol.queue_rows import JobEnd, JobRow
+from grn.protocol.rows import read
 
 FOLLOW_S = 0.5
 TAIL_BYTES = 1 << 16  # the first look for the last lines

@@ -16,7 +16,8 @@ from grn.model.ranges import show_ranges
 from grn.model.text import columns_of, cut, harmless
 from grn.model.units import show_expected
 from grn.option_file import nearest
-from grn.protocol.rows import JobRow, read
+from grn.protocol.queue_rows import JobRow
+from grn.protocol.rows import read
 
 MIN_STATE = 20  # columns that a state has at least
 

@@ -20,7 +20,9 @@ from grn.errors import GrnError, UsageError
 from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import show_time
-from grn.protocol.rows import JobEnd, JobRow, LeaseRow, WaitingRow, read, read_all
+from grn.protocol.negotiator_rows import LeaseRow, WaitingRow
+from grn.protocol.queue_rows import JobEnd, JobRow
+from grn.protocol.rows import read, read_all
 
 if TYPE_CHECKING:
     from grn.cli.output.progress import ProgressLine

@@ -27,7 +27,8 @@ from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.proc import processes
 from grn.protocol.lease import LeaseRequest
-from grn.protocol.rows import Status, read
+from grn.protocol.negotiator_rows import Status
+from grn.protocol.rows import read
 
 NOT_NOW = 1
 

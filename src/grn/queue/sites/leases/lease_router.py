@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from grn.model.gpu import Gpu
 from grn.protocol.lease import GrantedGpus, IdleTold
-from grn.protocol.rows import HostRow
+from grn.protocol.negotiator_rows import HostRow
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import Settlement
 from grn.queue.leases import RETRY_S, LeaseListener, Leases
