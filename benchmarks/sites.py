@@ -24,7 +24,7 @@ import rig
 from grn.client import queue
 from grn.client.submit import submit_many
 from grn.errors import GrnError
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease_messages import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.jobs.lease_window import WindowLimits
 from grn.queue.sites.agent.pipe import GREETING

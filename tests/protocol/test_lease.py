@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from grn import wire
 from grn.errors import NeverFits, UnknownJob
 from grn.protocol import negotiator_requests
-from grn.protocol.lease import (
+from grn.protocol.lease import LeaseConversation, bind_message
+from grn.protocol.lease_messages import (
     Answered,
     Bound,
     Garbled,
     Granted,
     GrantedGpus,
-    LeaseConversation,
     LeaseRequest,
     Reasons,
     Refused,
     Settled,
     Waiting,
-    bind_message,
 )
 
 KEY, OTHER = "a" * 24, "b" * 24

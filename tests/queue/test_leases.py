@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease_messages import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import Settlement
 from grn.queue.leases import Leases

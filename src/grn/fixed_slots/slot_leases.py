@@ -13,20 +13,14 @@ from enum import Enum
 from grn.client.connection import PolledConnection, drive
 from grn.client.negotiator import ask_once, call, connect
 from grn.errors import GrnError
-from grn.protocol.lease import (
-    Garbled,
-    Granted,
-    LeaseConversation,
-    LeaseRequest,
-    Refused,
-    Waiting,
-)
+from grn.protocol.lease import LeaseConversation
+from grn.protocol.lease_messages import Garbled, Granted, LeaseRequest, Refused, Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grn.protocol.lease import LeaseEvent
+    from grn.protocol.lease_messages import LeaseEvent
     from grn.wire import Message
 
 ANSWER_S = 2.0

@@ -16,13 +16,13 @@ from grn.client import daemons
 from grn.client.negotiator import call
 from grn.errors import GrnError
 from grn.model.gpu import Gpu, GpuKind
-from grn.protocol.lease import (
+from grn.protocol.lease import LeaseConversation
+from grn.protocol.lease_messages import (
     Answered,
     Garbled,
     Granted,
     GrantedGpus,
     IdleTold,
-    LeaseConversation,
     LeaseRequest,
     Reasons,
     Refused,
@@ -36,7 +36,7 @@ from grn.queue.events import AskLease
 from grn.queue.jobs.job import Settlement
 
 if TYPE_CHECKING:
-    from grn.protocol.lease import LeaseEvent
+    from grn.protocol.lease_messages import LeaseEvent
 
 log = logging.getLogger(__name__)
 RETRY_S = 1.0

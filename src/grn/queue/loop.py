@@ -20,7 +20,7 @@ from grn.client.logs import tail
 from grn.model.job import Holder
 from grn.proc import pidfd, processes
 from grn.proc.watch import Watches
-from grn.protocol.lease import GrantedGpus, IdleTold
+from grn.protocol.lease_messages import GrantedGpus, IdleTold
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease_messages import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import AttemptFate, Exit, Settlement
 from grn.queue.journal.rows import Command

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grn.protocol.lease import GrantedGpus
+from grn.protocol.lease_messages import GrantedGpus
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import AttemptFate, Settlement
 from grn.queue.journal.rows import Command

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grn.client.leasing.lease import ClientLease
     from grn.client.submit import CallHandle
     from grn.model.oom_retry import Had
-    from grn.protocol.lease import LeaseRequest
+    from grn.protocol.lease_messages import LeaseRequest
 
     Arguments = ParamSpec("Arguments")
     Result = TypeVar("Result", covariant=True)

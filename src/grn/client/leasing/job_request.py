@@ -14,7 +14,7 @@ import stat
 from binascii import crc32
 
 from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY
-from grn.protocol.lease import LeaseRequest
+from grn.protocol.lease_messages import LeaseRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

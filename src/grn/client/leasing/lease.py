@@ -19,16 +19,15 @@ from grn.client.leasing.gpu_environment import GPU_ENVIRONMENT
 from grn.client.leasing.job_request import lease_request, type_and_label
 from grn.client.negotiator import call, garbled
 from grn.errors import DaemonNotRunning, GrnError, UsageError
-from grn.protocol.lease import (
+from grn.protocol.lease import LeaseConversation, bind_message
+from grn.protocol.lease_messages import (
     Garbled,
     Granted,
     GrantedGpus,
-    LeaseConversation,
     Reasons,
     Refused,
     Settled,
     Waiting,
-    bind_message,
 )
 
 TYPE_CHECKING = False
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from grn.client.connection import Steps
     from grn.client.leasing.wait_line import WaitLine
-    from grn.protocol.lease import LeaseEvent, LeaseRequest
+    from grn.protocol.lease_messages import LeaseEvent, LeaseRequest
 
 RELEASE_RECONNECT_S = 2.0
 SILENT_S = 2.0  # a wait that takes longer says why

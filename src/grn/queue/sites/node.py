@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from grn import __version__
 from grn.errors import ProtocolError
 from grn.model.text import harmless
-from grn.protocol.lease import GrantedGpus, IdleTold
+from grn.protocol.lease_messages import GrantedGpus, IdleTold
 from grn.queue.jobs.job import AttemptFate, EndReason, Exit, Settlement
 from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases

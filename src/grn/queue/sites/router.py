@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from grn.protocol.lease import GrantedGpus, IdleTold
+from grn.protocol.lease_messages import GrantedGpus, IdleTold
 from grn.queue.jobs.job import AttemptFate, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.leases import LeaseListener

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from grn.proc.memory_limit import JobLimit
-    from grn.protocol.lease import LeaseRequest, Settled
+    from grn.protocol.lease_messages import LeaseRequest, Settled
 
 OWN_TROUBLE = 125
 TAIL_BYTES = 64 << 10

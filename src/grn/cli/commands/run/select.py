@@ -26,7 +26,7 @@ from grn.client.leasing.lease import ClientLease, bind
 from grn.errors import DaemonNotRunning, MachineError, UsageError
 from grn.model.text import harmless
 from grn.proc import processes
-from grn.protocol.lease import LeaseRequest
+from grn.protocol.lease_messages import LeaseRequest
 from grn.protocol.negotiator_rows import Status
 from grn.protocol.rows import read
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grn.model.gpu import Gpu
-from grn.protocol.lease import GrantedGpus, IdleTold
+from grn.protocol.lease_messages import GrantedGpus, IdleTold
 from grn.protocol.negotiator_rows import HostRow
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import Settlement

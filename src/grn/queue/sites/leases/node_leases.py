@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from grn.protocol.lease import GrantedGpus, IdleTold
+from grn.protocol.lease_messages import GrantedGpus, IdleTold
 from grn.queue.sites.stream import Frame, LeaseBytes
 
 if TYPE_CHECKING:
