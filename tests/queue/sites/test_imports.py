@@ -8,7 +8,7 @@ import sys
 import pytest
 
 # What passes everything on to this machine while there is no site.
-LEASES = ("choice", "lease_router", "remote_lease", "wait_reasons")
+LEASES = ("choice", "lease_router", "places", "remote_lease", "run_sharing", "wait_reasons")
 NEEDED = {"router", "teaching", "leases", *(f"leases.{name}" for name in LEASES)}
 
 

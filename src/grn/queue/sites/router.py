@@ -69,14 +69,14 @@ class Router:
             if name not in self.nodes:
                 self._add_node(node)
         self.leases.set_sites(pilot_sites, self._leaving)
-        self.leases.ask_all_runs(LOCAL)
+        self.leases.sharing.ask_all(LOCAL)
         for name in sorted(self._leaving):
             self._let_go(name)
         self.leases.places_changed()
 
     def _add_node(self, node: Node) -> None:
         self.nodes[node.name] = node
-        node.leases.on_connected = functools.partial(self.leases.ask_all_runs, node.name)
+        node.leases.on_connected = functools.partial(self.leases.sharing.ask_all, node.name)
         for attempt, lease in self._attempts.items():
             if lease is not None and lease.node == node.name:
                 node.expect(attempt, lease)
