@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -145,6 +146,18 @@ def test_an_array_is_one_command_for_each_number(queue: Queue, text: str, number
     for job in jobs:
         queue.ended(job)
     assert [queue.log(job) for job in jobs] == [f"{number}\n" for number in numbers]
+
+
+def test_the_runs_of_an_array_are_known_by_their_numbers(queue: Queue) -> None:
+    script = queue.story.write("seeds.sh", "sleep 0.3\n")
+    line = f"cd {script.parent} && sh {script.name} --seed $GRN_ARRAY_INDEX"
+    out = queue.fine("submit", *SMALL, "--type", "seeds", "--array", "3-4", "--shell", "--", line)
+    for word in out.split():
+        queue.ended(int(word))
+    found = json.loads(queue.fine("profiles", "show", "seeds", "--json"))["profiles"]
+    runs = [run for row in found for run in row["history"]]
+    assert sorted(run["args"]["seed"] for run in runs) == [3.0, 4.0]
+    assert {len(run["code"]) for run in runs} == {8}
 
 
 def test_many_lines_are_accepted_in_order(queue: Queue) -> None:

@@ -17,6 +17,7 @@ from grn.client.leasing.job_request import (
     code_of_command,
     code_of_function,
     command_arguments,
+    command_profile,
     command_type,
     type_and_label,
     worth_learning,
@@ -112,6 +113,33 @@ def test_a_command_is_looked_for_in_the_folder_it_will_run_in(
     assert command_type(["python", "train.py"], folder)[0] == os.path.realpath(
         tmp_path / "train.py"
     )
+
+
+def test_a_line_of_the_shell_is_of_the_type_of_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "train.py").write_text("pass\n")
+    monkeypatch.chdir(tmp_path)
+    in_folder = command_profile(["python", "train.py", "--lr", "3"], str(tmp_path / "x"))
+    for argv in (
+        ["/bin/sh", "-c", "cd x && python train.py --lr 3"],
+        ["bash", "-lc", "export A=1; cd x; python train.py --lr 3 > log"],
+    ):
+        found = command_profile(argv)
+        assert (found.type, found.label) == (in_folder.type, "x/train.py")
+        assert (found.args, found.code) == (in_folder.args, in_folder.code)
+        assert found.code
+    assert command_profile(["/bin/sh", "-c", "pwd; ls"]).label == "pwd"
+
+
+def test_of_an_array_the_number_is_learned_and_not_the_name_of_its_variable() -> None:
+    for mark in ("$GRN_ARRAY_INDEX", "${GRN_ARRAY_INDEX}", '"$GRN_ARRAY_INDEX"'):
+        argv = ["/bin/sh", "-c", f"python a.py --seed {mark} out=run{mark} --gpu=$X"]
+        assert command_profile(argv, index="7").args == {"seed": 7.0, "out": "run7"}
+        assert command_profile(argv).args == {}  # what only the shell knows teaches nothing
+    argv = ["python", "a.py", "--seed", "$GRN_ARRAY_INDEX"]  # no shell: the program reads this
+    assert command_profile(argv, index="7").args == {"seed": "$GRN_ARRAY_INDEX"}
 
 
 def test_a_command_without_a_name_is_no_trouble() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 import grn
-from grn.client.submit import exit_code_of, is_id, shell_words, submit_many, words
+from grn.client.submit import exit_code_of, is_id, submit_many, words
 from grn.errors import UnknownJob, UsageError
 from tests.harness import wait_for
 from tests.queue.daemon import Queue, being_here
@@ -233,18 +232,6 @@ def test_words_of_a_command() -> None:
     assert words(["a", Path("b"), 3], shell=False) == ["a", "b", "3"]
     assert words("a | b", shell=True) == words(["a", "|", "b"], shell=True)
     assert words("a | b", shell=True) == ["/bin/sh", "-c", "a | b"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["a  b\tc", "a 'b c' d", 'a "b c"', "a\\ b", "x=1 y # z", "a\x0bb", "a\u2003b", "é f", ""],
-)
-def test_a_line_is_taken_apart_as_by_a_shell(line: str) -> None:
-    assert shell_words(line) == shlex.split(line)
-
-
-def test_a_line_that_no_shell_takes_has_words_too() -> None:
-    assert shell_words("echo 'a b") == ["echo", "'a", "b"]
 
 
 def test_ids_are_plain_numbers() -> None:

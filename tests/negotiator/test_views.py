@@ -187,6 +187,15 @@ def test_profiles_are_found_by_type_or_label() -> None:
     assert len(views.profiles(engine.view, None)) == 2
 
 
+def test_scripts_of_one_name_are_found_by_their_folders() -> None:
+    types = ("/w/one/train.py", "/w/two/train.py")
+    engine = an_engine(profiles=tuple(a_profile(GiB, job_type=name) for name in types))
+
+    assert [row["type"] for row in views.profiles(engine.view, "two/train.py")] == [types[1]]
+    assert views.profiles(engine.view, "wo/train.py") == []
+    assert views.profiles(engine.view, "train.py") == []  # it is not the label of one
+
+
 def test_hostile_texts_of_a_profile_are_harmless() -> None:
     text = "\x1b]0;owned\x07\u202e"
     run = a_run(GiB, arguments=((text, text), ("n", 1.0)))

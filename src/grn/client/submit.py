@@ -33,7 +33,6 @@ _OPTIONS = (
     "without", "tags", "array_limit", "only", "yields", "urgent", "again",
 )  # fmt: skip
 _ABOUT_GPUS = ("gpus", "mem", "exclusive", "on", "without")
-_QUOTING = frozenset("'\"\\")
 _LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
 
 
@@ -168,45 +167,22 @@ def words(command: str | Sequence[str], shell: bool) -> list[str]:
 
 
 def wanted(
-    argv: list[str], job_type: str | None = None, name: str = "", cwd: str | None = None
-) -> Message:
-    """Return one job of a submit."""
-    told = _told(argv)
-    full, label = job_request.command_type(told, cwd or "") if told else ("sh", "sh")
+    argv: list[str], job_type: str | None = None, name: str = "", cwd: str | None = None,
+    index: str = "",
+) -> Message:  # fmt: skip
+    """Return one job of a submit; `index` is its number in an array."""
+    found = job_request.command_profile(argv, cwd or "", index)
     message: Message = {
         "argv": [wire.spelled(word) for word in argv],
-        "type": _text("type", job_type) if job_type else (_text("", full)[-1024:] or "?"),
-        "label": _text("", job_type or label)[-256:] or "?",
-        "args": job_request.command_arguments(told),
+        "type": _text("type", job_type) if job_type else (_text("", found.type)[-1024:] or "?"),
+        "label": _text("", job_type or found.label)[-256:] or "?",
+        "args": found.args,
     }
-    code = job_request.code_of_command(told, cwd or "")
-    if code:
-        message["code"] = code
+    if found.code:
+        message["code"] = found.code
     if name:
         message["name"] = _text("name", name)
     return message
-
-
-def _told(argv: list[str]) -> list[str]:
-    """Return the words of a command, also of one that the shell runs, without assignments."""
-    if argv[:2] != ["/bin/sh", "-c"] or len(argv) != 3:
-        return argv
-    words = shell_words(argv[2])
-    while words and words[0].partition("=")[0].isidentifier() and "=" in words[0]:
-        del words[0]
-    return words
-
-
-def shell_words(line: str) -> list[str]:
-    """Take a line apart as a shell would; one without quotes needs no parser."""
-    if line.isprintable() and line.isascii() and not _QUOTING.intersection(line):
-        return line.split()
-    import shlex
-
-    try:
-        return shlex.split(line)
-    except ValueError:  # the shell will refuse it too
-        return line.split()
 
 
 def request(**options: Any) -> Message:

@@ -9,14 +9,13 @@ from typing import NamedTuple
 from grn.cli.output.style import paint, state_style
 from grn.cli.output.table import labelled, table
 from grn.model.ranges import show_ranges
+from grn.model.shell_line import line_of, with_index
 from grn.model.text import counted, harmless
 from grn.model.units import show_expected, show_limit, show_size, show_time
 from grn.protocol.negotiator_rows import LeaseRow, WaitingRow
 from grn.protocol.queue_rows import AttemptRow, JobRow
 
 _STARTS = "; starts "  # before the expected start, in a reason
-_INDEX = ("${GRN_ARRAY_INDEX}", "$GRN_ARRAY_INDEX")
-_SHELLS = ("sh", "bash", "dash", "zsh")
 
 
 class Folded(NamedTuple):
@@ -345,13 +344,9 @@ def shown_name(row: JobRow) -> str:
 
 def filled_command(row: JobRow) -> Sequence[str]:
     """Return the command as the shell reads it: with the number in its array filled in."""
-    is_shell = row.argv and row.argv[0].rpartition("/")[2] in _SHELLS
-    if not row.array_index or not is_shell:
+    if not row.array_index or line_of(row.argv) is None:
         return row.argv
-    words = list(row.argv)
-    for mark in _INDEX:
-        words = [word.replace(mark, row.array_index) for word in words]
-    return words
+    return [with_index(word, row.array_index) for word in row.argv]
 
 
 def named_command(name: str, argv: Sequence[str]) -> str:

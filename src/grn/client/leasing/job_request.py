@@ -14,13 +14,14 @@ import stat
 from binascii import crc32
 
 from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY
+from grn.model.shell_line import line_of, program_of, with_index
 from grn.protocol.lease_messages import LeaseRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import CodeType
-    from typing import Any
+    from typing import Any, Final
 
 POLICIES = {"spread": "spread", "spreading": "spread", "pack": "pack", "packing": "pack"}
 MAX_ARGUMENTS = 16
@@ -105,6 +106,33 @@ def _type_and_label(file: str, name: str, folder: str) -> tuple[str, str]:
     short = os.path.relpath(os.path.abspath(file))
     shown = full if short.startswith("..") else short
     return f"{full}::{name}", f"{shown}::{name}"
+
+
+class CommandProfile:
+    """What is told of a command: its type in full and for people, its arguments, its code."""
+
+    __slots__ = ("args", "code", "label", "type")
+
+    def __init__(self, names: tuple[str, str], args: dict[str, float | str], code: str) -> None:
+        self.type: Final = names[0]
+        self.label: Final = names[1]
+        self.args: Final = args
+        self.code: Final = code
+
+
+def command_profile(argv: Sequence[str], cwd: str = "", index: str = "") -> CommandProfile:
+    """Describe a command, or the program in a line of the shell; `index` is its array number."""
+    line = line_of(argv)
+    if line is None:
+        return CommandProfile(command_type(argv, cwd), command_arguments(argv),
+                              code_of_command(argv, cwd))  # fmt: skip
+    words, folder = program_of(line, cwd)
+    folder = os.path.expanduser(folder)
+    if not words:
+        return CommandProfile(("sh", "sh"), {}, "")
+    args = command_arguments([with_index(word, index) for word in words] if index else words)
+    known = {name: value for name, value in args.items() if "$" not in str(value)}
+    return CommandProfile(command_type(words, folder), known, code_of_command(words, folder))
 
 
 def command_type(argv: Sequence[str], cwd: str = "") -> tuple[str, str]:

@@ -82,11 +82,14 @@ def profiles(view: EngineView, job_type: str | None) -> list[Row]:
 
 
 def profiles_of(view: EngineView, job_type: str | None) -> list[Profile]:
-    """Find the profiles of one type, by its full name or its label, or all."""
+    """Find the profiles of one type, by its full name, its label or the end of its path, or all."""
+    ending = f"/{job_type}" if job_type and "/" in job_type else None
     return [
         profile
         for profile in view.memory.profiles()
-        if job_type is None or job_type in (profile.job_type, profile.label)
+        if job_type is None
+        or job_type in (profile.job_type, profile.label)
+        or (ending is not None and profile.job_type.endswith(ending))
     ]
 
 

@@ -214,7 +214,7 @@ def message_of(row: JobRow, text: str) -> dict[str, Any] | None:
 def _wanted(row: JobRow, argv: list[str]) -> dict[str, Any]:
     """Describe a new command; a type that was stated stays."""
     is_inferred = wanted(list(row.argv), None, "", row.cwd)["type"] == row.job_type
-    return wanted(argv, None if is_inferred else row.job_type, "", row.cwd)
+    return wanted(argv, None if is_inferred else row.job_type, "", row.cwd, row.array_index)
 
 
 def _read(file: str) -> str:

@@ -8,7 +8,7 @@ from grn.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from grn.wire import Message
@@ -19,17 +19,17 @@ def run(
     array: str | None, env: tuple[str, ...], wait: bool, quiet: bool, **shared: Any,
 ) -> int:  # fmt: skip
     """Submit and print the ids, one a line."""
-    from grn.client.submit import request, send
+    from grn.client.submit import request, send, wanted
 
     commands = _commands(command, shell, lines, array)
-    jobs = _jobs(commands, job_type, name, shared["cwd"])
     limit = 0
     if array:
         from grn.model.ranges import parse_array
 
         numbers, limit = parse_array(array)
-        job = next(jobs)
-        jobs = ({**job, "extra": {"GRN_ARRAY_INDEX": str(index)}} for index in numbers)
+        jobs = _array(commands[0], numbers, job_type, name, shared["cwd"])
+    else:
+        jobs = (wanted(argv, job_type, name, shared["cwd"]) for argv in commands)
     pairs = dict(_pair(text) for text in env)
     cwd, is_here = shared["cwd"], shared["at"] in ("", "local")
     without = shared.pop("avoid")
@@ -61,12 +61,19 @@ def _commands(
     return [words(" ".join(command) if shell else list(command), shell)]
 
 
-def _jobs(
-    commands: list[list[str]], job_type: str | None, name: str, cwd: str | None
+def _array(
+    argv: list[str], numbers: Iterable[int], job_type: str | None, name: str, cwd: str | None
 ) -> Iterator[Message]:
+    """Yield the jobs of an array; its command is read once unless its arguments differ."""
     from grn.client.submit import wanted
+    from grn.model.shell_line import INDEX_MARKS
 
-    return (wanted(argv, job_type, name, cwd) for argv in commands)
+    is_filled = any(mark in word for mark in INDEX_MARKS for word in argv)
+    job = wanted(argv, job_type, name, cwd)
+    for index in map(str, numbers):
+        if is_filled:
+            job = wanted(argv, job_type, name, cwd, index)
+        yield {**job, "extra": {"GRN_ARRAY_INDEX": index}}
 
 
 def _wait(ids: list[int], quiet: bool) -> int:

@@ -15,12 +15,7 @@ from grn.cli.guard import say_error
 from grn.client.daemons import ensure_negotiator
 from grn.client.leasing import frameworks, torch_cap
 from grn.client.leasing.gpu_environment import cores_told, for_command
-from grn.client.leasing.job_request import (
-    code_of_command,
-    command_arguments,
-    command_type,
-    lease_request,
-)
+from grn.client.leasing.job_request import command_profile, lease_request
 from grn.client.leasing.lease import ClientLease, bind
 from grn.client.leasing.wait_line import is_quiet, is_seen
 from grn.errors import GrnError
@@ -53,11 +48,10 @@ def run(
 ) -> int:
     """Run a command when GPUs have room for it; return its status."""
     try:
-        full, label = command_type(command)
-        request = lease_request(job_type or full, job_type or label, **needs)
+        found = command_profile(command)
+        request = lease_request(job_type or found.type, job_type or found.label, **needs)
         ensure_negotiator()
-        facts, code = command_arguments(command), code_of_command(command)
-        request = request.but(args=facts, code=code or None, command=True)
+        request = request.but(args=found.args, code=found.code or None, command=True)
         return _repeat(command, request, retry_oom, quiet)
     except GrnError as error:
         say_error(error)
