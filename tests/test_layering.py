@@ -16,7 +16,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # `__init__` runs before each of its files, so where one of those is pure it has to be as well.
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
-    "protocol": "__init__ lease lease_messages negotiator_rows queue_rows record rows snapshot",
+    "protocol": "__init__ lease lease_messages negotiator_rows queue_rows rows snapshot",
     "negotiator": "__init__ actions events endings engine engine_view schedule learn queries",
     "queue": "__init__ events engine jobs "
     "sites.__init__ sites.leases.__init__ sites.leases.choice sites.leases.remote_lease "
@@ -39,7 +39,7 @@ PURE_STDLIB = (
 )
 PURE_EXCEPT = {
     "grn.model.windows": {"datetime"},  # arithmetic on given times: the present is an argument
-    "grn.protocol.record": {"typing_extensions"},  # for mypy alone
+    "grn.model.record": {"typing_extensions"},  # for mypy alone
 }
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 

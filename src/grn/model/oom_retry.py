@@ -1,28 +1,22 @@
 """Decide what follows running out of memory: the same again, more room, or no retry.
 
-One rule for the queue, batches, sweeps, commands and decorated calls. Written out by hand since
-`dataclasses` is slow to import in a training script.
+One rule for the queue, batches, sweeps, commands and decorated calls.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Final
+from grn.model.record import Record
 
 MAX_SPARED = 3  # retries of a victim of others, with the same room
 MAX_MEMORY_ATTEMPTS = 4  # attempts with more room that need no request
 _MAX_TOLD = 100
 
 
-class Had:
+class Had(Record):
     """How often a job was run again after memory ran out: with more room, and as it was."""
 
-    __slots__ = ("more", "spared")
-
-    def __init__(self, more: int = 0, spared: int = 0) -> None:
-        self.more: Final = more
-        self.spared: Final = spared  # as a victim: others took its room; or for host memory
+    more: int = 0
+    spared: int = 0  # as a victim: others took its room; or for host memory
 
     def told(self) -> dict[str, int | bool]:
         """Return the fields of the next lease request that differ from those of a first try."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grn.protocol.record import Record
+from grn.model.record import Record
 from grn.protocol.rows import read
 
 

@@ -6,7 +6,7 @@ Standard library only: clients import it.
 from __future__ import annotations
 
 from grn.protocol.negotiator_rows import GpuRow, LeaseRow
-from grn.protocol.record import Record
+from grn.model.record import Record
 
 
 class AttemptRow(Record):

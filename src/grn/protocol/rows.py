@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from grn.errors import ProtocolError
-from grn.protocol.record import Record, names_of
+from grn.model.record import Record, names_of
 
 Kind = TypeVar("Kind")
 Reader = Callable[[Any], Any]

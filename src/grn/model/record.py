@@ -10,9 +10,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, ClassVar, TypeVar
 
     from typing_extensions import dataclass_transform
+
+    Same = TypeVar("Same", bound="Record")
 else:
 
     def dataclass_transform(**_given):
@@ -26,6 +28,11 @@ def names_of(record: Any) -> tuple[str, ...]:
     """Return the names of the fields of a record or of its class."""
     names: tuple[str, ...] = record.__slots__
     return names
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a record by name."""
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 class _Fields:
@@ -70,7 +77,9 @@ class Record(metaclass=_RecordClass):
     """A frozen value with the annotated fields of its class; a default `{}` is made each time."""
 
     __slots__ = ()
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        defaults: ClassVar[Mapping[str, Any]]  # of the fields that have one
+    else:
         defaults = {}
         __dataclass_fields__ = _Fields()
 
@@ -83,6 +92,10 @@ class Record(metaclass=_RecordClass):
             for name, value in values.items():
                 _put(self, name, dict(value) if value.__class__ is dict else value)
 
+    def but(self: Same, **changes: Any) -> Same:
+        """Return a copy with some fields changed."""
+        return type(self)(**{**fields_of(self), **changes})
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"cannot assign to field '{name}'")
 
@@ -92,14 +105,15 @@ class Record(metaclass=_RecordClass):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in names_of(self))
+        return fields_of(self) == fields_of(other)
 
     def __hash__(self) -> int:
         return hash(tuple(getattr(self, name) for name in names_of(self)))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names_of(self))
-        return f"{type(self).__name__}({fields})"
+        # The environment may hold secrets.
+        said = (f"{k}={v!r}" for k, v in fields_of(self).items() if "environment" not in k)
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, name) for name in names_of(self))
