@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from grn import wire
 from grn.errors import NeverFits, UnknownJob
+from grn.model.record import names_of
 from grn.protocol import negotiator_requests
 from grn.protocol.lease import LeaseConversation, bind_message
 from grn.protocol.lease_messages import (
@@ -415,15 +415,14 @@ def asked_for(request: LeaseRequest) -> dict[str, Any]:
 
 
 def test_a_request_has_the_fields_that_the_negotiator_reads_with_the_same_defaults() -> None:
-    ours = inspect.signature(LeaseRequest).parameters
+    ours = names_of(LeaseRequest)
     theirs = negotiator_requests.LeaseRequest.__struct_fields__
     assert {*ours, "id", "v", "key"} == set(theirs)
     sent = asked_for(LeaseRequest("t", "l"))
     assert set(sent) == {"op", "id", "v", "key", "type", "label"}
     read = negotiator_requests.read(wire.encode(sent)[wire.HEADER.size :])
-    for name, parameter in ours.items():
-        if parameter.default is not inspect.Parameter.empty:
-            assert (parameter.default or None) == (getattr(read, name) or None), name
+    for name, usual in LeaseRequest.defaults.items():
+        assert (usual or None) == (getattr(read, name) or None), name
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -94,7 +94,10 @@ class Record(metaclass=_RecordClass):
 
     def but(self: Same, **changes: Any) -> Same:
         """Return a copy with some fields changed."""
-        return type(self)(**{**fields_of(self), **changes})
+        made = object.__new__(type(self))
+        for name, value in {**fields_of(self), **changes}.items():
+            _put(made, name, value)
+        return made
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"cannot assign to field '{name}'")

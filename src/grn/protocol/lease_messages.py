@@ -1,113 +1,69 @@
-"""The values of the lease conversation: a request, and the events that the negotiator sends.
-
-Classes are written out by hand: `dataclasses` takes longer to import than the rest of a client.
-"""
+"""The values of the lease conversation: a request, and the events that the negotiator sends."""
 
 from __future__ import annotations
 
 from grn.errors import ProtocolError
+from grn.model.record import Record, fields_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, Final, TypeAlias
+    from typing import TypeAlias
 
     from grn.errors import GrnError
     from grn.wire import Message
 
 
-class LeaseRequest:
+class LeaseRequest(Record):
     """The need of one job, in the words of the `lease` message."""
 
-    __slots__ = ("fields",)
+    type: str
+    label: str
+    gpus: int = 1
+    mem: int | None = None
+    exclusive: bool = False
+    priority: int = 0
+    policy: str = "spread"
+    attempt: int = 0
+    args: Mapping[str, float | str | None] = {}
+    code: str | None = None
+    slots: Sequence[str] = ()
+    stay: Sequence[str] = ()
+    on: str = ""
+    without: Sequence[str] = ()
+    within: str | None = None
+    command: bool = False
+    spared: bool = False
+    yields: bool = False
+    at_least: float = 0.0
+    urgent: bool = False
+    cpus: float | None = None
+    ram: int | None = None
+    idle_limit: float | None = None
 
-    def __init__(
-        self,
-        type: str,
-        label: str,
-        *,
-        gpus: int = 1,
-        mem: int | None = None,
-        exclusive: bool = False,
-        priority: int = 0,
-        policy: str = "spread",
-        attempt: int = 0,
-        args: Mapping[str, float | str | None] | None = None,
-        code: str | None = None,
-        slots: Sequence[str] = (),
-        stay: Sequence[str] = (),
-        on: str = "",
-        without: Sequence[str] = (),
-        within: str | None = None,
-        command: bool = False,
-        spared: bool = False,
-        yields: bool = False,
-        at_least: float = 0.0,
-        urgent: bool = False,
-        cpus: float | None = None,
-        ram: int | None = None,
-        idle_limit: float | None = None,
-    ) -> None:
-        given: Message = {
-            "gpus": gpus, "mem": mem, "exclusive": exclusive, "priority": priority,
-            "policy": policy, "attempt": attempt, "args": args, "code": code, "slots": slots,
-            "stay": stay, "on": on, "without": without, "within": within, "command": command,
-            "spared": spared, "yields": yields, "at_least": at_least, "urgent": urgent,
-            "cpus": cpus, "ram": ram, "idle_limit": idle_limit,
-        }  # fmt: skip
-        self.fields: Final[Message] = {"type": type, "label": label}
-        for name, value in given.items():
-            # Fields at their defaults are left out: older negotiators refuse unknown fields.
-            if value is not None and value != _DEFAULTS[name]:
-                self.fields[name] = value
-
-    def but(self, **fields: Any) -> LeaseRequest:
-        """Return the request with other values in some fields."""
-        changed = LeaseRequest.__new__(LeaseRequest)
-        changed.fields = {**self.fields, **fields}  # type: ignore[misc]
-        for name, value in fields.items():
-            if value is None or value == _DEFAULTS.get(name):
-                del changed.fields[name]
-        return changed
+    @property
+    def fields(self) -> Message:
+        """The fields of the message; older negotiators refuse a new one even at its default."""
+        usual = self.defaults
+        return {
+            name: value
+            for name, value in fields_of(self).items()
+            if value is not None and value != usual.get(name)
+        }
 
 
-_DEFAULTS: Message = {
-    "gpus": 1, "mem": None, "exclusive": False, "priority": 0, "policy": "spread", "attempt": 0,
-    "args": {}, "code": None, "slots": (), "stay": (), "on": "", "without": (),
-    "within": None, "command": False, "spared": False, "yields": False, "at_least": 0.0,
-    "urgent": False, "cpus": None, "ram": None, "idle_limit": None,
-}  # fmt: skip
-
-
-class GrantedGpus:
+class GrantedGpus(Record):
     """The GPUs of a lease that was granted."""
 
-    __slots__ = (
-        "cap", "gpus", "indices", "is_first_run", "is_nested", "lease", "reserved_bytes", "uuids",
-        "visible",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        lease: str,
-        visible: str = "",
-        indices: str | None = None,
-        gpus: tuple[int, ...] = (),
-        uuids: tuple[str, ...] = (),
-        reserved_bytes: int = 0,
-        is_first_run: bool = False,
-        is_nested: bool = False,
-        cap: float | None = None,
-    ) -> None:
-        self.lease: Final = lease
-        self.visible: Final = visible  # for CUDA_VISIBLE_DEVICES
-        self.indices: Final = indices  # the same GPUs by index, while CUDA counts as NVML does
-        self.gpus: Final = gpus
-        self.uuids: Final = uuids
-        self.reserved_bytes: Final = reserved_bytes
-        self.is_first_run: Final = is_first_run
-        self.is_nested: Final = is_nested  # the lease of an outer job serves
-        self.cap: Final = cap  # the part of its GPUs that its framework may take
+    lease: str
+    visible: str = ""  # for CUDA_VISIBLE_DEVICES
+    indices: str | None = None  # the same GPUs by index, while CUDA counts as NVML does
+    gpus: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    reserved_bytes: int = 0
+    is_first_run: bool = False
+    is_nested: bool = False  # the lease of an outer job serves
+    cap: float | None = None  # the part of its GPUs that its framework may take
 
     @classmethod
     def from_json(cls, message: Message) -> GrantedGpus:
@@ -139,30 +95,16 @@ class GrantedGpus:
         )  # fmt: skip
 
 
-class Settled:
+class Settled(Record):
     """A lease is over: how the negotiator saw it end, None when it did not know the lease."""
 
-    __slots__ = (
-        "because", "has_larger", "is_victim", "lease", "outcome", "peak_bytes", "was_alone",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        lease: str,
-        outcome: str | None = None,
-        was_alone: bool = True,
-        peak_bytes: int | None = None,
-        is_victim: bool = False,
-        because: str = "",
-        has_larger: bool = False,
-    ) -> None:
-        self.lease: Final = lease
-        self.outcome: Final = outcome
-        self.was_alone: Final = was_alone
-        self.peak_bytes: Final = peak_bytes
-        self.is_victim: Final = is_victim  # memory ran out, and other jobs had taken too much
-        self.because: Final = because  # why memory ran out
-        self.has_larger: Final = has_larger  # it was alone, and a larger GPU is managed here
+    lease: str
+    outcome: str | None = None
+    was_alone: bool = True
+    peak_bytes: int | None = None
+    is_victim: bool = False  # memory ran out, and other jobs had taken too much
+    because: str = ""  # why memory ran out
+    has_larger: bool = False  # it was alone, and a larger GPU is managed here
 
     @classmethod
     def from_json(cls, lease: str, message: Message) -> Settled:
@@ -184,65 +126,47 @@ class Settled:
         return cls(lease, outcome, was_alone, peak_bytes, is_victim, because, has_larger)
 
 
-class Waiting:
+class Waiting(Record):
     """A request waits; `text` says for what."""
 
-    __slots__ = ("key", "text")
-
-    def __init__(self, key: str, text: str) -> None:
-        self.key: Final = key
-        self.text: Final = text
+    key: str
+    text: str
 
 
-class Granted:
+class Granted(Record):
     """A request has its lease."""
 
-    __slots__ = ("grant", "key")
-
-    def __init__(self, key: str, grant: GrantedGpus) -> None:
-        self.key: Final = key
-        self.grant: Final = grant
+    key: str
+    grant: GrantedGpus
 
 
-class Refused:
+class Refused(Record):
     """A request, or the binding of a lease, is refused; without a name the whole connection is."""
 
-    __slots__ = ("error", "name")
-
-    def __init__(self, name: str, error: GrnError) -> None:
-        self.name: Final = name  # the key of a request, or a lease
-        self.error: Final = error
+    name: str  # the key of a request, or a lease
+    error: GrnError
 
 
-class Bound:
+class Bound(Record):
     """A lease is bound to a process."""
 
-    __slots__ = ("lease",)
-
-    def __init__(self, lease: str) -> None:
-        self.lease: Final = lease
+    lease: str
 
 
-class YieldWanted:
+class YieldWanted(Record):
     """The negotiator asks the holder of a lease to give way."""
 
-    __slots__ = ("is_idle", "lease")
-
-    def __init__(self, lease: str, is_idle: bool = False) -> None:
-        self.lease: Final = lease
-        self.is_idle: Final = is_idle  # whether it was requested as yielding or not
+    lease: str
+    is_idle: bool = False  # whether it was requested as yielding or not
 
 
-class IdleTold:
+class IdleTold(Record):
     """A lease is idle: its job holds GPUs and does not use them."""
 
-    __slots__ = ("held_bytes", "idle_s", "is_to_end", "lease")
-
-    def __init__(self, lease: str, idle_s: float, held_bytes: int, is_to_end: bool) -> None:
-        self.lease: Final = lease
-        self.idle_s: Final = idle_s
-        self.held_bytes: Final = held_bytes
-        self.is_to_end: Final = is_to_end  # the job is to be ended
+    lease: str
+    idle_s: float
+    held_bytes: int
+    is_to_end: bool  # the job is to be ended
 
     @classmethod
     def from_json(cls, message: Message) -> IdleTold:
@@ -253,14 +177,11 @@ class IdleTold:
         return cls(text_in(message, "lease"), idle_s, held_bytes, message.get("end") is True)
 
 
-class Reasons:
+class Reasons(Record):
     """Why open requests wait, by key; empty when the negotiator does not know the question."""
 
-    __slots__ = ("texts", "words")
-
-    def __init__(self, texts: dict[str, str], words: dict[str, str]) -> None:
-        self.texts: Final = texts
-        self.words: Final = words  # the same reasons for programs: `no-room`
+    texts: dict[str, str]
+    words: dict[str, str]  # the same reasons for programs: `no-room`
 
     @classmethod
     def from_json(cls, message: Message) -> Reasons:
@@ -276,23 +197,17 @@ class Reasons:
         )
 
 
-class Answered:
+class Answered(Record):
     """The reply to a question that is not about leases."""
 
-    __slots__ = ("message", "number")
-
-    def __init__(self, number: int, message: Message) -> None:
-        self.number: Final = number
-        self.message: Final = message
+    number: int
+    message: Message
 
 
-class Garbled:
+class Garbled(Record):
     """The bytes are no replies of a negotiator: the connection is to be closed."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: ProtocolError) -> None:
-        self.error: Final = error
+    error: ProtocolError
 
 
 if TYPE_CHECKING:

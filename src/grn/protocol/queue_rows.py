@@ -5,8 +5,8 @@ Standard library only: clients import it.
 
 from __future__ import annotations
 
-from grn.protocol.negotiator_rows import GpuRow, LeaseRow
 from grn.model.record import Record
+from grn.protocol.negotiator_rows import GpuRow, LeaseRow
 
 
 class AttemptRow(Record):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from grn.errors import ProtocolError
-from grn.model.record import Record, names_of
+from grn.model.record import Record, fields_of, names_of
 
 Kind = TypeVar("Kind")
 Reader = Callable[[Any], Any]
@@ -35,16 +35,12 @@ def read_all(kind: type[Kind], rows: Any) -> list[Kind]:
 
 def updated(row: Kind, changes: Mapping[str, Any]) -> Kind:
     """Return a row with the fields that a JSON object has."""
-    return type(row)(**{**_fields(row), **_known(type(row), changes)})
-
-
-def _fields(row: Any) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in names_of(row)}
+    return type(row)(**{**fields_of(row), **_known(type(row), changes)})
 
 
 def as_json(row: Any) -> dict[str, Any]:
     """Return a row as a JSON object with all its fields."""
-    return {name: _plain(value) for name, value in _fields(row).items()}
+    return {name: _plain(value) for name, value in fields_of(row).items()}
 
 
 def _plain(value: Any) -> Any:
