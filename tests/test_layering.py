@@ -29,7 +29,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "output.html output.metrics report.__init__ report.usage report.replay "
     "top.__init__ top.rows top.board top.draw top.state top.screen top.detail",
     "proc": "__init__ tree",
-    "gpus": "__init__ probe attribution",
+    "gpus": "__init__ probe",
     "compat": "__init__ tasks.__init__ tasks.config",
 }
 PURE_STDLIB = (

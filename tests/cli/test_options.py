@@ -10,8 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from grn.cli import app, options, quick
-from grn.cli.help import GrnCommand
-from grn.cli.man_page import man_page
+from grn.cli.help import GrnCommand, man_page
 
 SEED = 7
 VALUES = ("1", "0", "-3", "x", "", "6GiB", "a=b", "--", "-", "-5000", "2000", "always", "³", "007")

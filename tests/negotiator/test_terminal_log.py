@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from grn.negotiator.terminal_log import TerminalFormatter
+from grn.negotiator.__main__ import TerminalFormatter
 
 
 def test_grants_and_ends_are_sentences_and_all_else_stays() -> None:

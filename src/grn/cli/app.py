@@ -316,7 +316,7 @@ def show_help(ctx: click.Context, names: tuple[str, ...], is_man: bool) -> int:
     path = " ".join(["grn", *names])
     with found.context_class(found, info_name=path) as shown:
         if is_man:
-            from grn.cli.man_page import man_page
+            from grn.cli.help import man_page
 
             click.echo(man_page(path, found, shown), nl=False)
         else:

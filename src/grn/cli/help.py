@@ -1,4 +1,7 @@
-"""How click shows the options of grn: in sections, with defaults, and examples below them."""
+"""How click shows the options of grn: in sections, with defaults, examples; and as a manual page.
+
+A manual page is made from the same table and texts as `--help`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import click
 
+from grn import __version__
 from grn.cli.options import FLAG, WHOLE, WORDS, Opt
 from grn.cli.output.style import paint
 
@@ -130,3 +134,50 @@ def _as_click(opt: Opt, text: str, has_default: bool) -> dict[str, Any]:
     elif opt.kind == WHOLE:
         given["type"] = click.IntRange(opt.low, opt.high)
     return given
+
+
+# --- manual pages --------------------------------------------------------------------------
+
+
+def man_page(path: str, command: click.Command, ctx: click.Context) -> str:
+    """Return the manual page of a command; `man -l -` shows it."""
+    name = path.replace(" ", "-")
+    about = (command.help or "").split("\n\n")
+    lines = [
+        f'.TH "{name.upper()}" 1 "" "grn {__version__}" "grn manual"',
+        ".SH NAME",
+        f"{_roff(name)} \\- {_roff(about[0]).rstrip('.')}",
+        ".SH SYNOPSIS",
+        f".B {_roff(path)}",
+        _roff(" ".join(command.collect_usage_pieces(ctx))),
+    ]
+    if len(about) > 1:
+        lines += [".SH DESCRIPTION", *(f"{_roff(text)}\n.PP" for text in about[1:])]
+    for section, records in _option_records(command, ctx).items():
+        lines.append(f".SH {section.upper()}")
+        for flags, text in records:
+            lines += [".TP", f".B {_roff(flags)}", _roff(text)]
+    if isinstance(command, click.Group):
+        lines.append(".SH COMMANDS")
+        for inner in command.list_commands(ctx):
+            found = command.get_command(ctx, inner)
+            if found is not None:
+                lines += [".TP", f".B {_roff(inner)}", _roff(found.get_short_help_str(200))]
+    if command.epilog:
+        lines += [".SH EXAMPLES", ".nf", *map(_roff, command.epilog.splitlines()), ".fi"]
+    return "\n".join(lines) + "\n"
+
+
+def _option_records(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+        if record is not None:
+            found.setdefault(getattr(param, "section", "") or "Options", []).append(record)
+    return found
+
+
+def _roff(text: str) -> str:
+    """Escape what man would read as a request or a hyphen."""
+    clean = " ".join(text.replace("\\", "\\e").replace("-", "\\-").split())
+    return f"\\&{clean}" if clean.startswith((".", "'")) else clean

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from grn.gpus.lease_scan import LeaseScan
+from grn.gpus.attribution import LeaseScan
 from grn.gpus.probe import Placement
 from grn.model.host import HostReading, HostShare
 from grn.proc import host

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from grn.errors import BadSetting
-from grn.gpus.lease_scan import LeaseScan
+from grn.gpus.attribution import LeaseScan
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import Gpu, GpuKind, Link, LinkKind, ProcessUse, Reading
 from grn.model.job import Holder

@@ -13,6 +13,7 @@ import grp
 import logging
 import os
 import pwd
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,13 +28,13 @@ from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.model.host import HostSize
 from grn.model.job import IdleRule, Policy
+from grn.model.units import show_size
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.storage.store import Store
-from grn.negotiator.terminal_log import TerminalFormatter
 from grn.proc import host
 from grn.proc.processes import boot_id, mounts
 
@@ -49,6 +50,7 @@ BANNER = r"""
   \__, |_|  |_| |_|   state  {state}
   |___/
 """
+_FACT = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\S*)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -270,6 +272,32 @@ def _log_to_stderr(path: str | None, is_debug: bool) -> None:
     # Do not look up, for each log line, facts that the format does not show.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
+
+
+# --- the log on a terminal -----------------------------------------------------------------
+
+
+class TerminalFormatter(logging.Formatter):
+    """Writes grants and ends as sentences."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+        self._names: dict[str, str] = {}  # of leases that run
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = self._sentence(record.message)
+        return super().formatMessage(record)
+
+    def _sentence(self, message: str) -> str:
+        facts = {name: value.strip("'\"") for name, value in _FACT.findall(message)}
+        lease = facts.get("lease", "")
+        if facts.get("action") == "grant":
+            name = self._names[lease] = facts["type"]
+            first = ", first run" if facts["first_run"] == "True" else ""
+            return f"{name} gets GPU {facts['gpus']}, {show_size(int(facts['reserved']))}{first}"
+        if "outcome" in facts and lease in self._names:
+            return f"{self._names.pop(lease)} has ended: {facts['outcome']}"
+        return message
 
 
 if __name__ == "__main__":

@@ -57,8 +57,7 @@ from grn.queue.jobs.job import (
     Step,
 )
 from grn.queue.jobs.job_table import JobTable, QueuedJob, restored, saved
-from grn.queue.jobs.lease_window import LeaseWindow, WindowLimits
-from grn.queue.jobs.start_windows import StartWindows
+from grn.queue.jobs.lease_window import LeaseWindow, StartWindows, WindowLimits
 
 
 class QueueEngine:
