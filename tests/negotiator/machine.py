@@ -334,7 +334,11 @@ class Negotiation(RuleBasedStateMachine):
             assert not self._is_active(one), "granted on a booked GPU"
             if now < one.start_at < now + self.rules.booking_unknown_s:
                 gives_way = request.yields and now + request.at_least_s <= one.start_at
-                assert gives_way or is_known, "granted though it may run into a booking"
+                limit_s = request.time_limit_s
+                is_limited = limit_s is not None and now + limit_s <= one.start_at
+                assert gives_way or is_limited or is_known, (
+                    "granted though it may run into a booking"
+                )
 
     def _check_told(self, action: TellIdle) -> None:
         """Only the owner of an idle lease is told, and only a queue is asked to end its job."""
@@ -592,6 +596,7 @@ class Negotiation(RuleBasedStateMachine):
         code=CODES,
         yields=st.sampled_from([False, False, True]),
         at_least_s=st.sampled_from([0.0, 0.0, 15.0]),
+        time_limit_s=st.sampled_from([None, None, 30.0]),
         gpus=st.sampled_from([1, 1, 1, 1, 0]),
         cpus=st.sampled_from([None, None, None, 1.0, 3.0, 20.0]),
         ram_bytes=st.sampled_from([None, None, None, GiB, 6 * GiB, 30 * GiB]),

@@ -116,6 +116,32 @@ def test_a_far_booking_keeps_off_only_jobs_known_to_run_into_it() -> None:
     assert story.asks("unknown", **WHOLE) == ["unknown"]
 
 
+def test_a_job_whose_time_limit_ends_it_before_the_start_is_granted() -> None:
+    story = a_story(2, profiles=(lasting(4 * HOUR),))
+    books(story, from_s=HOUR, count=2)
+
+    assert story.asks("late", time_limit_s=HOUR + 1, **WHOLE) == []
+    assert story.asks("unknown", time_limit_s=HOUR, **WHOLE) == ["unknown"]
+    assert story.asks("known", job_type="known.py", time_limit_s=HOUR) == ["known"]
+
+
+def test_a_long_time_limit_does_not_keep_a_job_of_unknown_duration_off() -> None:
+    story = a_story()
+    books(story, from_s=3 * DAY)
+
+    assert story.asks("b", time_limit_s=7 * DAY, **WHOLE) == ["b"]
+
+
+def test_the_gpu_of_a_booking_is_the_one_that_a_time_limit_frees() -> None:
+    story = a_story(2)
+    story.asks("a", **WHOLE)
+    story.asks("b", time_limit_s=HOUR, **WHOLE)
+
+    books(story, from_s=2 * HOUR)
+
+    assert booked(story) == story.gpus("b")
+
+
 def test_a_job_of_the_user_is_granted_before_and_within_the_booking() -> None:
     story = a_story(2)
     books(story, from_s=60.0, count=2)

@@ -214,6 +214,16 @@ def test_a_closed_gpu_opens_when_the_one_it_was_kept_for_leaves():
     assert story.gives_up("big") == ["late"]
 
 
+def test_reserved_gpus_are_backfilled_within_a_time_limit():
+    story = Story(some_gpus(2), PATIENT)
+    story.asks("x", time_limit_s=1000.0, **BIG)
+    story.asks("pair", gpus=2, **BIG)
+    story.passes(200.0)
+
+    assert story.asks("long", time_limit_s=900.0, **BIG) == []
+    assert story.asks("short", time_limit_s=700.0, **BIG) == ["short"]
+
+
 def test_a_job_for_two_gpus_is_not_starved_by_jobs_for_one():
     story = Story(some_gpus(2), PATIENT)
     story.asks("x0", **BIG)

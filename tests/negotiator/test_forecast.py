@@ -77,6 +77,18 @@ def test_behind_a_job_of_unknown_duration_all_is_unknown() -> None:
     assert found.starts == {}
 
 
+def test_a_time_limit_bounds_what_is_expected() -> None:
+    story = Story(some_gpus(1), profiles=(known("train", *[1000.0] * 8),))
+    story.asks("a", job_type="new", mem_bytes=20 * GiB, time_limit_s=500.0)
+    story.asks("b", job_type="train", time_limit_s=600.0)
+    story.asks("c", job_type="train")
+
+    found = at_once(forecast(story.engine.view, story.at)).starts
+
+    assert 0 < found["b"].low_s < found["b"].high_s < 500
+    assert found["c"].high_s <= found["b"].high_s + 600
+
+
 def test_a_request_that_is_not_made_comes_last_and_changes_nothing() -> None:
     story = a_story()
     for key in "ab":

@@ -256,6 +256,17 @@ def test_an_older_negotiator_hears_of_a_cancelled_lease_as_failed() -> None:
     assert client.hears(again["id"], ok=True, ended="failed")[0].outcome == "failed"
 
 
+def test_an_older_negotiator_that_refuses_a_time_limit_is_asked_without() -> None:
+    client = Client()
+    client.conversation.request(KEY, REQUEST.but(time_limit=60.0))
+    first = client.sends("lease")
+    assert first["time_limit"] == 60.0
+    assert client.hears(first["id"], error=error("ProtocolError")) == []
+    again = client.sends("lease")
+    assert "time_limit" not in again
+    assert again["key"] == KEY
+
+
 def test_a_lease_that_the_negotiator_does_not_know_is_settled() -> None:
     client = Client()
     client.conversation.done("L1", "ok")

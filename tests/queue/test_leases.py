@@ -129,10 +129,12 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 
 def test_a_lease_is_asked_for_awaited_and_granted(tell: Callable[[Story], None]) -> None:
     async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
-        asked_for = AskLease(a_spec(7, mem_bytes=5, gpus=2, priority=3), 1, 0)
+        spec = a_spec(7, mem_bytes=5, gpus=2, priority=3, time_limit_s=60.0)
+        asked_for = AskLease(spec, 1, 0)
         leases.ask(asked_for, {"bs": 8.0}, "0abc1234")
         asked = await negotiator.hears("lease")
-        facts = {"type": "train.py", "gpus": 2, "mem": 5, "priority": 3, "args": {"bs": 8.0}}
+        facts = {"type": "train.py", "gpus": 2, "mem": 5, "priority": 3, "args": {"bs": 8.0},
+                 "time_limit": 60.0}  # fmt: skip
         assert (facts | {"code": "0abc1234"}).items() <= asked.items()
         negotiator.say(asked["id"], ev="waiting", text="no room")
         await queue.hears("awaited", 7, "no room")

@@ -251,11 +251,12 @@ def test_the_check_finds_out_a_queue_that_does_not_compare_checksums(rigs: Rigs,
 
 def _submitted(number: int) -> NewJob:
     shared = SharedCommand(
-        f"/data/{number}", {"MARK": f"{number % 3}" * 50}, 0o22, f"mail {number}", 60.0
+        f"/data/{number}", {"MARK": f"{number % 3}" * 50}, 0o22, f"mail {number}"
     )
     return NewJob(
-        JobSpec(0, "train", "train", mem_bytes=1 << 20), ("train", f"--seed={number}"), shared,
-        f"n{number}", extra={"OWN": f"{number}"}, arguments={"seed": float(number)},
+        JobSpec(0, "train", "train", mem_bytes=1 << 20, time_limit_s=60.0),
+        ("train", f"--seed={number}"), shared, f"n{number}",
+        extra={"OWN": f"{number}"}, arguments={"seed": float(number)},
     )  # fmt: skip
 
 
@@ -294,7 +295,7 @@ def _look(folder: Path, jobs: dict[int, NewJob]) -> str:
             assert command.environment == job.shared.environment
             assert (command.cwd, command.umask) == (job.shared.cwd, job.shared.umask)
             assert (command.extra, command.notify) == (job.extra, job.shared.notify)
-            assert command.time_limit_s == job.shared.time_limit_s
+            assert command.time_limit_s == job.spec.time_limit_s
             assert number in shown
         return "records set aside" if faults else "all well"
 

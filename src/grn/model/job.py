@@ -64,6 +64,7 @@ class Request:
     cpus: float | None = None  # the stated need of cores,
     ram_bytes: int | None = None  # and of host memory
     idle_limit_s: float | None = None  # idle after so long; None: as set for all
+    time_limit_s: float | None = None  # its queue ends it when it has run for so long
     is_queued: bool = False  # a queue asked for it, which can end the job and run it again
 
 

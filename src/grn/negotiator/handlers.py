@@ -411,6 +411,7 @@ def _request(peer: Peer, message: negotiator_requests.LeaseRequest) -> Request:
         cpus=message.cpus,
         ram_bytes=message.ram,
         idle_limit_s=message.idle_limit,
+        time_limit_s=message.time_limit,
         is_queued=peer.is_queue and message.command,
     )
 

@@ -189,7 +189,7 @@ class LeaseConversation:
         error = wire.error_in(message)
         return None if error is None else Refused("", error)
 
-    def _read_answer(self, number: int, key: str, message: Message) -> LeaseEvent:
+    def _read_answer(self, number: int, key: str, message: Message) -> LeaseEvent | None:
         kind = message.get("ev")
         if kind == "waiting":
             return Waiting(key, text_in(message, "text"))
@@ -202,7 +202,11 @@ class LeaseConversation:
         error = wire.error_in(message)
         if error is None:
             raise ProtocolError("the negotiator granted nothing in its reply.")
-        del self._asked[number], self._requests[key]
+        del self._asked[number]
+        request = self._requests.pop(key)
+        if isinstance(error, ProtocolError) and request.time_limit is not None:
+            self.request(key, request.but(time_limit=None))  # an older negotiator does not know it
+            return None
         return Refused(key, error)
 
     def _read_acknowledgement(self, said: Message, message: Message) -> LeaseEvent | None:

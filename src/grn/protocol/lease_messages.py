@@ -40,6 +40,7 @@ class LeaseRequest(Record):
     cpus: float | None = None
     ram: int | None = None
     idle_limit: float | None = None
+    time_limit: float | None = None
 
     @property
     def fields(self) -> Message:

@@ -54,6 +54,7 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     cpus: Cpus | None = None
     ram: Bytes | None = None
     idle_limit: IdleLimit | None = None
+    time_limit: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # then the sender ends the job
 
 
 class QueueRequest(schemas.Message, frozen=True, tag="queue", kw_only=True):

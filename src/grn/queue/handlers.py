@@ -53,6 +53,7 @@ _EDITED = {  # fields of a request to edit, and of JobSpec
     "gpus": "gpus", "mem": "mem_bytes", "exclusive": "is_exclusive", "priority": "priority",
     "retry": "retries", "requeue": "may_requeue", "at": "at", "on": "on", "without": "without",
     "tags": "tags", "begin_at": "begin_at", "only": "only", "cpus": "cpus", "ram": "ram_bytes",
+    "time_limit_s": "time_limit_s",
 }  # fmt: skip
 _CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}
@@ -71,8 +72,8 @@ def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
     ends = _ends_of(peer.loop, after)
     submitter = peer.tie() if message.tied else ""
     shared = SharedCommand(
-        message.cwd, message.env, message.umask, message.notify, message.time_limit_s,
-        _sent(message.send), tuple(message.fetch),
+        message.cwd, message.env, message.umask, message.notify, _sent(message.send),
+        tuple(message.fetch),
         StopRules(message.signal, message.grace_s, message.again),
     )  # fmt: skip
     next_id = peer.loop.journal.next_id
@@ -411,7 +412,7 @@ def _new_job(
         tuple(message.without), tuple(message.tags),
         (message.array_first or first) if message.array_limit else 0, message.array_limit,
         message.begin_at, message.only, message.yields, message.at_least_s, message.urgent,
-        message.cpus, message.ram, message.idle_limit_s,
+        message.cpus, message.ram, message.idle_limit_s, message.time_limit_s,
     )  # fmt: skip
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,
@@ -452,9 +453,7 @@ def _edited(job: NewJob, message: queue_requests.EditRequest) -> NewJob:
     spec = {_EDITED[name]: value for name, value in given.items() if value is not UNSET}
     spec |= {name: tuple(spec[name]) for name in ("without", "tags") if name in spec}
     shared = {
-        name: value
-        for name in ("cwd", "notify", "time_limit_s")
-        if (value := getattr(message, name)) is not UNSET
+        name: value for name in ("cwd", "notify") if (value := getattr(message, name)) is not UNSET
     }
     if message.name is not UNSET:
         job = replace(job, name=message.name)

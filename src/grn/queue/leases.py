@@ -374,6 +374,7 @@ def _request(asked: AskLease, facts: dict[str, Any], code: str) -> LeaseRequest:
         policy=spec.policy or "spread", on=spec.on, without=spec.without, command=True,
         spared=asked.is_spared, yields=spec.yields, at_least=spec.at_least_s,
         urgent=spec.is_urgent, cpus=spec.cpus, ram=spec.ram_bytes, idle_limit=spec.idle_limit_s,
+        time_limit=spec.time_limit_s,
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def journal(journals: Journals) -> Journal:
 def a_job(*argv: str, env: dict[str, str] | None = None, **changes: Any) -> NewJob:
     """Return a job to submit; words that are not of a command are for its spec."""
     shared = {"cwd": "/tmp", "environment": env or {"A": "1"}, "umask": 0o22}
-    names = ("cwd", "umask", "notify", "time_limit_s")
+    names = ("cwd", "umask", "notify")
     shared |= {name: changes.pop(name) for name in names if name in changes}
     names = ("name", "log", "extra", "arguments")
     own = {name: changes.pop(name) for name in names if name in changes}
@@ -192,6 +192,7 @@ def test_a_job_is_submitted_again_as_a_new_one_of_its_own(journals: Journals) ->
         "gpus": 2, "mem_bytes": 1 << 30, "is_exclusive": True, "priority": 1, "retries": 3,
         "may_requeue": True, "group": "g", "policy": "pack", "after": (After(first),),
         "submitter": "boot 1 2", "is_fail_fast": True, "on": "a100|h100", "without": ("0",),
+        "time_limit_s": 60.0,
     }  # fmt: skip
     given = a_job("train", name="n", extra={"X": "1"}, arguments={"lr": 0.1}, **spec)
     job_id = submit(journal, replace(given, code="fingerprint"))

@@ -30,6 +30,7 @@ from grn.negotiator.schedule.timeline import (
     PlannedRun,
     Timeline,
 )
+from grn.negotiator.schedule.turns.backfill import longest_s
 from grn.negotiator.schedule.turns.order import WaitingRequest
 
 MAX_WAITING = 100  # the first requests in turn; the others are unknown
@@ -113,10 +114,9 @@ def forecast(
     plays = []
     for quantile in _QUANTILES:
         play = Timeline(gpus, MAX_WORK)
-        factor_z = _NORMAL.inv_cdf(quantile)
         yield from play.play(
             [_lasting(run, quantile) for run in runs],
-            [_stretched(one, math.exp(factor_z * one.spread)) for one in waiting],
+            [_stretched(one, quantile) for one in waiting],
         )
         plays.append(play)
     return Forecast(
@@ -241,6 +241,7 @@ class _RunningLease:
     usual_s: float | None  # alone
     done_s: float  # the same, of what it has done
     spread: float
+    limit_s: float = math.inf  # how long its time limit lets it run on
 
 
 def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) -> _RunningLease:
@@ -256,27 +257,43 @@ def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) ->
         return _RunningLease(replace(run, left_s=_DRAINED_S), None, 0.0, 0.0)
     done_s = max(0.0, at - lease.granted_at) * math.exp(-power * view.loads.crowd_of(lease.id))
     usual_s = view.memory.alone_s(request, model, power)
-    return _RunningLease(run, usual_s, done_s, view.memory.spread(request.job_type, model, power))
+    spread = view.memory.spread(request.job_type, model, power)
+    limit_s = max(0.0, _limit_s(request) - (at - lease.granted_at))
+    return _RunningLease(run, usual_s, done_s, spread, limit_s)
 
 
 def _lasting(one: _RunningLease, quantile: float) -> PlannedRun:
     """Return a running job with its remaining time, given that it has not ended yet."""
+    return replace(one.run, left_s=_limited(_left_s(one, quantile), one.limit_s, quantile))
+
+
+def _left_s(one: _RunningLease, quantile: float) -> float:
     if one.usual_s is None:
-        return one.run
+        return one.run.left_s
     passed = 0.0
     if one.done_s > 0:
         passed = _NORMAL.cdf(math.log(one.done_s / one.usual_s) / one.spread)
     if passed > 0.98:  # far later than its type has ever been: assume a share of its time so far
-        return replace(one.run, left_s=one.done_s * quantile / 2)
+        return one.done_s * quantile / 2
     z = _NORMAL.inv_cdf(passed + quantile * (1 - passed))
     total_s = one.usual_s * math.exp(z * one.spread)
-    return replace(one.run, left_s=max(0.0, total_s - one.done_s))
+    return max(0.0, total_s - one.done_s)
+
+
+def _limited(time_s: float, limit_s: float, quantile: float) -> float:
+    """Return a time bounded by a time limit; of an unknown time any part is as likely."""
+    return min(time_s, limit_s) if time_s < math.inf else quantile * limit_s
+
+
+def _limit_s(request: Request) -> float:
+    return math.inf if request.time_limit_s is None else request.time_limit_s
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannedWait:
     candidate: PlannedRequest
     spread: float
+    limit_s: float = math.inf
 
 
 def _waiting(
@@ -300,7 +317,7 @@ def _waiting(
         if before < MAX_WAITING:
             alike = _candidate(view, asked.request, 0, index)
             if asked.lasts_s is not None:
-                alike = _of_length(alike, asked.lasts_s)
+                alike = _of_length(alike, asked.request, asked.lasts_s)
             found.insert(before, _told_apart(alike, new, at, view.patience_s))
     return found
 
@@ -328,23 +345,26 @@ def _candidate(
     needs = view.needs(request)
     books = allowed(request, list(view.books.values()))
     books = pinned(request, books) or books
-    alone = {model: _alone_s(view, request, model) for model in needs}
+    is_probe = any(needs[book.gpu.model].is_probe for book in books) and not request.is_exclusive
+    alone = {model: math.inf if is_probe else _alone_s(view, request, model) for model in needs}
+    usual_s = max(alone.values())
     demands = {
         index[book.gpu.uuid]: _demand(needs[book.gpu.model], alone[book.gpu.model])
         for book in books
     }
     model = books[0].gpu.model
     spread = view.memory.spread(request.job_type, model, view.loads.power(model))
-    is_probe = any(needs[book.gpu.model].is_probe for book in books) and not request.is_exclusive
     return _PlannedWait(
         PlannedRequest(
             request.key, group, request.job_type, request.gpus, demands, 0.0,
             is_exclusive=request.is_exclusive, is_probe=is_probe,
             packs=request.policy is Policy.PACK, user=request.user,
+            lasts_s=longest_s(request, usual_s),
+            booked_s=longest_s(request, usual_s, view.booking_unknown_s),
             gives_way_s=request.at_least_s if request.yields else math.inf,
-            unknown_s=view.booking_unknown_s,
         ),
         spread,
+        _limit_s(request),
     )  # fmt: skip
 
 
@@ -357,14 +377,18 @@ def _demand(need: Need, alone_s: float) -> GpuNeed:
     return GpuNeed(need.need_bytes, need.load, alone_s)
 
 
-def _of_length(one: _PlannedWait, lasts_s: float) -> _PlannedWait:
-    demands = {gpu: replace(each, alone_s=lasts_s) for gpu, each in one.candidate.demands.items()}
-    return _PlannedWait(replace(one.candidate, demands=demands), 0.0)
+def _of_length(one: _PlannedWait, request: Request, usual_s: float) -> _PlannedWait:
+    lasts_s = longest_s(request, usual_s)
+    demands = {gpu: replace(each, alone_s=usual_s) for gpu, each in one.candidate.demands.items()}
+    return _PlannedWait(
+        replace(one.candidate, demands=demands, lasts_s=lasts_s, booked_s=lasts_s), 0.0
+    )
 
 
-def _stretched(one: _PlannedWait, factor: float) -> PlannedRequest:
+def _stretched(one: _PlannedWait, quantile: float) -> PlannedRequest:
+    factor = math.exp(_NORMAL.inv_cdf(quantile) * one.spread)
     demands = {
-        gpu: replace(each, alone_s=each.alone_s * factor)
+        gpu: replace(each, alone_s=_limited(each.alone_s * factor, one.limit_s, quantile))
         for gpu, each in one.candidate.demands.items()
     }
     return replace(one.candidate, demands=demands)

@@ -3,7 +3,8 @@
 The GPUs of a booking are chosen when it is made and chosen again while jobs are on them that are
 not expected to end before its start. From its start on it keeps each GPU that is free of the jobs
 of others. A request of another user is not granted a booked GPU unless its job ends before the
-start: by the usual time of its type, with the caution of backfill, or because it gives way.
+start: by its time limit or the usual time of its type, with the caution of backfill, or because
+it gives way.
 """
 
 from __future__ import annotations
@@ -72,12 +73,17 @@ class Bookings:
 
     # --- questions ---------------------------------------------------------------------
 
+    @property
+    def unknown_s(self) -> float:
+        """Return how long jobs of unknown duration are expected to run."""
+        return self._rules.booking_unknown_s
+
     def of(self, user: int, runs_s: float, at: float) -> Booked:
         """Return what the bookings mean for a job that starts now and takes so long at most."""
         if not self.by_id:
             return NOT_BOOKED
         now = at + self.offset_s
-        until = now + (self._rules.booking_unknown_s if runs_s == math.inf else runs_s)
+        until = now + runs_s
         others, own = [], []
         for one in self.by_id.values():
             if now >= one.end_at:
@@ -303,7 +309,9 @@ class Bookings:
         model = book.gpu.model
         return max(
             (
-                remaining_s(self._alone_s(lease.request, model), at - lease.granted_at)
+                remaining_s(
+                    lease.request, self._alone_s(lease.request, model), at - lease.granted_at
+                )
                 for lease in _in_the_way(book, user)
             ),
             default=0.0,

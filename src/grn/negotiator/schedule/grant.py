@@ -395,7 +395,7 @@ class Granter:
         """Return what the bookings mean for a request: which GPUs are closed to it."""
         if not self.bookings or not request.gpus:
             return NOT_BOOKED
-        runs_s = self._keeper.lasts_s(request)
+        runs_s = self._keeper.lasts_s(request, self.bookings.unknown_s)
         if request.yields:
             runs_s = min(runs_s, request.at_least_s)
         return self.bookings.of(request.user, runs_s, at)

@@ -14,7 +14,6 @@ from itertools import chain
 
 PASSED = 4  # after this many times the patience reserved GPUs are not backfilled any more
 _TINY = 1e-9
-_LATE = 1.2  # a job may take this many times its usual time
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,9 @@ class PlannedRequest:
     is_probe: bool = False
     packs: bool = False  # prefers full GPUs
     user: int = 0
+    lasts_s: float = math.inf  # how long it may take, for backfill,
+    booked_s: float = math.inf  # and for bookings, which assume a time where it is unknown
     gives_way_s: float = math.inf  # after so long it can be asked to end
-    unknown_s: float = math.inf  # how long it runs into a booking at most, if its time is unknown
 
 
 @dataclass(slots=True)
@@ -166,8 +166,7 @@ class Timeline:
                 rest.append(one)
                 continue
             closed = set() if kept is None or kept[0] == one.id else kept[1]
-            lasts_s = _LATE * max(demand.alone_s for demand in one.demands.values())
-            if closed and self.now_s + lasts_s <= ready_s:
+            if closed and self.now_s + one.lasts_s <= ready_s:
                 closed = set()
             chosen = self._place(one, closed)
             if not chosen:
@@ -207,8 +206,7 @@ class Timeline:
 
     def _is_booked(self, one: PlannedRequest, gpu: int) -> bool:
         """True when a request would run into another user's booking of a GPU."""
-        alone_s = one.demands[gpu].alone_s
-        lasts_s = min(one.gives_way_s, one.unknown_s if alone_s == math.inf else _LATE * alone_s)
+        lasts_s = min(one.gives_way_s, one.booked_s)
         return any(
             booked.user != one.user
             and self.now_s < booked.until_s
@@ -225,7 +223,7 @@ class Timeline:
         )
         for gpu, size in zip(gpus, reserved, strict=True):
             self.free[gpu] -= size
-        alone_s = math.inf if one.is_probe else max(one.demands[gpu].alone_s for gpu in gpus)
+        alone_s = max(one.demands[gpu].alone_s for gpu in gpus)
         load = max(one.demands[gpu].load or 0.0 for gpu in gpus)
         self._enter(
             PlannedRun(

@@ -101,6 +101,7 @@ class JobSpec(NamedTuple):
     cpus: float | None = None  # its stated need of cores,
     ram_bytes: int | None = None  # and of host memory
     idle_limit_s: float | None = None  # it is idle after so long; None: as set for the machine
+    time_limit_s: float | None = None  # its attempts are ended after so long
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class QueuedJob:
         return (
             spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
             self.memory_attempt, spec.at, spec.on, spec.without, spec.yields, spec.is_urgent,
-            spec.cpus, spec.ram_bytes, spec.idle_limit_s,
+            spec.cpus, spec.ram_bytes, spec.idle_limit_s, spec.time_limit_s,
         )  # fmt: skip
 
     def __lt__(self, other: QueuedJob) -> bool:

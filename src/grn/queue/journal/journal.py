@@ -271,7 +271,7 @@ class Journal:
         spec = rows.spec(tuple(row.values()), priority, {})
         shared = SharedCommand(
             row["cwd"], self._environment(row["environment"]), row["umask"], row["notify"],
-            row["time_limit_s"], *rows.folders_of(row["options"]), rows.ending_of(row["options"]),
+            *rows.folders_of(row["options"]), rows.ending_of(row["options"]),
         )  # fmt: skip
         return NewJob(
             spec, json.loads(row["argv"]), shared, row["name"], row["log"],

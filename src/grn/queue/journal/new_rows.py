@@ -65,7 +65,7 @@ class _Common:
     def of(cls, job: NewJob, environment: int, now: float, is_held: bool) -> _Common:
         shared, spec = job.shared, job.spec
         after = json.dumps([[one.job, one.must_be_ok] for one in spec.after]) if spec.after else ""
-        limit_s = shared.time_limit_s
+        limit_s = spec.time_limit_s
         place = (shared.cwd, environment)
         limits = (shared.umask, shared.notify, None if limit_s is None else float(limit_s))
         needs = (

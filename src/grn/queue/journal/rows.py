@@ -56,7 +56,7 @@ _COLUMNS = (*_SUBMITTED, *_GROUP)
 _SPEC = (
     "id", "job_type", "label", "gpus", "mem_bytes", "is_exclusive", "after", "retries",
     "may_requeue", "group_name", "submitter", "is_fail_fast", "policy", "at",
-    "options", "tags",
+    "options", "tags", "time_limit_s",
 )  # fmt: skip
 _of_spec = itemgetter(*(_COLUMNS.index(name) for name in _SPEC))
 SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
@@ -178,7 +178,6 @@ class SharedCommand:
     environment: dict[str, str]
     umask: int
     notify: str = ""
-    time_limit_s: float | None = None
     send: SentFolder | None = None
     fetch: tuple[str, ...] = ()
     ending: StopRules = field(default_factory=StopRules)
@@ -295,7 +294,7 @@ def spec(row: tuple[Any, ...], priority: int, texts: dict[str, str]) -> JobSpec:
     """Return what the engine needs of a job; `texts` shares equal texts between jobs."""
     (
         job_id, job_type, label, gpus, mem_bytes, is_exclusive, after, retries, may_requeue, group,
-        submitter, is_fail_fast, policy, at, options, tags,
+        submitter, is_fail_fast, policy, at, options, tags, limit_s,
     ) = _of_spec(row)  # fmt: skip
     share = texts.setdefault
     # A checksum takes NULL for an empty text: so does this.
@@ -305,7 +304,8 @@ def spec(row: tuple[Any, ...], priority: int, texts: dict[str, str]) -> JobSpec:
         tuple(After(*one) for one in json.loads(after)) if after else (), retries,
         bool(may_requeue), share(group, group or ""), share(submitter, submitter or ""),
         bool(is_fail_fast), share(policy, policy or ""), share(at, at or ""),
-        tags=tuple((tags or "").split()), **(_read_options(options) if options else {}),
+        tags=tuple((tags or "").split()), time_limit_s=limit_s,
+        **(_read_options(options) if options else {}),
     )  # fmt: skip
 
 

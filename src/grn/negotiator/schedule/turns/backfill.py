@@ -145,14 +145,15 @@ class Keeper:
         lasts_s = self.lasts_s(group.head.request)
         return lasts_s < math.inf and lasts_s <= left_s  # GPUs may never be ready
 
-    def lasts_s(self, request: Request) -> float:
-        """Return how long a job may take on any GPU here; infinity when unknown.
+    def lasts_s(self, request: Request, unknown_s: float = math.inf) -> float:
+        """Return how long a job may take on any GPU here, `unknown_s` when no run has shown it.
 
         It changes only with the profile of the type, which retries all groups of the type.
         """
         models = self._holdings.sizes() if request.gpus else (HOST_MODEL,)
         alone = [self._alone_s(request, model) for model in models]
-        return _LATE * max(math.inf if each is None else each for each in alone)
+        usual_s = max(math.inf if each is None else each for each in alone)
+        return longest_s(request, usual_s, unknown_s)
 
     def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
         """Return how long a GPU takes to have room; a GPU that is reserved already stays so."""
@@ -167,7 +168,7 @@ class Keeper:
             return 0.0
         for lease in book.leases.values():
             usual_s = self._alone_s(lease.request, book.gpu.model)
-            left_s = remaining_s(usual_s, at - lease.granted_at)
+            left_s = remaining_s(lease.request, usual_s, at - lease.granted_at)
             ends.append((left_s, lease.reserved_on(book.gpu.uuid)))
         waits_s = 0.0
         for left_s, size in sorted(ends):
@@ -177,8 +178,17 @@ class Keeper:
         return waits_s
 
 
-def remaining_s(usual_s: float | None, passed_s: float) -> float:
-    """Return how long a job runs on: what is left of its usual time, a share of it when late."""
-    if usual_s is None:
-        return math.inf
-    return passed_s / 4 if passed_s > usual_s else usual_s - passed_s
+def longest_s(request: Request, usual_s: float, unknown_s: float = math.inf) -> float:
+    """Return how long a job may take: some more than usual, and no longer than its time limit."""
+    limit_s = math.inf if request.time_limit_s is None else request.time_limit_s
+    return min(_LATE * usual_s if usual_s < math.inf else unknown_s, limit_s)
+
+
+def remaining_s(request: Request, usual_s: float | None, passed_s: float) -> float:
+    """Return how long a job runs on: what is left of its usual time, a share of it when late.
+
+    That is no longer than its time limit allows.
+    """
+    limit_s = math.inf if request.time_limit_s is None else request.time_limit_s
+    left_s = math.inf if usual_s is None else usual_s - passed_s
+    return min(left_s if left_s >= 0 else passed_s / 4, max(0.0, limit_s - passed_s))

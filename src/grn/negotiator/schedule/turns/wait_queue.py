@@ -369,4 +369,5 @@ def _kind(request: Request, is_pinned: bool) -> Kind:
         request.is_urgent,
         request.cpus,
         request.ram_bytes,
+        request.time_limit_s,
     )
