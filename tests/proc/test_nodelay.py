@@ -30,16 +30,47 @@ def test_connections_of_a_child_and_of_its_children_send_at_once() -> None:
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:  # fmt: skip
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-            number = nodelay.below(child.pid)
+            found = nodelay.below(child.pid)
+            peers = [one.getpeername() for one in found]
+            for one in found:
+                one.close()
             out, _ = child.communicate()
 
-    if number == 0:
+    if not found:
         pytest.skip("NO PIDFD_GETFD: another process's sockets cannot be reached here")
-    assert (number, out) == (1, "True\n")
+    assert (peers, out) == ([("127.0.0.1", int(port))], "True\n")
+
+
+def test_what_has_come_is_acknowledged_on_demand() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        receiver = socket.create_connection(server.getsockname())
+        sender, _ = server.accept()
+    with receiver, sender:
+        for _ in range(20):
+            receiver.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)  # wait for an answer
+            sender.send(b"x")
+            receiver.recv(1)
+            nodelay.acknowledge([receiver])
+            assert _unacknowledged(sender) == 0
+
+
+def _unacknowledged(sender: socket.socket) -> int:
+    """Return how many segments wait for an acknowledgement: `tcpi_unacked` of `struct tcp_info`."""
+    info = sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)
+    return int.from_bytes(info[24:28], sys.byteorder)
+
+
+def test_a_connection_that_was_reset_is_left_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        receiver = socket.create_connection(server.getsockname())
+        server.accept()[0].close()
+    receiver.close()
+
+    nodelay.acknowledge([receiver])
 
 
 def test_a_process_that_has_ended_has_no_connections() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
 
-    assert nodelay.below(process.pid) == 0
+    assert nodelay.below(process.pid) == []

@@ -11,7 +11,7 @@ import time
 from typing import IO, TYPE_CHECKING, Protocol
 
 from grn.model.text import harmless
-from grn.proc import spawn, terminate
+from grn.proc import nodelay, spawn, terminate
 
 if TYPE_CHECKING:
     import subprocess
@@ -61,6 +61,8 @@ class Reconnection:
         self._is_closed = False
         self._was_greeted = False
         self._pid = 0  # of the command that makes the stream
+        self._relays: list[socket.socket] = []  # connections of that command
+        self._hurrying: asyncio.Task[None] | None = None
         self.fault = ""  # why the present stream was ended here
 
     def want(self) -> None:
@@ -80,10 +82,19 @@ class Reconnection:
     def heard(self) -> None:
         """Note that something came through the stream."""
         self._heard_at = time.monotonic()
+        nodelay.acknowledge(self._relays)
         if not self._was_greeted and self._owner.is_heard:
             self._was_greeted = True
             if self._pid:  # all relays of the stream are connected now
-                asyncio.get_running_loop().run_in_executor(None, _let_hurry, self._pid)
+                self._hurrying = asyncio.get_running_loop().create_task(self._hurry(self._pid))
+
+    async def _hurry(self, pid: int) -> None:
+        """Let the relays of the stream delay nothing."""
+        found = await asyncio.get_running_loop().run_in_executor(None, nodelay.below, pid)
+        if pid == self._pid:
+            self._relays = found
+        else:  # the stream has ended
+            _close(found)
 
     def lost(self) -> None:
         """Note that the stream has ended."""
@@ -138,6 +149,8 @@ class Reconnection:
                 await self._until_gone()
             finally:
                 self._pid = 0
+                _close(self._relays)
+                self._relays = []
                 self._owner.abort()
                 await loop.run_in_executor(None, terminate.end_child, process, 1.0)
             if not self._is_closed:
@@ -156,10 +169,9 @@ class Reconnection:
                 await asyncio.wait_for(self._gone.wait(), PING_S)
 
 
-def _let_hurry(pid: int) -> None:
-    from grn.proc import nodelay  # not at the top: ctypes is slow to import
-
-    nodelay.below(pid)
+def _close(connections: list[socket.socket]) -> None:
+    for one in connections:
+        one.close()
 
 
 def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:

@@ -137,8 +137,8 @@ def pipe(site: SiteConfig, queue_id: str, job: int) -> list[str]:
 
     One `srun` carries what goes to the node, another what comes back. `srun` sends small pieces
     with Nagle's algorithm; where bytes go both ways over one connection, each waits for a delayed
-    acknowledgement of 40 ms. One that only receives acknowledges what it has read at once, nearly
-    always; `proc/nodelay.py` mends the rest of what goes to the node.
+    acknowledgement of 40 ms. One that only receives acknowledges at once nearly always;
+    `proc/nodelay.py` mends the rest.
     """
     folder = jobs.folder_of(os.getuid(), queue_id, job)
     unset = [word for name in dropped() for word in ("-u", name)]
