@@ -113,8 +113,9 @@ def _most(name: str) -> float | None:
 
 @contextlib.contextmanager
 def _busy(cores: Collection[int]) -> Iterator[None]:
-    """Keep cores busy with something else."""
+    """Keep cores busy with a process of normal priority, whatever the priority of this one."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    os.sched_setscheduler(process.pid, os.SCHED_OTHER, os.sched_param(0))
     os.sched_setaffinity(process.pid, cores)
     try:
         yield

@@ -6,7 +6,6 @@ The steps of a conversation are generators that yield what to do next (send, rec
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 CHUNK_BYTES = 65536
-EAGER_S = 0.0003
-LATE_S, CALM_S = 0.001, 10.0
 
 
 class Connection:
@@ -117,7 +114,7 @@ def _perform(verb: str, subject: Any, detail: Any) -> bytes | None:
     if verb == "send":
         _send(subject, detail)
     elif verb != "sleep":
-        return _receive(subject, detail, is_eager=verb == "recv eagerly")
+        return _receive(subject, detail)
     else:
         time.sleep(detail)
     return None
@@ -134,47 +131,12 @@ def _send(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data[sent:])
 
 
-class Eagerness:
-    """Looks for an answer some times before sleeping, while no other process wants the core.
-
-    A grant that needs no waiting arrives sooner than a sleeping process wakes up: without these
-    looks `with grn.lease()` takes half as long again on idle cores. Between two looks the core is
-    offered to others. If one takes it for longer than an answer takes, cores are contended: each
-    look would then cost a time slice, so there are none for a while.
-    """
-
-    def __init__(self) -> None:
-        self._calm_until = 0.0
-
-    def look(self, sock: socket.socket) -> bytes | None:
-        """Return the bytes that arrive in a moment, None when there are none."""
-        now = time.perf_counter()
-        until = now + EAGER_S
-        while self._calm_until <= now < until:
-            try:
-                return sock.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                before = now
-            os.sched_yield()
-            now = time.perf_counter()
-            if now - before > LATE_S:
-                self._calm_until = now + CALM_S
-        return None
-
-
-_EAGERNESS = Eagerness()
-
-
-def _receive(sock: socket.socket, timeout_s: float | None, is_eager: bool) -> bytes:
+def _receive(sock: socket.socket, timeout_s: float | None) -> bytes:
     """Receive bytes; the socket itself has no timeout, which saves system calls."""
     if sock.gettimeout() is not None:
         sock.settimeout(None)
     if sock.fileno() < 0:
         raise ConnectionResetError("the connection was closed on this side")
-    if is_eager:
-        data = _EAGERNESS.look(sock)
-        if data is not None:
-            return data
     # A process that sleeps in `recv` is woken when the other side reads the request; `poll` is not.
     ready = select.poll()
     ready.register(sock, select.POLLIN)

@@ -66,8 +66,6 @@ def lease(peer: Peer, message: negotiator_requests.LeaseRequest) -> None:
     server.waiting[peer.uid] += 1
     server.asking[message.key] = peer
     loop.tell(Requested(loop.now(), request))
-    if not message.command:  # a command lease first has a process to start
-        server.stay_awake()
 
 
 def queue(peer: Peer, message: negotiator_requests.QueueRequest) -> None:
@@ -113,7 +111,6 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
         return
     context = peer.server.limits.context_bytes
     gpu_peak = message.peak + context if message.peak is not None else None
-    is_command = lease.request.is_command or lease.request.has_parent
     peer.server.ending.setdefault(lease.id, []).append((peer, message.id))
     is_limit = message.outcome in ("out-of-ram", "capped")
     loop.release(
@@ -122,8 +119,6 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
             message.resident, is_limit,
         )
     )  # fmt: skip
-    if not is_command:
-        peer.server.stay_awake()
 
 
 def watch(peer: Peer, message: negotiator_requests.WatchRequest) -> None:

@@ -40,8 +40,6 @@ from grn.proc.identity import peer_of
 from grn.proc.processes import inner_pids
 from grn.protocol import negotiator_requests
 
-AWAKE_S = 0.0002
-LATE_S, CALM_S = 0.001, 10.0
 MAX_REFUSALS_NOTED = 1000  # of one user
 MAX_WITHDRAWN_AT_ONCE = 32
 
@@ -85,9 +83,6 @@ class Server:
         self.refusals: Counter[int] = Counter()
         self.namespaces = len(inner_pids(os.getpid()))
         self._leaving: deque[Peer] = deque()  # lost clients with requests to withdraw
-        self._is_awake = False
-        self._awake_until = 0.0
-        self._calm_until = 0.0
         manners = ConnectionSettings(
             "negotiator", negotiator_requests.read, verbs, wire.MAX_REQUEST_BYTES,
             limits.deadline_s, limits.kept_bytes_per_user, limits.kept_bytes,
@@ -170,27 +165,6 @@ class Server:
                 self._leaving.popleft()
             if self._leaving:
                 asyncio.get_running_loop().call_soon(self._withdraw_some)
-
-    def stay_awake(self) -> None:
-        """Poll for a moment instead of sleeping: a client that asked often asks again at once.
-
-        A short lease is two messages, and waking up takes as long as an answer. Not while cores are
-        contended: offering ours to others would cost a time slice.
-        """
-        now = self.loop.now()
-        self._awake_until = now + AWAKE_S
-        if not self._is_awake and now >= self._calm_until:
-            self._is_awake = True
-            asyncio.get_running_loop().call_soon(self._linger)
-
-    def _linger(self) -> None:
-        now = self.loop.now()
-        self._is_awake = now < self._awake_until
-        if self._is_awake:
-            os.sched_yield()  # let other processes run first
-            if self.loop.now() - now > LATE_S:
-                self._calm_until = now + CALM_S
-            asyncio.get_running_loop().call_soon(self._linger)
 
 
 class Peer:

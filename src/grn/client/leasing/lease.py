@@ -256,9 +256,8 @@ class ClientLease:
             connection.conversation.request(self._key, request)
             yield connection.sending()
             while True:
-                verb = "recv" if is_answered else "recv eagerly"
                 try:
-                    data = yield (verb, connection.sock, self._pause_s)
+                    data = yield ("recv", connection.sock, self._pause_s)
                 except TimeoutError:
                     self._speak(connection.conversation)
                     yield connection.sending()
@@ -335,7 +334,7 @@ class ClientLease:
                 connection.open()
                 yield connection.sending()
                 while self.settled is None:
-                    data = yield ("recv eagerly", connection.sock, ANSWER_S)
+                    data = yield ("recv", connection.sock, ANSWER_S)
                     for event in connection.events(data):
                         if type(event) is Settled and event.lease == lease_id:
                             self.settled = event
