@@ -8,11 +8,11 @@ from functools import partial
 from itertools import islice
 
 from grn import wire
-from grn.client import queue
+from grn.client import job_options, queue
 from grn.client.connection import drive, drive_async
+from grn.client.job_options import MAX_NAME, folder, text
 from grn.client.leasing import job_request
 from grn.errors import GrnError, JobFailed, UsageError
-from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY, MAX_RETRIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +22,7 @@ if TYPE_CHECKING:
     from grn.wire import Message
 
 JOBS_PER_MESSAGE = 1000
-MAX_TAG = 64
-_RANGES = {
-    "gpus": (0, MAX_GPUS),
-    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
-    "retry": (0, MAX_RETRIES),
-}
-_OPTIONS = (
-    "gpus", "exclusive", "priority", "retry", "requeue", "hold", "notify", "policy", "at", "on",
-    "without", "tags", "array_limit", "only", "yields", "urgent", "again",
-)  # fmt: skip
-_ABOUT_GPUS = ("gpus", "mem", "exclusive", "on", "without")
-_LONGEST = {"name": 128, "type": 1024, "notify": 4096, "at": 128, "on": MAX_CHOICE}
+MAX_TYPE = 1024
 
 
 class JobHandle:
@@ -115,7 +104,7 @@ def submit_call(
     name = options.pop("name", "")
     job: Message = {
         "argv": [wire.spelled(word) for word in own_module("grn.client.remote_call")],
-        "name": _text("name", name) if name else _called(described)[: _LONGEST["name"]],
+        "name": text(name, "name", MAX_NAME) if name else _called(described)[:MAX_NAME],
         "extra": remote_call.to_variables(remote_call.pack(*call)),
         **described,
     }
@@ -174,14 +163,16 @@ def wanted(
     found = job_request.command_profile(argv, cwd or "", index)
     message: Message = {
         "argv": [wire.spelled(word) for word in argv],
-        "type": _text("type", job_type) if job_type else (_text("", found.type)[-1024:] or "?"),
-        "label": _text("", job_type or found.label)[-256:] or "?",
+        "type": text(job_type, "type", MAX_TYPE)
+        if job_type
+        else (text(found.type)[-MAX_TYPE:] or "?"),
+        "label": text(job_type or found.label)[-256:] or "?",
         "args": found.args,
     }
     if found.code:
         message["code"] = found.code
     if name:
-        message["name"] = _text("name", name)
+        message["name"] = text(name, "name", MAX_NAME)
     return message
 
 
@@ -196,71 +187,14 @@ def request(**options: Any) -> Message:
     env.update(options.pop("env", None) or {})
     mask = os.umask(0)
     os.umask(mask)
-    message: Message = {
-        "cwd": wire.spelled(_folder(options.pop("cwd", None), options.get("at") or "")),
+    cwd = wire.spelled(folder(options.pop("cwd", None), options.get("at") or ""))
+    return {
+        "cwd": cwd,
         "env": {wire.spelled(name): wire.spelled(value) for name, value in env.items()},
         "umask": mask,
         "after": _all_after(options.pop("after", ())),
+        **job_options.fields(options, cwd),
     }
-    check_nodes(options.pop("nodes", None))
-    message.update(folders(options.pop("send", False), options.pop("fetch", ()), message["cwd"]))
-    job_request.check_no_gpus(*(options.get(name) for name in _ABOUT_GPUS))
-    for name in ("mem", "ram", "cpus"):
-        stated = options.pop(name, None)
-        if stated is not None:
-            from grn.model.units import parse_cpus, parse_memory
-
-            message[name] = parse_cpus(stated) if name == "cpus" else parse_memory(stated)
-    message.update(_giving_way(options))
-    for name in ("time_limit", "idle_limit"):
-        limit = options.pop(name, None)
-        if limit is not None:
-            from grn.model.units import parse_time
-
-            message[f"{name}_s"] = parse_time(limit)
-    begin = options.pop("begin", None)
-    if begin:
-        message["begin_at"] = begin_at(begin)
-    for name, value in options.items():
-        if name not in _OPTIONS:
-            raise TypeError(f"submit() has no option '{name}'")
-        if value is not None:
-            message["held" if name == "hold" else name] = _checked_option(name, value)
-    for name, usual in (
-        ("policy", "spread"),
-        ("at", ""),
-        ("on", ""),
-        ("without", []),
-        ("tags", []),
-        ("array_limit", 0),
-        ("only", ""),
-        ("yields", False),
-        ("urgent", False),
-        ("again", False),
-    ):
-        if message.get(name) == usual:
-            del message[name]  # older queues do not know it
-    return message
-
-
-def edited(options: dict[str, Any]) -> Message:
-    """Return the changed fields of a job that waits; 0 takes a time limit or a need away."""
-    message: Message = {}
-    for name, value in options.items():
-        if name in ("mem", "ram", "cpus", "time_limit"):
-            from grn.model import units
-
-            read = {"cpus": units.parse_cpus, "time_limit": units.parse_time}
-            parse = read.get(name, units.parse_memory)
-            field = "time_limit_s" if name == "time_limit" else name
-            message[field] = None if value == "0" else parse(value)
-        elif name == "begin":
-            message["begin_at"] = 0.0 if value == "now" else begin_at(value)
-        elif name == "cwd":
-            message["cwd"] = wire.spelled(_folder(value, options.get("at") or ""))
-        else:
-            message[name] = _text(name, value) if name == "name" else _checked_option(name, value)
-    return message
 
 
 def send(jobs: Iterable[Message], shared: Message, *, is_quiet: bool = False) -> list[int]:
@@ -311,132 +245,6 @@ def _after(one: Any) -> list[Any]:
 def is_id(text: str) -> bool:
     """True for a possible job id."""
     return text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0
-
-
-def _folder(path: str | None, at: str) -> str:
-    """Return the folder of a job; one that is named for another machine need not be here."""
-    try:
-        folder = os.path.abspath(path or os.getcwd())
-    except OSError as error:  # the current folder was removed
-        raise UsageError("this folder is gone.", "Name another with --cwd.") from error
-    is_here = path is None or at in ("", "local")
-    if is_here and not os.path.isdir(folder):
-        raise UsageError(f"the folder {folder} does not exist.", "Name another with --cwd.")
-    return folder
-
-
-def _checked_option(name: str, value: Any) -> Any:
-    least, most = _RANGES.get(name, (value, value))
-    if not least <= value <= most:
-        raise UsageError(f"{name} is {value} and must be a number from {least} to {most}.")
-    if name == "policy":
-        if value not in job_request.POLICIES:
-            raise UsageError(f"policy is '{value}' and must be 'spread' or 'pack'.")
-        return job_request.POLICIES[value]
-    if name == "tags":
-        return [_tag(tag) for tag in value]
-    if name == "without":
-        return [_text("", str(gpu)) for gpu in value]
-    if name == "only" and value:
-        from grn.model.windows import parse_hours
-
-        parse_hours(value)
-    return _text(name, value) if name in ("notify", "at", "on") else value
-
-
-def _giving_way(options: dict[str, Any]) -> Message:
-    """Return how a job is asked to end; refuse options that contradict each other."""
-    message: Message = {}
-    if options.get("yields") and options.get("urgent"):
-        raise UsageError("a job cannot both yield and be urgent.", "Give one or the other.")
-    at_least, grace, name = (options.pop(one, None) for one in ("at_least", "grace", "signal"))
-    if at_least and not options.get("yields"):
-        raise UsageError("--at-least is for jobs that yield.", "Give --yield too.")
-    if options.get("again") and options.get("time_limit") is None:
-        raise UsageError("--again needs a limit.", "Give --time-limit too.")
-    if at_least:
-        message["at_least_s"] = _time(at_least)
-    if grace is not None:
-        message["grace_s"] = _time(grace)
-    if name:
-        message["signal"] = _signal(str(name))
-    return message
-
-
-def _time(text: str | float) -> float:
-    from grn.model.units import parse_time
-
-    return parse_time(text)
-
-
-def _signal(name: str) -> int:
-    """Read a signal by its name, as in USR1 or SIGUSR1."""
-    import signal
-
-    word = name.upper().removeprefix("SIG")
-    found = getattr(signal, f"SIG{word}", None) if word.isalnum() else None
-    if not isinstance(found, signal.Signals) or word in ("KILL", "STOP", "CONT", "CHLD"):
-        raise UsageError(f"'{name}' is no signal that asks a job to end.", "Use TERM, INT or USR1.")
-    return int(found)
-
-
-def begin_at(text: str) -> float:
-    """Read when a job may begin; a time that has passed is said to mean now."""
-    import time
-
-    from grn.model.windows import parse_moment
-
-    now = time.time()
-    found = parse_moment(text, now)
-    if found < now:
-        print(f"grn: {text} has passed: it may start now", file=sys.stderr)
-        return 0.0
-    return found
-
-
-def folders(send: bool, fetch: str | Iterable[str] | None, cwd: str) -> Message:
-    """Return what a submit says of its folder; empty unless it is sent or files are fetched."""
-    message: Message = {}
-    patterns = [fetch] if isinstance(fetch, str) else list(fetch or ())
-    if patterns:
-        from grn.model.fetch_patterns import fault_of
-
-        for pattern in patterns:
-            if fault := fault_of(pattern):
-                raise UsageError(f"--fetch {pattern} {fault}.", "Name files as results/*.csv.")
-        message["fetch"] = patterns
-    if send:
-        from grn.client.folder_pack import pack
-
-        message["send"] = pack(wire.meant(cwd))
-    return message
-
-
-def _tag(tag: str) -> str:
-    if not tag or len(tag) > MAX_TAG or len(tag.split()) != 1 or tag != tag.strip():
-        raise UsageError(
-            f"invalid tag '{tag}'.", f"A tag is one word of 1 to {MAX_TAG} characters."
-        )
-    return _text("", tag)
-
-
-def check_nodes(nodes: int | None) -> None:
-    """Refuse a job over several machines."""
-    if nodes is not None and nodes < 1:
-        raise UsageError(f"nodes is {nodes} and must be 1.")
-    if nodes is not None and nodes > 1:
-        raise UsageError(
-            f"a job cannot have {nodes} nodes: not yet. Its processes would have to start together"
-            " on machines that grant their GPUs one by one.",
-            "Ask for more GPUs of one machine (--gpus), or submit one job for each machine (--at).",
-        )
-
-
-def _text(what: str, text: str) -> str:
-    """Return a text for people, with undecodable bytes escaped."""
-    if len(text) > _LONGEST.get(what, len(text)):
-        raise UsageError(f"the {what} is longer than {_LONGEST[what]} characters.")
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _checked(ended: dict[str, Any]) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 from grn import wire
 from grn.client import daemons, queue
 from grn.client.connection import PolledConnection
-from grn.client.submit import folders, request, wanted
+from grn.client.job_options import folders
+from grn.client.submit import request, wanted
 from grn.errors import GrnError, ProtocolError
 from grn.group.roles import RunListener, Source
 from grn.group.task import CommandEnd, Needs, Slot, Task

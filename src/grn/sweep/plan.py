@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grn.client.job_options import check_nodes
 from grn.client.leasing.job_request import command_type, type_and_label
 from grn.client.remote_call import name_of
-from grn.client.submit import check_nodes
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grn import option_file
-from grn.client.submit import edited, wanted, words
+from grn.client.job_options import OPTIONS, edited
+from grn.client.submit import wanted, words
 from grn.errors import GrnError, UsageError
 from grn.model.units import show_limit, show_size
 from grn.protocol.queue_rows import JobRow
@@ -108,8 +109,8 @@ def _checked(name: str, value: Any, before: Any) -> Any:
         kind = {str: "a text in quotes", int: "a whole number", bool: "true or false"}[type(before)]
     if not is_good:
         raise UsageError(f"{name} = {_toml(value)} must be {kind}.")
-    none = {"mem": "0", "ram": "0", "cpus": "0", "time_limit": "0", "begin": "now"}
-    return none[name] if value == "" and name in none else value
+    clearing = OPTIONS[name].clearing if name in OPTIONS else ()
+    return next(iter(clearing)) if value == "" and clearing else value
 
 
 def _is_text(value: Any) -> bool:

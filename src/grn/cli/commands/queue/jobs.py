@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from grn.cli import options, selection
+from grn.cli import options, quick, selection
 from grn.cli.commands.queue.listing import as_lease_json, memory_of, own_status, print_ids
 from grn.cli.help import command, flag
 from grn.cli.options import json_flag
@@ -29,6 +29,8 @@ from grn.protocol.queue_rows import JobRow, QueueFacts
 from grn.protocol.rows import read, read_all
 
 MAX_ENDED = 1_000_000
+_EDITABLE = ("name", "tags", "gpus", "mem", "cpus", "ram", "exclusive", "priority", "on", "avoid",
+             "begin", "only", "retry", "time_limit", "notify", "at")  # fmt: skip
 _ids = click.argument("jobs", nargs=-1, metavar="[ID...]")
 
 
@@ -184,25 +186,13 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
 
 @command()
 @click.argument("job", metavar="ID")
-@flag("--name", metavar="NAME", help="New name.")
-@options.needs(has_defaults=False, without="type")
-@flag("--retry", type=int, metavar="N", help="Retry up to N times on failure.")
-@flag("--time-limit", metavar="TIME", help="End the job after 90s, 30m, 12h or 2d; 0 for no limit.")
-@flag(
-    "--begin",
-    metavar="TIME",
-    help="Start no earlier than this time, as in `grn submit`; now: any time.",
-)
-@flag("--only", metavar="HOURS", help="Start only in these hours, such as 20:00-08:00; '' for any.")
-@flag("--at", metavar="PLACE", help="Run at this site or node, or `local`.")
-@flag("--notify", metavar="CMD", help="Run CMD in the shell when the job has ended.")
-@flag(
-    "--tag",
-    "tags",
-    multiple=True,
-    metavar="WORD",
-    help="New tags, which replace the old ones (repeatable).",
-)
+@options.click_options(
+    [opt for opt in quick.SUBMIT if opt.dest in _EDITABLE], has_defaults=False,
+    name="New name.", tags="New tags, which replace the old ones (repeatable).",
+    begin="Start no earlier than this time, as in `grn submit`; now: any time.",
+    only="Start only in these hours, such as 20:00-08:00; '' for any.",
+    time_limit="End the job after 90s, 30m, 12h or 2d; 0 for no limit.",
+)  # fmt: skip
 @flag("--file", metavar="FILE", help="Take the options from this file (- for standard input).")
 def edit(job: str, file: str | None, **given: Any) -> int:
     """Change the options of a waiting job; options that you do not name stay.
@@ -211,7 +201,7 @@ def edit(job: str, file: str | None, **given: Any) -> int:
     remove the old value.
     """
     from grn.cli.commands.queue import editing
-    from grn.client.submit import edited
+    from grn.client.job_options import edited
 
     selection.refuse_outside([job], "edited")
     job_id = selection.one(job, "queued")

@@ -23,9 +23,9 @@ from grn.cli.output.progress import ProgressLine
 from grn.cli.output.style import paint
 from grn.cli.output.table import table
 from grn.cli.output.terminal import echo, print_json, width
+from grn.client.job_options import check_nodes
 from grn.client.leasing.job_request import check_no_gpus
 from grn.client.logs import last_line
-from grn.client.submit import check_nodes
 from grn.errors import MachineError, UsageError
 from grn.group.roles import Progress
 from grn.group.task import Needs
