@@ -17,7 +17,8 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 PURE_PARTS = {"errors", "wire", "model"}
 PURE_FILES = {  # a name without a dot also stands for a subpackage
     "protocol": "__init__ lease lease_messages negotiator_rows queue_rows rows snapshot",
-    "negotiator": "__init__ actions events endings engine engine_view schedule learn queries",
+    "negotiator": "__init__ actions events endings scheduler engine engine_view schedule learn "
+    "queries",
     "queue": "__init__ events engine jobs "
     "sites.__init__ sites.leases.__init__ sites.leases.choice sites.leases.remote_lease "
     "sites.pilots.slurm_jobs sites.teaching",

@@ -22,8 +22,9 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.learn.blame import Verdict
 from grn.negotiator.learn.memory import profiling
-from grn.negotiator.schedule import grant as grant_file
+from grn.negotiator.schedule import answers as answers_file
 from grn.negotiator.schedule import placement as place_file
+from grn.negotiator.schedule import refusals as refusals_file
 from grn.negotiator.schedule.bookings import NOT_BOOKED, Bookings
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.turns.order import Group
@@ -194,14 +195,15 @@ def test_starvation_is_found_out(monkeypatch):
             return Wait(WaitReason.NOT_ENOUGH_GPUS, "maybe tomorrow")
         return place_file.place(request, needs, books, closed)
 
-    monkeypatch.setattr(grant_file, "place", never_two)
+    monkeypatch.setattr(answers_file, "place", never_two)
 
     assert "wait for ever" in finds_out()
 
 
 def test_a_process_that_is_moved_is_found_out(monkeypatch):
     monkeypatch.setattr(place_file, "pinned", lambda request, books: [])
-    monkeypatch.setattr(grant_file, "pinned", lambda request, books: [])
+    monkeypatch.setattr(answers_file, "pinned", lambda request, books: [])
+    monkeypatch.setattr(refusals_file, "pinned", lambda request, books: [])
 
     assert "moved" in finds_out()
 

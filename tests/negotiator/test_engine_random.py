@@ -18,7 +18,7 @@ class Forgetful(Engine):
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._granter._without_room = lambda *_: None
+        self._scheduler.granter._refusals.without_room = lambda *_: None
 
     def handle(self, event: Event) -> list[Action]:
         for group in list(self._waitlist.in_turn()):

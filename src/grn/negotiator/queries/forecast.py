@@ -21,6 +21,7 @@ from grn.negotiator.actions import SaveStart
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.queries.views import in_turn
+from grn.negotiator.schedule.needs import longest_s
 from grn.negotiator.schedule.placement import Need, allowed, pinned
 from grn.negotiator.schedule.timeline import (
     BookedTime,
@@ -30,7 +31,6 @@ from grn.negotiator.schedule.timeline import (
     PlannedRun,
     Timeline,
 )
-from grn.negotiator.schedule.turns.backfill import longest_s
 from grn.negotiator.schedule.turns.order import WaitingRequest
 
 MAX_WAITING = 100  # the first requests in turn; the others are unknown

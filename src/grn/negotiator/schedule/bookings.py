@@ -20,7 +20,7 @@ from grn.negotiator.actions import DropBooking, SaveBooking
 from grn.negotiator.events import Booking, Lease, LeaseState, Wait, WaitReason
 from grn.negotiator.schedule.allocations import MANY, Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.turns.backfill import remaining_s
+from grn.negotiator.schedule.needs import remaining_s
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _CHOICE_S = 5.0  # GPUs of a booking that are not free in time are chosen again at this interval

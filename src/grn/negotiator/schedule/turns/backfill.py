@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
-from grn.model.host import HOST_MODEL
 from grn.model.job import Request
 from grn.negotiator.schedule.allocations import FEW, MANY, Holdings
-from grn.negotiator.schedule.host_ledger import HostNeed
 from grn.negotiator.schedule.ledger import Book, Rules
+from grn.negotiator.schedule.needs import RequestNeeds, remaining_s
 from grn.negotiator.schedule.placement import Need, allowed, is_anywhere, to_keep
 from grn.negotiator.schedule.turns.order import Group, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _NEVER = float("-inf")
-_LATE = 1.2  # a job may take this many times its usual time
 _PASSED = 4  # after this many times the patience its GPUs are not backfilled any more
 _MAX_CONSIDERED = 16  # starving groups of one user that are tried for a reservation per event
 
@@ -30,17 +28,13 @@ class Keeper:
         rules: Rules,
         holdings: Holdings,
         waitlist: Waitlist,
-        needs: Callable[[Request], dict[str, Need]],
-        alone_s: Callable[[Request, str], float | None],
-        host_need: Callable[[Request, int], HostNeed],
+        needs: RequestNeeds,
         booked: Callable[[Request, float], Collection[str]],
     ) -> None:
         self._rules = rules
         self._holdings = holdings
         self._waitlist = waitlist
         self._needs = needs
-        self._alone_s = alone_s
-        self._host_need = host_need
         self._booked = booked  # GPUs that bookings close to a request
         self._kept: dict[str, int] = {}  # GPU -> sequence of the request it was last reserved for
         self._until = _NEVER  # when the reserved GPUs will have room for their request
@@ -60,7 +54,7 @@ class Keeper:
                 return {}
             if not head.request.gpus:
                 continue
-            needs = self._needs(head.request)
+            needs = self._needs.of(head.request)
             is_first = any(need.is_probe for need in needs.values())
             if is_first and head.request.job_type in self._holdings.first_runs:
                 continue  # it does not wait for room
@@ -95,7 +89,7 @@ class Keeper:
         head, refused = group.head, group.refused
         if refused is None or refused.host_reason is None:
             return False
-        self._holdings.host.kept = (head.sequence, self._host_need(head.request, 0))
+        self._holdings.host.kept = (head.sequence, self._needs.of_host(head.request, 0))
         return True
 
     def _still_kept(
@@ -142,18 +136,8 @@ class Keeper:
         left_s = self.left_s(at)
         if left_s <= 0:
             return False
-        lasts_s = self.lasts_s(group.head.request)
+        lasts_s = self._needs.lasts_s(group.head.request)
         return lasts_s < math.inf and lasts_s <= left_s  # GPUs may never be ready
-
-    def lasts_s(self, request: Request, unknown_s: float = math.inf) -> float:
-        """Return how long a job may take on any GPU here, `unknown_s` when no run has shown it.
-
-        It changes only with the profile of the type, which retries all groups of the type.
-        """
-        models = self._holdings.sizes() if request.gpus else (HOST_MODEL,)
-        alone = [self._alone_s(request, model) for model in models]
-        usual_s = max(math.inf if each is None else each for each in alone)
-        return longest_s(request, usual_s, unknown_s)
 
     def _ready_s(self, at: float, sequence: int, book: Book, need: Need) -> float:
         """Return how long a GPU takes to have room; a GPU that is reserved already stays so."""
@@ -167,7 +151,7 @@ class Keeper:
         if free >= need.need_bytes:
             return 0.0
         for lease in book.leases.values():
-            usual_s = self._alone_s(lease.request, book.gpu.model)
+            usual_s = self._needs.alone_s(lease.request, book.gpu.model)
             left_s = remaining_s(lease.request, usual_s, at - lease.granted_at)
             ends.append((left_s, lease.reserved_on(book.gpu.uuid)))
         waits_s = 0.0
@@ -176,19 +160,3 @@ class Keeper:
                 break
             free, waits_s = free + size, left_s
         return waits_s
-
-
-def longest_s(request: Request, usual_s: float, unknown_s: float = math.inf) -> float:
-    """Return how long a job may take: some more than usual, and no longer than its time limit."""
-    limit_s = math.inf if request.time_limit_s is None else request.time_limit_s
-    return min(_LATE * usual_s if usual_s < math.inf else unknown_s, limit_s)
-
-
-def remaining_s(request: Request, usual_s: float | None, passed_s: float) -> float:
-    """Return how long a job runs on: what is left of its usual time, a share of it when late.
-
-    That is no longer than its time limit allows.
-    """
-    limit_s = math.inf if request.time_limit_s is None else request.time_limit_s
-    left_s = math.inf if usual_s is None else usual_s - passed_s
-    return min(left_s if left_s >= 0 else passed_s / 4, max(0.0, limit_s - passed_s))
