@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.gpus.conftest import libraries
 from tests.gpus.standin.build import FAKE_TORCH, StandIn
-from tests.harness import FOREIGN, TWO_SMALL, Negotiator, Story, hang_up, stop_queue
+from tests.harness import FOREIGN, ROOT, TWO_SMALL, Negotiator, Story, hang_up, stop_queue
 
 __all__ = ["libraries"]
 NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
@@ -28,6 +30,16 @@ PROCESS_MODULES = (
     *("tests.harness", "tests.negotiator.live", "tests.queue.daemon"),
 )
 SPAWNING = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "os.system")
+
+# What `make test` installs beside the tests, by the tests that wait for it; also for a browser.
+INSTALLED = {
+    "tests/sites/": "debian",
+    "tests/queue_faults/test_clocks.py": "debian",
+    "tests/queue_faults/test_containers.py": "debian",
+    "tests/queue_faults/test_disk.py": "debian",
+    "tests/test_docs.py::test_the_site_": "debian",
+    "tests/examples/": "examples",
+}
 
 WITH_SOAK = bool(os.environ.get("GRN_SOAK"))  # read before the tests clear what is the user's
 
@@ -44,8 +56,10 @@ settings.register_profile(
 settings.load_profile("grn")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     """Mark the tests that start processes; leave out what `make soak` and `test-engines` run."""
     left_out = set() if WITH_SOAK else {"soak"}
     if "engines" not in str(config.option.markexpr):
@@ -58,6 +72,53 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & PROCESS_FIXTURES or _starts_processes(getattr(item, "module", None)):
             item.add_marker("process")
+    yield
+    items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Give each worker, which begins with a stretch of the list, the same share of each kind.
+
+    Short tests come last, so that no worker is left alone with a long one at the end; those that
+    need installations come late.
+    """
+    kinds: tuple[list[pytest.Item], ...] = ([], [], [])
+    for item in items:
+        is_process = item.get_closest_marker("process") is not None
+        kinds[1 if _installation(item) else 0 if is_process else 2].append(item)
+    return [
+        item
+        for turn in range(workers)
+        for kind in kinds
+        for item in kind[len(kind) * turn // workers : len(kind) * (turn + 1) // workers]
+    ]
+
+
+def _installation(item: pytest.Item) -> str | None:
+    """Return which installation beside the tests this test has to wait for."""
+    if "chromium" in getattr(item, "fixturenames", ()):
+        return "debian"
+    return next((what for where, what in INSTALLED.items() if where in item.nodeid), None)
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for installations; this time is none of the test's."""
+    what = _installation(item)
+    if what and (waited_for := ROOT / f".venv-{what}.wait").exists():
+        with waited_for.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is collected out of the reach of the garbage collector: it stays to the end."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import glob
 import json
 import os
 import select
@@ -88,6 +89,14 @@ def unshare(*spaces: str) -> tuple[str, ...]:
             return command
         tried = done.stderr.strip()
     pytest.skip(f"namespaces are not permitted here: {tried}")
+
+
+def faketime() -> str:
+    """Return the path of the library that changes the wall clock of a process; skip without it."""
+    found = next(glob.iglob("/usr/lib/*/faketime/libfaketime.so.1"), None)
+    if found is None:
+        pytest.skip("LIBFAKETIME IS MISSING (on Debian: apt-get install faketime)")
+    return found
 
 
 Process = subprocess.Popen[bytes] | warm.Forked

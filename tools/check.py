@@ -6,21 +6,24 @@ Stops at the first failure with its exit code. The environment it runs in is mad
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 import bootstrap
-import packages
 
 ROOT = Path(bootstrap.ROOT)
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
-WORKERS = min(6, (os.cpu_count() or 2) + 2)  # more than cores: many tests wait for processes
+WORKERS = min(8, (os.cpu_count() or 2) + 4)  # more than cores: most tests wait for processes
 PYTEST = ("pytest", "-n", str(WORKERS), "--dist", "worksteal")
 SECOND_LOOKS = 3  # more failures than this are not chance
 # What needs large packages, a browser or long campaigns runs on one Python version only.
@@ -34,10 +37,20 @@ ONCE = tuple(f"--ignore=tests/{name}" for name in (*HEAVY, *HEAVY_FILES))
 # Tests with processes on the oldest and the newest version: what runs in other people's programs,
 # and the queue with its shims. Versions between have the tests without processes only.
 WITH_PROCESSES = ("tests/client", "tests/queue", "tests/test_public_api.py")
-LINT = (("ruff", "format", "--check"), ("ruff", "check"), ("mypy", "--strict", "src"))
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ENGINES = ("podman runc",)
-SSHD = ("sshd ssh ip", "/usr/sbin/sshd ssh ip")
+LINT = (("ruff", "format", "--check"), ("ruff", "check"))
+TYPES = ("mypy", "--strict", "src")
+# What some tests need of Debian. `programs` are alternatives, each one word or several.
+DEBIAN = (
+    ("BROWSER", ("chromium", "chromium-browser", "google-chrome"), ("chromium",)),
+    ("CONTAINER ENGINE", ("podman runc",), ("podman", "runc")),
+    ("FAKETIME", ("faketime",), ("faketime",)),
+    (
+        *("SSHD", ("sshd ssh ip", "/usr/sbin/sshd ssh ip")),
+        ("openssh-server", "openssh-client", "iproute2"),
+    ),
+)
+SLURM = ("SLURM", ("slurmctld slurmd munged",), ("slurm-wlm", "munge"))
+Needs = tuple[str, tuple[str, ...], tuple[str, ...]]
 WHAT_GRN_NEEDS = "import sys, sqlite3, venv, ssl, ensurepip; print(*sys.version_info[:2], sep='.')"
 
 
@@ -58,6 +71,9 @@ def run_tests(version: str, python: str, *which: str) -> None:
     defect fails twice.
     """
     chosen = ("pytest", *which)
+    if not any((ROOT / "tests/__pycache__").glob(f"*-{version.replace('.', '')}-pytest-*")):
+        # A fresh clone: compiled here, once, and not by each worker for itself.
+        step(version, python, *chosen, "--collect-only", "-qq", "--no-summary")
     print(f"\n== Python {version}: {' '.join((*PYTEST, *which))}", flush=True)
     environment = bootstrap.clean_environment()
     command = [python, "-m", *PYTEST, "--cache-clear", *which]
@@ -80,22 +96,27 @@ def failed_tests() -> list[str]:
         return []
 
 
-def bring(what: str, programs: tuple[str, ...], debian: tuple[str, ...]) -> None:
-    """Install Debian packages that some tests need, where that is possible; else they are skipped.
-
-    `programs` are alternatives, each one word or several that are needed together.
-    """
-    if is_there(programs):
-        return
+def bring(needs: Sequence[Needs]) -> None:
+    """Install Debian packages that some tests need, where possible; else these are skipped."""
+    missing = [debian for _, programs, debian in needs if not is_there(programs)]
     apt = shutil.which("apt-get")
-    if apt and os.geteuid() == 0:
-        print(f"\n== installing {' and '.join(debian)} for tests", flush=True)
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for words in (("update",), ("install", "-y", "--no-install-recommends", *debian)):
-            command = [apt, "-qq", *words]
-            subprocess.call(command, stdout=subprocess.DEVNULL, env=environment)
-    if not is_there(programs):
-        print(f"\n== NO {what}: its tests are skipped; install {' and '.join(debian)}", flush=True)
+    if missing and apt and os.geteuid() == 0:
+        install = (*("install", "-y", "--no-install-recommends"), *chain(*missing))
+        # One package that is not to be had keeps apt from installing any: then each on its own.
+        if run_apt(apt, "update") or run_apt(apt, *install):
+            for debian in missing:
+                run_apt(apt, *install[:3], *debian)
+    for what, programs, debian in needs:
+        if not is_there(programs):
+            names = " and ".join(debian)
+            print(f"\n== NO {what}: its tests are skipped; install {names}", flush=True)
+
+
+def run_apt(apt: str, *words: str) -> int:
+    """Run one command of apt, after others that use it; return its exit code."""
+    command = [apt, "-qq", "-o", "DPkg::Lock::Timeout=300", *words]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.call(command, stdout=subprocess.DEVNULL, env=environment)
 
 
 def is_there(programs: tuple[str, ...]) -> bool:
@@ -105,13 +126,50 @@ def is_there(programs: tuple[str, ...]) -> bool:
 
 def bring_packages() -> None:
     """Install what larger examples need into `.venv-examples`; what cannot be is not tested."""
-    print("\n== packages of the examples", flush=True)
-    try:
-        _, complaints = packages.environment("examples", packages.TESTED)
-    except SystemExit as trouble:  # bootstrap's way to say that there is no environment at all
-        complaints = [str(trouble)]
-    for complaint in complaints:
-        print(f"== NOT TESTED: {complaint}", flush=True)
+    command = [sys.executable, "tools/packages.py"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if said.returncode or said.stdout:
+        print(f"\n{said.stdout or said.stderr}", end="", flush=True)
+
+
+def check_types() -> int:
+    """Check the types beside the tests: return the exit code, print only what is wrong."""
+    command = [sys.executable, "-m", *TYPES]
+    environment = bootstrap.clean_environment()
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if said.returncode:
+        print(f"\n== failed: {' '.join(TYPES)}\n{said.stdout}{said.stderr}", flush=True)
+    return said.returncode
+
+
+def hold_up(what: str) -> TextIO:
+    """Hold up the tests that need certain installations until the file is closed."""
+    file = (ROOT / f".venv-{what}.wait").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def install(waited_for: TextIO, work: Callable[[], None]) -> int:
+    """Install what some tests need, beside the others."""
+    with waited_for:
+        work()
+    return 0
+
+
+def check_all() -> None:
+    """Run everything on this version; types and installations beside the tests."""
+    for tool in LINT:
+        step(CURRENT, sys.executable, *tool)
+    print(f"\n== beside the tests: {' '.join(TYPES)}; installations for some tests", flush=True)
+    with ThreadPoolExecutor() as pool:
+        beside = [
+            pool.submit(install, hold_up("debian"), lambda: bring(DEBIAN)),
+            pool.submit(install, hold_up("examples"), bring_packages),
+            pool.submit(check_types),
+        ]
+        run_tests(CURRENT, sys.executable)
+        if max(one.result() for one in beside):
+            sys.exit(f"\n== failed: {' '.join(TYPES)}; the tests passed")
 
 
 def find(version: str) -> str | None:
@@ -170,11 +228,13 @@ def check_others(versions: list[str], is_asked: bool) -> None:
 
 def check_engines() -> None:
     """Run the tests of sites on real cluster engines; what cannot be had is skipped, and named."""
-    bring("SLURM", ("slurmctld slurmd munged",), ("slurm-wlm", "munge"))
-    print("\n== an environment with Ray", flush=True)
-    where = ("--venv", str(ROOT / ".venv-ray"), "--python", sys.executable, "--extra", "ray")
-    if subprocess.call([sys.executable, "tools/bootstrap.py", *where], cwd=ROOT):
-        print("\n== NO RAY: its tests are skipped", flush=True)
+    print("\n== installing Slurm, and Ray in an environment", flush=True)
+    with ThreadPoolExecutor() as pool:
+        slurm = pool.submit(bring, (SLURM,))
+        where = ("--venv", str(ROOT / ".venv-ray"), "--python", sys.executable, "--extra", "ray")
+        if subprocess.call([sys.executable, "tools/bootstrap.py", *where], cwd=ROOT):
+            print("\n== NO RAY: its tests are skipped", flush=True)
+        slurm.result()
     run_tests(CURRENT, sys.executable, "-m", "engines", "tests/sites")
 
 
@@ -195,17 +255,11 @@ def main() -> None:
         check_others([version for version in VERSIONS if version != CURRENT], is_asked=False)
     elif options.only:
         check_others([options.only], is_asked=True)
+    elif not options.no_tests:
+        check_all()
     else:
-        for tool in LINT:
+        for tool in (*LINT, TYPES):
             step(CURRENT, sys.executable, *tool)
-        if not options.no_tests:
-            bring("BROWSER", BROWSERS, ("chromium",))
-            bring("CONTAINER ENGINE", ENGINES, ("podman", "runc"))
-            bring("FAKETIME", ("faketime",), ("faketime",))
-            bring("SSHD", SSHD, ("openssh-server", "openssh-client", "iproute2"))
-            bring("WRONG CLOCK", ("faketime",), ("faketime",))
-            bring_packages()
-            run_tests(CURRENT, sys.executable)
 
 
 if __name__ == "__main__":

@@ -90,3 +90,14 @@ def cpu_torch(python: str) -> str | None:
     found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     versions = re.findall(r"[\w.]+\+cpu\b", found.stdout)
     return f"torch=={versions[0]}" if versions else None
+
+
+def main() -> None:
+    """Make what `make test` runs; name what cannot be had."""
+    _, complaints = environment("examples", TESTED)
+    for complaint in complaints:
+        print(f"== NOT TESTED: {complaint}")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,18 +8,16 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from glob import glob
 from pathlib import Path
 
 import pytest
 
 import grn
-from tests.harness import PYTHON_PATH, SOURCES, Ended, wait_for
+from tests.harness import PYTHON_PATH, SOURCES, Ended, faketime, wait_for
 from tests.queue_faults.disks import small_disk
 from tests.sites.machines import LoopbackMachine, Machine
 from tests.sites.site_under_test import SITE, Home, SshSite
 
-FAKETIME = next(iter(glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
 OTHER = "# other settings\nqueue_running = 3 # a comment\n\n[shares]\nroot = 2.0\n"
 UNTIL = 'until test -e "$0"; do sleep 0.02; done'
 
@@ -331,9 +329,8 @@ def test_a_disk_that_fills_up_while_the_host_is_used(
         machine.lose_power()
 
 
-@pytest.mark.skipif(not FAKETIME, reason="LIBFAKETIME IS MISSING: no node had a wrong clock")
 def test_a_host_with_a_wrong_clock(home: Home, site: SshSite, node: Nodes) -> None:
-    node(LD_PRELOAD=FAKETIME, FAKETIME="+72.5h", DONT_FAKE_MONOTONIC="1")
+    node(LD_PRELOAD=faketime(), FAKETIME="+72.5h", DONT_FAKE_MONOTONIC="1")
     done = _add(home, site)
     assert done.code == 0
     assert "its clock is off by 3d00h" in done.out
