@@ -8,50 +8,65 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import msgspec.structs
+from msgspec import Meta
 
 from grn import paths
 from grn.errors import BadSetting, GrnError
 from grn.model.units import parse_cpus, parse_size
 from grn.option_file import nearest, toml
 
+Seconds = Annotated[float, Meta(ge=0, le=30 * 86400)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
+OfUser = Annotated[int, Meta(ge=0, le=1000)]
+Weight = Annotated[float, Meta(ge=0.01, le=100)]
+
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All settings. A variable GRN_<NAME> sets the field of that name."""
+    """All settings with their limits. A variable GRN_<NAME> sets the field of that name."""
 
     gpus: str = "nvml"  # or virtual:4x8GiB
     host: str = ""  # cores and memory for jobs, as 16x64GiB; empty: as measured; off: no limit
-    sample_s: float = 0.5
-    flat_s: float = 60.0
-    patience_s: float = 600.0
-    grace_s: float = 2.0
-    load_cap: float = 0.0  # jobs share a GPU until their loads add up to this; 0: as learned
-    short_s: float = 900.0  # types that usually take no longer precede others
-    policy: str = "asked"  # how jobs are placed: as each asks, or all alike
-    share_half_life_s: float = 86400.0  # the half-life of a user's usage
-    yield_after_s: float = 30.0  # a job without room waits so long before others give way to it
-    urgent_per_user: int = 1  # urgent jobs of a user that others give way to at once
-    bookings_per_user: int = 3
-    booking_share: float = 1.0  # the part of the GPUs that one user may have booked at a time
-    booking_lapse_s: float = 900.0  # a booking that is not used for so long after its start ends
-    booking_unknown_s: float = 172800.0  # jobs of unknown duration are taken to end within this
-    memory_cap: str = "on"  # PyTorch of a job may take what the job has reserved, where it can
-    idle_limit_s: float = 1800.0  # a holder that leaves its GPU unused this long is idle; 0: off
-    idle_after_s: float = 1200.0  # no lease is idle before it has run this long
-    idle_rule: str = "show"  # what follows: show, tell, yield or end
-    shares: dict[str, float] = {}  # fair-share weights of users, or members of a @group
-    requeue_s: float = 30.0  # without effect; files of earlier versions may set it
-    guard_fraction: float = 0.05
+    sample_s: Annotated[float, Meta(ge=0.02, le=60)] = 0.5
+    flat_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0
+    patience_s: Seconds = 600.0
+    grace_s: Annotated[float, Meta(ge=0, le=600)] = 2.0
+    # Jobs share a GPU until their loads add up to this; 0: as learned.
+    load_cap: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    short_s: Seconds = 900.0  # types that usually take no longer precede others
+    policy: Literal["asked", "spread", "pack"] = "asked"  # of placement: as each asks, or all alike
+    # The half-life of a user's usage.
+    share_half_life_s: Annotated[float, Meta(ge=60, le=365 * 86400)] = 86400.0
+    yield_after_s: Seconds = 30.0  # a job without room waits so long before others give way to it
+    urgent_per_user: OfUser = 1  # urgent jobs of a user that others give way to at once
+    bookings_per_user: OfUser = 3
+    # The part of the GPUs that one user may have booked at a time.
+    booking_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    # A booking that is not used for so long after its start ends.
+    booking_lapse_s: Annotated[float, Meta(ge=1, le=30 * 86400)] = 900.0
+    booking_unknown_s: Seconds = 172800.0  # jobs of unknown duration are taken to end within this
+    # PyTorch of a job may take what the job has reserved, where it can.
+    memory_cap: Literal["on", "off"] = "on"
+    idle_limit_s: Seconds = 1800.0  # a holder that leaves its GPU unused this long is idle; 0: off
+    idle_after_s: Seconds = 1200.0  # no lease is idle before it has run this long
+    idle_rule: Literal["show", "tell", "yield", "end"] = "show"  # what follows
+    shares: dict[str, Weight] = {}  # fair-share weights of users, or members of a @group
+    # Without effect; files of earlier versions may set it.
+    requeue_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
+    guard_fraction: Annotated[float, Meta(ge=0, le=0.9)] = 0.05
     guard_size: str = "512MiB"
-    nvml_deadline_s: float = 5.0
+    nvml_deadline_s: Annotated[float, Meta(ge=0.1, le=600)] = 5.0
     context_size: str = "512MiB"  # what a CUDA context costs beyond the framework's own figure
-    connections_per_user: int = 4096
-    waiting_per_user: int = 10000
-    idle_exit_s: float = 0.0  # exit after this long without work; 0: never
-    queue_running: int = 0  # jobs of the queue that may run at once; 0: as many as GPUs allow
-    grace_to_end_s: float = 10.0  # between asking a job to end and killing it
+    connections_per_user: Limit = 4096
+    waiting_per_user: Limit = 10000
+    idle_exit_s: Seconds = 0.0  # exit after this long without work; 0: never
+    queue_running: Count = 0  # jobs of the queue that may run at once; 0: as many as GPUs allow
+    # Between asking a job to end and killing it.
+    grace_to_end_s: Annotated[float, Meta(ge=0, le=86400)] = 10.0
     log_size: str = "64MiB"  # how much of a job's output is kept
     sites: dict[str, dict[str, object]] = {}  # other machines: docs/sites.md
     on_end: str = ""  # commands for the shell: when a job has ended,
@@ -72,38 +87,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_size(self.context_size)
 
 
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "sample_s": (0.02, 60),
-    "flat_s": (0.1, 86400),
-    "patience_s": (0, 30 * 86400),
-    "grace_s": (0, 600),
-    "load_cap": (0, 100),
-    "short_s": (0, 30 * 86400),
-    "share_half_life_s": (60, 365 * 86400),
-    "yield_after_s": (0, 30 * 86400),
-    "urgent_per_user": (0, 1000),
-    "bookings_per_user": (0, 1000),
-    "booking_share": (0, 1),
-    "booking_lapse_s": (1, 30 * 86400),
-    "booking_unknown_s": (0, 30 * 86400),
-    "idle_limit_s": (0, 30 * 86400),
-    "idle_after_s": (0, 30 * 86400),
-    "shares": (0.01, 100),
-    "requeue_s": (0, 3600),
-    "guard_fraction": (0, 0.9),
-    "nvml_deadline_s": (0.1, 600),
-    "connections_per_user": (1, 1_000_000),
-    "waiting_per_user": (1, 1_000_000),
-    "idle_exit_s": (0, 30 * 86400),
-    "queue_running": (0, 1_000_000),
-    "grace_to_end_s": (0, 86400),
-}
 _SIZES = ("guard_size", "context_size", "log_size")
-_WORDS = {
-    "policy": ("asked", "spread", "pack"),
-    "idle_rule": ("show", "tell", "yield", "end"),
-    "memory_cap": ("on", "off"),
-}
 _HINT = "See docs/settings.md."
 
 
@@ -165,20 +149,14 @@ def _read(given: _Given) -> object:
     try:
         value: object = msgspec.convert(given.value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise given.wrong(f"and must be {_spelled(given.name)}") from error
-    if isinstance(value, (int, float)):
-        least, most = _RANGES[given.name]
-        if not least <= value <= most:
-            raise given.wrong(f"and must be {_spelled(given.name)}")
-    elif given.name in _SIZES:
+        raise given.wrong(f"and must be {_spelled(kind)}") from error
+    if given.name in _SIZES:
         try:
             parse_size(str(value))
         except BadSetting as error:
             raise given.wrong("and must be a size", error.hint) from error
     elif given.name == "host" and value:
         _read_host(given)
-    elif value not in _WORDS.get(given.name, (value,)):
-        raise given.wrong(f"and must be one of {', '.join(_WORDS[given.name])}")
     elif given.name == "gpus" and value != "nvml" and not str(value).startswith("virtual:"):
         raise given.wrong("and must name GPUs", "Use nvml or virtual:4x8GiB.")
     return value
@@ -212,20 +190,19 @@ def _read_shares(given: _Given) -> dict[str, float]:
         if len(pairs) != len(str(given.value).split(",")):
             raise given.wrong("and must be like ada=2,@lab=0.5")
     try:
-        weights = msgspec.convert(pairs, dict[str, float], strict=False)
+        return msgspec.convert(pairs, dict[str, Weight], strict=False)
     except msgspec.ValidationError as error:
-        raise given.wrong("and must be a table of users and numbers") from error
-    least, most = _RANGES["shares"]
-    if not all(least <= weight <= most for weight in weights.values()):
-        raise given.wrong(f"and all in it must be numbers from {least} to {most}")
-    return weights
+        raise given.wrong(f"and must be a table of users, each with {_spelled(Weight)}") from error
 
 
-def _spelled(name: str) -> str:
-    if name not in _RANGES:
+def _spelled(kind: Any) -> str:
+    """Describe the values of a field's type."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is not Annotated:
         return "a text"
-    least, most = _RANGES[name]
-    return f"a {'whole ' if _KINDS[name] is int else ''}number from {least} to {most}"
+    number, meta = get_args(kind)
+    return f"a {'whole ' if number is int else ''}number from {meta.ge} to {meta.le}"
 
 
 _KINDS = {field.name: field.type for field in msgspec.structs.fields(Settings)}

@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from grn import __version__, settings
 from grn.daemon import process
@@ -86,28 +86,8 @@ async def _serve_gpus(
     inventory = _restricted(await probe.start())
     folder, note = state_folder(mounts())
     store = Store(folder, boot_id())
-    guard = Guard(chosen.guard_fraction, chosen.guard_bytes)
-    rules = Rules(
-        guard,
-        chosen.flat_s,
-        chosen.patience_s,
-        chosen.grace_s,
-        chosen.load_cap,
-        chosen.short_s,
-        chosen.share_half_life_s,
-        share_weights(chosen.shares),
-        chosen.yield_after_s,
-        chosen.urgent_per_user,
-        chosen.bookings_per_user,
-        chosen.booking_share,
-        chosen.booking_lapse_s,
-        chosen.booking_unknown_s,
-        chosen.idle_limit_s,
-        chosen.idle_after_s,
-        IdleRule(chosen.idle_rule),
-    )
     size = host_size(chosen.host)
-    loop = Loop(Engine(rules), store, probe, chosen.sample_s, size)
+    loop = Loop(Engine(_rules(chosen)), store, probe, chosen.sample_s, size)
     stopped = process.stop_event()
     server = Server(loop, _limits(chosen), VERBS, __version__, stopped.set)
     loop.start(inventory)
@@ -138,6 +118,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
     parser.add_argument("--debug", action="store_true")
     return parser.parse_args(argv)
+
+
+def _rules(chosen: settings.Settings) -> Rules:
+    """Return the limits of the engine: the settings of the same names, and three of other types."""
+    guard = Guard(chosen.guard_fraction, chosen.guard_bytes)
+    names = {one.name for one in fields(Rules)} & set(chosen.__struct_fields__) - {"idle_rule"}
+    return Rules(
+        guard=guard, weights=share_weights(chosen.shares), idle_rule=IdleRule(chosen.idle_rule),
+        **{name: getattr(chosen, name) for name in names},
+    )  # fmt: skip
 
 
 def _limits(chosen: settings.Settings) -> ServerLimits:
