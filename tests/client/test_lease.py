@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -121,6 +122,48 @@ def test_a_lease_may_be_given_back_in_another_thread(here: Negotiator) -> None:
         assert pool.submit(lease.release).result(60) == "ok"
     with grn.lease(mem="64MiB") as following:
         assert not following.is_nested
+
+
+def test_a_block_that_ends_well_does_not_wait_for_the_negotiator(
+    story: Story, negotiator: Negotiators
+) -> None:
+    here = negotiator()
+    with grn.lease(mem="64MiB") as lease:
+        os.kill(here.pid, signal.SIGSTOP)
+    assert lease.settled is None
+    os.kill(here.pid, signal.SIGCONT)
+    assert here.leases() == []
+
+
+def test_an_end_that_was_lost_with_the_negotiator_is_told_with_the_next_request(
+    story: Story, negotiator: Negotiators
+) -> None:
+    here = negotiator()
+    with grn.lease(mem="64MiB") as unheard:
+        lost = unheard.id
+        os.kill(here.pid, signal.SIGSTOP)
+    here.kill()
+    here.start()
+    assert [shown["id"] for shown in here.leases()] == [lost]
+    with grn.lease(mem="64MiB") as lease:
+        assert [shown["id"] for shown in here.leases()] == [lease.id]
+
+
+def test_a_process_that_ends_waits_until_its_last_lease_has_ended(
+    story: Story, negotiator: Negotiators
+) -> None:
+    """Its memory is measured then, which is lost with the process."""
+    here = negotiator()
+    story.run_script(
+        """
+        import grn, os
+        with grn.lease(type="short"):
+            pages = os.urandom(1 << 20) * 32
+        """
+    )
+    assert here.leases() == []
+    (profile,) = here.profiles()
+    assert (profile["type"], profile["runs"]) == ("short", 1)
 
 
 def test_an_end_during_a_restart_is_heard_after_it(story: Story, negotiator: Negotiators) -> None:

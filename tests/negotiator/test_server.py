@@ -620,6 +620,46 @@ def test_an_end_that_is_said_twice_ends_nothing_more(shared: Inside) -> None:
         assert client.ask("done", lease=lease, outcome="ok")["ended"] is None
 
 
+def test_a_quiet_end_has_no_answer_and_is_acknowledged_with_the_next_grant(
+    shared: Inside,
+) -> None:
+    with shared.client() as client:
+        first = client.lease()
+        assert first["quiet"]
+        assert "heard" not in first
+        client.say({"op": "done", "id": 7, "v": 1, "lease": first["lease"], "outcome": "ok",
+                    "quiet": True})  # fmt: skip
+        client.say({"op": "done", "id": 8, "v": 1, "lease": "0123abcd", "outcome": "ok",
+                    "quiet": True})  # fmt: skip
+
+        second = client.lease()  # the next answer of all
+
+        assert second["heard"] == [first["lease"], "0123abcd"]
+        assert [one["id"] for one in client.ask("status")["status"]["leases"]] == [second["lease"]]
+        client.ask("done", lease=second["lease"], outcome="ok")
+        third = client.lease()
+        assert "heard" not in third
+        client.ask("done", lease=third["lease"], outcome="ok")
+
+
+def test_an_end_said_by_a_process_in_its_last_moment_counts(shared: Inside) -> None:
+    """Whether its death or its last message is seen first."""
+    before = shared.call(lambda: shared.server.loop.history.outcomes())
+    for _ in range(20):
+        child = os.fork()
+        if not child:
+            with shared.client() as client:
+                lease = client.lease()["lease"]
+                client.say({"op": "done", "id": 7, "v": 1, "lease": lease, "outcome": "ok",
+                            "quiet": True})  # fmt: skip
+                os._exit(0)
+        os.waitpid(child, 0)
+    wait_for(lambda: not shared.call(lambda: list(shared.server.loop.view.leases)), "all to end")
+    after = shared.call(lambda: shared.server.loop.history.outcomes())
+    assert after["ok"] - before["ok"] == 20
+    assert after["killed"] == before["killed"]
+
+
 def test_what_nobody_knows_is_an_error_with_a_hint(shared: Inside) -> None:
     with shared.client() as client:
         for question in (

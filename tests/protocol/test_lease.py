@@ -239,6 +239,68 @@ def test_an_end_a_cancel_and_a_binding_are_repeated_until_they_are_acknowledged(
     assert client.connect() == []
 
 
+def test_a_quiet_end_is_acknowledged_by_the_next_grant() -> None:
+    client = Client()
+    client.conversation.request(KEY, REQUEST)
+    (granted,) = client.hears(client.sends("lease")["id"], **GRANT, quiet=True)
+    assert granted.grant.may_end_quietly
+    client.conversation.done("L1", "ok", is_quiet=True)
+    assert client.sends("done")["quiet"] is True
+
+    client.conversation.request(OTHER, REQUEST)
+    asked = client.sends("lease")
+    client.hears(asked["id"], ev="waiting", text="no room")
+    assert not client.conversation.is_acknowledged
+    client.hears(asked["id"], **{**GRANT, "lease": "L2"}, heard=["L0", "L1"])
+    assert client.conversation.is_acknowledged
+
+
+def test_a_quiet_end_that_was_not_acknowledged_is_repeated_with_an_answer() -> None:
+    """The next negotiator may be an older one, which does not know the word."""
+    client = Client()
+    client.conversation.done("L1", "ok", is_quiet=True)
+    (again,) = client.connect()
+    assert (again["op"], again["lease"]) == ("done", "L1")
+    assert "quiet" not in again
+    (settled,) = client.hears(again["id"], ok=True, ended="ok")
+    assert settled.outcome == "ok"
+    assert client.conversation.is_acknowledged
+
+
+def test_a_process_that_ends_asks_for_the_answers_it_did_not_want() -> None:
+    client = Client()
+    client.conversation.done("L1", "ok", is_quiet=True)
+    client.sends("done")
+    client.conversation.ask_for_answers()
+    again = client.sends("done")
+    assert "quiet" not in again
+    client.hears(again["id"], ok=True, ended=None)
+    assert client.conversation.is_acknowledged
+    client.conversation.ask_for_answers()
+    assert client.sent() == []
+
+
+def test_an_older_negotiator_is_told_no_quiet_end() -> None:
+    assert not GrantedGpus.from_json(GRANT).may_end_quietly
+
+
+def test_a_quiet_end_is_refused_like_any_other() -> None:
+    client = Client()
+    client.conversation.done("L1", "ok", is_quiet=True)
+    client.hears(client.sends("done")["id"], error=error("NotAllowed"))
+    assert client.conversation.is_acknowledged
+
+
+@pytest.mark.parametrize("heard", ["L1", 3, None, {"L1": 1}])
+def test_what_was_heard_is_a_list(heard: Any) -> None:
+    client = Client()
+    client.conversation.done("L0", "ok", is_quiet=True)
+    client.conversation.request(KEY, REQUEST)
+    _, asked = client.sent()
+    (garbled,) = client.hears(asked["id"], **GRANT, heard=heard)
+    assert isinstance(garbled, Garbled)
+
+
 def test_what_one_conversation_could_not_say_another_says() -> None:
     client, silent = Client(), LeaseConversation()
     silent.done("L9", "ok")

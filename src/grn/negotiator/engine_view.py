@@ -160,10 +160,12 @@ class EngineView:
 
     def needs_last_look(self, lease_id: str, keeps_peaks: bool) -> bool:
         """True when the peak of a lease is known only after one more sample of its GPUs."""
-        lease = self.leases[lease_id]
-        if not lease.gpus or self.books[lease.gpus[0]].gpu.kind is GpuKind.VIRTUAL:
-            return False
-        return keeps_peaks or self.is_unseen(lease_id)
+        return self.is_measured_at_its_end(lease_id) and (keeps_peaks or self.is_unseen(lease_id))
+
+    def is_measured_at_its_end(self, lease_id: str) -> bool:
+        """True for a lease whose process must wait while its end is measured, if that is due."""
+        gpus = self.leases[lease_id].gpus
+        return bool(gpus) and self.books[gpus[0]].gpu.kind is not GpuKind.VIRTUAL
 
     def is_unseen(self, lease_id: str) -> bool:
         """True when no sample has shown memory of a lease."""

@@ -97,21 +97,21 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
 
 
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
-    """End a lease, and answer with its outcome."""
-    loop = peer.loop
+    """End a lease, and answer with its outcome unless the client wants no answer."""
+    loop, answer_to = peer.loop, None if message.quiet else message.id
     ended = loop.history.end_of(message.lease)
     if ended is not None or message.lease not in loop.view.leases:
-        peer.tell_end(message.id, ended or LeaseSettled(None))
+        peer.tell_end(answer_to, message.lease, ended or LeaseSettled(None))
         return
     lease = peer.own(message.lease, "done")
     peer.granted.discard(lease.id)
     peer.server.reporters.pop(lease.id, None)
     if lease.state is not LeaseState.HELD:  # it ended before this negotiator started
-        peer.tell_end(message.id, LeaseSettled(lease.outcome))
+        peer.tell_end(answer_to, lease.id, LeaseSettled(lease.outcome))
         return
     context = peer.server.limits.context_bytes
     gpu_peak = message.peak + context if message.peak is not None else None
-    peer.server.ending.setdefault(lease.id, []).append((peer, message.id))
+    peer.server.ending.setdefault(lease.id, []).append((peer, answer_to))
     is_limit = message.outcome in ("out-of-ram", "capped")
     loop.release(
         Released(

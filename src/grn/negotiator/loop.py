@@ -83,7 +83,7 @@ class Loop:
         self.store = store
         self.history = History()
         self.forecasts = Forecasts(self.view)
-        self.holders = Holders(self._process_gone)
+        self.holders = Holders(self._process_gone_soon)
         self.deliver: Callable[[ClientAction], None] = _undelivered  # to clients; set by the server
         self._probe = probe
         self._sample_s = sample_s
@@ -413,13 +413,17 @@ class Loop:
         holder = lease.request.holder
         self.deliver(grant)
         if holder is not None and not self.holders.watch(holder):
-            asyncio.get_running_loop().call_soon(self._process_gone, holder)
+            self._process_gone_soon(holder)
         log.info(
             "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s",
             lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
             lease.reserved_bytes, lease.is_probe,
         )  # fmt: skip
         self.wake()
+
+    def _process_gone_soon(self, holder: Holder) -> None:
+        """Conclude after what the process has sent is read: the end of its lease may be in it."""
+        asyncio.get_running_loop().call_soon(self._process_gone, holder)
 
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.view.leases.values()):

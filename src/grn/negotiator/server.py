@@ -76,7 +76,8 @@ class Server:
         self.started_at = time.time()
         self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
         self.reporters: dict[str, Peer] = {}  # lease -> the client that reports its end
-        self.ending: dict[str, list[tuple[Peer, int]]] = {}  # lease -> clients that ended it
+        # lease -> clients that ended it, and the messages to answer
+        self.ending: dict[str, list[tuple[Peer, int | None]]] = {}
         loop.deliver = self.deliver
         self.connections: Counter[int] = Counter()
         self.waiting: Counter[int] = Counter()
@@ -141,7 +142,7 @@ class Server:
             return
         if isinstance(action, Settle):
             for peer, message_id in self.ending.pop(action.lease.id, ()):
-                peer.tell_end(message_id, action.settled)
+                peer.tell_end(message_id, action.lease.id, action.settled)
             return
         asking = self.asking.get(action.key)
         if asking is not None:
@@ -178,6 +179,7 @@ class Peer:
         self.holder: Holder | None = None
         self.asked: dict[str, int] = {}  # request key -> id of the message to answer
         self.granted: set[str] = set()  # leases this connection asked for
+        self._heard: list[str] = []  # leases it ended quietly, to be told with the next grant
         self.follows = False
         self.is_queue = False  # it can end its jobs and run them again
         self._talk = talk
@@ -259,7 +261,11 @@ class Peer:
         self.granted.add(action.lease.id)
         if action.lease.request.yields or self.is_queue:
             self.server.reporters[action.lease.id] = self
-        self.send(message_id, views.granted(action, self.indices_hold(), self.cap(action)))
+        may_end_quietly = not self.loop.view.is_measured_at_its_end(action.lease.id)
+        grant = views.granted(action, self.indices_hold(), self.cap(action), may_end_quietly)
+        if self._heard:
+            grant["heard"], self._heard = self._heard, []
+        self.send(message_id, grant)
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
@@ -281,8 +287,11 @@ class Peer:
         message = {"ev": "idle", "lease": told.lease.id, "idle_s": round(told.idle_s, 3)}
         self.send(None, message | {"held": told.held_bytes, "end": told.is_to_end})
 
-    def tell_end(self, message_id: int, settled: LeaseSettled) -> None:
-        """Answer with the outcome of a lease that this client ended."""
+    def tell_end(self, message_id: int | None, lease_id: str, settled: LeaseSettled) -> None:
+        """Answer with the outcome of a lease that this client ended; quietly if it has no id."""
+        if message_id is None:
+            self._heard.append(lease_id)
+            return
         ended = settled.outcome.lease_word if settled.outcome else None
         facts: dict[str, Any] = {"alone": settled.was_alone, "peak": settled.peak_bytes}
         if settled.because:

@@ -25,6 +25,8 @@ from grn.protocol.lease_messages import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from grn.protocol.lease_messages import LeaseEvent, LeaseRequest
     from grn.wire import Message
 
@@ -43,6 +45,7 @@ class LeaseConversation:
         self._requests: dict[str, LeaseRequest] = {}  # neither granted nor refused, by key
         self._asked: dict[int, str] = {}  # id of a `lease` message of this connection -> key
         self._unacknowledged: dict[int, Message] = {}  # repeated over the next connection
+        self._quiet: dict[str, int] = {}  # ended leases, acknowledged with the next grant
         self._held: set[str] = set()  # leases whose end is still to be reported
         self._questions: set[int] = set()
         self._reasons_id = 0  # of the open question, 0 when there is none
@@ -89,8 +92,12 @@ class LeaseConversation:
         peak: int | None = None,
         resident: int | None = None,
         asked: int | None = None,
+        is_quiet: bool = False,
     ) -> None:
-        """Report the end of a lease; sizes are in bytes."""
+        """Report the end of a lease; sizes are in bytes.
+
+        A quiet report has no answer: the next grant of this connection acknowledges it.
+        """
         self._held.discard(lease)
         message: Message = {"op": "done", "lease": lease, "outcome": outcome}
         if peak:
@@ -99,7 +106,19 @@ class LeaseConversation:
             message["resident"] = resident
         if asked:
             message["asked"] = asked
-        self._insist(message)
+        if is_quiet:
+            number = self._exchange.say({**message, "quiet": True})
+            self._unacknowledged[number] = message
+            self._quiet[lease] = number
+        else:
+            self._insist(message)
+
+    def ask_for_answers(self) -> None:
+        """Repeat quiet reports so that they are answered."""
+        for number in self._quiet.values():
+            if (message := self._unacknowledged.pop(number, None)) is not None:
+                self._insist(message)
+        self._quiet.clear()
 
     def ask_reasons(self) -> None:
         """Ask why the open requests wait, unless that question is open."""
@@ -124,6 +143,7 @@ class LeaseConversation:
         self._exchange.connection_made()
         self._asked.clear()
         self._questions.clear()
+        self._quiet.clear()
         self._reasons_id = 0
         if self._is_queue:
             self.ask({"op": "queue"})  # older negotiators do not know it: the answer is ignored
@@ -198,6 +218,8 @@ class LeaseConversation:
             if not grant.is_nested:
                 self._held.add(grant.lease)
             del self._asked[number], self._requests[key]
+            if self._quiet:
+                self._acknowledge(message.get("heard", []))
             return Granted(key, grant)
         error = wire.error_in(message)
         if error is None:
@@ -208,6 +230,13 @@ class LeaseConversation:
             self.request(key, request.but(time_limit=None))  # an older negotiator does not know it
             return None
         return Refused(key, error)
+
+    def _acknowledge(self, heard: Any) -> None:
+        """Drop quiet reports that the negotiator has heard."""
+        if type(heard) is not list:
+            raise ProtocolError("'heard' in a reply of the negotiator is not a list.")
+        for lease in self._quiet.keys() & {one for one in heard if type(one) is str}:
+            self._unacknowledged.pop(self._quiet.pop(lease), None)
 
     def _read_acknowledgement(self, said: Message, message: Message) -> LeaseEvent | None:
         error, lease = wire.error_in(message), said.get("lease", "")

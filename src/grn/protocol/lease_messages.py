@@ -65,6 +65,7 @@ class GrantedGpus(Record):
     is_first_run: bool = False
     is_nested: bool = False  # the lease of an outer job serves
     cap: float | None = None  # the part of its GPUs that its framework may take
+    may_end_quietly: bool = False  # nothing is measured at its end
 
     @classmethod
     def from_json(cls, message: Message) -> GrantedGpus:
@@ -92,7 +93,7 @@ class GrantedGpus(Record):
             uuids.append(gpu["uuid"])
         return cls(
             lease, visible, indices, tuple(numbers), tuple(uuids), reserved_bytes, is_first_run,
-            is_nested, cap,
+            is_nested, cap, get("quiet") is True,
         )  # fmt: skip
 
 

@@ -81,6 +81,7 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
     peak: Bytes | None = None  # GPU memory, by the framework
     resident: Bytes | None = None  # host memory, by the system
     asked: Bytes | None = None
+    quiet: bool = False  # without an answer: the next grant of the connection acknowledges it
 
 
 class WatchRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):

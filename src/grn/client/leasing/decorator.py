@@ -359,7 +359,7 @@ class _Attempt:
         return self._choose()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._lease.release(error)
+        self._lease.__exit__(kind, error, trace)
         return self._swallows(error)
 
     async def __aenter__(self) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ After two seconds of waiting it says why, where a person looks (`wait_line.py`).
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import sys
@@ -94,6 +95,7 @@ class _Idle:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: LeaseConnection | None = None
+        self._is_at_exit = False  # `confirm` is to be called at the end of the process
         os.register_at_fork(after_in_child=self._after_fork)
 
     def take(self) -> LeaseConnection | None:
@@ -101,13 +103,28 @@ class _Idle:
             kept, self._kept = self._kept, None
         return kept
 
-    def give(self, connection: LeaseConnection) -> None:
+    def give(self, connection: LeaseConnection, is_quiet: bool = False) -> None:
+        if is_quiet and not self._is_at_exit:
+            import atexit
+
+            self._is_at_exit = True
+            atexit.register(self.confirm)
         with self._lock:
             if self._kept is None:
                 self._kept = connection
                 return
             self._kept.conversation.adopt(connection.conversation)
         connection.close()
+
+    def confirm(self) -> None:
+        """Wait until the negotiator has heard all: a process that is gone cannot be measured."""
+        connection = self.take()
+        if connection is None or connection.sock is None:
+            return
+        connection.conversation.ask_for_answers()
+        with contextlib.suppress(OSError, GrnError):  # the end of the process ends its lease
+            drive(_say_all(connection))
+        self.give(connection)
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -156,6 +173,7 @@ class ClientLease:
         self.is_nested = False
         self.outcome = "ok"  # what `release` reports unless an exception says otherwise
         self.settled: Settled | None = None  # after `release`: how the negotiator saw it end
+        self._may_end_quietly = False
 
     def __repr__(self) -> str:
         return f"<grn lease {self.id or 'not held'} on GPU {self.visible_devices or '-'}>"
@@ -192,7 +210,8 @@ class ClientLease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release(error)
+        if self.is_held:
+            drive(self._report(error, {}, is_quiet=error is None))
 
     async def __aenter__(self) -> ClientLease:
         if not self._use_outer():
@@ -209,7 +228,7 @@ class ClientLease:
         trace: TracebackType | None,
     ) -> None:
         if self.is_held:
-            await drive_async(self._report(error, {}))
+            await drive_async(self._report(error, {}, is_quiet=error is None))
 
     # --- the conversation ----------------------------------------------------------------
 
@@ -311,29 +330,34 @@ class ClientLease:
                 connection.close()  # the negotiator is away: said with the next request
         IDLE.give(connection)
 
-    def _report(self, error: BaseException | None, said: dict[str, Any]) -> Steps[str | None]:
+    def _report(
+        self, error: BaseException | None, said: dict[str, Any], is_quiet: bool = False
+    ) -> Steps[str | None]:
         """Leave the GPUs and report the end of the lease."""
         lease_id = self._leave()
         if self.is_nested:
             return None
         ending = self._ending(error)
         ending.update(said)
-        outcome = yield from self._settle(lease_id, ending)
+        outcome = yield from self._settle(lease_id, ending, is_quiet and self._may_end_quietly)
         return outcome
 
-    def _settle(self, lease_id: str, ending: dict[str, Any]) -> Steps[str | None]:
+    def _settle(
+        self, lease_id: str, ending: dict[str, Any], is_quiet: bool = False
+    ) -> Steps[str | None]:
         """Report the end of a lease; a report that is not heard is repeated with the next request.
 
-        Return how the negotiator saw it end, None if it does not say.
+        Return how the negotiator saw it end, None if it does not say or nobody waits for it.
         """
         connection, self._connection = self._connection or LeaseConnection(), None
-        connection.conversation.done(lease_id, **ending)
+        is_quiet &= connection.sock is not None
+        connection.conversation.done(lease_id, **ending, is_quiet=is_quiet)
         waited_s = 0.0
         while True:
             try:
                 connection.open()
                 yield connection.sending()
-                while self.settled is None:
+                while self.settled is None and not is_quiet:
                     data = yield ("recv", connection.sock, ANSWER_S)
                     for event in connection.events(data):
                         if type(event) is Settled and event.lease == lease_id:
@@ -341,11 +365,12 @@ class ClientLease:
                 break
             except (OSError, GrnError) as error:
                 connection.close()
+                is_quiet = False  # it is repeated over the next connection, with an answer
                 if waited_s >= RELEASE_RECONNECT_S or not isinstance(error, ConnectionError):
                     break
             waited_s += 0.1
             yield ("sleep", None, 0.1)
-        IDLE.give(connection)
+        IDLE.give(connection, is_quiet)
         return None if self.settled is None else self.settled.outcome
 
     # --- this process --------------------------------------------------------------------
@@ -370,6 +395,7 @@ class ClientLease:
         self.reserved_bytes = grant.reserved_bytes
         self.is_first_run = grant.is_first_run
         self.memory_cap = grant.cap
+        self._may_end_quietly = grant.may_end_quietly
         self.settled = None
         if self.is_nested:
             if self._connection is not None:

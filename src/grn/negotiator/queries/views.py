@@ -93,7 +93,9 @@ def profiles_of(view: EngineView, job_type: str | None) -> list[Profile]:
     ]
 
 
-def granted(grant: Grant, indices_hold: bool, cap: float | None = None) -> Row:
+def granted(
+    grant: Grant, indices_hold: bool, cap: float | None = None, may_end_quietly: bool = False
+) -> Row:
     """Return a lease as its client needs it.
 
     CUDA_VISIBLE_DEVICES takes the UUIDs of physical GPUs: they name the same GPU whatever happens
@@ -114,6 +116,7 @@ def granted(grant: Grant, indices_hold: bool, cap: float | None = None) -> Row:
         "probe": grant.lease.is_probe,
         "cap": cap,
         "nested": False,
+        "quiet": may_end_quietly,
     }
 
 
