@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grn.simulate.generate import arriving, generate
+from grn.simulate.sources import arriving, generate
 from grn.simulate.workload import SimulatedJob, parse_gpus
 
 LARGE, SMALL = "4x40000MB", "4x24000MB"

@@ -10,7 +10,7 @@ from grn.model.gpu import GpuHealth
 from grn.model.job import IdleRule, Outcome
 from grn.model.units import GiB
 from grn.negotiator.actions import AskYield, TellIdle, TellIdleStranger
-from grn.negotiator.learn.idle import Idleness, Sample
+from grn.negotiator.learn.idle_leases import Idleness, Sample
 from grn.negotiator.queries import views
 from grn.negotiator.schedule.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_use, a_virtual_gpu, some_gpus

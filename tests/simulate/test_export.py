@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grn.simulate.files import read_jobs
+from grn.simulate.sources import read_jobs
 from tests.queue.daemon import Queue, being_here
 
 HUNGRY = "import time; held = b'x' * (30 << 20); time.sleep(0.6)"

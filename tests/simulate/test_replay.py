@@ -8,10 +8,10 @@ from grn.errors import BadSetting, GrnError
 from grn.model.units import GiB
 from grn.negotiator.queries.forecast import inside
 from grn.negotiator.schedule.ledger import Rules
-from grn.simulate.generate import generate
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
 from grn.simulate.replay import World
 from grn.simulate.schedulers import OfEngine
+from grn.simulate.sources import generate
 from grn.simulate.workload import LOADS_S, Assumptions, SimulatedJob, parse_gpus, parse_host
 
 ASSUMED = Assumptions(beta=1.0, tick_s=5.0)

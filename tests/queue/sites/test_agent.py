@@ -14,8 +14,7 @@ from grn.queue.jobs.job import Exit
 from grn.queue.local import attempt_files
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
-from grn.queue.sites.agent.connection import AgentStream
-from grn.queue.sites.agent.negotiator_link import NegotiatorLink
+from grn.queue.sites.agent.connection import AgentStream, NegotiatorLink
 from grn.queue.sites.agent.node_environment import epoch
 from grn.queue.sites.agent.orders import Agent
 from grn.queue.sites.stream import Frame, FrameReader, LogPiece, Message, encode

@@ -25,9 +25,9 @@ from grn.model.text import counted
 from grn.protocol.negotiator_rows import ProfileRow
 from grn.protocol.queue_rows import JobRow
 from grn.protocol.rows import read_all
-from grn.simulate import files
-from grn.simulate.generate import PER_MINUTE, arriving, generate
+from grn.simulate import sources
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play, rules
+from grn.simulate.sources import PER_MINUTE, arriving, generate
 from grn.simulate.workload import Assumptions, SimulatedJob, parse_gpus, parse_host
 
 _PLAIN = ("policy", "makespan_s", "mean_s", "p95_s", "deaths", "known_deaths", "waste")
@@ -85,7 +85,7 @@ def simulate(
     figures = [play(name, jobs, gpus, assumed, ours) for name in policies or POLICIES]
     bound_s = lower_bound_s(jobs, gpus, assumed)
     if save is not None:
-        _write(save, files.write_jobs(jobs))
+        _write(save, sources.write_jobs(jobs))
     played = [each.policy for each in figures]
     drawn = next((each for each in figures if each.policy == "grn"), figures[-1])
     if picture is not None:
@@ -127,7 +127,7 @@ def _jobs(
     if jobs_file is not None and count is not None:
         raise UsageError("there are two workloads.", "Use --jobs or --generate.")
     jobs = (
-        files.read_jobs(_read(jobs_file), jobs_file)
+        sources.read_jobs(_read(jobs_file), jobs_file)
         if jobs_file is not None
         else generate(count or 300, seed, PER_MINUTE)
     )
@@ -138,7 +138,7 @@ def _jobs(
     try:
         rate = float(arrivals)
     except ValueError:
-        return files.read_arrivals(_read(arrivals), arrivals, jobs)
+        return sources.read_arrivals(_read(arrivals), arrivals, jobs)
     if not (math.isfinite(rate) and rate > 0):
         raise UsageError(f"{arrivals} jobs a minute make no sense.")
     return arriving(jobs, rate, seed)
@@ -177,7 +177,7 @@ def export(rows: Sequence[JobRow], path: str) -> int:
     good = [row for row in rows if row.reason == "ok" and row.ran_s and row.peak_bytes]
     good.sort(key=lambda row: row.submitted_at)
     began = good[0].submitted_at if good else 0.0
-    text = files.write_jobs(_exported(row, began, loads) for row in good)
+    text = sources.write_jobs(_exported(row, began, loads) for row in good)
     if path == "-":
         click.echo(text, nl=False)
     else:

@@ -1,4 +1,7 @@
-"""One connection of the queue to an agent: framing, back pressure, and what it has been sent."""
+"""The connections of an agent: one of the queue to it, and its own to the node's negotiator.
+
+Framing, back pressure, and what the queue has been sent; the negotiator's bytes are relayed unread.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Protocol, cast
 
+from grn.client import daemons
+from grn.client.negotiator import call
 from grn.errors import GrnError
 from grn.proc.pidfd import credentials
 from grn.queue.sites import stream
@@ -16,6 +22,7 @@ from grn.queue.sites.stream import Frame
 
 log = logging.getLogger("grn.agent")
 MAX_UNSENT = 8 << 20
+RETRY_S = 1.0
 
 
 class StreamListener(Protocol):
@@ -89,3 +96,64 @@ class AgentStream(asyncio.Protocol):
         self._writer = None
         self._may_write.set()
         self._agent.stream_lost(self)
+
+
+# --- to the negotiator of the node ---------------------------------------------------------
+
+
+class NegotiatorLink(asyncio.Protocol):
+    """A connection to the node's negotiator; its bytes are relayed unread."""
+
+    def __init__(
+        self, received: Callable[[bytes], None], changed: Callable[[bool, str], None]
+    ) -> None:
+        self._received = received
+        self._changed = changed
+        self._transport: asyncio.Transport | None = None
+        self._lost = asyncio.Event()
+
+    async def keep_connected(self) -> None:
+        """Connect, and connect again after a loss; start a negotiator if none answers."""
+        loop = asyncio.get_running_loop()
+        told: str | None = None
+        while True:
+            trouble = ""
+            try:
+                await loop.run_in_executor(None, daemons.ensure_negotiator, None)
+                self._lost.clear()
+                sock = await loop.run_in_executor(None, call)
+                await loop.create_unix_connection(lambda: self, sock=sock)
+            except GrnError as error:
+                trouble = f"{error.message} {error.hint}".strip()
+            except OSError as error:
+                trouble = str(error)
+            else:
+                told = None
+                self._changed(True, "")
+                await self._lost.wait()
+                self._changed(False, "its negotiator has ended")
+            if trouble and trouble != told:
+                told = trouble
+                self._changed(False, trouble)
+            await asyncio.sleep(RETRY_S if trouble else 0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost.set()
+
+    def write(self, data: bytes) -> None:
+        """Pass bytes on; without a negotiator they are dropped, and asked again later."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None

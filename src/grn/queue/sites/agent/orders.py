@@ -22,10 +22,9 @@ from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
-from grn.queue.sites.agent.connection import AgentStream
+from grn.queue.sites.agent.connection import AgentStream, NegotiatorLink
 from grn.queue.sites.agent.job_folders import JobFolders, remove_tree
 from grn.queue.sites.agent.log_pusher import LogPusher
-from grn.queue.sites.agent.negotiator_link import NegotiatorLink
 from grn.queue.sites.agent.node_environment import environment_here, epoch, is_allocated
 from grn.queue.sites.stream import FilePiece, Frame, LeaseBytes, Message
 

@@ -6,8 +6,7 @@ import pytest
 
 from grn.errors import UsageError
 from grn.model.units import GiB
-from grn.simulate.files import read_arrivals, read_jobs, write_jobs
-from grn.simulate.generate import arriving, generate
+from grn.simulate.sources import arriving, generate, read_arrivals, read_jobs, write_jobs
 
 
 def test_what_is_written_can_be_read_again() -> None:
