@@ -8,27 +8,27 @@ import random
 import pytest
 
 from grn.model.units import GiB
-from grn.negotiator.schedule.allocations import MANY, Shelf
 from grn.negotiator.schedule.ledger import Book, Rules
-from grn.negotiator.schedule.placement import FreeSpace, is_empty, is_taking
+from grn.negotiator.schedule.placement import FreeSpace, is_calm, is_empty, is_taking
+from grn.negotiator.schedule.room_index import MANY, RoomIndex
 from grn.negotiator.schedule.turns.order import MAX_REACHES, Reach, Refusal, Rooms, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, a_use, some_gpus
 
 
-def a_shelf(count: int) -> tuple[Shelf, dict[str, Book]]:
+def an_index(count: int) -> tuple[RoomIndex, dict[str, Book]]:
     books: dict[str, Book] = {}
-    shelf = Shelf(books)
+    rooms = RoomIndex(books)
     for index in range(count):
         gpu = a_gpu(index)
         books[gpu.uuid] = Book(gpu, 0, a_reading(gpu))
-        shelf.watch(books[gpu.uuid])
-    return shelf, books
+        rooms.watch(books[gpu.uuid])
+    return rooms, books
 
 
 @pytest.mark.parametrize("count", [3, MANY + 40])
-def test_what_the_shelf_says_is_what_the_books_say(count: int) -> None:
-    shelf, books = a_shelf(count)
+def test_what_the_index_says_is_what_the_books_say(count: int) -> None:
+    rooms, books = an_index(count)
     draw = random.Random(count)
     for number in range(300):
         book = books[f"GPU-{draw.randrange(count)}"]
@@ -37,25 +37,65 @@ def test_what_the_shelf_says_is_what_the_books_say(count: int) -> None:
         else:
             size = draw.randrange(1, 4) * GiB
             book.put(a_lease(f"n{number}", size, gpus=(book.gpu.uuid,)))
-        room = shelf.room()
+        room = rooms.room()
         taking = sorted(each.most_takeable_bytes for each in books.values() if is_taking(each))
         assert [size for size, _ in room.free] == taking
         assert room.empty == sum(map(is_empty, books.values()))
         closed = draw.sample(sorted(books), 2)
         rest = [each for each in books.values() if each.gpu.uuid not in closed and is_taking(each)]
         rest.sort(key=lambda each: each.most_takeable_bytes)
-        assert shelf.room(closed).most(1) == rest[-1].most_takeable_bytes
-        roomiest = [each.most_takeable_bytes for each in shelf.roomiest(4, closed)]
+        assert rooms.room(closed).most(1) == rest[-1].most_takeable_bytes
+        roomiest = [each.most_takeable_bytes for each in rooms.roomiest(4, closed)]
         assert roomiest == [each.most_takeable_bytes for each in rest[:-5:-1]]
+        rooms.check()
+
+
+@pytest.mark.parametrize("count", [3, MANY + 40])
+def test_parts_of_the_gpus_stay_in_order(count: int) -> None:
+    rooms, books = an_index(count)
+    draw = random.Random(count)
+    parts = [Reach(tuple(sorted(books)[:size])) for size in (1, 2, count - 1)]
+    for number in range(600):
+        book = books[f"GPU-{draw.randrange(count)}"]
+        if book.leases and draw.random() < 0.5:
+            book.take(next(iter(book.leases)))
+        else:
+            size, is_probe = draw.randrange(1, 4) * GiB, draw.random() < 0.2
+            lease = a_lease(f"n{number}", size, gpus=(book.gpu.uuid,), is_probe=is_probe)
+            book.put(lease)
+        reach = draw.choice(parts)
+        booked = frozenset(draw.sample(sorted(books), draw.choice([0, 1, count // 2])))
+        here = [books[uuid] for uuid in reach.gpus if uuid not in booked]
+        room = rooms.room((), reach, booked)
+        for entries, is_open in (
+            (room.free, is_taking),
+            (room.calm, lambda one: is_taking(one) and is_calm(one)),
+            (room.for_probe, lambda one: is_taking(one) and not one.has_probe),
+        ):
+            expected = sorted(one.most_takeable_bytes for one in here if is_open(one))
+            assert [size for size, _ in entries] == expected
+        assert room.empty == sum(map(is_empty, here))
+    rooms.check()
+
+
+def test_a_gpu_with_a_first_run_has_no_room_for_another() -> None:
+    rooms, books = an_index(2)
+    books["GPU-0"].put(a_lease("a", GiB, is_probe=True))
+    assert rooms.room().has(1, 2 * GiB)
+    assert rooms.room().has(1, 2 * GiB, is_probe=True)
+
+    books["GPU-1"].put(a_lease("b", GiB, gpus=("GPU-1",), is_probe=True))
+    assert rooms.room().has(1, 2 * GiB)
+    assert not rooms.room().has(1, 2 * GiB, is_probe=True)
 
 
 def test_closed_gpus_give_no_room() -> None:
-    shelf, books = a_shelf(2)
+    rooms, books = an_index(2)
     books["GPU-0"].put(a_lease("a", 20 * GiB))
 
-    assert shelf.room().has(1, 20 * GiB)
-    assert not shelf.room(["GPU-1"]).has(1, 20 * GiB)
-    assert shelf.room(["GPU-1"]).empty == 0
+    assert rooms.room().has(1, 20 * GiB)
+    assert not rooms.room(["GPU-1"]).has(1, 20 * GiB)
+    assert rooms.room(["GPU-1"]).empty == 0
 
 
 def test_of_very_many_gpus_the_one_that_fits_is_found() -> None:
@@ -105,15 +145,15 @@ def waitlist_of(needs: dict[str, float]) -> Waitlist:
 
 def found(waitlist: Waitlist, most: float, empty: int = 0, guess: float = math.inf) -> list[str]:
     """Return the groups that may fit on GPUs with this room, by their first keys."""
-    room = FreeSpace([(most, 0), (most, 1)], empty, [])
+    room = FreeSpace([(most, 0), (most, 1)], empty, [], [(most, 0), (most, 1)])
     groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(room, room, 0.0), guess)
     return [group.head.request.key for group in groups]
 
 
 def test_every_room_holds_a_request_without_gpus() -> None:
-    closed = FreeSpace([(0, 0)], 0, [(0, 0)], {0})
+    closed = FreeSpace([(0, 0)], 0, [(0, 0)], [], {0})
     assert closed.has(0, 1 * GiB)
-    assert FreeSpace([], 0, []).has(0, 0, is_load_known=True)
+    assert FreeSpace([], 0, [], []).has(0, 0, is_load_known=True)
 
 
 def test_groups_that_fit_are_found_in_turn() -> None:
@@ -160,7 +200,7 @@ def test_a_group_waits_for_room_on_the_gpus_that_it_may_use() -> None:
     waitlist.refuse(waitlist.group_of("pinned"), Refusal("pinned", 0, reach=there))
 
     def on(gpu: str) -> list[str]:
-        some, none = FreeSpace([(2 * GiB, 0)], 0, []), FreeSpace([], 0, [])
+        some, none = FreeSpace([(2 * GiB, 0)], 0, [], []), FreeSpace([], 0, [], [])
 
         def rooms(reach: Reach) -> Rooms:
             return Rooms(*[some if gpu in reach.gpus else none] * 2, 0.0)
@@ -177,7 +217,7 @@ def test_reserved_gpus_count_only_for_jobs_that_end_in_time() -> None:
     for key, lasts_s in lasting.items():
         refused = Refusal(key, 0, need_bytes=GiB, lasts_s=lasts_s)
         waitlist.refuse(waitlist.group_of(key), refused)
-    reserved, none = FreeSpace([(2 * GiB, 0)], 0, []), FreeSpace([], 0, [])
+    reserved, none = FreeSpace([(2 * GiB, 0)], 0, [], []), FreeSpace([], 0, [], [])
     groups = waitlist.candidates(
         (-1, 0, 0, 0.0, 0), lambda reach: Rooms(none, reserved, 62.0), math.inf
     )
@@ -194,11 +234,11 @@ def test_more_sets_of_gpus_than_are_told_apart_are_asked_at_every_event() -> Non
 
 
 def test_a_pinned_process_may_use_its_own_memory_again() -> None:
-    shelf, books = a_shelf(2)
+    rooms, books = an_index(2)
     books["GPU-0"].put(a_lease("a", 20 * GiB))
     books["GPU-0"].read(a_reading(books["GPU-0"].gpu, a_use(7, 3 * GiB)))
     here = ("GPU-0",)
 
-    assert shelf.room((), Reach(here)).most(1) == GiB
-    assert shelf.room((), Reach(here, is_pinned=True)).most(1) == 4 * GiB
-    assert shelf.room(here, Reach(here, is_pinned=True)).most(1) == -math.inf
+    assert rooms.room((), Reach(here)).most(1) == GiB
+    assert rooms.room((), Reach(here, is_pinned=True)).most(1) == 4 * GiB
+    assert rooms.room(here, Reach(here, is_pinned=True)).most(1) == -math.inf

@@ -127,7 +127,7 @@ def test_all_a_process_waits_for_is_set_apart_but_not_what_it_asks_for_children(
 
 def woken(waitlist):
     """Return the first keys of the groups that are asked though no GPU has room."""
-    none = FreeSpace([], 0, [])
+    none = FreeSpace([], 0, [], [])
     groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(none, none, 0.0), math.inf)
     return [group.head.request.key for group in groups]
 

@@ -1,17 +1,12 @@
 """Current allocations: the book of each GPU, the leases in it, and the samples of each job.
 
-Keeps the three consistent, and GPUs ordered by the room they have left: on machines with many GPUs
-a decision considers only the few candidates found there. The next grant is decided elsewhere.
+Keeps the three consistent. The next grant is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HOST_MODEL
@@ -23,136 +18,11 @@ from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.host_ledger import HostLedger
 from grn.negotiator.schedule.ledger import Book, Rules, check_books
-from grn.negotiator.schedule.placement import Entry, FreeSpace, Size, is_calm, is_empty, is_taking
-from grn.negotiator.schedule.turns.order import ANYWHERE, Reach
+from grn.negotiator.schedule.placement import Size
+from grn.negotiator.schedule.room_index import RoomIndex
 
-_Put = Callable[[Entry], None]
 _LEAST_SHARE = 1e-6  # of a job that uses nothing: it is accounted all the same
-MANY = 64  # up to this many GPUs all are considered
 YIELDING_COST = 0.5  # of a lease that may be asked to give way, in fair share
-FEW = 32  # beyond that, this many of the roomiest
-
-
-class Shelf:
-    """All GPUs that are open to newcomers, the fullest first."""
-
-    def __init__(self, books: Mapping[str, Book]) -> None:
-        self._books = books
-        self._places: dict[str, int] = {}
-        self._by_place: list[Book] = []
-        self._entries: dict[str, tuple[Entry | None, bool]] = {}
-        self._free: list[Entry] = []
-        self._calm: list[Entry] = []
-        self._empty: set[str] = set()
-        self.changed: set[str] = set()  # GPUs whose books have changed
-        self._moved: set[str] = set()  # the same since `moved` was last called
-
-    def watch(self, book: Book) -> None:
-        """Add a GPU."""
-        self._places[book.gpu.uuid] = len(self._places)
-        self._by_place.append(book)
-        self.changed.add(book.gpu.uuid)
-        book.changed = self.changed
-
-    def moved(self) -> set[str]:
-        """Return the GPUs whose books have changed since the last call."""
-        self._refresh()
-        moved, self._moved = self._moved, set()
-        return moved
-
-    def room(self, closed: Collection[str] = (), reach: Reach = ANYWHERE) -> FreeSpace:
-        """Return the room on the GPUs of a reach that are not closed."""
-        self._refresh()
-        if reach.gpus:
-            return self._room_on([uuid for uuid in reach.gpus if uuid not in closed], reach)
-        if not closed:
-            return FreeSpace(self._free, len(self._empty), self._calm)
-        out = {self._places[uuid] for uuid in closed}
-        empty = len(self._empty.difference(closed))
-        if len(out) <= FEW:
-            return FreeSpace(self._free, empty, self._calm, out)
-        free, calm = (
-            [entry for entry in entries if entry[1] not in out]
-            for entries in (self._free, self._calm)
-        )
-        return FreeSpace(free, empty, calm)
-
-    def _room_on(self, uuids: Sequence[str], reach: Reach) -> FreeSpace:
-        if not reach.is_pinned:
-            noted = [self._entries[uuid] for uuid in uuids]
-            free = sorted(entry for entry, _ in noted if entry is not None)
-            calm = sorted(entry for entry, is_quiet in noted if entry is not None and is_quiet)
-            return FreeSpace(free, len(self._empty.intersection(uuids)), calm)
-        # Memory that a process has here without a lease is room for its own requests.
-        books = [book for uuid in uuids if is_taking(book := self._books[uuid])]
-        free = sorted(
-            (
-                book.free_bytes + book.strangers_bytes if book.leases else book.capacity_bytes,
-                self._places[book.gpu.uuid],
-            )
-            for book in books
-        )
-        return FreeSpace(free, sum(not book.leases for book in books), free)
-
-    def likely(
-        self, least_bytes: float, gpus: int, closed: Collection[str] = ()
-    ) -> tuple[list[Book], bool]:
-        """Return the roomiest open GPUs, and whether no others have `least_bytes` of room."""
-        self._refresh()
-        able = len(self._free) - bisect_left(self._free, (least_bytes, -1))
-        for uuid in closed:
-            entry, _ = self._entries[uuid]
-            able -= entry is not None and entry[0] >= least_bytes
-        most = FEW + gpus
-        return self.roomiest(min(most, max(able, 2 * gpus)), closed), able <= most
-
-    def roomiest(self, most: int, closed: Collection[str] = ()) -> list[Book]:
-        """Return the open GPUs with the most room, the roomiest first."""
-        self._refresh()
-        out = {self._places[uuid] for uuid in closed}
-        open_to_all = (place for _, place in reversed(self._free) if place not in out)
-        return [self._by_place[place] for place in islice(open_to_all, most)]
-
-    def _refresh(self) -> None:
-        self._moved |= self.changed
-        if len(self.changed) > max(MANY, len(self._books) // 2):  # nearly all: rebuild
-            self._entries, self._free, self._calm, self._empty = {}, [], [], set()
-            for uuid, book in self._books.items():
-                self._note(uuid, book, self._free.append, self._calm.append)
-            self._free.sort()
-            self._calm.sort()
-        else:
-            to_free, to_calm = partial(insort, self._free), partial(insort, self._calm)
-            for uuid in self.changed:
-                book = self._books[uuid]
-                entry = self._entry(uuid, book)
-                if entry != self._entries.get(uuid) or is_empty(book) != (uuid in self._empty):
-                    self._forget(uuid)
-                    self._note(uuid, book, to_free, to_calm)
-        self.changed.clear()
-
-    def _entry(self, uuid: str, book: Book) -> tuple[Entry | None, bool]:
-        """Return the place of a GPU among those with room, if any, and whether it is calm."""
-        if not is_taking(book):
-            return None, False
-        return (book.most_takeable_bytes, self._places[uuid]), is_calm(book)
-
-    def _note(self, uuid: str, book: Book, to_free: _Put, to_calm: _Put) -> None:
-        entry, calm = self._entries[uuid] = self._entry(uuid, book)
-        if entry is not None:
-            to_free(entry)
-            if calm:
-                to_calm(entry)
-        if is_empty(book):
-            self._empty.add(uuid)
-
-    def _forget(self, uuid: str) -> None:
-        entry, calm = self._entries.get(uuid, (None, False))
-        if entry is not None:
-            del self._free[bisect_left(self._free, entry)]
-            if calm:
-                del self._calm[bisect_left(self._calm, entry)]
-        self._empty.discard(uuid)
 
 
 class Holdings:
@@ -165,7 +35,7 @@ class Holdings:
         self._memory = memory
         self._loads = loads
         self.books: dict[str, Book] = {}
-        self.shelf = Shelf(self.books)
+        self.rooms = RoomIndex(self.books)
         self.leases: dict[str, Lease] = {}
         self.watches: dict[str, profiling.RunWatch] = {}  # lease -> samples of its job
         self.draining: set[str] = set()
@@ -183,7 +53,7 @@ class Holdings:
         """Open the book of one GPU."""
         book = Book(gpu, self._rules.guard.of(gpu.total_bytes), reading)
         self.books[gpu.uuid] = book
-        self.shelf.watch(book)
+        self.rooms.watch(book)
         self.capacity_bytes += book.capacity_bytes
         known = self._sizes.get(gpu.model)
         if known is None or known.total_bytes < gpu.total_bytes:
@@ -342,6 +212,7 @@ class Holdings:
     def check(self) -> None:
         """Raise AssertionError when the books contradict each other."""
         check_books(self.books, self.leases)
+        self.rooms.check()
         assert self._types == Counter(lease.request.job_type for lease in self.leases.values())
         self.host.check(self.leases)
         assert self.host_profiles.watches.keys() == self.leases.keys()

@@ -12,16 +12,17 @@ from dataclasses import replace
 from grn.model.job import Request
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import MANY, Holdings
+from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.bookings import NOT_BOOKED, Booked, Bookings
 from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import Need, Place, allowed, is_anywhere, pinned, place
+from grn.negotiator.schedule.room_index import MANY
 from grn.negotiator.schedule.turns.order import FOR_ANYBODY, BookedFor
 
 
 class RequestAnswers:
-    """RequestAnswers to requests by the present state of GPUs, host and bookings."""
+    """Answers to requests by the present state of GPUs, host and bookings."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class RequestAnswers:
     def to(self, request: Request, at: float, sequence: int | None = None) -> Place | Wait:
         """Return where a request would be placed now, or why it has to wait."""
         booked = self.booked(request, at)
-        return self.placed(request, self._needs.of(request), booked.closed, sequence, booked, at)
+        return self.placed(request, self._needs.of(request), (), sequence, booked, at)
 
     def booked(self, request: Request, at: float) -> Booked:
         """Return what the bookings mean for a request: which GPUs are closed to it."""
@@ -50,12 +51,14 @@ class RequestAnswers:
         return self._bookings.of(request.user, runs_s, at)
 
     def booked_for(self, request: Request) -> BookedFor:
+        """Return whose bookings matter to a request."""
         if not self._bookings:
             return BookedFor(yields=True) if request.yields else FOR_ANYBODY
         user = request.user if self._bookings.has_user(request.user) else -1
         return BookedFor(user, request.yields)
 
-    def booked_closed(self, request: Request, at: float) -> Collection[str]:
+    def booked_closed(self, request: Request, at: float) -> frozenset[str]:
+        """Return the GPUs that bookings close to a request."""
         return self.booked(request, at).closed
 
     def placed(
@@ -67,7 +70,7 @@ class RequestAnswers:
         booked: Booked,
         at: float,
     ) -> Place | Wait:
-        """Answer a request; the GPUs that are closed include those that are booked."""
+        """Answer a request; GPUs are closed to it, and others are booked."""
         if request.gpus:
             answer = self._on_gpus(request, needs, closed, booked)
             if booked.closed and isinstance(answer, Wait):
@@ -110,9 +113,8 @@ class RequestAnswers:
     def _on_gpus(
         self, request: Request, needs: dict[str, Need], closed: Collection[str], booked: Booked
     ) -> Place | Wait:
-        books = allowed(request, list(self._holdings.books.values()))
-        own = self._on_own_booking(request, needs, books, closed, booked)
-        answer = own or self._place(request, needs, books, closed)
+        own = self._on_own_booking(request, needs, closed, booked)
+        answer = own or self._place(request, needs, closed, booked.closed)
         is_first = (
             answer.is_probe
             if isinstance(answer, Place)
@@ -121,52 +123,53 @@ class RequestAnswers:
         running = self._holdings.first_runs.get(request.job_type) if is_first else None
         if running is None:
             return answer
+        books = self._allowed(request)
         homes = pinned(request, books) or books
         known = [book for book in homes if not needs[book.gpu.model].is_probe]
         if len(known) >= request.gpus:  # it was measured on another model than these
-            answer = place(request, needs, known, closed)
+            answer = place(request, needs, known, booked.closed.union(closed))
             if isinstance(answer, Place):
                 return answer
         return self._wait_for_sibling(running)
 
     def _on_own_booking(
-        self,
-        request: Request,
-        needs: dict[str, Need],
-        books: list[Book],
-        closed: Collection[str],
-        booked: Booked,
+        self, request: Request, needs: dict[str, Need], closed: Collection[str], booked: Booked
     ) -> Place | None:
         """Place a request on GPUs that its user has booked; None where it does not fit."""
         if not booked.own:
             return None
+        books = self._allowed(request)
         homes = pinned(request, books) or books
         own = [book for book in homes if book.gpu.uuid in booked.own]
         if len(own) < request.gpus:
             return None
-        found = self._place(request, needs, own, closed)
+        found = place(request, needs, own, booked.closed.union(closed))
         return found if isinstance(found, Place) else None
 
     def _place(
         self,
         request: Request,
         needs: dict[str, Need],
-        books: list[Book],
         closed: Collection[str],
+        booked: frozenset[str],
     ) -> Place | Wait:
         """Place a request; of very many GPUs, try the roomiest first."""
+        books, rooms = self._holdings.books, self._holdings.rooms
         if len(books) > MANY and is_anywhere(request):
-            shelf = self._holdings.shelf
             least = min(need.need_bytes for need in needs.values())
-            few, are_all = shelf.likely(least, request.gpus, closed)
+            few, are_all = rooms.likely(least, request.gpus, closed, booked)
             if request.is_exclusive:
-                are_all = shelf.room(closed).empty < request.gpus
+                are_all = rooms.room(closed, booked=booked).empty < request.gpus
             if len(few) >= request.gpus:
-                kept = [self._holdings.books[uuid] for uuid in closed]  # they change the reason
+                kept = [books[uuid] for uuid in closed]  # they change the reason
                 answer = place(request, needs, few + kept, closed)
                 if are_all or isinstance(answer, Place):
                     return answer
-        return place(request, needs, books, closed)
+        shut = booked.union(closed) if booked else closed
+        return place(request, needs, self._allowed(request), shut)
+
+    def _allowed(self, request: Request) -> list[Book]:
+        return allowed(request, list(self._holdings.books.values()))
 
     def _wait_for_sibling(self, lease_id: str) -> Wait:
         lease = self._holdings.leases[lease_id]

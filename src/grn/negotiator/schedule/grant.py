@@ -68,7 +68,7 @@ class Granter:
         self.follow_processes()
         closed = self._closed(at)
         self._wake()
-        rooms = RoomsOnGpus(self._holdings.shelf, closed)
+        rooms = RoomsOnGpus(self._holdings.rooms, closed)
         left_s = self._keeper.left_s(at)
 
         @cache
@@ -129,7 +129,7 @@ class Granter:
         self._waitlist.pin_some()
 
     def _note_processes(self) -> None:
-        for uuid in self._holdings.shelf.moved():
+        for uuid in self._holdings.rooms.moved():
             self._waitlist.on_gpu(uuid, self._holdings.books[uuid].pids())
 
     def _wake(self) -> None:
@@ -158,9 +158,9 @@ class Granter:
         request = head.request
         needs = self.needs.of(request)
         booked = self.answers.booked(request, at)
-        if booked.closed:
-            shut = list(dict.fromkeys([*shut, *booked.closed]))
-        refused = self._refusals.without_room(request, needs, shut) if request.gpus else None
+        refused = None
+        if request.gpus:
+            refused = self._refusals.without_room(request, needs, shut, booked.closed)
         if refused is not None:
             self._waitlist.refuse(group, refused)
             return None

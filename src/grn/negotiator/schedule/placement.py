@@ -67,22 +67,27 @@ class FreeSpace:
 
     free: Sequence[Entry]
     empty: int
-    calm: Sequence[Entry]  # the same without GPUs that are too busy for a known load
+    calm: Sequence[Entry]  # the same without GPUs that are too busy for a known load,
+    for_probe: Sequence[Entry]  # and without those that have a first run
     without: Collection[int] = ()  # the indices of GPUs in these lists that do not count
 
-    def most(self, gpus: int, is_load_known: bool = False) -> float:
+    def most(self, gpus: int, is_load_known: bool = False, is_probe: bool = False) -> float:
         """Return the largest need that a number of GPUs can take each."""
         if not gpus:
             return math.inf
         free = self.calm if is_load_known else self.free
+        if is_probe:
+            free = self.for_probe
         if not self.without:
             return free[-gpus][0] if len(free) >= gpus else -math.inf
         rooms = (room for room, index in reversed(free) if index not in self.without)
         return next(islice(rooms, gpus - 1, None), -math.inf)
 
-    def has(self, gpus: int, need_bytes: float, is_load_known: bool = False) -> bool:
+    def has(
+        self, gpus: int, need_bytes: float, is_load_known: bool = False, is_probe: bool = False
+    ) -> bool:
         """True when a number of GPUs can take a need each."""
-        return self.most(gpus, is_load_known) >= need_bytes
+        return self.most(gpus, is_load_known, is_probe) >= need_bytes
 
 
 def is_taking(book: Book) -> bool:

@@ -16,9 +16,10 @@ from itertools import islice
 from grn.model.job import Request
 from grn.negotiator.actions import AskYield
 from grn.negotiator.events import Lease, LeaseState, Wait, WaitReason
-from grn.negotiator.schedule.allocations import MANY, Holdings
+from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need, Place, allowed, place
+from grn.negotiator.schedule.room_index import MANY
 from grn.negotiator.schedule.turns.order import WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
@@ -219,7 +220,7 @@ class Preemption:
         if len(books) <= MANY:
             return books
         near = {uuid for one in leases for uuid in self._holdings.leases[one].gpus}
-        roomiest, _ = self._holdings.shelf.likely(0, gpus)
+        roomiest, _ = self._holdings.rooms.likely(0, gpus)
         near.update(book.gpu.uuid for book in roomiest)
         return [book for book in books if book.gpu.uuid in near]
 

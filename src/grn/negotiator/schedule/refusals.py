@@ -12,10 +12,11 @@ from dataclasses import replace
 from grn.model.job import Request
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings, Shelf
+from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.answers import RequestAnswers
 from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import FreeSpace, Need, allowed, is_anywhere, pinned
+from grn.negotiator.schedule.room_index import RoomIndex
 from grn.negotiator.schedule.turns.backfill import Keeper
 from grn.negotiator.schedule.turns.order import ANYWHERE, Group, Reach, Refusal
 
@@ -23,8 +24,8 @@ from grn.negotiator.schedule.turns.order import ANYWHERE, Group, Reach, Refusal
 class RoomsOnGpus:
     """The room on sets of GPUs, computed once between two grants."""
 
-    def __init__(self, shelf: Shelf, closed: Collection[str]) -> None:
-        self._shelf = shelf
+    def __init__(self, rooms: RoomIndex, closed: Collection[str]) -> None:
+        self._rooms = rooms
         self._closed = closed
         self._found: dict[tuple[Reach, bool, frozenset[str]], FreeSpace] = {}
 
@@ -38,7 +39,7 @@ class RoomsOnGpus:
         name = (reach, with_closed or not self._closed, booked)
         if name not in self._found:
             closed = () if name[1] else self._closed
-            self._found[name] = self._shelf.room({*closed, *booked} if booked else closed, reach)
+            self._found[name] = self._rooms.room(closed, reach, booked)
         return self._found[name]
 
     def cache_clear(self) -> None:
@@ -64,13 +65,17 @@ class Refusals:
         self._keeper = keeper
 
     def without_room(
-        self, request: Request, needs: Mapping[str, Need], shut: Collection[str]
+        self,
+        request: Request,
+        needs: Mapping[str, Need],
+        shut: Collection[str],
+        booked: frozenset[str],
     ) -> Refusal | None:
         """Refuse a request that no GPUs have room for, without placing it; None when some may."""
         if request.job_type in self._holdings.first_runs:
             return None  # it may wait for its first run, whatever the room
         refused = self.refused(request, needs)
-        room = self._holdings.shelf.room(shut, refused.reach)
+        room = self._holdings.rooms.room(shut, refused.reach, booked)
         if refused.reach.is_pinned or not self._has_no_room(refused, room):
             return None
         return refused
@@ -154,7 +159,7 @@ class Refusals:
         """True when a request that was refused for lack of room would be refused again."""
         if refused.is_alone:
             return room.empty < refused.gpus
-        least = refused.need_bytes
-        if refused.is_guess:
-            least = min(least, self._needs.guess())
-        return not room.has(refused.gpus, least, refused.is_load_known)
+        if room.has(refused.gpus, refused.need_bytes, refused.is_load_known):
+            return False
+        least = min(refused.need_bytes, self._needs.guess())
+        return not (refused.is_guess and room.has(refused.gpus, least, is_probe=True))

@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from grn.model.job import Request
-from grn.negotiator.schedule.allocations import FEW, MANY, Holdings
+from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.needs import RequestNeeds, remaining_s
 from grn.negotiator.schedule.placement import Need, allowed, is_anywhere, to_keep
+from grn.negotiator.schedule.room_index import FEW, MANY
 from grn.negotiator.schedule.turns.order import Group, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
@@ -29,7 +30,7 @@ class Keeper:
         holdings: Holdings,
         waitlist: Waitlist,
         needs: RequestNeeds,
-        booked: Callable[[Request, float], Collection[str]],
+        booked: Callable[[Request, float], frozenset[str]],
     ) -> None:
         self._rules = rules
         self._holdings = holdings
@@ -70,12 +71,12 @@ class Keeper:
         return {}
 
     def _to_keep(
-        self, head: WaitingRequest, needs: Mapping[str, Need], at: float, booked: Collection[str]
+        self, head: WaitingRequest, needs: Mapping[str, Need], at: float, booked: frozenset[str]
     ) -> list[Book]:
         """Choose the GPUs to reserve; of very many, among the roomiest."""
         request, ready_s = head.request, partial(self._ready_s, at, head.sequence)
         if len(self._holdings.books) > MANY and is_anywhere(request):
-            few = self._holdings.shelf.roomiest(FEW + request.gpus, booked)
+            few = self._holdings.rooms.roomiest(FEW + request.gpus, (), booked)
             kept = to_keep(request, needs, few, ready_s)
             if kept:
                 return kept

@@ -307,10 +307,9 @@ def _most(room: _Room, free: FreeSpace, guess_bytes: float) -> float:
     """Return the largest need of a group that may fit; negative when none may."""
     if room.what == "alone":
         return 0.0 if room.gpus <= free.empty else -1.0
-    most = free.most(room.gpus, room.is_load_known)
     if room.what == "guess":
-        return 0.0 if guess_bytes <= most else -1.0
-    return most
+        return 0.0 if guess_bytes <= free.most(room.gpus, is_probe=True) else -1.0
+    return free.most(room.gpus, room.is_load_known)
 
 
 def _mosts(room: _Room, rooms: Rooms, guess_bytes: float) -> tuple[float, float]:
