@@ -55,6 +55,7 @@ def test_what_is_not_text_is_kept_byte_for_byte():
         (b"priority=-5 type=eval", Needs(priority=-5, job_type="eval")),
         (b"'type=my model'", Needs(job_type="my model")),
         (b"at=gpu2", Needs(at="gpu2")),
+        (b"idle_limit=3h", Needs(idle_limit_s=10800.0)),
         (b"", Needs()),
     ],
 )
@@ -91,6 +92,7 @@ def test_a_bracket_of_the_shell_is_left_alone(line):
         (b"[mem=lots] x", "mem=lots: 'lots' is not a size"),
         (b"[mem=10] x", "mem=10: '10' would be 10 bytes"),
         (b"[mem=0] x", "mem=0: the size '0' is out of range"),
+        (b"[idle_limit=soon] x", "idle_limit=soon: invalid time 'soon'"),
         (b"[mem] x", "'mem' needs a value"),
         (b"[gpus=-1] x", "out of range"),
         (b"[gpus=two] x", "gpus=two is not a whole number"),

@@ -433,7 +433,7 @@ def test_a_held_job_is_held_after_a_restart(queue: Queue) -> None:
 
 def test_moved_jobs_start_in_their_new_order(queue: Queue) -> None:
     queue.fine("drain")
-    jobs = [queue.sh(f"echo {name} >> order", "-n", "4", "--exclusive") for name in "abcd"]
+    jobs = [queue.sh(f"echo {name} >> order", "-g", "4", "--exclusive") for name in "abcd"]
     a, b, c, d = map(str, jobs)
     queue.fine("move", "--front", d)
     queue.fine("move", "--back", a)
@@ -448,9 +448,9 @@ def test_moved_jobs_start_in_their_new_order(queue: Queue) -> None:
 def test_a_job_moved_to_the_front_starts_before_those_that_wait_longer(queue: Queue) -> None:
     """The negotiator has been asked for all of them already."""
     queue.gate("busy")
-    busy = queue.sh("echo up; gate busy", "-n", "4", "--exclusive")
+    busy = queue.sh("echo up; gate busy", "-g", "4", "--exclusive")
     queue.says(busy, "up")
-    jobs = [queue.sh(f"echo {name} >> waited", "-n", "4", "--exclusive") for name in "abc"]
+    jobs = [queue.sh(f"echo {name} >> waited", "-g", "4", "--exclusive") for name in "abc"]
     wait_for(lambda: all("asked" not in queue.job(job)["why"] for job in jobs), "their reasons")
     queue.fine("move", "--front", str(jobs[2]))
     queue.gate("busy").open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import click
@@ -59,6 +60,29 @@ def test_every_option_says_a_sentence() -> None:
     for opt in (*told, *options.NEEDS.values(), *options.PLACES.values()):
         assert opt.help[0].isupper(), opt.flags
         assert opt.help.endswith("."), opt.flags
+
+
+@pytest.mark.parametrize(
+    "words", [["submit"], ["exec"], ["batch"], ["sweep"], ["select"], ["book"], ["when"]]
+)
+def test_a_number_of_gpus_is_g_and_the_older_n_is_accepted_and_not_shown(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        app.main(["help", *words])
+    text = capsys.readouterr().out
+    assert "-g, --gpus N" in text
+    assert "-n" not in re.findall(r"^ +(-\w)", text, re.MULTILINE)
+    assert quick.read_words("submit", ["-n", "3", "true"])["gpus"] == 3  # type: ignore[index]
+
+
+def test_the_help_of_sweep_has_its_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["help", "sweep"], ["sweep", "--help"]):
+        with pytest.raises(SystemExit):
+            app.main(words)
+        text = capsys.readouterr().out
+        assert "--n-samples N" in text
+        assert "plot  Draw the sweep in DIR: an HTML page that works offline, a PNG, and a" in text
 
 
 def test_every_command_has_examples() -> None:

@@ -96,7 +96,7 @@ def test_the_job_runs_as_its_submitter_would_run_it(queue: Queue, tmp_path: Path
 
 def test_the_job_sees_only_its_gpus(queue: Queue) -> None:
     job = queue.sh(
-        "echo $CUDA_VISIBLE_DEVICES $GRN_GPU_COUNT ${GRN_LEASE:+leased}", "-n", "3",
+        "echo $CUDA_VISIBLE_DEVICES $GRN_GPU_COUNT ${GRN_LEASE:+leased}", "-g", "3",
         env={"CUDA_VISIBLE_DEVICES": "77", "GRN_LEASE": "of another"},
     )  # fmt: skip
     row = queue.ended(job)

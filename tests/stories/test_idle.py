@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 from tests.harness import wait_for
-from tests.queue.daemon import Queue, a_queue
+from tests.queue.daemon import GRN, Queue, a_queue
 
 SOON = {"GRN_IDLE_LIMIT_S": "1", "GRN_IDLE_AFTER_S": "0"}
 HOOK = 'echo "$GRN_EVENT $GRN_JOB_ID $GRN_JOB_NAME" >> "$STORY/idle"'
@@ -60,3 +61,27 @@ def test_a_job_with_a_limit_of_its_own_is_not_idle_by_that_of_the_machine() -> N
 
         assert row["lease"] == queue.job(other)["lease"]
         assert queue.job(own)["idle_limit_s"] == 3600.0
+
+
+def test_every_way_to_run_a_command_takes_a_limit_of_its_own() -> None:
+    with a_queue("virtual:1x1GiB", GRN_IDLE_RULE="show", **SOON) as queue:
+        limit = ("--mem", "64MiB", "--idle-limit", "1h")
+        own = queue.submit("--hold", *limit, "--", "sleep", "600")
+        foreground = queue.story.start(*GRN, "exec", *limit, "--", "sleep", "600")
+        lines = queue.story.write("lines.txt", "sleep 600\n")
+        batch = queue.story.start(*GRN, "batch", *limit, str(lines))
+        sweep = queue.story.start(*GRN, "sweep", "sleep 60{x}", "-p", "x", "0", *limit)
+        queue.fine("edit", str(own), "--idle-limit", "2h")
+        assert queue.job(own)["idle_limit_s"] == 7200.0
+        queue.fine("edit", str(own), "--idle-limit", "0")
+        assert "idle_limit_s" not in queue.job(own)
+        wait_for(lambda: len(queue.json("ps")["leases"]) == 3, "three leases")
+        other = queue.submit("--mem", "64MiB", "--", "sleep", "600")
+        (row,) = wait_for(lambda: idle(queue), "an idle job")
+
+        assert row["lease"] == queue.job(other)["lease"]
+        limits = [job.get("idle_limit_s") for job in queue.json("ls")["jobs"] if job["group"]]
+        assert limits == [3600.0, 3600.0]
+        for process in (foreground, batch, sweep):
+            process.signal(signal.SIGTERM)  # each ends its command
+            process.wait()

@@ -144,7 +144,7 @@ def test_the_other_views_show_what_was(page, submit, server, story):
 def test_a_week_of_bookings_is_drawn_and_one_can_be_removed(page, server, story):
     page.goto(f"{server.url}/#/bookings")
     page.wait_for_selector("text=Nothing is booked in this week.")
-    story.start(*GRN, "book", "-n", "2", "--from", "now+1h", "--for", "20h").ended_well()
+    story.start(*GRN, "book", "-g", "2", "--from", "now+1h", "--for", "20h").ended_well()
     wait_for(lambda: page.locator("svg.week rect[tabindex]").count() == 2, "a bar on each GPU")
     page.hover("svg.week rect[tabindex] >> nth=0")
     page.wait_for_selector("#tip:has-text('booking 1')")

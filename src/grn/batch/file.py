@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
-from grn.model.units import parse_cpus, parse_memory
+from grn.model.units import parse_cpus, parse_memory, parse_time
 
-OPTIONS = "gpus, mem, cpus, ram, exclusive, priority, type, at, on, not, name"
+OPTIONS = "gpus, mem, cpus, ram, exclusive, priority, type, at, on, not, idle_limit, name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,7 @@ _FIELDS = {
     "mem": "mem_bytes",
     "cpus": "cpus",
     "ram": "ram_bytes",
+    "idle_limit": "idle_limit_s",
     "exclusive": "is_exclusive",
     "priority": "priority",
     "type": "job_type",
@@ -131,6 +132,7 @@ _NUMBERS: dict[str, Callable[[str], float]] = {
     "mem": parse_memory,
     "ram": parse_memory,
     "cpus": parse_cpus,
+    "idle_limit": parse_time,
 }
 
 

@@ -185,7 +185,7 @@ EXAMPLES = {
     "idle": ("grn idle", "grn idle --json"),
     "when": ("grn when --gpus 2 --mem 20GiB --for 6h", "grn when --type train.py --json"),
     "book": (
-        "grn book -n 2 --from 'tomorrow 9:00' --for 4h",
+        "grn book -g 2 --from 'tomorrow 9:00' --for 4h",
         "grn book --from 22:00 --for 8h --on a100",
         "grn book ls",
         "grn book rm 3",
@@ -313,6 +313,8 @@ def show_help(ctx: click.Context, names: tuple[str, ...], is_man: bool) -> int:
         if below is None:
             raise click.UsageError(f"No such command '{name}'.", ctx)
         found = below
+    if names == ("sweep",) and isinstance(found, click.Group):
+        found = found.commands["run"]  # `grn sweep` runs one
     path = " ".join(["grn", *names])
     with found.context_class(found, info_name=path) as shown:
         if is_man:

@@ -5,7 +5,7 @@ A manual page is made from the same table and texts as `--help`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -21,9 +21,16 @@ _LAST = ("Output", "Options")  # sections that come behind all others
 class SectionOption(click.Option):
     """An option that is listed in a section; its range is refused, not shown."""
 
-    def __init__(self, *args: Any, section: str = "", **given: Any) -> None:
+    def __init__(self, *args: Any, section: str = "", alias: str = "", **given: Any) -> None:
         super().__init__(*args, **given)
         self.section = section
+        self._aliases = [alias] if alias else []
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Accept an older flag that help, errors and completion leave out."""
+        shown, self.opts = self.opts, [*self.opts, *self._aliases]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         extra = super().get_help_extra(ctx)
@@ -72,6 +79,9 @@ class GrnGroup(click.Group):
         write_sections(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_commands([command for _, command in sorted(self.commands.items())], formatter)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(self, formatter)
 
@@ -90,6 +100,13 @@ def write_sections(
     for name in [*names, *(name for name in _LAST if name in sections)]:
         with formatter.section(name):
             formatter.write_dl(sections[name])
+
+
+def write_commands(commands: Sequence[click.Command], formatter: click.HelpFormatter) -> None:
+    """List commands below a group, each with its first paragraph."""
+    with formatter.section("Commands"):
+        about = [(str(one.name), (one.help or "").partition("\n\n")[0]) for one in commands]
+        formatter.write_dl([(name, " ".join(text.split())) for name, text in about])
 
 
 def write_examples(command: click.Command, formatter: click.HelpFormatter) -> None:
@@ -122,7 +139,9 @@ def option(opt: Opt, name: str, text: str, *, has_default: bool = True) -> Calla
 
 
 def _as_click(opt: Opt, text: str, has_default: bool) -> dict[str, Any]:
-    given: dict[str, Any] = {"help": text, "section": opt.section, "metavar": opt.metavar}
+    given: dict[str, Any] = {
+        "help": text, "section": opt.section, "metavar": opt.metavar, "alias": opt.alias,
+    }  # fmt: skip
     if opt.kind == FLAG:
         return {**given, "is_flag": True, "default": opt.default if has_default else None}
     if opt.kind == WORDS:

@@ -20,13 +20,13 @@ MAX_DIGITS = 18
 class Opt:
     """One option."""
 
-    __slots__ = ("choices", "default", "dest", "flags", "help", "high", "kind", "low", "metavar",
-                 "section")  # fmt: skip
+    __slots__ = ("alias", "choices", "default", "dest", "flags", "help", "high", "kind", "low",
+                 "metavar", "section")  # fmt: skip
 
     def __init__(
         self, flags: str, kind: str, help: str, metavar: str | None = None, *, dest: str = "",
         default: Any = None, low: int | None = None, high: int | None = None, section: str = "",
-        choices: tuple[str, ...] = (),
+        choices: tuple[str, ...] = (), alias: str = "",
     ) -> None:  # fmt: skip
         self.flags = flags.split()
         self.kind = kind
@@ -37,6 +37,7 @@ class Opt:
         self.low, self.high = low, high
         self.section = section
         self.choices = choices
+        self.alias = alias  # an older flag that is accepted and not shown
 
     def value(self, text: str) -> Any:
         """Return the value that a word gives; None if it is not valid."""
@@ -55,10 +56,16 @@ class Opt:
 
 
 NEED, PLACE, LIST, OUTPUT = "What it needs", "Where it runs", "Which jobs", "Output"
+ENDS = "When it starts and ends"
+
+
+def gpu_count(help: str = "Number of GPUs.", low: int = 1, section: str = "") -> Opt:
+    """Return `-g`, a number of GPUs; `-n` is a number of rows everywhere else."""
+    return Opt("-g --gpus", WHOLE, help, "N", default=1, low=low, section=section, alias="-n")
+
 
 NEEDS = {
-    "gpus": Opt("-n --gpus", WHOLE, "Number of GPUs; 0 for a job that needs none.", "N", default=1,
-                low=0, section=NEED),
+    "gpus": gpu_count("Number of GPUs; 0 for a job that needs none.", 0, NEED),
     "mem": Opt("--mem", TEXT, "Memory on each GPU, such as 6GiB (default: learned).", "SIZE",
                section=NEED),
     "cpus": Opt("--cpus", TEXT, "Cores, such as 8 or 0.5 (default: learned).", "N",
@@ -74,6 +81,8 @@ NEEDS = {
               default="", section=NEED),
     "not": Opt("--not", WORDS, "Do not use this GPU, by index or UUID (repeatable).", "GPU",
                dest="avoid", section=NEED),
+    "idle_limit": Opt("--idle-limit", TEXT, "Count as idle after this time below 5% GPU load"
+                      " (default: as set for the machine).", "TIME", section=ENDS),
 }  # fmt: skip
 PLACES = {
     "at": Opt("--at", TEXT, "Run at this site or node, or `local`.", "PLACE", default="",
@@ -117,7 +126,7 @@ def read(
 
     With a command, the first word that is no option begins it, and so does `--`.
     """
-    by_flag = {flag: opt for opt in table for flag in opt.flags}
+    by_flag = {flag: opt for opt in table for flag in (*opt.flags, opt.alias)}
     found: dict[str, Any] = {opt.dest: opt.default for opt in table}
     at = 0
     while at < len(words) and words[at][:1] == "-" and words[at] not in ("-", "--"):

@@ -9,6 +9,7 @@ import importlib
 
 from grn.cli.options import (
     COLOUR,
+    ENDS,
     FILTERS,
     FLAG,
     JSON,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-_WHAT, _ENDS = "What to run", "When it starts and ends"
+_WHAT = "What to run"
 
 
 class QuickCommand:
@@ -67,33 +68,31 @@ SUBMIT = (
     Opt("--env", WORDS, "Set an environment variable (repeatable).", "K=V", section=_WHAT),
     *NEEDS.values(),
     Opt("--after", WORDS, "Start after that job has succeeded, or with :any after it has ended"
-        " (repeatable).", "ID[:ok|:any]", section=_ENDS),
+        " (repeatable).", "ID[:ok|:any]", section=ENDS),
     Opt("--begin", TEXT, "Start no earlier than 22:00, now+2h, 'tomorrow 9:00' or"
         " '2030-01-31 9:00'.",
-        "TIME", section=_ENDS),
+        "TIME", section=ENDS),
     Opt("--only", TEXT, "Start only in these hours of the day, such as 20:00-08:00.", "HOURS",
-        default="", section=_ENDS),
-    Opt("--hold", FLAG, "Hold the job until you run `grn release`.", section=_ENDS),
+        default="", section=ENDS),
+    Opt("--hold", FLAG, "Hold the job until you run `grn release`.", section=ENDS),
     Opt("--retry", WHOLE, "Retry up to N times on failure.", "N", default=0, low=0,
-        high=MAX_RETRIES, section=_ENDS),
+        high=MAX_RETRIES, section=ENDS),
     Opt("--time-limit", TEXT, "End the job after this time: 90s, 30m, 12h or 2d.", "TIME",
-        section=_ENDS),
-    Opt("--again", FLAG, "At the time limit, stop the job and queue it again.", section=_ENDS),
+        section=ENDS),
+    Opt("--again", FLAG, "At the time limit, stop the job and queue it again.", section=ENDS),
     Opt("--yield", FLAG, "Give way to jobs that do not yield, then run again; counts half in"
-        " fair share.", dest="yields", section=_ENDS),
+        " fair share.", dest="yields", section=ENDS),
     Opt("--at-least", TEXT, "With --yield: run this long before giving way.", "TIME",
-        section=_ENDS),
-    Opt("--urgent", FLAG, "Make jobs that yield give way at once.", section=_ENDS),
+        section=ENDS),
+    Opt("--urgent", FLAG, "Make jobs that yield give way at once.", section=ENDS),
     Opt("--signal", TEXT, "Signal that asks the job to end, instead of TERM.", "NAME",
-        section=_ENDS),
+        section=ENDS),
     Opt("--grace", TEXT, "Time to end after that signal before it is killed.", "TIME",
-        section=_ENDS),
-    Opt("--idle-limit", TEXT, "The job is idle once it has used less than 5% of its GPUs for this"
-        " long.", "TIME", section=_ENDS),
+        section=ENDS),
     Opt("--requeue", FLAG, "Run the job again if the machine goes down while it runs.",
-        section=_ENDS),
+        section=ENDS),
     Opt("--notify", TEXT, "Run CMD in the shell when the job has ended.", "CMD", default="",
-        section=_ENDS),
+        section=ENDS),
     *PLACES.values(),
     Opt("--separate-stderr", FLAG, "Keep standard error in a separate log as well.",
         section=OUTPUT),

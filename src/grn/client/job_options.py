@@ -232,6 +232,6 @@ OPTIONS: Mapping[str, JobOption] = {
     "urgent": JobOption(usual=False),
     "signal": JobOption(_signal, usual=""),
     "grace": JobOption(_time, "grace_s"),
-    "idle_limit": JobOption(_time, "idle_limit_s"),
+    "idle_limit": JobOption(_time, "idle_limit_s", clearing=_NONE),
     "notify": JobOption(longest=4096),
 }

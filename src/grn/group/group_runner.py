@@ -268,18 +268,12 @@ class GroupRunner:
                 "fail_fast": self._is_fail_fast, "retry": min(retry, 1000), "gpus": needs.gpus,
                 "exclusive": needs.is_exclusive, "priority": needs.priority,
             }  # fmt: skip
-            if needs.mem_bytes is not None:
-                shared["mem"] = needs.mem_bytes
-            if needs.cpus is not None:
-                shared["cpus"] = needs.cpus
-            if needs.ram_bytes is not None:
-                shared["ram"] = needs.ram_bytes
-            if needs.at:
-                shared["at"] = needs.at
-            if needs.on:
-                shared["on"] = needs.on
-            if needs.without:
-                shared["without"] = needs.without
+            stated = {
+                "mem": needs.mem_bytes, "cpus": needs.cpus, "ram": needs.ram_bytes,
+                "idle_limit_s": needs.idle_limit_s, "at": needs.at, "on": needs.on,
+                "without": needs.without,
+            }  # fmt: skip
+            shared |= {name: value for name, value in stated.items() if value}
             if needs.is_sent or needs.fetch:
                 shared.update(self._folders(needs))
             self._submit_some(list(same), shared)

@@ -24,6 +24,7 @@ class Needs(Record):
     fetch: tuple[str, ...] = ()  # patterns of the files that come back from a node
     cpus: float | None = None
     ram_bytes: int | None = None
+    idle_limit_s: float | None = None  # None: as set for the machine
 
     @property
     def is_elsewhere(self) -> bool:

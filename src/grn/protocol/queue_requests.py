@@ -116,6 +116,7 @@ class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
     tags: Tags | msgspec.UnsetType = msgspec.UNSET
     begin_at: WallClock | msgspec.UnsetType = msgspec.UNSET
     only: Annotated[str, Meta(max_length=MAX_HOURS)] | msgspec.UnsetType = msgspec.UNSET
+    idle_limit_s: IdleLimit | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):

@@ -53,7 +53,7 @@ _EDITED = {  # fields of a request to edit, and of JobSpec
     "gpus": "gpus", "mem": "mem_bytes", "exclusive": "is_exclusive", "priority": "priority",
     "retry": "retries", "requeue": "may_requeue", "at": "at", "on": "on", "without": "without",
     "tags": "tags", "begin_at": "begin_at", "only": "only", "cpus": "cpus", "ram": "ram_bytes",
-    "time_limit_s": "time_limit_s",
+    "time_limit_s": "time_limit_s", "idle_limit_s": "idle_limit_s",
 }  # fmt: skip
 _CALLS = "GRN_CALLS"  # a worker of an executor talks to a socket of this machine
 _REASONS = {reason.value for reason in JOB_OUTCOMES}

@@ -14,7 +14,7 @@ from grn.client.remote_call import name_of
 from grn.errors import UsageError
 from grn.group.task import Needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
-from grn.model.units import parse_cpus, parse_memory
+from grn.model.units import parse_cpus, parse_memory, parse_time
 from grn.option_file import nearest
 from grn.sweep import condition, space, template
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
@@ -30,8 +30,8 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "zip": (list,), "if": (str, list), "shell": (bool,), "result": (str,),
     "gpus": (int,), "mem": (str, int), "cpus": (str, int, float), "ram": (str, int),
     "exclusive": (bool,), "priority": (int,), "type": (str,),
-    "on": (str,), "not": (str, list), "at": (str,), "nodes": (int,), "send": (bool,),
-    "fetch": (str, list),
+    "on": (str,), "not": (str, list), "idle_limit": (str, int, float),
+    "at": (str,), "nodes": (int,), "send": (bool,), "fetch": (str, list),
     "retry": (int,), "keep_going": (bool,), "parallel": (int,), "rerun": (bool,),
     "sampler": (str,), "maximize": (str,), "minimize": (str,), "trials": (int,),
 }  # fmt: skip
@@ -206,6 +206,7 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         without=tuple([avoid] if isinstance(avoid, str) else map(str, avoid)),
         is_sent=options.get("send", False),
         fetch=tuple([fetch] if isinstance(fetch, str) else map(str, fetch)),
+        idle_limit_s=parse_time(options["idle_limit"]) if "idle_limit" in options else None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from grn.cli.help import flag, group
-from grn.cli.options import NEEDS, click_options, json_flag
+from grn.cli.options import NEEDS, click_options, gpu_count, json_flag
 from grn.cli.output import render
 from grn.cli.output.terminal import echo, print_json, width
 from grn.client.negotiator import ask_once
@@ -22,7 +22,7 @@ from grn.protocol.rows import read, read_all
 
 
 @group(invoke_without_command=True)
-@flag("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N", help="How many GPUs.")
+@click_options([gpu_count()])
 @flag("--from", "begin", default="now", metavar="TIME",
       help="When it begins: 22:00, now+2h, 'tomorrow 9:00', '2030-01-31 9:00'.")  # fmt: skip
 @flag("--for", "lasts", metavar="TIME", help="How long it lasts, such as 4h.")

@@ -51,8 +51,7 @@ def why(job: str, as_json: bool) -> int:
 
 
 @command()
-@flag("-n", "--gpus", type=click.IntRange(1), default=1, metavar="N",
-              help="Number of GPUs.")  # fmt: skip
+@options.click_options([options.gpu_count()])
 @flag("--mem", metavar="SIZE", help="Memory on each GPU, such as 20GiB.")
 @flag("--exclusive", is_flag=True, help="Do not share the GPUs with other jobs.")
 @flag("--priority", type=int, default=0, metavar="N", help="Priority of the job.")

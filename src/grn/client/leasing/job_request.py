@@ -49,6 +49,7 @@ def lease_request(
     without: Sequence[str | int] = (),
     cpus: str | float | None = None,
     ram: str | int | None = None,
+    idle_limit: str | float | None = None,
 ) -> LeaseRequest:
     """Return the request for a lease; raise ValueError for a need that makes no sense."""
     if policy not in POLICIES:
@@ -74,10 +75,15 @@ def lease_request(
         from grn.model.units import parse_cpus
 
         cpus = parse_cpus(cpus)
+    if idle_limit is not None:
+        from grn.model.units import parse_time
+
+        idle_limit = parse_time(idle_limit)
     return LeaseRequest(
         _text(job_type, 1024), _text(label, 256), gpus=gpus, mem=sizes[0],
         exclusive=bool(exclusive), priority=priority, policy=POLICIES[policy], on=on,
         without=[str(gpu) for gpu in without], cpus=cpus, ram=sizes[1],
+        idle_limit=idle_limit,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ MAX_AHEAD_S = 14 * 86400.0
 MAX_LENGTH_S = 7 * 86400.0
 MIN_LENGTH_S = 1.0
 _JUST_NOW_S = 60.0  # a start that is no longer ago is meant as now
-_HINT = "Write it like `grn book -n 2 --from 'tomorrow 9:00' --for 4h`."
+_HINT = "Write it like `grn book -g 2 --from 'tomorrow 9:00' --for 4h`."
 
 
 def admitted(

@@ -55,6 +55,7 @@ def fields(row: JobRow) -> list[Field]:
         Field("begin", begin, "22:00, now+2h, 2030-01-31 9:00"),
         Field("only", row.only, "20:00-08:00"),
         Field("time_limit", _limit(row.time_limit_s), "90s, 30m, 12h, 2d; empty: none"),
+        Field("idle_limit", _limit(row.idle_limit_s), "30m; empty: as set for the machine"),
         Field("retry", row.retries),
         Field("requeue", row.may_requeue, "run it again if the machine goes down under it"),
         Field("notify", row.notify, "run by the shell when it has ended"),

@@ -30,7 +30,7 @@ from grn.errors import MachineError, UsageError
 from grn.group.roles import Progress
 from grn.group.task import Needs
 from grn.model.text import harmless
-from grn.model.units import parse_cpus, parse_memory, show_size, show_time
+from grn.model.units import parse_cpus, parse_memory, parse_time, show_limit, show_size, show_time
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20
@@ -65,6 +65,7 @@ def batch(
     priority: int,
     on: str,
     avoid: tuple[str, ...],
+    idle_limit: str | None,
     at: str,
     nodes: int,
     send: bool,
@@ -105,6 +106,7 @@ def batch(
     needs = Needs(
         gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid, send, fetch,
         None if cpus is None else parse_cpus(cpus), None if ram is None else parse_memory(ram),
+        None if idle_limit is None else parse_time(idle_limit),
     )  # fmt: skip
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
@@ -157,6 +159,7 @@ def _options(needs: Needs) -> str:
     said += [f"priority={needs.priority}"] if needs.priority else []
     said += [f"type={needs.job_type}"] if needs.job_type else []
     said += [f"at={needs.at}"] if needs.at else []
+    said += [f"idle_limit={show_limit(needs.idle_limit_s)}"] if needs.idle_limit_s else []
     said += [f"on={shlex.quote(needs.on)}"] if needs.on else []
     said += [f"not={','.join(needs.without)}"] if needs.without else []
     return f"[{' '.join(said)}] " if said else ""

@@ -26,6 +26,7 @@ def execute(
     priority: int,
     on: str,
     avoid: tuple[str, ...],
+    idle_limit: str | None,
     pack: bool,
     retry_oom: int,
     quiet: bool,
@@ -39,5 +40,5 @@ def execute(
     return leased_command.run(
         command, job_type=job_type, retry_oom=retry_oom, quiet=quiet, gpus=gpus, mem=mem,
         exclusive=exclusive, priority=priority, policy="pack" if pack else "spread", on=on,
-        without=avoid, cpus=cpus, ram=ram,
+        without=avoid, cpus=cpus, ram=ram, idle_limit=idle_limit,
     )  # fmt: skip

@@ -106,6 +106,7 @@ def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
         without=options["avoid"],
         cpus=options["cpus"],
         ram=options["ram"],
+        idle_limit=options["idle_limit"],
     )
     return request.but(command=True)
 

@@ -14,7 +14,7 @@ import click
 
 from grn import option_file
 from grn.cli.commands.run.detach import attach, run_detached
-from grn.cli.help import GrnCommand, GrnGroup, flag, group
+from grn.cli.help import GrnCommand, GrnGroup, flag, group, write_commands
 from grn.cli.options import needs, place
 from grn.cli.output import sweep_text
 from grn.cli.output.progress import ProgressLine
@@ -53,6 +53,10 @@ class WithValues(GrnCommand):
         left = super().parse_args(ctx, rest)
         ctx.params["param"] = given
         return left
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        write_commands([show, plot], formatter)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Leave `run` out, as everybody does."""
@@ -288,6 +292,7 @@ _direction = flag(
 @_direction
 @flag(
     "-n",
+    "--rows",
     "most",
     type=click.IntRange(0),
     default=MAX_SHOWN,

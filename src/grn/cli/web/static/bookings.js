@@ -88,7 +88,7 @@ export function bookingsView(root) {
       { name: "Lasts", kind: "num", of: (one) => span(one.until_at - one.from_at) },
       { name: "State", of: (one) => (one.state === "active" ? pill("running", one.used ? "active" : "active, unused") : pill("queued", "ahead")) },
       { name: "", title: "Actions", kind: "end", of: (one) => (one.user === state.uid ? act("Remove", () => remove(one)) : "") },
-    ], found, { empty: "Nothing is booked. Book GPUs with `grn book -n 2 --from 'tomorrow 9:00' --for 4h`." });
+    ], found, { empty: "Nothing is booked. Book GPUs with `grn book -g 2 --from 'tomorrow 9:00' --for 4h`." });
   }
 
   async function remove(one) {
