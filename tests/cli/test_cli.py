@@ -308,11 +308,10 @@ def test_colours_are_for_terminals_that_want_them(grn: Shell) -> None:
 def test_a_pipe_gets_colour_only_when_told_to(grn: Shell, negotiator: Start) -> None:
     negotiator()
 
-    plain = grn("gpus").out
-    assert "\x1b" not in plain
+    assert "\x1b" not in grn("gpus").out
     assert "\x1b[2mGPU\x1b[0m" in grn("gpus", "--color", "always").out
     assert "\x1b[2mGPU\x1b[0m" in grn("gpus", env={"GRN_COLOR": "always"}).out
-    assert grn("--color", "never", "gpus", env={"GRN_COLOR": "always"}).out == plain
+    assert "\x1b" not in grn("--color", "never", "gpus", env={"GRN_COLOR": "always"}).out
     wrong = grn("gpus", env={"GRN_COLOR": "often"})
     assert "--color (GRN_COLOR): 'often' is not one of 'auto'" in wrong.err
     assert wrong.code == 2

@@ -522,6 +522,9 @@ def test_drain_starts_nothing_and_says_what_still_runs(queue: Queue) -> None:
     assert ended.err == "the queue is paused, 1 job still runs; run `grn drain --off` to resume\n"
     (waits,) = queue.shs("true")
     assert queue.job(waits)["why"] == "the queue is paused: run `grn drain --off` to resume"
+    for words in (("ls",), ("queue",)):
+        assert queue(*words).err == "the queue is paused: run `grn drain --off` to resume\n", words
+    assert queue.json("queue")["drained"] is True
     queue.gate("drained").open()
     queue.ended(runs)
     assert queue.job(waits)["state"] == "queued"

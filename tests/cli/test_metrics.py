@@ -12,7 +12,7 @@ import pytest
 
 from grn.cli.output import metrics
 from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow, NegotiatorFacts, WaitingRow
-from grn.protocol.queue_rows import JobRow, NodeRow, QueueFacts
+from grn.protocol.queue_rows import NodeRow, QueueFacts
 from grn.protocol.rows import read as read_row
 from grn.protocol.snapshot import Snapshot
 from tests.cli.live import Shell
@@ -44,9 +44,8 @@ def a_picture() -> Snapshot:
                      reserved_ram_bytes=3)  # fmt: skip
     picture.leases = {"a": lease, "b": replace(lease, id="b", user=8, used_bytes=None)}
     picture.waiting = {"c": WaitingRow("c", "waiting", "x", 7, "", "no-room", since_at=90.0)}
-    counts = {"running": 1, "queued": 2, "ended": 3}
+    counts = {"running": 1, "queued": 1, "held": 1, "ended": 3}
     picture.queue = QueueFacts("1", counts=counts)
-    picture.jobs = {n: JobRow(n, "queued", (), is_held=n == 1) for n in (1, 2)}
     node = NodeRow("lab", "gpu2", "up", jobs=3, heard_at=95.0, gpus=(a_gpu(index=1),))
     gone = NodeRow("lab", "gpu3", "cut", heard_at=10.0)
     picture.nodes = {one.key: one for one in (node, gone, NodeRow("uni", "-", "no pilot"))}

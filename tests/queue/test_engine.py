@@ -792,7 +792,7 @@ def test_passing_on_keeps_to_the_limit_of_running_jobs() -> None:
     line.grants(1)
     line.exits(1, OK, None, after_s=0.01)
     line.exits(2, OK, None, after_s=0.01)
-    assert line.engine.counts() == {"running": 1, "queued": 5}
+    assert line.engine.counts() == {"running": 1, "queued": 5, "held": 0}
     assert len(line.asked) == 1
 
 
@@ -930,7 +930,7 @@ def test_a_job_that_cannot_be_launched_ends_with_the_reason_and_gives_its_lease_
     assert line.ends == {1: EndReason.LOST}
     assert line.said(ReturnLease) == [ReturnLease("L")]
     assert [one.reason for one in line.said(SaveAttemptEnd)] == [EndReason.LOST]
-    assert line.engine.counts() == {"running": 0, "queued": 1}
+    assert line.engine.counts() == {"running": 0, "queued": 1, "held": 0}
 
 
 def test_a_launch_that_failed_for_a_cancelled_job_leaves_it_cancelled() -> None:
@@ -1030,7 +1030,10 @@ def test_jobs_are_counted() -> None:
     line.submits(1, 2, 3, is_held=True)
     line.submits(4)
     line.runs(4)
-    assert line.engine.counts() == {"running": 1, "queued": 3}
+    assert line.engine.counts() == {"running": 1, "queued": 0, "held": 3}
+    line.tell(HoldAsked(1.0, (1, 2), is_held=False))
+    line.tell(CancelAsked(2.0, (3,)))
+    assert line.engine.counts() == {"running": 1, "queued": 2, "held": 0}
 
 
 # --- groups --------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_of_a_long_queue_the_next_are_told_and_the_rest_when_their_turn_comes(
     first = queue.ask("submit", jobs=jobs, **shared)["first"]
     whole = drive(line.ask({"op": "follow"}))
     assert len(whole["jobs"]) == subscribers.MAX_JOBS
-    assert whole["counts"]["queued"] == len(jobs)
+    assert whole["counts"]["held"] == len(jobs)
     queue.ask("cancel", jobs=list(range(first, first + subscribers.MAX_JOBS - 400)))
     again = hear(line)
     while again["ev"] != "snapshot":

@@ -84,9 +84,9 @@ class QueueEngine:
         return self._window.is_drained
 
     def counts(self) -> dict[str, int]:
-        """Return how many jobs run and how many are queued."""
-        busy = self._table.busy
-        return {"running": busy, "queued": len(self._table.jobs) - busy}
+        """Return how many jobs run, are queued, and are held."""
+        busy, held = self._table.busy, self._table.held
+        return {"running": busy, "queued": len(self._table.jobs) - busy - held, "held": held}
 
     def check(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
@@ -186,7 +186,7 @@ class QueueEngine:
             job = self._table.jobs.get(job_id)
             if job is None or job.state is not JobState.QUEUED or job.is_held == event.is_held:
                 continue
-            job.is_held = event.is_held
+            self._table.hold(job, is_held=event.is_held)
             yield from self._table.reorder(job)
             yield saved(job)
         yield from self._window.more()
@@ -347,7 +347,8 @@ class QueueEngine:
         else:
             self._table.step(job, Step.REQUEUE)
             # The process it is tied to clears the files of an attempt that has begun first.
-            job.is_held = verdict.has_begun and bool(job.spec.submitter)
+            is_held = verdict.has_begun and bool(job.spec.submitter)
+            self._table.hold(job, is_held=is_held)
             job.tries_left -= verdict.is_counted
             job.memory_attempt += verdict.needs_more_memory
             job.spared += verdict.is_spared

@@ -213,6 +213,7 @@ def listing(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     peer.send(message.id, {
         "jobs": found, "counts": peer.server.counts(), "has_sites": has_sites,
         "trouble": peer.loop.trouble or peer.loop.journal.trouble,
+        "drained": peer.loop.engine.is_drained,
         **({"total": total} if is_counted else {}),
     })  # fmt: skip
 
@@ -257,7 +258,8 @@ def count(peer: QueuePeer, message: queue_requests.CountRequest) -> None:
 def ping(peer: QueuePeer, message: queue_requests.PingQueueRequest) -> None:
     """Answer with version, process and user of the queue."""
     said = {"version": peer.server.version, "pid": os.getpid(), "uid": os.getuid()}
-    peer.send(message.id, {**said, "trouble": peer.server.trouble})
+    drained = peer.loop.engine.is_drained
+    peer.send(message.id, {**said, "trouble": peer.server.trouble, "drained": drained})
 
 
 def _fresh(verb: Callable[[QueuePeer, Any], None]) -> Callable[[QueuePeer, Any], None]:

@@ -306,6 +306,7 @@ def counts(numbers: dict[str, int]) -> str:
     parts = [
         (numbers["running"], "running", "running"),
         (numbers["queued"], "queued", "waiting"),
+        *([(numbers["held"], "held", "attention")] if numbers.get("held") else []),
         (numbers["ended"], "ended", "ended"),
     ]
     return ", ".join(paint(f"{count} {word}", style) for count, word, style in parts)

@@ -151,8 +151,8 @@ def _queue(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:
     facts = picture.queue
     counts: list[Sample] = [({"state": name}, count) for name, count in facts.counts.items()]
     yield "grn_queue_jobs", "gauge", "Jobs of this user's queue, by state.", counts
-    held = sum(row.is_held for row in picture.jobs.values())
-    yield "grn_queue_held_jobs", "gauge", "Queued jobs that are held.", [({}, held)]
+    held = facts.counts.get("held", 0)
+    yield "grn_queue_held_jobs", "gauge", "Jobs that are held.", [({}, held)]
     drained = float(facts.drained)
     yield "grn_queue_drained", "gauge", "1 while it starts nothing more.", [({}, drained)]
     trouble = float(bool(facts.trouble))

@@ -138,7 +138,8 @@ def ended(picture: Snapshot, own_uid: int) -> list[Row]:
 def unlisted(picture: Snapshot) -> int:
     """Return how many jobs of a long queue its feed leaves out."""
     listed = sum(job.is_waiting for job in picture.jobs.values())
-    return max(0, picture.queue.counts.get("queued", 0) - listed)
+    counts = picture.queue.counts
+    return max(0, counts.get("queued", 0) + counts.get("held", 0) - listed)
 
 
 def _is_of_own_queue(row: EndRow | WaitingRow, picture: Snapshot, own_uid: int) -> bool:

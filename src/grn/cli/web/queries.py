@@ -36,7 +36,7 @@ MAX_SWEEPS = 200
 MAX_COMMAND = 200  # characters of a command in a timeline or report
 LOG_CHUNK_BYTES = 128 << 10
 FIRST_WORD_S = 5.0  # for a busy daemon; one that does not run is known at once
-NO_COUNTS = {"running": 0, "queued": 0, "ended": 0}
+NO_COUNTS = {"running": 0, "queued": 0, "held": 0, "ended": 0}
 
 
 # --- now -----------------------------------------------------------------------------------
@@ -70,7 +70,8 @@ def now(picture: Snapshot) -> Row:
 
 def jobs_of_queue(picture: Snapshot, wanted: str, most: int) -> Row:
     """Do as `jobs` does, and ask the queue for jobs that its feed leaves out of a long queue."""
-    if len(picture.jobs) < sum(picture.queue.counts.get(one, 0) for one in ("running", "queued")):
+    alive = sum(count for state, count in picture.queue.counts.items() if state != "ended")
+    if len(picture.jobs) < alive:
         rows, _ = _jobs({"which": "alive", "most": MAX_ALIVE, "match": wanted})
         picture = copy.copy(picture)
         picture.jobs = picture.jobs | {row.id: row for row in rows}

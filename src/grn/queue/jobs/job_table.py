@@ -202,13 +202,20 @@ class JobTable:
         self.jobs: dict[int, QueuedJob] = {}
         self.ready = ReadyQueue()
         self.busy = 0  # starting, running or stopping
+        self.held = 0
         self._followers: dict[int, list[int]] = {}
 
     def add(self, job: QueuedJob) -> None:
         """Enter a job; `connect` then puts it into the ready queue."""
         self.jobs[job.spec.id] = job
         self.busy += job.state in BUSY
+        self.held += job.is_held
         self.ready.take(job, int(job.state in BUSY))
+
+    def hold(self, job: QueuedJob, *, is_held: bool) -> None:
+        """Hold or release a job, and count it; `reorder` then puts it into the ready queue."""
+        self.held += is_held - job.is_held
+        job.is_held = is_held
 
     def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
         """Note the dependencies of a queued job; one that failed ends it."""
@@ -244,6 +251,7 @@ class JobTable:
             if self.jobs.pop(job_id, None) is None:
                 continue  # it depends on two of them
             yield from self.unask(job)
+            self.held -= job.is_held
             self.step(job, Step.END)
             yield SaveEnd(job_id, reason, text, exit)
             yield TellEnded(job_id, reason)
@@ -290,6 +298,7 @@ class JobTable:
             assert job.state is not JobState.ENDED, "an ended job is kept"
             assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
         assert self.busy == sum(job.state in BUSY for job in self.jobs.values())
+        assert self.held == sum(job.is_held for job in self.jobs.values())
 
 
 def restored(kept: Kept) -> QueuedJob:
